@@ -1,0 +1,1 @@
+"""Mathematics of privacy: plans, budgets, strategies, thresholds.  No Beam, no database."""

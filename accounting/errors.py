@@ -1,0 +1,53 @@
+"""Errors with a code, a field, a rule and a fix; they never carry a value of a record.
+
+Every refusal a person can meet is one of these classes.  The text is built from public
+parts only: the name of a field of the job, the rule it broke and what to do about it.
+"""
+
+
+class DpstreamError(Exception):
+    """Base of all coded errors.
+
+    Args:
+        field: the public name of what is wrong (``privacy.epsilon``, ``schema.unit``).
+        rule: the rule that is not met, in words.
+        fix: what the reader can do about it.
+    """
+
+    exit_code = 4
+    kind = "failed"
+
+    def __init__(self, field: str, rule: str, fix: str) -> None:
+        self.field, self.rule, self.fix = field, rule, fix
+        super().__init__(f"{field}: {rule}. Fix: {fix}.")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.field, self.rule, self.fix)
+
+    def as_dict(self) -> dict[str, str | int]:
+        """The error for machines (``--json``)."""
+        return {
+            "error": self.kind,
+            "exit_code": self.exit_code,
+            "field": self.field,
+            "rule": self.rule,
+            "fix": self.fix,
+        }
+
+
+class UsageError(DpstreamError):
+    """The job, a flag or a file's layout is not usable (exit 2)."""
+
+    exit_code = 2
+    kind = "usage"
+
+
+class PolicyError(DpstreamError):
+    """Refused because privacy, budget or the identity of a store forbids it (exit 3)."""
+
+    exit_code = 3
+    kind = "refused"
+
+
+class RunError(DpstreamError):
+    """The machine, a file system or a runner failed; never caused by data (exit 4)."""

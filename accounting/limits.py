@@ -1,0 +1,35 @@
+"""A limit on everything, in one place, each with its reason."""
+
+MICROS_PER_SECOND = 1_000_000
+
+#: A unit id or one key component in bytes; longer ones go to the dead letter.
+MAX_KEY_BYTES = 1024
+#: Columns of a key: each is a column in every batch and every release.
+MAX_KEY_COLUMNS = 8
+#: Value streams of one job: each takes a share of the budget and a noise path per key.
+MAX_AGGREGATES = 16
+#: Public triggers of one window for the tree strategy (levels of the path state = 21).
+MAX_TRIGGERS = 1 << 20
+#: Windows one record may belong to (sliding): each costs one of the C contributions.
+MAX_WINDOWS_PER_RECORD = 64
+#: C: admitted (record, window) pairs of a unit; the accounting checks every n up to it.
+MAX_CONTRIBUTIONS = 100_000
+#: Noise sd of one node in grid units: the sampler's table has about 27 sd entries.
+MAX_SIGMA = 60_000.0
+#: |value| on the grid: prefix sums times 2^DECODE_BITS must stay far from 2^63.
+MAX_GRID_VALUE = 1 << 32
+#: Admitted pairs the integer bounds are checked for (decode must not wrap).
+MAX_PAIRS = 1 << 22
+#: Decoded prefixes are integers in units of 2^-DECODE_BITS of the grid.
+DECODE_BITS = 8
+#: Rows of an Arrow batch at the door; components.md measured 20,000 as the knee.
+DEFAULT_BATCH_ROWS = 20_000
+MAX_BATCH_ROWS = 1_000_000
+#: Rows gathered over all shards before a split, so that pieces do not shrink.
+SPLIT_BUFFER_ROWS = 400_000
+#: Key shards of a store.
+MAX_SHARDS = 1 << 15
+#: Steps (windows x triggers) one bounded job may take.
+MAX_STEPS = 10_000_000
+#: Noise draws held in memory at once by a path (4 bytes each).
+MAX_DRAWS_AT_ONCE = 4_000_000

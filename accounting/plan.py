@@ -1,0 +1,302 @@
+"""The Plan: every public parameter of a job, fixed before the first record.
+
+All fields are public and may be printed, logged and hashed.  ``Plan.hash`` names the plan in
+the store, in every noise node's name and in every release; performance settings (batch rows,
+cache, workers) are a different class and are not part of it.
+"""
+
+import hashlib
+import math
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+from accounting import limits
+from accounting.errors import PolicyError, UsageError
+from accounting.timeline import Timeline
+
+#: Changes when the same plan would give other releases; part of the plan hash.
+MECHANISM_VERSION = 1
+
+FieldType = Literal["string", "int", "bool", "bytes"]
+Kind = Literal["count", "sum", "mean", "units"]
+Mode = Literal["sticky", "rounds", "paper"]
+StrategyName = Literal["tree"]
+
+
+class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column that identifies something (the unit, a part of the key), with its type."""
+
+    column: str
+    type: FieldType = "string"
+
+
+class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One published column.
+
+    Attributes:
+        name: column of the release.
+        kind: ``count`` of records, ``sum`` or ``mean`` of ``column`` clamped to ``clamp`` on
+            multiples of ``grid``, ``units`` = count of distinct units of the window.
+        share: weight in the division of the value budget (default: equal).
+    """
+
+    name: str
+    kind: Kind
+    column: str | None = None
+    clamp: tuple[float, float] | None = None
+    grid: float = 1.0
+    share: float | None = None
+
+    def grid_bounds(self) -> tuple[int, int]:
+        """(lo, hi) in grid units, snapped inward; exact in rationals."""
+        if self.clamp is None:
+            raise ValueError("only sum and mean have bounds")
+        grid = Fraction(str(self.grid))
+        return (
+            math.ceil(Fraction(str(self.clamp[0])) / grid),
+            math.floor(Fraction(str(self.clamp[1])) / grid),
+        )
+
+    def check(self, index: int) -> None:
+        """Refuse an aggregate whose sensitivity is not bounded by public figures."""
+        where = f"aggregate[{index}]"
+        if not self.name or self.name.startswith("_"):
+            raise UsageError(f"{where}.name", "must be non-empty and not start with '_'", "rename")
+        if self.share is not None and not 0 < self.share < math.inf:
+            raise UsageError(f"{where}.share", "must be a positive number", "write e.g. 1.0")
+        if self.kind in ("count", "units"):
+            if self.column is not None or self.clamp is not None:
+                raise UsageError(
+                    where, f"kind '{self.kind}' takes no column and no clamp", "remove them"
+                )
+            return
+        if self.column is None or self.clamp is None:
+            raise UsageError(
+                where,
+                f"kind '{self.kind}' needs a column and public bounds",
+                "add column = '...' and clamp = [low, high]",
+            )
+        if not all(math.isfinite(x) for x in (*self.clamp, self.grid)) or self.grid <= 0:
+            raise UsageError(
+                where, "clamp and grid must be finite and grid positive", "correct them"
+            )
+        lo, hi = self.grid_bounds()
+        if lo > hi or lo == hi == 0:
+            raise UsageError(
+                f"{where}.clamp",
+                "must be [low, high] with a multiple of the grid other than 0 inside",
+                "widen the clamp or choose a finer grid",
+            )
+        if max(abs(lo), abs(hi)) > limits.MAX_GRID_VALUE:
+            raise UsageError(
+                f"{where}.grid",
+                f"bounds exceed {limits.MAX_GRID_VALUE} grid units",
+                "choose a coarser grid",
+            )
+
+
+class ValueStream(msgspec.Struct, frozen=True):
+    """One noisy running sum behind the aggregates.
+
+    Attributes:
+        name: ``count`` or the name of the aggregate it was made for.
+        column: input column, ``None`` for the constant 1 of a count.
+        lo, hi: clamp in grid units; ``mid`` is subtracted after clamping.
+        sensitivity: L = the most one record adds, in grid units.
+        grid: size of a grid unit.
+        share: weight of this stream in the value budget.
+    """
+
+    name: str
+    column: str | None
+    lo: int
+    hi: int
+    mid: int
+    sensitivity: int
+    grid: float
+    share: float
+
+
+class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is promised and how the budget is divided.
+
+    Attributes:
+        epsilon, delta: the guarantee for one unit (per period, if the timeline has one).
+        contributions: C, admitted (record, window) pairs of a unit.
+        mode: ``sticky`` (a key is selected once a window, then always published),
+            ``rounds`` (Algorithm 2: select, release, restart), ``paper`` (as published; unsound).
+        strategy: how prefixes are noised.
+        theta: share of delta kept for the thresholds.
+        pre_threshold: mu_count; a key is tested only with more units than this.
+        refresh_every: triggers between publications of a selected key (sticky).
+        selection_share: share of mu^2 for key selection (default: best for the mode).
+        final_flush: rounds mode publishes every once-selected key at window close.
+        allow_unsound: needed by the ``paper`` preset.
+    """
+
+    epsilon: float
+    delta: float
+    contributions: int
+    mode: Mode = "sticky"
+    strategy: StrategyName = "tree"
+    theta: float = 0.4
+    pre_threshold: int = 0
+    refresh_every: int | None = None
+    selection_share: float | None = None
+    final_flush: bool = False
+    allow_unsound: bool = False
+
+    def check(self) -> None:
+        """Refuse budgets that are no guarantee."""
+        if not 0 < self.epsilon < math.inf:
+            raise UsageError("privacy.epsilon", "must be positive and finite", "write e.g. 1.0")
+        if not 0 < self.delta < 1:
+            raise UsageError("privacy.delta", "must lie strictly between 0 and 1", "write 1e-9")
+        if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:
+            raise UsageError(
+                "privacy.contributions",
+                f"must be a whole number from 1 to {limits.MAX_CONTRIBUTIONS}",
+                "choose how many records of one unit may count",
+            )
+        if not 0 < self.theta < 1:
+            raise UsageError("privacy.theta", "must lie strictly between 0 and 1", "write 0.4")
+        if not 0 <= self.pre_threshold <= limits.MAX_PAIRS:
+            raise UsageError(
+                "privacy.pre_threshold", "must be a whole number, 0 or more", "write 0"
+            )
+        if self.refresh_every is not None and self.refresh_every < 1:
+            raise UsageError("privacy.refresh_every", "must be 1 or more", "omit it")
+        if self.selection_share is not None and not 0 < self.selection_share < 1:
+            raise UsageError("privacy.selection_share", "must lie between 0 and 1", "omit it")
+        if self.mode == "paper" and not self.allow_unsound:
+            raise PolicyError(
+                "privacy.mode",
+                "'paper' reproduces the published mechanism, whose guarantee does not hold",
+                "use mode 'sticky' or 'rounds', or set allow_unsound = true on public data",
+            )
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every public parameter of one job.
+
+    Attributes:
+        source: public identity of the input (kind and path, topic or table).
+        stamp: ``event_time`` or the column that carries the source stamp.
+        unit: the privacy unit's column.
+        key: columns of the key, in order.
+        event_time: column of the event time.
+        aggregates: what is published.
+        timeline: windows and triggers.
+        privacy: guarantee and split.
+        public_keys: digest of a public key list, ``None`` when keys are selected.
+    """
+
+    source: str
+    unit: Field
+    key: tuple[Field, ...]
+    event_time: str
+    aggregates: tuple[Aggregate, ...]
+    timeline: Timeline
+    privacy: Privacy
+    stamp: str = "event_time"
+    public_keys: str | None = None
+    mechanism_version: int = MECHANISM_VERSION
+
+    def check(self) -> "Plan":
+        """Refuse a plan that is not sound or not runnable; returns the plan itself."""
+        self.timeline.check()
+        self.privacy.check()
+        if not 1 <= len(self.key) <= limits.MAX_KEY_COLUMNS:
+            raise UsageError(
+                "schema.key", f"needs 1 to {limits.MAX_KEY_COLUMNS} columns", "list the key columns"
+            )
+        if not 1 <= len(self.aggregates) <= limits.MAX_AGGREGATES:
+            raise UsageError(
+                "aggregate",
+                f"needs 1 to {limits.MAX_AGGREGATES} entries",
+                "add [[aggregate]] tables",
+            )
+        for index, aggregate in enumerate(self.aggregates):
+            aggregate.check(index)
+        self._check_names()
+        if self.units_aggregate and self.privacy.mode != "sticky":
+            raise UsageError(
+                "aggregate.kind",
+                "'units' is published from the selection stream, which only mode 'sticky' keeps",
+                "use mode = 'sticky' or remove the aggregate",
+            )
+        if self.public_keys is not None and self.privacy.mode != "sticky":
+            raise UsageError(
+                "privacy.mode", "public keys need no selection, so no rounds", "use 'sticky'"
+            )
+        return self
+
+    def _check_names(self) -> None:
+        names = [f.column for f in self.key] + [a.name for a in self.aggregates]
+        names += [f"{a.name}_sd" for a in self.aggregates]
+        reserved = {
+            "release_id",
+            "window_start",
+            "window_end",
+            "trigger",
+            "trigger_time",
+            "plan_hash",
+            "run_id",
+        }
+        if len(set(names)) != len(names) or reserved & set(names):
+            raise UsageError(
+                "aggregate.name",
+                "release columns must be distinct and not " + ", ".join(sorted(reserved)),
+                "rename the aggregate or key column",
+            )
+
+    @property
+    def units_aggregate(self) -> Aggregate | None:
+        """The count-of-units column, if any."""
+        return next((a for a in self.aggregates if a.kind == "units"), None)
+
+    @property
+    def selects(self) -> bool:
+        """Whether keys must be selected (no public list)."""
+        return self.public_keys is None
+
+    @property
+    def counts_units(self) -> bool:
+        """Whether exact unit sets are kept (selection, or a published count of units)."""
+        return self.selects or self.units_aggregate is not None
+
+    @property
+    def keeps_counting_units(self) -> bool:
+        """Whether a key's unit set lives until its window closes."""
+        return self.units_aggregate is not None
+
+    @property
+    def refresh_every(self) -> int:
+        """Triggers between two publications of a selected key (sticky)."""
+        return self.privacy.refresh_every or max(1, self.timeline.triggers // 100)
+
+    @property
+    def value_streams(self) -> tuple[ValueStream, ...]:
+        """The noisy running sums behind the aggregates; a mean reuses an existing count."""
+        streams: list[ValueStream] = []
+        needs_count = [a for a in self.aggregates if a.kind in ("count", "mean")]
+        if needs_count:
+            share = next((a.share for a in needs_count if a.kind == "count" and a.share), 1.0)
+            streams.append(ValueStream("count", None, 1, 1, 0, 1, 1.0, share))
+        for a in self.aggregates:
+            if a.kind in ("sum", "mean"):
+                lo, hi = a.grid_bounds()
+                mid = (lo + hi) // 2 if a.kind == "mean" else 0
+                bound = max(abs(lo - mid), abs(hi - mid), 1)
+                streams.append(
+                    ValueStream(a.name, a.column, lo, hi, mid, bound, a.grid, a.share or 1.0)
+                )
+        return tuple(streams)
+
+    @property
+    def hash(self) -> str:
+        """128-bit hex digest of every public parameter."""
+        encoded = msgspec.json.encode(self, order="sorted")
+        return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-plan").hexdigest()

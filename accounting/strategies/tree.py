@@ -1,0 +1,150 @@
+"""Binary tree with bottom-up Honaker estimation, in exact integers (seed section 2.2, 4.1).
+
+Leaf t of the tree completes the nodes of levels 0 .. tz(t) (tz = trailing zero bits), so the
+nodes in order of completion are numbered 0, 1, 2, ... and ``2t - popcount(t)`` of them are
+complete after leaf t.  A complete node of level l with true sum S has the integer statistic
+
+    I_l = 2^l * (S + z) + I_left + I_right = (2^(l+1) - 1) * S + N_l,
+
+N_l a fixed integer combination of the node noises below it.  ``I_l / (2^(l+1) - 1)`` is
+Honaker's minimum-variance bottom-up estimate.  Rounding it to the lattice of 2^-DECODE_BITS
+commutes with S (S is a whole number of lattice points), so the released prefix is
+
+    q_t = sum over set bits l of t of round(2^D I_l / (2^(l+1)-1)) / 2^D = prefix_t + n_t,
+
+a function of noisy integers only, and n_t can be computed from the noise alone.
+
+Sensitivity: one unit of input at leaf t is added to one node of each level, and with T leaves
+only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(log2 T) + 1.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from accounting.limits import DECODE_BITS
+from accounting.strategies.base import Float64, Int64, Strategy
+
+Int32 = npt.NDArray[np.int32]
+
+
+def _levels(triggers: int) -> int:
+    return triggers.bit_length()
+
+
+class TreeStrategy(Strategy):
+    """The binary tree with Honaker's bottom-up estimate, for any T."""
+
+    name = "tree"
+
+    @property
+    def levels(self) -> int:
+        """Levels that can hold a complete node: floor(log2 T) + 1."""
+        return _levels(self.triggers)
+
+    @property
+    def col2(self) -> int:
+        return self.levels
+
+    def _per_set_bit(self, block: Float64) -> Float64:
+        """(T,) sum over the set bits l of t of ``block[l]``."""
+        leaves = np.arange(1, self.triggers + 1)
+        bits = (leaves[:, None] >> np.arange(self.levels)) & 1
+        total: Float64 = bits @ block
+        return total
+
+    @property
+    def sd_factors(self) -> Float64:
+        # Var(I_l / (2^(l+1)-1)) = 1 / (2 (1 - 2^-(l+1))): equation (1) of the seed.
+        level = np.arange(self.levels, dtype=np.float64)
+        variance = self._per_set_bit(0.5 / (1.0 - 2.0 ** -(level + 1.0)))
+        return np.asarray(np.sqrt(variance) * (1 + 1e-15), dtype=np.float64)
+
+    @property
+    def rounding(self) -> Float64:
+        # A node's noise is within 1/2 of its Gaussian; level j of a block has 2^(l-j) nodes
+        # of weight 2^j / (2^(l+1)-1) each, l+1 levels: (l+1) 2^l / (2^(l+1)-1) halves.
+        # Decoding rounds each block once more by at most half a lattice step (level 0: exact).
+        level = np.arange(self.levels, dtype=np.float64)
+        nodes = 0.5 * (level + 1) * 2.0**level / (2.0 ** (level + 1) - 1)
+        decode = np.where(level == 0, 0.0, 2.0 ** -(DECODE_BITS + 1))
+        return self._per_set_bit((nodes + decode) * (1 + 1e-15))
+
+    def worst_split(self, pieces: int, total: int) -> float:
+        """See base.  |A a|^2 is convex in a, so its maximum over the simplex of weights is at a
+        corner (total - pieces + 1, 1, ..., 1); at every level the squared node sums are largest
+        when the leaves fill an aligned block with the heavy one inside (majorisation)."""
+        pieces = min(pieces, self.triggers)
+        heavy = total - pieces + 1
+        result = 0.0
+        for level in range(self.levels):
+            width = 1 << level
+            full, rest = divmod(pieces, width)
+            with_heavy = min(pieces, width) - 1 + heavy
+            others = full - 1 if full else 0
+            tail = rest if full else 0
+            result += with_heavy**2 + others * width**2 + tail**2
+        return result
+
+    def matrix(self) -> Int64:
+        rows = []
+        for leaf in range(1, self.triggers + 1):
+            level = 0
+            while leaf % (1 << level) == 0:
+                row = np.zeros(self.triggers, np.int64)
+                row[leaf - (1 << level) : leaf] = 1
+                rows.append(row)
+                level += 1
+        return np.array(rows)
+
+    def nodes_through(self, leaf: int | Int64) -> Int64:
+        leaf = np.asarray(leaf, np.int64)
+        return np.asarray(2 * leaf - np.bitwise_count(leaf), np.int64)
+
+
+@njit(cache=True, nogil=True)
+def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
+    """round(2^DECODE_BITS * I / (2^(level+1) - 1)); the divisor is odd, so no ties."""
+    divisor = (1 << (level + 1)) - 1
+    return ((total << DECODE_BITS) + (divisor >> 1)) // divisor
+
+
+@njit(cache=True, nogil=True)
+def fold(
+    noise: Int32, starts: Int64, leaf: Int64, upto: Int64, stack: Int64, out: Int64
+) -> None:  # pragma: no cover - compiled
+    """Advance many noise paths, each over its own range of leaves.
+
+    Args:
+        noise: (m,) node noises of all rows, row i from ``starts[i]`` in completion order.
+        leaf: (n,) leaves already folded in; ``upto``: (n,) last leaf to fold in.
+        stack: (n, levels) N_l of the complete blocks (one per set bit of leaf), updated.
+        out: (n, width) receives n_t * 2^DECODE_BITS of leaf ``leaf[i] + 1 + k`` in column k.
+            With width 1 only the last leaf's is kept.
+    """
+    levels = stack.shape[1]
+    width = out.shape[1]
+    decoded = np.zeros(levels, np.int64)
+    for i in range(leaf.size):
+        for level in range(levels):
+            decoded[level] = 0
+            if (leaf[i] >> level) & 1:
+                decoded[level] = decode_block(stack[i, level], level)
+        node = starts[i]
+        for t in range(leaf[i] + 1, upto[i] + 1):
+            total = np.int64(noise[node])
+            node += 1
+            level = 0
+            while (t >> level) & 1 == 0:
+                total += stack[i, level]
+                decoded[level] = 0
+                level += 1
+                total += np.int64(noise[node]) << level
+                node += 1
+            stack[i, level] = total
+            decoded[level] = decode_block(total, level)
+            value = np.int64(0)
+            for higher in range(level, levels):
+                value += decoded[higher]
+            column = t - leaf[i] - 1
+            out[i, column if width > 1 else 0] = value

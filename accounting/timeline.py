@@ -1,0 +1,160 @@
+"""The public time axis: windows, triggers, leaves, periods.
+
+Everything here is a function of the plan and of one record's own times, never of another
+record or of a clock (mechanism.md rule 0: stamps decide).  Times are int64 microseconds
+since the epoch.  The axis is cut every ``trigger_every`` micros from ``start``: cut g is
+the instant ``start + g * trigger_every``; the half-open cell before it holds the records of
+trigger g, so a record exactly on a cut belongs to the next trigger.
+
+Window w is ``[start + w*slide, start + w*slide + window)``.  Its triggers are the cuts
+``base(w) + 1 .. base(w) + T`` with ``base(w) = w * slide / trigger_every`` and
+``T = (window + allowed_lateness) / trigger_every``; its leaf j is trigger ``base(w) + j``.
+"""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from accounting import limits
+from accounting.errors import UsageError
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Public geometry of a job's time (all fields in microseconds).
+
+    Attributes:
+        start: first instant; windows, triggers and periods align here.
+        end: no event at or after it; ``None`` for a stream without end.
+        window: length of a window; ``slide``: distance of window starts.
+        trigger_every: distance of public triggers.
+        allowed_lateness: how long after its end a window still takes records.
+        max_skew: how far an event time may run ahead of its stamp.
+        period: length of a privacy period, ``None`` = the whole stream.
+    """
+
+    start: int
+    end: int | None
+    window: int
+    slide: int
+    trigger_every: int
+    allowed_lateness: int = 0
+    max_skew: int = 0
+    period: int | None = None
+
+    def check(self) -> None:
+        """Refuse geometry that is empty, misaligned or unbounded in cost."""
+        step = self.trigger_every
+        if step <= 0:
+            raise UsageError("time.trigger_every", "must be positive", "write e.g. '15m'")
+        aligned = {
+            "time.window": self.window,
+            "time.slide": self.slide,
+            "time.allowed_lateness": self.allowed_lateness,
+            "privacy.period": self.period if self.period is not None else step,
+        }
+        for field, value in aligned.items():
+            if value % step or value < 0 or (value == 0 and field != "time.allowed_lateness"):
+                raise UsageError(
+                    field,
+                    "must be a positive multiple of time.trigger_every (lateness may be 0)",
+                    "choose lengths that the trigger interval divides",
+                )
+        if self.max_skew < 0:
+            raise UsageError("time.max_skew", "must not be negative", "write e.g. '0s'")
+        if self.end is not None and self.end <= self.start:
+            raise UsageError("time.end", "must lie after time.start", "correct the two times")
+        if self.slide > self.window:
+            raise UsageError(
+                "time.slide",
+                "must not exceed time.window (records between windows would be lost)",
+                "use slide <= window",
+            )
+        if -(-self.window // self.slide) > limits.MAX_WINDOWS_PER_RECORD:
+            raise UsageError(
+                "time.slide",
+                f"a record may be in at most {limits.MAX_WINDOWS_PER_RECORD} windows",
+                "use a larger slide",
+            )
+        if self.triggers > limits.MAX_TRIGGERS:
+            raise UsageError(
+                "time.trigger_every",
+                f"a window has at most {limits.MAX_TRIGGERS} triggers",
+                "use a longer trigger interval",
+            )
+        if self.end is not None and self.windows * self.triggers > limits.MAX_STEPS:
+            raise UsageError(
+                "time", f"windows x triggers exceed {limits.MAX_STEPS}", "use fewer triggers"
+            )
+
+    @property
+    def triggers(self) -> int:
+        """T: public triggers of a window, those of the lateness included."""
+        return (self.window + self.allowed_lateness) // self.trigger_every
+
+    @property
+    def windows_per_record(self) -> int:
+        """The most windows one event time can belong to."""
+        return -(-self.window // self.slide)
+
+    @property
+    def windows(self) -> int:
+        """Number of windows of a job with an end."""
+        if self.end is None:
+            raise ValueError("a stream without end has no last window")
+        return -(-(self.end - self.start) // self.slide)
+
+    @property
+    def last_cut(self) -> int:
+        """Global index of the last trigger of a job with an end."""
+        return self.base(self.windows - 1) + self.triggers
+
+    def base(self, window: int) -> int:
+        """Global index of the cut at which window ``window`` starts (its leaf 0)."""
+        return window * (self.slide // self.trigger_every)
+
+    def cut_time(self, cut: int) -> int:
+        """Instant of global cut ``cut`` in micros."""
+        return self.start + cut * self.trigger_every
+
+    def window_bounds(self, window: int) -> tuple[int, int]:
+        """``[start, end)`` of a window in micros."""
+        begin = self.start + window * self.slide
+        return begin, begin + self.window
+
+    def cut_of(self, times: Int64) -> Int64:
+        """Global trigger index (>= 1 inside the job) of each instant."""
+        return (times - self.start) // self.trigger_every + 1
+
+    def windows_at(self, cut: int) -> range:
+        """Windows that have a step at global cut ``cut``, oldest first."""
+        stride = self.slide // self.trigger_every
+        first = max(0, -(-(cut - self.triggers) // stride))
+        last = (cut - 1) // stride
+        if self.end is not None:
+            last = min(last, self.windows - 1)
+        return range(first, last + 1)
+
+    def on_time(self, event: Int64, stamp: Int64) -> Bool:
+        """Which records lie inside the job: start <= event < end and event <= stamp + skew."""
+        ok = event >= self.start
+        if self.end is not None:
+            ok &= event < self.end
+        # stamp + skew could overflow for absurd stamps; compare the difference's halves.
+        ok &= (event <= stamp) | (event - np.maximum(stamp, self.start) <= self.max_skew)
+        return ok
+
+    def period_of(self, event: Int64) -> Int64:
+        """Privacy period of each event time (0 for all without periods)."""
+        if self.period is None:
+            return np.zeros(len(event), np.int64)
+        return (event - self.start) // self.period
+
+    def period_closed(self, event: Int64, stamp: Int64) -> Bool:
+        """Whether the record's privacy period is closed at its stamp."""
+        if self.period is None:
+            return np.zeros(len(event), np.bool_)
+        period_end = self.start + (self.period_of(event) + 1) * self.period
+        return stamp >= period_end + self.allowed_lateness
