@@ -1,0 +1,348 @@
+"""From a plan to noise: one Gaussian-DP budget, divided over streams, and the thresholds.
+
+``allocate`` turns (epsilon, delta) into mu, divides mu^2 between key selection, a published
+count of units and the value streams so that the joint condition holds for EVERY way a unit
+can spread its C pairs (mechanism.md section 4), and returns node sigmas rounded up and
+thresholds rounded up.  Shares are fractions of mu^2.  With a strategy of squared column norm
+``col2`` a stream of share s and L2 sensitivity Delta gets sigma = Delta / (sqrt(s) mu):
+
+    selection, units: Delta = sqrt(C col2)         value column: Delta = C L sqrt(col2)
+
+A unit that touches n selections costs  n/C * S + g(n) * V <= 1  of mu^2 for all n = 1..C,
+with g(n) the worst squared effect of its values relative to C pairs on one leaf.
+"""
+
+import functools
+import math
+
+import msgspec
+import numpy as np
+
+from accounting import limits
+from accounting.errors import UsageError
+from accounting.gaussian import cdp_rho, mu_of
+from accounting.plan import Plan, ValueStream
+from accounting.strategies import Strategy, make_strategy
+from accounting.strategies.base import Float64, Int64
+from accounting.thresholds import one_trigger_tail, published_thresholds, thresholds
+
+#: Shares are cut and sigmas raised by this much, far above the float error of a division.
+_SLACK = 1e-12
+
+
+@functools.lru_cache(maxsize=64)
+def _strategy(name: str, triggers: int) -> Strategy:
+    return make_strategy(name, triggers)
+
+
+@functools.lru_cache(maxsize=64)
+def _sd(name: str, triggers: int, sigma: float) -> Float64:
+    sd = sigma * _strategy(name, triggers).sd_factors * (1 + _SLACK)
+    sd.setflags(write=False)
+    return sd
+
+
+class StreamNoise(msgspec.Struct, frozen=True):
+    """Noise of one stream (selection, units or a value column).
+
+    Attributes:
+        name: ``selection``, ``units`` or the value stream's name.
+        strategy, triggers: how prefixes are noised, T.
+        col2: largest squared column norm of the encoder.
+        sensitivity: L2 sensitivity of the encoded stream for one unit, in grid units.
+        share: fraction of mu^2 this stream is charged.
+        sigma: sd of one node's noise in grid units, rounded up.
+    """
+
+    name: str
+    strategy: str
+    triggers: int
+    col2: int
+    sensitivity: float
+    share: float
+    sigma: float
+
+    @property
+    def strategy_object(self) -> Strategy:
+        """The strategy itself (shared, stateless)."""
+        return _strategy(self.strategy, self.triggers)
+
+    @property
+    def sd(self) -> Float64:
+        """(T,) sd of the released prefix at each trigger in grid units, rounded up; read-only."""
+        return _sd(self.strategy, self.triggers, self.sigma)
+
+
+class Budget(msgspec.Struct, frozen=True, eq=False):
+    """What a plan spends and draws; all public.
+
+    Attributes:
+        epsilon, delta: the guarantee for one unit (of one period).
+        mu: Gaussian-DP parameter of everything drawn, rounded down.
+        theta: part of delta kept for thresholds (0 without selection and with one trigger).
+        b: chance that a (key, round) of a single unit is selected, over all T triggers.
+        selection: noise of key selection, ``None`` with public keys.
+        units: noise of the published count of units (the selection stream itself when keys
+            are selected), ``None`` when none is published.
+        values: one per ``plan.value_streams``, in that order.
+        tau: (T,) int64 thresholds in units of 2^-DECODE_BITS, ``None`` without selection.
+        assumptions: in words, what the figures rest on.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float
+    theta: float
+    b: float
+    selection: StreamNoise | None
+    units: StreamNoise | None
+    values: tuple[StreamNoise, ...]
+    tau: Int64 | None
+    assumptions: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=64)
+def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> Float64:
+    """(C,) g(n) for n = 1..C: worst squared effect on a value column, C pairs on one leaf = 1.
+
+    ``sticky``: a (window, key) is selected once, so n selections are n keys, and the worst
+    is C-n+1 pairs on one of them: ((C-n+1)^2 + n - 1) / C^2.
+
+    ``rounds``: a key can be selected again, so n selections can be n different leaves of one
+    value tree (``Strategy.worst_split``).  Rounds beyond T must lie in other trees, where a
+    leaf costs at most the largest worst_split(m, m) / m.  Rounded up.
+    """
+    total = contributions
+    n = np.arange(1, total + 1, dtype=np.float64)
+    if mode == "sticky":
+        return np.asarray(((total - n + 1) ** 2 + n - 1) / total**2 * (1 + _SLACK))
+    encoder = _strategy(strategy, triggers)
+    most = min(total, triggers)
+    per_leaf = max(encoder.worst_split(m, m) / m for m in range(1, most + 1))
+    costs = []
+    for selections in range(1, total + 1):
+        if selections <= triggers:
+            cost = encoder.worst_split(selections, total)
+        else:
+            cost = max(
+                encoder.worst_split(m, m + total - selections) + (selections - m) * per_leaf
+                for m in range(1, triggers + 1)
+            )
+        costs.append(cost)
+    return np.asarray(costs) / (encoder.col2 * total**2) * (1 + _SLACK)
+
+
+def joint_cost(selection: float, values: float, costs: Float64) -> float:
+    """Largest fraction of mu^2 a unit can use: max over n of n/C * S + g(n) * V (safe: <= 1)."""
+    n = np.arange(1, len(costs) + 1)
+    return float(np.max(n / len(costs) * selection + costs * values))
+
+
+def largest_values(selection: float, costs: Float64) -> float:
+    """Largest V with joint_cost(S, V) <= 1, rounded down; S in [0, 1)."""
+    n = np.arange(1, len(costs) + 1)
+    return float(np.min((1 - n / len(costs) * selection) / costs)) * (1 - _SLACK)
+
+
+def _equal_shares(costs: Float64) -> tuple[float, float]:
+    share = (1 - _SLACK) / joint_cost(1.0, 1.0, costs)
+    return share, share
+
+
+def _weighted_shares(units: float, values: float, costs: Float64) -> tuple[float, float]:
+    """(U, V) for a published count of units beside value columns: the feasible point with the
+    largest U^units V^values.  For C = 1 that divides mu^2 by weight; for C > 1 both get
+    C/(C+1) unless one weight is more than C times the other."""
+    total = len(costs)
+    kink = total / (total + 1)
+    part = values / (units + values)
+    if part > kink:
+        u, v = total * (1 - part), part
+    elif 1 - part > kink:
+        u, v = 1 - part, total * part
+    else:
+        u, v = kink, kink
+    scale = (1 - _SLACK) / joint_cost(u, v, costs)
+    return u * scale, v * scale
+
+
+def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
+    """sensitivity / (sqrt(share) mu), rounded up."""
+    return sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
+
+
+def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
+    """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
+    privacy, triggers = plan.privacy, plan.timeline.triggers
+    col2 = _strategy(privacy.strategy, triggers).col2
+    if privacy.mode == "paper":
+        # As published (theorem 2.3): ceil(log2 T), one less than a leaf touches at T = 2^k.
+        col2 = max(1, (triggers - 1).bit_length())
+    count = privacy.contributions
+    squared = count * col2 if value is None else count**2 * col2 * value**2
+    sensitivity = math.sqrt(squared) * (1 + _SLACK)
+    sigma = _node_sigma(sensitivity, share, mu)
+    return StreamNoise(name, privacy.strategy, triggers, col2, sensitivity, share, sigma)
+
+
+def _values(plan: Plan, share: float, mu: float) -> tuple[StreamNoise, ...]:
+    streams = plan.value_streams
+    weight = sum(s.share for s in streams)
+    return tuple(
+        _stream(plan, s.name, s.sensitivity, share * (s.share / weight) * (1 - _SLACK), mu)
+        for s in streams
+    )
+
+
+def _shares(plan: Plan) -> tuple[float, float]:
+    """(share of selection or units, share of all values) of mu^2 for the sound modes."""
+    privacy = plan.privacy
+    costs = value_costs(
+        privacy.mode, privacy.strategy, plan.timeline.triggers, privacy.contributions
+    )
+    if not plan.value_streams:
+        return 1 - _SLACK, 0.0
+    if not plan.counts_units:
+        return 0.0, largest_values(0.0, costs)
+    if privacy.selection_share is not None:
+        return privacy.selection_share, largest_values(privacy.selection_share, costs)
+    if plan.units_aggregate and not plan.selects:
+        weight = sum(s.share for s in plan.value_streams)
+        return _weighted_shares(plan.units_aggregate.share or 1.0, weight, costs)
+    return _equal_shares(costs)
+
+
+def _delta_split(plan: Plan) -> tuple[float, float, float]:
+    """(mu, theta, b) of the sound modes."""
+    privacy = plan.privacy
+    epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
+    if not plan.selects:
+        return mu_of(epsilon, delta), 0.0, 0.0
+    if plan.timeline.triggers == 1:
+        mu = mu_of(epsilon, delta)
+        return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
+    theta = privacy.theta
+    kept = delta * (1 - theta) * (1 - _SLACK)
+    return mu_of(epsilon, kept), theta, theta * delta / count * (1 - _SLACK)
+
+
+def allocate(plan: Plan) -> Budget:
+    """Divide the plan's budget into noise and thresholds.
+
+    Raises:
+        UsageError: if a sigma, a threshold or a prefix would leave the integers' range.
+        PolicyError: if the plan is unsound and does not say so.
+    """
+    plan.check()
+    if not plan.selects and plan.privacy.selection_share is not None:
+        raise UsageError("privacy.selection_share", "public keys need no selection", "omit it")
+    budget = _paper(plan) if plan.privacy.mode == "paper" else _sound(plan)
+    _check_ranges(plan, budget)
+    return budget
+
+
+def _sound(plan: Plan) -> Budget:
+    privacy = plan.privacy
+    mu, theta, tail = _delta_split(plan)
+    share, value_share = _shares(plan)
+    selection = _stream(plan, "selection", None, share, mu) if plan.selects else None
+    units = None
+    if plan.units_aggregate:
+        units = selection or _stream(plan, "units", None, share, mu)
+    tau = None
+    if selection is not None:
+        rounding = selection.strategy_object.rounding * (1 + _SLACK)
+        tau = thresholds(tail, privacy.pre_threshold, selection.sd, rounding)
+    return Budget(
+        privacy.epsilon,
+        privacy.delta,
+        mu,
+        theta,
+        tail,
+        selection,
+        units,
+        _values(plan, value_share, mu) if value_share else (),
+        tau,
+        _ASSUMPTIONS,
+    )
+
+
+_ASSUMPTIONS = (
+    "stamps come from the source and no record can influence another record's stamp",
+    "a unit's records carry its id; records of different units are independent of each other",
+    "the noise key stays secret; AES-256 and BLAKE2b behave as pseudorandom functions",
+    "a record of a cut that turns up after its step was committed joins the next open leaf",
+)
+
+
+def _paper(plan: Plan) -> Budget:
+    """The mechanism as published (seed sections 3.3, 4.4, 5, Appendix B); NOT sound.
+
+    Values: (epsilon/2, delta/3).  Selection: (epsilon/2, 2 delta/3), C rounds composed in
+    zCDP, of which delta/3 goes to the trees and delta/3 to the thresholds of all C rounds,
+    (e^(epsilon/2) + 1) beta C = delta/3 (theorem 3.1), with no union over triggers.  The
+    reported mu is that of both zCDP costs together, sqrt(2 rho).
+    """
+    privacy = plan.privacy
+    half, third = privacy.epsilon / 2, privacy.delta / 3
+    rho_values, rho_selection = cdp_rho(half, third), cdp_rho(half, third)
+    rho = rho_values + rho_selection
+    mu = math.sqrt(2 * rho)
+    selection = _stream(plan, "selection", None, rho_selection / rho, mu)
+    tail = third / (privacy.contributions * (math.exp(half) + 1))
+    return Budget(
+        privacy.epsilon,
+        privacy.delta,
+        mu,
+        0.0,
+        tail,
+        selection,
+        None,
+        _values(plan, rho_values / rho, mu),
+        published_thresholds(tail, privacy.pre_threshold, selection.sd),
+        _ASSUMPTIONS,
+    )
+
+
+def _check_ranges(plan: Plan, budget: Budget) -> None:
+    """Refuse sigmas the sampler's table does not cover and integers that could wrap."""
+    if budget.selection is not None or budget.units is not None:
+        noise = budget.selection or budget.units
+        assert noise is not None
+        _check_sigma("privacy.epsilon", noise, "use a larger epsilon or fewer contributions")
+    for stream, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
+        field = "privacy.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
+        fix = "use a larger epsilon or fewer contributions"
+        if stream.column is not None:
+            fix = "choose a coarser grid or narrower bounds, or " + fix[4:]
+        _check_sigma(field, noise, fix)
+        _check_wrap(stream, noise)
+    if budget.tau is not None and int(budget.tau.max()) >= 1 << (31 + limits.DECODE_BITS):
+        raise UsageError(
+            "privacy.epsilon",
+            "a selection threshold would exceed the 32-bit counts of units",
+            "use a larger epsilon, fewer contributions or a smaller pre_threshold",
+        )
+
+
+def _check_sigma(field: str, noise: StreamNoise, fix: str) -> None:
+    if not noise.sigma <= limits.MAX_SIGMA:
+        raise UsageError(
+            field,
+            f"noise of '{noise.name}' needs sd {noise.sigma:.6g} a node, in grid units; "
+            f"the sampler's table ends at {limits.MAX_SIGMA:g}",
+            fix,
+        )
+
+
+def _check_wrap(stream: ValueStream, noise: StreamNoise) -> None:
+    """Prefix plus noise, in units of 2^-DECODE_BITS, must stay inside int64."""
+    # |n_t| <= 41 node sds + D_t: the sampler's draws end at 27 sds, weights sum to < levels.
+    worst = 32 * noise.sigma * noise.triggers.bit_length() ** 2 + 64
+    bound = limits.MAX_PAIRS * stream.sensitivity + int(worst)
+    if bound << limits.DECODE_BITS >= 1 << 63:
+        raise UsageError(
+            f"aggregate.{stream.name}.grid",
+            f"{limits.MAX_PAIRS} records at the bounds would wrap the decoder's integers",
+            "choose a coarser grid or narrower bounds",
+        )

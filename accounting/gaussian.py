@@ -1,0 +1,147 @@
+"""Gaussian differential privacy and zCDP: conversions, each rounded in the safe direction.
+
+A mechanism is mu-GDP when telling two neighbours apart is no easier than N(0, 1) from
+N(mu, 1).  Its exact curve (Balle and Wang 2018, theorem 8; mechanism.md section 4) is
+
+    delta_G(epsilon; mu) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
+
+With a = epsilon/mu - mu/2, b = epsilon/mu + mu/2 and R the Mills ratio it is phi(a) (R(a) -
+R(b)): no term overflows and no two exponentials cancel.  ``delta_of`` adds a bound of the
+remaining float error, so it is never below the true value; the inverses are checked with it.
+The zCDP helpers follow Canonne, Kamath and Steinke's cdp2adp and serve the ``paper`` preset.
+"""
+
+import math
+
+import numpy as np
+from dp_accounting import gaussian_mechanism
+from scipy.special import erfcx, ndtr
+
+#: Relative float error allowed for erfcx, exp and their arguments (a few ulps each).
+_SLACK = 16 * 2.0**-53
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """delta_G(epsilon; mu), rounded up.
+
+    Args:
+        epsilon: any finite number; negative values occur in the one-trigger rule.
+        mu: Gaussian-DP parameter, >= 0.
+
+    Raises:
+        ValueError: if mu is negative or an argument is not a number.
+    """
+    if not mu >= 0 or math.isnan(epsilon):
+        raise ValueError("mu must be >= 0 and epsilon a number")
+    at_zero = -math.expm1(epsilon) if epsilon < 0 else 0.0
+    if mu == 0 or math.isinf(epsilon / mu):
+        return min(1.0, at_zero * (1 + _SLACK))
+    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    if a < -5 or b < -5:
+        # delta is within 1e-6 of its largest value; the plain difference is accurate enough.
+        plain = ndtr(-a) - _exp(epsilon) * ndtr(-b)
+        return float(min(1.0, max(plain, at_zero) + _SLACK * (1 + _exp(epsilon) * ndtr(-b))))
+    mills_a, mills_b = float(erfcx(a / math.sqrt(2))), float(erfcx(b / math.sqrt(2)))
+    # Rounding of a and b moves R by at most |R'| <= 1 + |x| R times the absolute error.
+    shift = _SLACK * (abs(epsilon) / mu + mu) * (2 + abs(a) * mills_a + abs(b) * mills_b)
+    bracket = max(mills_a - mills_b, 0.0) + _SLACK * (mills_a + mills_b) + shift
+    log_delta = -a * a / 2 + math.log(bracket / 2) + _SLACK * (1 + a * a)
+    return min(1.0, math.nextafter(_exp(log_delta), math.inf))
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 709 else math.inf
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Largest mu with delta_G(epsilon; mu) <= delta, rounded down.
+
+    Args:
+        epsilon: > 0; delta: in (0, 1).
+
+    Raises:
+        ValueError: for arguments outside these ranges.
+    """
+    if not (0 < epsilon < math.inf and 0 < delta < 1):
+        raise ValueError("epsilon must be positive and delta in (0, 1)")
+    with np.errstate(all="ignore"):
+        mu = 1 / float(gaussian_mechanism.get_sigma_gaussian(epsilon, delta))
+    step = 2.0**-50
+    while delta_of(epsilon, mu) > delta:
+        mu *= 1 - step
+        step = min(2 * step, 0.5)
+    return mu
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Smallest epsilon >= 0 with delta_G(epsilon; mu) <= delta, rounded up.
+
+    Args:
+        mu: >= 0; delta: in (0, 1).
+
+    Raises:
+        ValueError: for arguments outside these ranges.
+    """
+    if not (0 <= mu < math.inf and 0 < delta < 1):
+        raise ValueError("mu must be finite and >= 0 and delta in (0, 1)")
+    if delta_of(0.0, mu) <= delta:
+        return 0.0
+    with np.errstate(all="ignore"):
+        epsilon = max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)))
+    step = max(epsilon, 2.0**-40) * 2.0**-50
+    while delta_of(epsilon, mu) > delta:
+        epsilon += step
+        step *= 2
+    return epsilon
+
+
+def cdp_delta(rho: float, epsilon: float) -> float:
+    """delta for which rho-zCDP implies (epsilon, delta)-DP, rounded up.
+
+    Canonne, Kamath and Steinke 2020, proposition 7 (``cdp2adp.py``, cited by the seed's
+    section 4.4 and Appendix B).  Every alpha > 1 gives a valid bound; the best is bisected.
+    """
+    if rho < 0 or epsilon < 0:
+        raise ValueError("rho and epsilon must be >= 0")
+    if rho == 0:
+        return 0.0
+    low, high = 1.01, (epsilon + 1) / (2 * rho) + 2
+    for _ in range(200):
+        alpha = (low + high) / 2
+        if (2 * alpha - 1) * rho - epsilon + math.log1p(-1 / alpha) < 0:
+            low = alpha
+        else:
+            high = alpha
+    alpha = (low + high) / 2
+    exponent = (alpha - 1) * (alpha * rho - epsilon) + alpha * math.log1p(-1 / alpha)
+    return min(1.0, _exp(exponent) / (alpha - 1) * (1 + 1e-12))
+
+
+def cdp_eps(rho: float, delta: float) -> float:
+    """Smallest epsilon such that rho-zCDP implies (epsilon, delta)-DP, rounded up."""
+    if rho < 0 or not 0 < delta < 1:
+        raise ValueError("rho must be >= 0 and delta in (0, 1)")
+    low, high = 0.0, rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    while cdp_delta(rho, high) > delta:
+        high = 2 * high + 1e-300
+    for _ in range(200):
+        middle = (low + high) / 2
+        if cdp_delta(rho, middle) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def cdp_rho(epsilon: float, delta: float) -> float:
+    """Largest rho such that rho-zCDP implies (epsilon, delta)-DP, rounded down."""
+    if epsilon < 0 or not 0 < delta < 1:
+        raise ValueError("epsilon must be >= 0 and delta in (0, 1)")
+    low, high = 0.0, epsilon + 1
+    for _ in range(200):
+        middle = (low + high) / 2
+        if cdp_delta(middle, epsilon) <= delta:
+            low = middle
+        else:
+            high = middle
+    return low

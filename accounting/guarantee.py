@@ -1,0 +1,300 @@
+"""What a plan promises and what it costs, in words and figures, before any data is read.
+
+``describe`` gives everything as JSON-able data with full lists per trigger, ``text`` a page
+for a person.  Both are functions of public parameters alone.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from accounting.budget import Budget, StreamNoise
+from accounting.gaussian import epsilon_of
+from accounting.limits import DECODE_BITS, MICROS_PER_SECOND
+from accounting.plan import Aggregate, Plan
+from accounting.strategies.base import Float64
+
+#: Above this many units at the easiest trigger the figures warn that little is released.
+_MANY_UNITS = 100_000
+#: Periods listed for a stream without end.
+_OPEN_PERIODS = 1024
+
+NOT_SOUND = "as published: the stated guarantee does NOT hold"
+NEIGHBOURS = (
+    "two inputs are neighbours if one has, in addition, all records of one unit; every other "
+    "record keeps its content and its source stamp"
+)
+COMPUTATIONAL = (
+    "delta grows by (blocks)^2/2^129 + (ids)^2/2^129 for AES-256 blocks drawn and unit ids "
+    "hashed, and rests on AES-256 and keyed BLAKE2b-128 (2^40 blocks or ids: 2^-49 = 1.8e-15)"
+)
+
+
+def duration(micros: int) -> str:
+    """A length of time in words, exact: the largest unit that divides it."""
+    names = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+    for name, seconds in names:
+        number, rest = divmod(micros, seconds * MICROS_PER_SECOND)
+        if number and not rest:
+            return f"{number} {name}{'s' if number != 1 else ''}"
+    return f"{micros} microseconds"
+
+
+def describe(plan: Plan, budget: Budget) -> dict[str, Any]:
+    """Everything ``dpstream plan`` prints, JSON-able.
+
+    Returns:
+        ``guarantee``, ``unit``, ``split`` of delta and mu^2, ``streams`` (sensitivity, sigma
+        and sd_t per trigger in grid units), ``tau`` (counts of units, per trigger),
+        ``selection``, ``columns`` (expected error in the column's units), ``periods``
+        (sqrt(k) mu), ``publishing``, ``warnings`` and ``assumptions``.  Figures keep the
+        safe direction of ``allocate``: mu and b rounded down; sigma, sd_t, tau_t, epsilon
+        and delta up.
+    """
+    sound = plan.privacy.mode != "paper"
+    return {
+        "plan_hash": plan.hash,
+        "guarantee": {
+            "sound": sound,
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "words": _words(plan, budget),
+            "neighbours": NEIGHBOURS,
+            "computational": COMPUTATIONAL,
+        },
+        "unit": {
+            "column": plan.unit.column,
+            "period_micros": plan.timeline.period,
+            "words": _unit(plan),
+            "contributions": plan.privacy.contributions,
+        },
+        "split": {
+            "mu": budget.mu,
+            "theta": budget.theta,
+            "delta_gaussian": _delta_gaussian(plan, budget),
+            "delta_thresholds": budget.b * plan.privacy.contributions,
+            "b": budget.b,
+            "shares_of_mu_squared": {s.name: s.share for s in _streams(budget)},
+        },
+        "streams": [_stream(s) for s in _streams(budget)],
+        "tau": None if budget.tau is None else _tau(budget).tolist(),
+        "selection": _selection(plan, budget),
+        "columns": [_column(plan, budget, a) for a in plan.aggregates],
+        "periods": _periods(plan, budget) if sound else [],
+        "publishing": _publishing(plan),
+        "warnings": _warnings(plan, budget),
+        "assumptions": list(budget.assumptions),
+    }
+
+
+def _streams(budget: Budget) -> list[StreamNoise]:
+    first = [s for s in (budget.selection, budget.units) if s is not None][:1]
+    return [*first, *budget.values]
+
+
+def _unit(plan: Plan) -> str:
+    unit = f"all records with one value of '{plan.unit.column}'"
+    if plan.timeline.period is None:
+        return f"{unit}, over the whole stream"
+    return f"{unit} whose event time lies in one period of {duration(plan.timeline.period)}"
+
+
+def _words(plan: Plan, budget: Budget) -> str:
+    claim = (
+        f"({budget.epsilon:g}, {budget.delta:g})-differential privacy of everything published, "
+        f"for {_unit(plan)}"
+    )
+    return f"{NOT_SOUND} ({claim})" if plan.privacy.mode == "paper" else claim
+
+
+def _delta_gaussian(plan: Plan, budget: Budget) -> float:
+    if plan.privacy.mode == "paper":
+        return budget.delta * 2 / 3
+    return budget.delta * (1 - budget.theta)
+
+
+def _stream(noise: StreamNoise) -> dict[str, Any]:
+    return {
+        "name": noise.name,
+        "strategy": noise.strategy,
+        "triggers": noise.triggers,
+        "col2": noise.col2,
+        "sensitivity": noise.sensitivity,
+        "share": noise.share,
+        "sigma": noise.sigma,
+        "sd": noise.sd.tolist(),
+    }
+
+
+def _tau(budget: Budget) -> Float64:
+    if budget.tau is None:
+        raise ValueError("no key selection")
+    return np.asarray(budget.tau / float(1 << DECODE_BITS))
+
+
+def _half(budget: Budget, trigger: int) -> int:
+    """Smallest count above the threshold: there n_t > tau_t - count in half of all cases."""
+    return math.floor(float(_tau(budget)[trigger - 1])) + 1
+
+
+def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
+    if budget.tau is None:
+        return None
+    easiest = int(np.argmin(budget.tau)) + 1
+    return {
+        "pre_threshold": plan.privacy.pre_threshold,
+        "units_for_half_chance_first": _half(budget, 1),
+        "units_for_half_chance_last": _half(budget, len(budget.tau)),
+        "easiest_trigger": easiest,
+        "units_for_half_chance_easiest": _half(budget, easiest),
+    }
+
+
+def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
+    """Mean (over triggers) and final sd of one column, in its own units."""
+    pairs = list(zip(budget.values, plan.value_streams, strict=True))
+    count = next((v for v, s in pairs if s.column is None), None)
+    own = next(
+        ((v, s) for v, s in pairs if s.column is not None and s.name == aggregate.name), None
+    )
+    note = ""
+    if aggregate.kind == "units":
+        if budget.units is None:
+            raise ValueError("the budget has no count of units")
+        sd = budget.units.sd
+    elif own is None:
+        assert count is not None
+        sd = count.sd
+    elif aggregate.kind == "sum":
+        sd = own[0].sd * own[1].grid
+    else:
+        assert count is not None
+        sd = np.hypot(own[0].sd, own[1].sensitivity * count.sd) * own[1].grid
+        note = "times the key's number of records, for values at the bounds (the worst case)"
+    return {
+        "name": aggregate.name,
+        "kind": aggregate.kind,
+        "sd_mean": float(np.mean(sd)),
+        "sd_final": float(sd[-1]),
+        "note": note,
+    }
+
+
+def _period_count(plan: Plan) -> int:
+    line = plan.timeline
+    if line.period is None:
+        return 1
+    return _OPEN_PERIODS if line.end is None else -(-(line.end - line.start) // line.period)
+
+
+def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
+    """Guarantee for a unit of k periods: k times the threshold failures, sqrt(k) mu."""
+    most, rows = _period_count(plan), []
+    gaussian = _delta_gaussian(plan, budget)
+    powers = [1 << i for i in range(most.bit_length())]
+    for k in sorted({*powers, most}):
+        mu = math.sqrt(k) * budget.mu * (1 + 1e-15)
+        delta = (gaussian + k * plan.privacy.contributions * budget.b) * (1 + 1e-15)
+        epsilon = budget.epsilon if k == 1 else epsilon_of(mu, gaussian)
+        rows.append({"periods": k, "mu": mu, "epsilon": epsilon, "delta": delta})
+    rows[0]["delta"] = budget.delta
+    return rows
+
+
+def _publishing(plan: Plan) -> str:
+    if plan.privacy.mode == "sticky":
+        chosen = "every selected key" if plan.selects else "every key of the public list"
+        return f"{chosen}, every {plan.refresh_every} trigger(s) and at window close"
+    flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
+    return "a key at each trigger at which it is selected (again)" + flush
+
+
+def _warnings(plan: Plan, budget: Budget) -> list[str]:
+    found = [NOT_SOUND] if plan.privacy.mode == "paper" else []
+    selection = _selection(plan, budget)
+    if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
+        found.append(
+            f"a key needs about {selection['units_for_half_chance_easiest']} units in one window "
+            "to be selected; with fewer nothing is released at this epsilon"
+        )
+    if budget.epsilon > 20:
+        found.append("an epsilon above 20 promises very little")
+    return found
+
+
+def text(plan: Plan, budget: Budget) -> str:
+    """The same for a person, about 40 lines; figures shortened to 6 digits for reading."""
+    figures = describe(plan, budget)
+    line, split = plan.timeline, figures["split"]
+    lines = [
+        f"Guarantee   {figures['guarantee']['words']}",
+        f"Neighbours  {NEIGHBOURS}",
+        f"Delta       {COMPUTATIONAL}",
+        f"Unit        {figures['unit']['words']}; at most {plan.privacy.contributions} admitted "
+        "(record, window) pairs",
+        f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
+        f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
+        f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}",
+        f"Published   {figures['publishing']}",
+        f"Budget      mu {split['mu']:.6g}; delta {split['delta_gaussian']:.3g} noise + "
+        f"{split['delta_thresholds']:.3g} thresholds (b = {split['b']:.3g} per key and round)",
+        "",
+        "Stream            share of mu^2   L2 sensitivity   sigma per node   col2",
+    ]
+    lines += [
+        f"{s['name']:<16}  {s['share']:<14.6g}  {s['sensitivity']:<15.6g}  {s['sigma']:<15.6g}  "
+        f"{s['col2']}"
+        for s in figures["streams"]
+    ]
+    lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
+    lines += _selection_lines(figures) + _period_lines(figures)
+    lines += [f"Warning     {w}" for w in figures["warnings"]]
+    lines += [f"Assumed     {a}" for a in figures["assumptions"]]
+    return "\n".join(lines) + "\n"
+
+
+def _trigger_table(figures: dict[str, Any]) -> list[str]:
+    """sd_t and tau_t at a handful of triggers."""
+    streams, tau = figures["streams"], figures["tau"]
+    last = streams[0]["triggers"]
+    shown = sorted({1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last})
+    names = [s["name"] for s in streams]
+    header = "Trigger   " + "".join(f"{'sd ' + name:<18}" for name in names)
+    rows = [header + ("tau (units)" if tau else "")]
+    for t in (t for t in shown if t <= last):
+        cells = "".join(f"{s['sd'][t - 1]:<18.6g}" for s in streams)
+        rows.append(f"{t:<10}{cells}" + (f"{tau[t - 1]:.6g}" if tau else ""))
+    return [row.rstrip() for row in rows]
+
+
+def _error_table(figures: dict[str, Any]) -> list[str]:
+    rows = ["Column            expected error of a release (sd): mean over triggers, final"]
+    rows += [
+        f"{c['name']:<16}  {c['sd_mean']:.6g}, {c['sd_final']:.6g} {c['note']}".rstrip()
+        for c in figures["columns"]
+    ]
+    return rows
+
+
+def _selection_lines(figures: dict[str, Any]) -> list[str]:
+    chosen = figures["selection"]
+    if chosen is None:
+        return []
+    return [
+        f"Selection   a key has an even chance with {chosen['units_for_half_chance_first']} units "
+        f"at the first trigger, {chosen['units_for_half_chance_last']} at the last"
+    ]
+
+
+def _period_lines(figures: dict[str, Any]) -> list[str]:
+    rows = figures["periods"]
+    if len(rows) < 2:
+        return []
+    head = "Periods     a unit of k periods has sqrt(k) mu; epsilon at delta:"
+    shown = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
+    return [head] + [
+        f"            k = {r['periods']}: mu {r['mu']:.6g}, epsilon {r['epsilon']:.6g} at delta "
+        f"{r['delta']:.3g}"
+        for r in shown
+    ]

@@ -1,0 +1,108 @@
+"""Thresholds of key selection: tail bounds, union over triggers, safe rounding.
+
+A key that only one unit touches must not be selected, except with probability b per (key,
+round).  With T public triggers the test at trigger t is ``q_t > tau_t`` with
+
+    tau_t = (mu_count + 1) + D_t + sd_t * isf(b / T)        (mechanism.md section 4)
+
+so that each trigger fails with at most b/T and the union over all T with at most b.  D_t
+covers the rounding of nodes and of the decoder, so the bound holds for the integers drawn.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import ndtri_exp
+
+from accounting.gaussian import delta_of
+from accounting.limits import DECODE_BITS
+from accounting.strategies.base import Float64, Int64
+
+#: Relative error allowed for ndtri_exp, sd_t and the sum; tests check it against mpmath.
+_SLACK = 1e-13
+
+
+def isf(log_tail: float) -> float:
+    """Upper quantile z >= 0 with P[N(0,1) > z] <= e^log_tail, rounded up.
+
+    Args:
+        log_tail: natural logarithm of the tail probability, <= 0; far below the range of a
+            float is fine.
+
+    Raises:
+        ValueError: if it is positive or not a number.
+    """
+    if not log_tail <= 0:
+        raise ValueError("the log of a probability is at most 0")
+    return max(0.0, -float(ndtri_exp(log_tail)) * (1 + _SLACK))
+
+
+def fixed_point(values: Float64) -> Int64:
+    """(T,) reals to int64 in units of 2^-DECODE_BITS, rounded up.
+
+    Raises:
+        OverflowError: if a value does not fit int64.
+    """
+    scaled = np.ceil(np.asarray(values, np.float64) * (1 << DECODE_BITS))
+    if not np.all(np.abs(scaled) < 2.0**62):
+        raise OverflowError("a threshold does not fit the decoder's integers")
+    return scaled.astype(np.int64)
+
+
+def thresholds(tail: float, mu_count: int, sd: Float64, rounding: Float64) -> Int64:
+    """tau_t for every trigger, a union bound over all T of them, rounded up.
+
+    Args:
+        tail: b, the chance a (key, round) of one unit may be selected, in (0, 1).
+        mu_count: pre-threshold; a key is tested only with more units than this.
+        sd: (T,) sd of the released prefix at each trigger, in units of one count.
+        rounding: (T,) D_t of the strategy, in the same units.
+
+    Returns:
+        (T,) int64 in units of 2^-DECODE_BITS; a key is selected when its decoded statistic
+        is strictly larger.
+    """
+    quantile = isf(math.log(tail) - math.log(len(sd)))
+    return fixed_point((mu_count + 1 + rounding + sd * quantile) * (1 + _SLACK))
+
+
+def published_thresholds(tail: float, mu_count: int, sd: Float64) -> Int64:
+    """The seed's time-dependent tau (section 3.3, equation 4): no union, no rounding bound.
+
+    Understates the failure probability by a factor of about T (mechanism.md rule 7); for
+    the ``paper`` preset only.
+    """
+    return fixed_point(mu_count + sd * isf(math.log(tail)))
+
+
+def one_trigger_tail(epsilon: float, delta: float, mu: float, contributions: int) -> float:
+    """Largest proven b for T = 1, rounded down (mechanism.md section 4, the sharper rule).
+
+    j of the unit's C pairs go to keys it touches alone, the rest to a Gaussian mechanism of
+    mu_j = mu sqrt((C-j)/C).  Adding a unit needs delta_G(epsilon; mu_j) + j b <= delta for
+    every j, removing it delta_G(epsilon + ln(1 - j b); mu_j) <= delta.  b is the minimum of
+    the first rule, then shrunk until the second holds.
+
+    Args:
+        epsilon, delta: the whole guarantee; mu: calibrated so that delta_G(epsilon; mu) <=
+            delta; contributions: C.
+
+    Raises:
+        ValueError: if mu alone exceeds the guarantee.
+    """
+    if delta_of(epsilon, mu) > delta:
+        raise ValueError("mu alone exceeds (epsilon, delta)")
+    mus = [mu * math.sqrt((contributions - j) / contributions) for j in range(contributions + 1)]
+    tail = min(
+        (delta - delta_of(epsilon, mus[j])) / j * (1 - _SLACK) for j in range(1, contributions + 1)
+    )
+    while tail > 0 and not _removal_holds(epsilon, delta, mus, tail):
+        tail *= 0.98
+    return tail
+
+
+def _removal_holds(epsilon: float, delta: float, mus: list[float], tail: float) -> bool:
+    return all(
+        j * tail < 1 and delta_of(epsilon + math.log1p(-j * tail) - 1e-15, mus[j]) <= delta
+        for j in range(1, len(mus))
+    )

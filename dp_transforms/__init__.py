@@ -1,0 +1,1 @@
+"""The flow: records -> BOUND -> AGGREGATE -> SELECT -> PERTURB -> RELEASE, columnar."""

@@ -1,0 +1,177 @@
+"""The element of every collection: an Arrow record batch, and its one deterministic coder.
+
+Contracts of the batches that cross a stage are the schemas below.  Ids are 16 raw bytes and
+are handled as ``(n, 2)`` uint64 arrays (little-endian words) without copies.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import apache_beam as beam
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from accounting.plan import Plan
+from state.open import key_schema
+
+Ids = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+
+ID = pa.binary(16)
+DEAD_LETTER_SCHEMA = pa.schema(
+    [("partition", pa.int32()), ("offset", pa.int64()), ("reason", pa.string())]
+)
+#: Metadata of a source batch: where its first row stands.
+PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
+WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
+
+
+
+class ArrowBatchCoder(beam.coders.Coder):
+    """Arrow IPC stream of one batch with its schema; slices write only their own rows."""
+
+    def encode(self, value: pa.RecordBatch) -> bytes:
+        """The batch as IPC stream bytes."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write_batch(value)
+        return bytes(sink.getvalue())
+
+    def decode(self, encoded: bytes) -> pa.RecordBatch:
+        """The batch back, without copying the column data."""
+        with pa.ipc.open_stream(pa.py_buffer(encoded)) as reader:
+            return reader.read_next_batch()
+
+    def is_deterministic(self) -> bool:
+        return True
+
+    def to_type_hint(self) -> type:
+        return pa.RecordBatch
+
+
+beam.coders.registry.register_coder(pa.RecordBatch, ArrowBatchCoder)
+
+
+def key_fields(plan: Plan) -> list[pa.Field]:
+    """Arrow fields of the key columns, under their public names."""
+    return list(key_schema(plan))
+
+
+def value_columns(plan: Plan) -> list[str]:
+    """Names of the int64 value columns that travel with a record (``v0``, ``v1``, ...)."""
+    return [f"v{i}" for i, s in enumerate(plan.value_streams) if s.column is not None]
+
+
+def record_schema(plan: Plan) -> pa.Schema:
+    """Canonical records: what the door hands to BOUND.
+
+    ``unit``, ``key_id``: keyed 128-bit ids; ``stamp``: int64 micros; ``event_cut``: global
+    trigger index of the event time; ``partition``/``offset``: position; then key columns and
+    ``v*``: clamped, centred values in grid units.
+    """
+    fields = [
+        pa.field("unit", ID, nullable=False),
+        pa.field("key_id", ID, nullable=False),
+        pa.field("stamp", pa.int64(), nullable=False),
+        pa.field("event_cut", pa.int64(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        *key_fields(plan),
+        *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),
+    ]
+    return pa.schema(fields)
+
+
+def admitted_schema(plan: Plan) -> pa.Schema:
+    """Admitted (record, window) pairs: what BOUND hands to the key shards.
+
+    ``window``: window index; ``leaf``: trigger index inside the window, 1 .. T.
+    """
+    fields = [
+        pa.field("window", pa.int32(), nullable=False),
+        pa.field("leaf", pa.int32(), nullable=False),
+        pa.field("unit", ID, nullable=False),
+        pa.field("key_id", ID, nullable=False),
+        *key_fields(plan),
+        *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),
+    ]
+    return pa.schema(fields)
+
+
+def _released_fields(plan: Plan) -> list[pa.Field]:
+    names = [n for a in plan.aggregates for n in (a.name, f"{a.name}_sd")]
+    return [pa.field(name, pa.float64()) for name in names]
+
+
+def shard_release_schema(plan: Plan) -> pa.Schema:
+    """Rows of one shard's step as they are committed: key columns, key id, values and sds."""
+    return pa.schema([*key_fields(plan), pa.field("_id", ID), *_released_fields(plan)])
+
+
+def release_schema(plan: Plan) -> pa.Schema:
+    """Columns of a release as users see it; values are null where they are not defined."""
+    instant = pa.timestamp("us", "UTC")
+    return pa.schema(
+        [
+            pa.field("release_id", ID),
+            pa.field("window_start", instant),
+            pa.field("window_end", instant),
+            pa.field("trigger", pa.int32()),
+            pa.field("trigger_time", instant),
+            *key_fields(plan),
+            *_released_fields(plan),
+            pa.field("plan_hash", pa.string()),
+            pa.field("run_id", pa.string()),
+        ]
+    )
+
+
+def empty(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of no rows."""
+    return pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def ids_of(column: pa.Array) -> Ids:
+    """``(n, 2)`` uint64 view of a 16-byte column without nulls (no copy)."""
+    words = np.frombuffer(column.buffers()[1] or b"", np.uint64)
+    return words[2 * column.offset : 2 * (column.offset + len(column))].reshape(-1, 2)
+
+
+def id_array(ids: Ids) -> pa.Array:
+    """16-byte Arrow column of an ``(n, 2)`` uint64 array."""
+    data = pa.py_buffer(np.ascontiguousarray(ids))
+    return pa.Array.from_buffers(ID, len(ids), [None, data])
+
+
+def numbers(column: pa.Array) -> npt.NDArray[np.generic]:
+    """numpy view of a fixed-width column without nulls."""
+    return column.to_numpy(zero_copy_only=True)
+
+
+def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """One batch with the rows of all, in order."""
+    table = pa.Table.from_batches(list(batches), schema=schema).combine_chunks()
+    return next(iter(table.to_batches()), empty(schema))
+
+
+def slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    """The batch in slices of at most ``rows`` rows (no copy)."""
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def split_by_shard(
+    batch: pa.RecordBatch, shard: Int64, shards: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batch regrouped by shard number; rows keep their order within a shard."""
+    if shards == 1:
+        if batch.num_rows:
+            yield 0, batch
+        return
+    order = np.argsort(shard.astype(np.uint16), kind="stable")
+    bounds = np.searchsorted(shard[order], np.arange(shards + 1))
+    grouped = batch.take(pa.array(order))
+    for number in range(shards):
+        begin, end = int(bounds[number]), int(bounds[number + 1])
+        if end > begin:
+            yield number, grouped.slice(begin, end - begin)

@@ -1,0 +1,246 @@
+"""Columns as they arrive -> canonical columns: one meaning for every spelling, row by row.
+
+Each function returns the canonical column and a mask of the rows that have one.  What a row
+becomes depends on that row alone: a bad neighbour in the batch never changes it.
+Declared types decide (``schema.unit.type``), not what happens to arrive:
+
+* ``string``: text, NFC-normalised (so NFC and NFD spellings are one key); NUL is allowed.
+* ``int``: whole numbers within int64; integral floats up to 2^53 count, text of digits too.
+* ``bool``: true/false, never 0/1.
+* ``bytes``: binary, or text as its UTF-8 bytes.
+Floats are no identities, so ``-0.0``, ``1.0`` and NaN never become keys.
+"""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from accounting.limits import MAX_KEY_BYTES
+
+Bool = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+
+_INT_TEXT = r"^[+-]?[0-9]{1,19}$"
+_FLOAT_TEXT = r"^[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?$"
+_TIME_TEXT = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+    r"(Z|[+-][0-9]{2}:?[0-9]{2})?$"
+)
+_EXACT_FLOAT = 2.0**53
+_PER_MICRO = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """Dictionary, view and large layouts as their plain types; decimals as float64."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    if pa.types.is_large_string(kind) or kind == pa.string_view():
+        return column.cast(pa.string())
+    if pa.types.is_large_binary(kind) or kind == pa.binary_view():
+        return column.cast(pa.binary())
+    if pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.float64())
+    return column
+
+
+def identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
+    """A unit or key column of a declared type; missing or mistyped rows are masked out.
+
+    Returns:
+        (column of the Arrow type of ``declared`` without nulls, mask): masked rows hold a
+        filler and must not be used.
+    """
+    column = plain(column)
+    if declared == "string":
+        return _text(column)
+    if declared == "int":
+        return _integers(column)
+    if declared == "bool":
+        return _booleans(column)
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        raw = column.cast(pa.binary())
+        ok = _valid(raw) & _short(raw)
+        return _fill(raw, ok, b""), ok
+    return _none(column, pa.binary(), b"")
+
+
+def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
+    if pa.types.is_binary(column.type):
+        column = pa.Array.from_buffers(
+            pa.string(), len(column), column.buffers(), offset=column.offset
+        )
+    if not pa.types.is_string(column.type):
+        return _none(column, pa.string(), "")
+    ok = _valid(column)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        ok &= _decodable(column)
+        column = _keep_text(column, ok)
+    ok &= _short(column.cast(pa.binary()))
+    column = _fill(column, ok, "")
+    if not pc.all(pc.string_is_ascii(column), min_count=0).as_py():
+        column = pc.utf8_normalize(column, form="NFC")
+        ok &= _short(column.cast(pa.binary()))
+    return column, ok
+
+
+def _decodable(column: pa.Array) -> Bool:
+    """Rows that are UTF-8; only reached when some row is not."""
+    raw = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
+    good = np.zeros(len(raw), np.bool_)
+    for row, value in enumerate(raw.to_pylist()):
+        try:
+            good[row] = value is not None and value.decode("utf-8") is not None
+        except UnicodeDecodeError:
+            continue
+    return good
+
+
+def _keep_text(column: pa.Array, ok: Bool) -> pa.Array:
+    raw = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
+    return _fill(raw, ok, b"").cast(pa.string())
+
+
+def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
+    kind = column.type
+    if pa.types.is_string(kind):
+        ok = _valid(column) & _true(pc.match_substring_regex(column, _INT_TEXT))
+        values = np.zeros(len(column), np.int64)
+        wide = _fill(column, ok, "0")
+        values, fits = _parse_int(wide)
+        return pa.array(values), ok & fits
+    if pa.types.is_integer(kind):
+        ok = _valid(column)
+        if kind == pa.uint64():
+            ok &= _true(pc.less(column, pa.scalar(1 << 63, pa.uint64())))
+        return _fill(column, ok, 0).cast(pa.int64()), ok
+    if pa.types.is_floating(kind):
+        numbers = column.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+        ok = np.isfinite(numbers) & (np.abs(numbers) <= _EXACT_FLOAT)
+        ok &= numbers == np.floor(np.where(ok, numbers, 0.5))
+        return pa.array(np.where(ok, numbers, 0).astype(np.int64)), ok
+    return _none(column, pa.int64(), 0)
+
+
+def _parse_int(column: pa.Array) -> tuple[Int64, Bool]:
+    """Digits of at most 19 places as int64, and which of them fit."""
+    column = pc.replace_substring_regex(column, r"^\+", "")
+    try:
+        return column.cast(pa.int64()).to_numpy(zero_copy_only=False), np.ones(len(column), bool)
+    except pa.ArrowInvalid:
+        exact = [int(text) for text in column.to_pylist()]
+        fits = np.array([-(2**63) <= value < 2**63 for value in exact], np.bool_)
+        kept = [value if good else 0 for value, good in zip(exact, fits, strict=True)]
+        return np.array(kept, np.int64), fits
+
+
+def _booleans(column: pa.Array) -> tuple[pa.Array, Bool]:
+    if pa.types.is_boolean(column.type):
+        ok = _valid(column)
+        return _fill(column, ok, False), ok
+    if pa.types.is_string(column.type):
+        lower = pc.ascii_lower(_fill(column, _valid(column), ""))
+        yes = _true(pc.equal(lower, "true"))
+        return pa.array(yes), yes | _true(pc.equal(lower, "false"))
+    return _none(column, pa.bool_(), False)
+
+
+def measure(column: pa.Array) -> tuple[Float64, Bool]:
+    """A value column as float64; null, NaN, infinite, bool and text that is no number fail."""
+    column = plain(column)
+    kind = column.type
+    if pa.types.is_string(kind):
+        good = _valid(column) & _true(pc.match_substring_regex(column, _FLOAT_TEXT))
+        column = _fill(column, good, "nan").cast(pa.float64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return np.zeros(len(column)), np.zeros(len(column), np.bool_)
+    numbers = column.cast(pa.float64(), safe=False).fill_null(np.nan)
+    values = numbers.to_numpy(zero_copy_only=False)
+    ok = np.isfinite(values)
+    return np.where(ok, values, 0.0), ok
+
+
+def instant(column: pa.Array) -> tuple[Int64, Bool]:
+    """A time column as int64 micros since the epoch (floored).
+
+    Timestamps of any unit and zone (without zone: UTC), dates, whole numbers of micros, or
+    RFC 3339 text.
+    """
+    column = plain(column)
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        ok = _valid(column)
+        ticks = _fill(column.cast(pa.int64()), ok, 0).to_numpy(zero_copy_only=False)
+        if kind.unit == "ns":
+            return ticks // 1000, ok
+        factor = _PER_MICRO[kind.unit]
+        fits = np.abs(ticks // 1) <= np.iinfo(np.int64).max // factor - 1
+        return np.where(fits, ticks, 0) * factor, ok & fits
+    if pa.types.is_date32(kind):
+        ok = _valid(column)
+        days = _fill(column.cast(pa.int32()), ok, 0).to_numpy(zero_copy_only=False)
+        return days.astype(np.int64) * 86_400_000_000, ok & (np.abs(days) < 10**8)
+    if pa.types.is_integer(kind):
+        whole, ok = _integers(column)
+        return whole.to_numpy(zero_copy_only=False), ok
+    if pa.types.is_string(kind):
+        return _parse_times(column)
+    return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
+
+
+def _parse_times(column: pa.Array) -> tuple[Int64, Bool]:
+    ok = _valid(column) & _true(pc.match_substring_regex(column, _TIME_TEXT))
+    text = _fill(column, ok, "1970-01-01T00:00:00Z")
+    zoned = _true(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
+    text = pc.if_else(pa.array(zoned), text, pc.binary_join_element_wise(text, "Z", ""))
+    text = pc.replace_substring_regex(text, r"(\.[0-9]{6})[0-9]+", r"\1")
+    try:
+        ticks = text.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        return ticks.to_numpy(zero_copy_only=False), ok
+    except pa.ArrowInvalid:
+        return _parse_times_one_by_one(text, ok)
+
+
+def _parse_times_one_by_one(column: pa.Array, ok: Bool) -> tuple[Int64, Bool]:
+    """Only reached when some row looks like a time but is none (a 13th month)."""
+    ticks, ok = np.zeros(len(column), np.int64), ok.copy()
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    for row, text in enumerate(column.to_pylist()):
+        try:
+            since = datetime.fromisoformat(text) - epoch
+            ticks[row] = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+        except (ValueError, OverflowError):
+            ok[row] = False
+    return ticks, ok
+
+
+def _valid(column: pa.Array) -> Bool:
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _true(mask: pa.Array) -> Bool:
+    return np.asarray(mask.fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _short(raw: pa.Array) -> Bool:
+    return _true(pc.less_equal(pc.binary_length(raw), MAX_KEY_BYTES))
+
+
+def _fill(column: pa.Array, ok: Bool, filler: object) -> pa.Array:
+    if ok.all() and column.null_count == 0:
+        return column
+    return pc.if_else(pa.array(ok), column, pa.scalar(filler, column.type))
+
+
+def _none(column: pa.Array, kind: pa.DataType, filler: object) -> tuple[pa.Array, Bool]:
+    size = len(column)
+    return pa.array([filler] * size, kind), np.zeros(size, np.bool_)

@@ -1,0 +1,293 @@
+"""The flow: the only place that joins the stages.
+
+    releases = records | DPStream(plan, run)
+
+``records`` is a PCollection of Arrow batches with the plan's columns; the result has
+``.releases`` (one sealed batch per (window, trigger)) and ``.dead_letter``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import pyarrow as pa
+
+from accounting.limits import SPLIT_BUFFER_ROWS
+from accounting.plan import Plan
+from dp_transforms.batches import (
+    admitted_schema,
+    concat,
+    empty,
+    ids_of,
+    record_schema,
+    slices,
+    split_by_shard,
+)
+from dp_transforms.bounding import bound
+from dp_transforms.records import CanonicaliserFactory, KeySource, Records, public_key_ids
+from dp_transforms.release import HoldUntilCut, Seal, ShardRelease, seal, steps_through
+from dp_transforms.step import Stepper, shard_of
+from dp_transforms.telemetry import count, guarded
+from state.open import open_store
+from state.store import Store
+
+
+class Performance(NamedTuple):
+    """Settings that change speed and memory, never a released byte.
+
+    Attributes:
+        batch_rows: rows of a batch between stages.
+        look_ahead: leaves of noise computed ahead of a key's last test (default by T).
+    """
+
+    batch_rows: int = 20_000
+    look_ahead: int | None = None
+
+
+class Run(NamedTuple):
+    """What a worker needs to take part in a run; picklable and without secrets.
+
+    Attributes:
+        plan: the public plan.
+        keys: where the noise key is found.
+        store: URL of an initialised store, e.g. ``sqlite:flights.db``.
+        shards: key shards and unit shards, as recorded in the store.
+        public: public key list with the plan's key columns, or ``None``.
+        performance: settings without effect on results.
+    """
+
+    plan: Plan
+    keys: KeySource
+    store: str
+    shards: int
+    public: pa.Table | None = None
+    performance: Performance = Performance()
+
+    def open(self) -> Store:
+        """The store, shared by the workers of a process."""
+        return open_store(self.store, self.plan)
+
+
+class Output(NamedTuple):
+    """Typed outputs of ``DPStream``."""
+
+    releases: beam.PCollection
+    dead_letter: beam.PCollection
+
+
+class DPStream(beam.PTransform):
+    """Differentially private running counts and sums per key.
+
+    Args:
+        run: the run to take part in (see ``pipelines.stream.begin``).
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def expand(self, pcoll: beam.PCollection) -> Output:
+        """Records in, sealed releases and dead letters out."""
+        run = self._run
+        plan = run.plan
+        door = Records(CanonicaliserFactory(plan, run.keys, run.public))
+        records = pcoll | "Records" >> beam.ParDo(door).with_outputs(
+            Records.DEAD, main="records"
+        ).with_output_types(pa.RecordBatch)
+        bounded = records.records | Bound(run)
+        releases = bounded | Release(run)
+        return Output(releases, records[Records.DEAD])
+
+
+class Bound(beam.PTransform):
+    """Canonical records -> admitted (record, window) pairs, sharded by key."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
+        """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
+        run = self._run
+        hold = HoldUntilCut(run.plan.timeline, BoundCallback(run), early=1_000)
+        sharded = pcoll | "ByUnit" >> beam.ParDo(
+            SplitByShard("unit", run.shards, record_schema(run.plan))
+        )
+        started = pcoll.pipeline | "UnitShards" >> _starts(run, record_schema(run.plan))
+        return (
+            (sharded, started)
+            | "UnitInput" >> beam.Flatten()
+            | "Bound" >> beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
+        )
+
+
+class Release(beam.PTransform):
+    """Admitted pairs by key shard -> sealed releases."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
+        """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
+        run = self._run
+        hold = HoldUntilCut(run.plan.timeline, ReleaseCallback(run))
+        started = pcoll.pipeline | "KeyShards" >> _starts(run, admitted_schema(run.plan))
+        return (
+            (pcoll, started)
+            | "KeyInput" >> beam.Flatten()
+            | "Release"
+            >> beam.ParDo(hold).with_output_types(tuple[tuple[int, int], pa.RecordBatch])
+            | "Gather" >> beam.GroupByKey()
+            | "Seal" >> beam.ParDo(Seal(SealFactory(run))).with_output_types(pa.RecordBatch)
+        )
+
+
+def _starts(run: Run, schema: pa.Schema) -> beam.PTransform:
+    """An empty batch for every shard, so that shards without data take their steps too."""
+    batch = empty(schema)
+    return beam.Create(
+        [(shard, batch) for shard in range(run.shards)], reshuffle=False
+    ).with_output_types(tuple[int, pa.RecordBatch])
+
+
+class SplitByShard(beam.DoFn):
+    """Routes rows to shards by their keyed id, gathering many rows before each split."""
+
+    def __init__(self, column: str, shards: int, schema: pa.Schema) -> None:
+        self._column, self._shards, self._schema = column, shards, schema
+
+    def start_bundle(self) -> None:
+        """Begin with nothing gathered."""
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    @guarded("split")
+    def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Gather; split when there is enough."""
+        self._held.append(element)
+        self._rows += element.num_rows
+        if self._rows >= SPLIT_BUFFER_ROWS:
+            yield from self._split()
+
+    @guarded("split")
+    def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
+        """Split the rest; everything lives in the global window."""
+        for pair in list(self._split()):
+            yield beam.transforms.window.GlobalWindows.windowed_value(pair)
+
+    def _split(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if self._held:
+            batch = concat(self._held, self._schema)
+            self._held, self._rows = [], 0
+            shard = shard_of(ids_of(batch.column(self._column)), self._shards)
+            yield from split_by_shard(batch, shard, self._shards)
+
+
+class BoundCallback:
+    """Builds BOUND's worker side: decide, commit, emit by key shard."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self) -> Callable[..., Iterator[Any]]:
+        """Open the store on the worker."""
+        run, store = self._run, self._run.open()
+        schema = record_schema(run.plan)
+
+        def decide(
+            shard: int, batches: Iterable[pa.RecordBatch], upto: int
+        ) -> Iterator[tuple[int, pa.RecordBatch]]:
+            records = concat(batches, schema)
+            admitted, counts = bound(run.plan, store, shard, records, upto)
+            for name, amount in counts.items():
+                count(name, amount)
+            del records
+            target = shard_of(ids_of(admitted.column("key_id")), run.shards)
+            for number, part in split_by_shard(admitted, target, run.shards):
+                for piece in slices(part, SPLIT_BUFFER_ROWS):
+                    yield number, piece
+
+        return decide
+
+
+class ReleaseCallback:
+    """Builds RELEASE's worker side: one transaction per step, then what was committed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self) -> Callable[..., Iterator[Any]]:
+        """Open store and key on the worker."""
+        run, ring = self._run, self._run.keys.ring()
+        public = None
+        if run.public is not None:
+            public = (run.public, public_key_ids(run.plan, ring, run.public))
+        stepper = Stepper(run.plan, ring, run.open(), public, run.performance.look_ahead)
+        schema = admitted_schema(run.plan)
+
+        def release(
+            shard: int, batches: Iterable[pa.RecordBatch], upto: int
+        ) -> Iterator[ShardRelease]:
+            rows = concat(batches, schema)
+            for window, trigger, part in steps_through(run.plan.timeline, rows, upto):
+                released, computed = stepper.step(window, shard, trigger, part)
+                count("steps_committed" if computed else "steps_reemitted")
+                yield (window, trigger), released
+
+        return release
+
+
+class SealFactory:
+    """Builds ``seal`` on a worker."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self) -> Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch]:
+        """Bind plan, identity and release-id key."""
+        run = self._run
+        identity, prf = run.open().identity, run.keys.ring().release
+
+        def sealed(window: int, trigger: int, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+            return seal(run.plan, identity, prf, window, trigger, parts)
+
+        return sealed
+
+
+def run_in_memory(
+    run: Run, source: Iterable[pa.RecordBatch]
+) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """The pure twin of ``DPStream``: the same stages without Beam, for tests and simulation.
+
+    Returns:
+        (sealed releases in order of (cut, window), dead letters).
+    """
+    twin = CanonicaliserFactory(run.plan, run.keys, run.public)()
+    decide, release, sealed = BoundCallback(run)(), ReleaseCallback(run)(), SealFactory(run)()
+    parts = [twin(batch) for batch in source]
+    records = concat([good for good, _ in parts], record_schema(run.plan))
+    upto = run.plan.timeline.last_cut
+    unit_shard = shard_of(ids_of(records.column("unit")), run.shards)
+    by_unit = dict(split_by_shard(records, unit_shard, run.shards))
+    by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}
+    for shard in range(run.shards):
+        held = [by_unit[shard]] if shard in by_unit else []
+        for target, batch in decide(shard, held, upto):
+            by_key[target].append(batch)
+    gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+    for shard, batches in by_key.items():
+        for name, part in release(shard, batches, upto):
+            gathered.setdefault(name, []).append(part)
+    stride = run.plan.timeline.base(1)
+    order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))
+    releases = [sealed(*name, gathered[name]) for name in order]
+    return releases, [dead for _, dead in parts if dead.num_rows]
+
+
+def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
+    """All releases as one table."""
+    return pa.Table.from_batches([b.replace_schema_metadata(None) for b in releases])
+
+
+__all__ = ["DPStream", "Output", "Performance", "Run", "run_in_memory"]

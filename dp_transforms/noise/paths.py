@@ -1,0 +1,126 @@
+"""Noise of released prefixes, advanced leaf by leaf: one path per (key, round, column).
+
+The name of a path identifies the data (mechanism.md section 5): run id, epoch, plan hash,
+digest of the sampler's table, window, column, key and round.  Everything but key and round is
+hashed once by keyed BLAKE2b-128; key id and round are then mixed in by a keyed AES CBC-MAC,
+which is vectorised (a BLAKE2b call per key would be a Python loop on the hot path) and keyed
+just the same.  Paths are a cache: they can be dropped and recomputed at any time.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from accounting.budget import StreamNoise
+from accounting.limits import MAX_DRAWS_AT_ONCE
+from accounting.strategies.tree import TreeStrategy, fold
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.noise.sampler import RoundedGaussian
+
+Ids = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+
+
+class NoiseStream:
+    """The noise of one column of one window: names, sampler and decoder of its paths.
+
+    Args:
+        keys: key ring of the deployment.
+        run_name: run id, epoch and plan hash (committed before the first draw).
+        window: (start, end) micros.
+        role: ``selection``, ``units`` or ``value``; keeps equal stream names apart.
+        noise: calibrated strategy of the stream.
+        sampler: rounded Gaussian of ``noise.sigma`` (shared between windows).
+    """
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        run_name: tuple[bytes, ...],
+        window: tuple[int, int],
+        role: str,
+        noise: StreamNoise,
+        sampler: RoundedGaussian,
+    ) -> None:
+        self._node = keys.node
+        self._tweak = keys.tweak
+        self.strategy = TreeStrategy(noise.triggers)
+        self.sampler = sampler
+        bounds = b"".join(edge.to_bytes(16, "little", signed=True) for edge in window)
+        labels = (role.encode(), noise.name.encode(), noise.strategy.encode())
+        self._prefix = keys.name((*run_name, sampler.digest, bounds, *labels))
+
+    def names(self, key_ids: Ids, rounds: Int64) -> Ids:
+        """(n, 2) tweaks of the paths of keys and rounds."""
+        count = len(key_ids)
+        message = np.empty((count, 4, 2), np.uint64)
+        message[:, 0] = (np.uint64(3), np.uint64(0))  # blocks that follow: a fixed length
+        message[:, 1] = self._prefix
+        message[:, 2] = key_ids
+        message[:, 3, 0] = rounds.astype(np.uint64)
+        message[:, 3, 1] = 0
+        return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
+
+    def advance(
+        self, tweaks: Ids, leaf: Int64, upto: Int64, stack: Int64, width: int
+    ) -> Int64:
+        """Fold the noise of leaves ``leaf + 1 .. upto`` into ``stack`` (updated in place).
+
+        Returns:
+            (n, width) n_t * 2^DECODE_BITS of the leaves in order; with width 1 of the last.
+        """
+        out = np.zeros((len(leaf), width), np.int64)
+        first = self.strategy.nodes_through(leaf)
+        last = self.strategy.nodes_through(upto)
+        for rows in _chunks(last - first):
+            noise, starts = self.sampler.draw(
+                self._node, tweaks[rows], first[rows], last[rows]
+            )
+            fold(noise, starts, leaf[rows], upto[rows], stack[rows], out[rows])
+        return out
+
+
+class Paths:
+    """Growing table of paths of one stream, addressed by dense row numbers."""
+
+    def __init__(self, stream: NoiseStream) -> None:
+        self._stream = stream
+        self.tweaks = np.empty((0, 2), np.uint64)
+        self.leaf = np.empty(0, np.int64)
+        self._stack = np.empty((0, stream.strategy.levels), np.int64)
+
+    def start(self, rows: Int64, key_ids: Ids, rounds: Int64) -> None:
+        """(Re)start the paths of ``rows`` at leaf 0 under the names of keys and rounds."""
+        if len(rows) == 0:
+            return
+        self._grow(int(rows.max()) + 1)
+        self.tweaks[rows] = self._stream.names(key_ids, rounds)
+        self.leaf[rows] = 0
+
+    def advance(self, rows: Int64, upto: Int64, width: int = 1) -> Int64:
+        """Move the paths of ``rows`` to leaf ``upto``; see ``NoiseStream.advance``."""
+        stack = self._stack[rows]
+        out = self._stream.advance(self.tweaks[rows], self.leaf[rows], upto, stack, width)
+        self._stack[rows] = stack
+        self.leaf[rows] = upto
+        return out
+
+    def _grow(self, size: int) -> None:
+        have = len(self.leaf)
+        if size <= have:
+            return
+        size = max(size, have + have // 2, 1024)
+        self.tweaks = np.resize(self.tweaks, (size, 2))
+        self.leaf = np.concatenate([self.leaf, np.zeros(size - have, np.int64)])
+        stack = np.zeros((size, self._stack.shape[1]), np.int64)
+        stack[:have] = self._stack
+        self._stack = stack
+
+
+def _chunks(draws: Int64) -> list[slice]:
+    """Row ranges of at most MAX_DRAWS_AT_ONCE draws each (a single row may exceed it)."""
+    if draws.sum() <= MAX_DRAWS_AT_ONCE:
+        return [slice(0, len(draws))]
+    group = np.cumsum(draws) // MAX_DRAWS_AT_ONCE
+    edges = np.flatnonzero(np.diff(group)) + 1
+    bounds = [0, *edges.tolist(), len(draws)]
+    return [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]

@@ -1,0 +1,56 @@
+"""PREDICT: when a key that receives nothing must be looked at again (Algorithm 4).
+
+For each tested and not selected key: the first later trigger at which it passes if no data
+comes, within the computed look-ahead; else the trigger after the look-ahead, so that the end
+of the horizon is itself a due date.  Testing at due dates and with new data equals testing
+every key at every trigger, byte for byte, because the needs are the same numbers.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from accounting.plan import Plan
+from dp_transforms.selection import Needs
+from state.store import NEVER, KeyShard
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+@njit(cache=True, nogil=True)
+def _first_pass(
+    needs: Int32, slots: Int64, units: Int64, leaf: Int64, known: Int64, out: Int64
+) -> None:  # pragma: no cover - compiled
+    horizon = needs.shape[1]
+    for i in range(slots.size):
+        row = slots[i]
+        out[i] = known[row] + 1
+        for t in range(leaf[i] + 1, known[row] + 1):
+            if units[row] >= needs[row, t % horizon]:
+                out[i] = t
+                break
+
+
+def predict(plan: Plan, needs: Needs, states: KeyShard, slots: Int64, trigger: int) -> None:
+    """Set ``due`` of tested, unselected slots after trigger ``trigger``."""
+    base = states.base[slots].astype(np.int64)
+    leaf = trigger - base
+    due = np.empty(len(slots), np.int64)
+    _first_pass(needs.needs, slots, states.units, leaf, needs.known, due)
+    due += base
+    last = plan.timeline.triggers
+    states.due[slots] = np.where(due <= last, due, NEVER)
+
+
+def next_publication(plan: Plan, trigger: int) -> int:
+    """The publication calendar of sticky mode: next public trigger after ``trigger``."""
+    every, last = plan.refresh_every, plan.timeline.triggers
+    if trigger >= last:
+        return NEVER
+    return min((trigger // every + 1) * every, last)
+
+
+def publishes(plan: Plan, trigger: int) -> bool:
+    """Whether all selected keys are published at this trigger (refresh, or window close)."""
+    return trigger % plan.refresh_every == 0 or trigger == plan.timeline.triggers

@@ -1,0 +1,248 @@
+"""RECORDS: everything is made canonical once, at the door.
+
+A source batch becomes canonical records (schema ``batches.record_schema``) and dead letters.
+Whether and how a record is accepted is a function of this record and the plan alone, so a
+record of one user can never change what happens to another's (mechanism.md rule 0).
+
+Sensitivity: units and keys become 128-bit keyed ids (with a privacy period the unit IS the
+pair (user, period)); values are clamped to public bounds on a public integer grid BEFORE
+anything is summed, so one record moves a value stream by at most L grid units.
+"""
+
+from collections.abc import Iterator
+
+import apache_beam as beam
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from accounting.plan import Plan, ValueStream
+from dp_transforms import columns
+from dp_transforms.batches import (
+    DEAD_LETTER_SCHEMA,
+    OFFSET,
+    PARTITION,
+    Ids,
+    id_array,
+    record_schema,
+)
+from dp_transforms.noise.prf import KeyRing, Prf, frame
+from dp_transforms.telemetry import guarded
+
+Bool = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+
+#: Reasons in the order in which they are checked; public, fixed.
+REASONS = ("unit", "key", "time", "late", "value", "not_public")
+_TAGS = {"string": ord("s"), "int": ord("i"), "bool": ord("b"), "bytes": ord("y")}
+
+
+class Canonicaliser:
+    """Pure twin of ``Records``: source batch -> (records, dead letters).
+
+    Args:
+        plan: the public plan.
+        keys: key ring for the ids.
+        public_ids: (m, 2) ids of a public key list, or ``None``.
+    """
+
+    def __init__(self, plan: Plan, keys: KeyRing, public_ids: Ids | None = None) -> None:
+        self.plan, self.keys = plan, keys
+        self.schema = record_schema(plan)
+        self._public = None if public_ids is None else id_array(public_ids)
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Canonical records and dead letters of a batch, in row order.
+
+        Args:
+            batch: rows with the plan's columns; schema metadata holds partition and offset
+                of the first row.
+        """
+        plan = self.plan
+        reason = _Reasons(batch.num_rows)
+        partition, offset = _position(batch)
+        unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
+        if plan.unit.type in ("string", "bytes"):
+            ok &= columns._true(pc.greater(pc.binary_length(unit), 0))
+        reason.unless("unit", ok)
+        key_columns = []
+        for field in plan.key:
+            column, ok = columns.identity(batch.column(field.column), field.type)
+            reason.unless("key", ok)
+            key_columns.append(column)
+        event, stamp = self._times(batch, reason)
+        values = [
+            self._value(batch, stream, reason)
+            for stream in plan.value_streams
+            if stream.column is not None
+        ]
+        period = plan.timeline.period_of(event)
+        unit_ids = typed_ids(self.keys.unit, [(plan.unit.type, unit)], period)
+        kinds = [field.type for field in plan.key]
+        key_ids = typed_ids(self.keys.key, list(zip(kinds, key_columns, strict=True)))
+        if self._public is not None:
+            known = pc.is_in(id_array(key_ids), value_set=self._public)
+            reason.unless("not_public", columns._true(known))
+        arrays = [
+            id_array(unit_ids),
+            id_array(key_ids),
+            pa.array(stamp),
+            pa.array(plan.timeline.cut_of(event)),
+            pa.array(np.full(batch.num_rows, partition, np.int32)),
+            pa.array(offset),
+            *key_columns,
+            *(pa.array(v) for v in values),
+        ]
+        records = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        dead = reason.letters(partition, offset)
+        return (records if dead.num_rows == 0 else records.filter(reason.good)), dead
+
+    def _times(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64]:
+        plan, line = self.plan, self.plan.timeline
+        event, ok = columns.instant(batch.column(plan.event_time))
+        reason.unless("time", ok)
+        if plan.stamp == "event_time":
+            stamp = event
+        else:
+            stamp, ok = columns.instant(batch.column(plan.stamp))
+            reason.unless("time", ok)
+        inside = line.on_time(event, stamp)
+        reason.unless("time", inside)
+        event = np.where(inside, event, line.start)
+        stamp = np.where(inside, stamp, line.start)
+        # Late for the last window it belongs to is late for all; a closed period likewise.
+        last = (event - line.start) // line.slide
+        final_cut = last * (line.slide // line.trigger_every) + line.triggers
+        late = (line.cut_of(stamp) > final_cut) | line.period_closed(event, stamp)
+        reason.unless("late", ~late)
+        return event, stamp
+
+    def _value(self, batch: pa.RecordBatch, stream: ValueStream, reason: "_Reasons") -> Int64:
+        """Clamped, rounded to the grid, centred: int64 within +-L."""
+        numbers, ok = columns.measure(batch.column(stream.column))
+        reason.unless("value", ok)
+        scaled = np.clip(numbers / stream.grid, stream.lo, stream.hi)
+        return np.clip(np.rint(scaled).astype(np.int64), stream.lo, stream.hi) - stream.mid
+
+
+class _Reasons:
+    """First failed rule of each row."""
+
+    def __init__(self, rows: int) -> None:
+        self._code = np.full(rows, -1, np.int8)
+
+    def unless(self, reason: str, ok: Bool) -> None:
+        """Rows that fail and have no reason yet get this one."""
+        self._code[(self._code < 0) & ~ok] = REASONS.index(reason)
+
+    @property
+    def good(self) -> pa.Array:
+        """Mask of the rows without a reason."""
+        return pa.array(self._code < 0)
+
+    def letters(self, partition: int, offset: Int64) -> pa.RecordBatch:
+        """Dead letters: where the row stood and why; never what it held."""
+        rows = np.flatnonzero(self._code >= 0)
+        names = pa.array(REASONS).take(pa.array(self._code[rows].astype(np.int32)))
+        where = np.full(len(rows), partition, np.int32)
+        return pa.RecordBatch.from_arrays(
+            [pa.array(where), pa.array(offset[rows]), names], schema=DEAD_LETTER_SCHEMA
+        )
+
+
+def _position(batch: pa.RecordBatch) -> tuple[int, Int64]:
+    metadata = batch.schema.metadata or {}
+    first = int(metadata.get(OFFSET, b"0"))
+    partition = int(metadata.get(PARTITION, b"0"))
+    return partition, np.arange(first, first + batch.num_rows, dtype=np.int64)
+
+
+def typed_ids(
+    prf: Prf, fields: list[tuple[str, pa.Array]], context: Int64 | None = None
+) -> Ids:
+    """Keyed 128-bit ids of typed, length-prefixed rows.
+
+    Args:
+        prf: AES under the id key of the purpose.
+        fields: (declared type, canonical column without nulls) of each component.
+        context: (n,) int64 that is part of the identity (the privacy period).
+    """
+    rows = len(fields[0][1])
+    if context is None:
+        context = np.zeros(rows, np.int64)
+    parts = []
+    for kind, column in fields:
+        if kind in ("int", "bool"):
+            data = np.ascontiguousarray(column.cast(pa.int64()).to_numpy(zero_copy_only=False))
+            raw = data.view(np.uint8)
+            offsets = np.arange(0, 8 * rows + 1, 8, dtype=np.int64)
+        else:
+            _, offset_buffer, data_buffer = column.buffers()
+            ends = np.frombuffer(offset_buffer, np.int32)
+            offsets = ends[column.offset : column.offset + rows + 1].astype(np.int64)
+            raw = np.frombuffer(data_buffer or b"", np.uint8)
+        parts.append((_TAGS[kind], raw, offsets))
+    message, lengths = frame(context, parts)
+    return prf.mac(message, lengths)
+
+
+class Records(beam.DoFn):
+    """Thin Beam twin of ``Canonicaliser``: main output records, side output ``dead``."""
+
+    DEAD = "dead"
+
+    def __init__(self, make: "CanonicaliserFactory") -> None:
+        self._make = make
+
+    def setup(self) -> None:
+        """Load the key on the worker; it is never part of the pipeline."""
+        self._twin = self._make()
+
+    @guarded("records")
+    def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """One source batch."""
+        records, dead = self._twin(element)
+        if dead.num_rows:
+            yield beam.pvalue.TaggedOutput(self.DEAD, dead)
+        if records.num_rows:
+            yield records
+
+
+class CanonicaliserFactory:
+    """Builds the canonicaliser on a worker from public parts and a path to the key."""
+
+    def __init__(self, plan: Plan, keys: "KeySource", public: pa.Table | None = None) -> None:
+        self._plan, self._keys, self._public = plan, keys, public
+
+    def __call__(self) -> Canonicaliser:
+        ring = self._keys.ring()
+        ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
+        return Canonicaliser(self._plan, ring, ids)
+
+
+def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
+    """(m, 2) ids of a public key list with the plan's (canonical) key columns."""
+    fields = [
+        (f.type, table.column(f.column).combine_chunks()) for f in plan.key
+    ]
+    fields = [(k, c.chunk(0) if isinstance(c, pa.ChunkedArray) else c) for k, c in fields]
+    return typed_ids(keys.key, fields)
+
+
+class KeySource:
+    """Where a worker finds the noise key: a file, or an insecure test key.
+
+    Pickles hold the path only, never the key.
+    """
+
+    def __init__(self, path: str | None, insecure_test_key: str | None = None) -> None:
+        self.path, self.insecure_test_key = path, insecure_test_key
+
+    def ring(self) -> KeyRing:
+        """The key ring, read from its file."""
+        from dp_transforms.noise.prf import load_key
+
+        if self.insecure_test_key is not None:
+            return KeyRing(bytes.fromhex(self.insecure_test_key))
+        return load_key(self.path or "")

@@ -1,0 +1,207 @@
+"""One step of one (window, key shard, trigger): the pure twin of the whole flow behind BOUND.
+
+Order of a step: aggregate the micro-batch; look at the keys it touched and at the keys that
+are due; select; publish what the calendar says; predict.  Nothing is visible before
+``Store.commit_step`` returned, and what is visible is what it returned.
+"""
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from accounting.budget import Budget, StreamNoise, allocate
+from accounting.plan import Plan
+from dp_transforms.aggregation import aggregate
+from dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
+from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.noise.sampler import RoundedGaussian
+from dp_transforms.perturbation import Published, PublishedPaths, publish
+from dp_transforms.prediction import next_publication, predict, publishes
+from dp_transforms.selection import Needs, candidates, select
+from state.store import NEVER, KeyShard, RunIdentity, StepResult, Store
+
+Int64 = npt.NDArray[np.int64]
+
+
+@functools.lru_cache(maxsize=32)
+def _sampler(sigma: float) -> RoundedGaussian:
+    return RoundedGaussian(sigma)
+
+
+class Stepper:
+    """Runs steps of one job.
+
+    Args:
+        plan: the public plan.
+        keys: key ring.
+        store: where states are kept; its identity names the noise.
+        public: (table, ids) of this job's public keys, or ``None``.
+        look_ahead: leaves of noise computed ahead (performance only).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        keys: KeyRing,
+        store: Store,
+        public: tuple[pa.Table, npt.NDArray[np.uint64]] | None = None,
+        look_ahead: int | None = None,
+    ) -> None:
+        self.plan, self.keys, self.store = plan, keys, store
+        self.budget: Budget = allocate(plan)
+        self._run_name = run_name(store.identity)
+        self._public = public
+        self._look_ahead = look_ahead or max(4, min(32, plan.timeline.triggers // 12))
+        self._input = admitted_schema(plan)
+
+    def step(
+        self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
+    ) -> tuple[pa.RecordBatch, bool]:
+        """The committed releases of a step, computed now or read back.
+
+        Args:
+            rows: admitted pairs with this window, shard and leaf == ``trigger``.
+
+        Returns:
+            (releases, whether this call computed them).
+        """
+        committed = self.store.committed_releases(window, shard, trigger)
+        if committed is not None:
+            return committed, False
+        states = self.store.key_shard(window, shard)
+        result = self._compute(states, window, shard, trigger, rows)
+        return self.store.commit_step(window, shard, trigger, states, result), True
+
+    def _compute(
+        self, states: KeyShard, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
+    ) -> StepResult:
+        if trigger == 1 and self._public is not None:
+            self._enter_public(states, shard)
+        before = states.due_at(trigger)
+        batch = aggregate(self.plan, states, rows if rows is not None else empty(self._input))
+        slots = np.union1d(batch.touched, before)
+        states.due[before] = NEVER
+        closes = trigger == self.plan.timeline.triggers
+        if self.plan.privacy.mode == "sticky":
+            chosen, selected = self._sticky(states, window, slots, trigger)
+        else:
+            chosen, selected = self._rounds(states, window, slots, trigger)
+        if len(chosen):
+            paths = self._paths(states, window)
+            published = publish(self.plan, self.budget, states, paths, chosen, trigger)
+            releases = self._rows(states, chosen, published)
+        else:
+            releases = self._no_rows(states)
+        if self.plan.privacy.mode != "sticky":
+            self._restart(states, selected, trigger)
+        changed = np.union1d(batch.touched, selected)
+        return StepResult(changed, batch.pair_slots, batch.pair_units, releases, closes)
+
+    def _sticky(
+        self, states: KeyShard, window: int, slots: Int64, trigger: int
+    ) -> tuple[Int64, Int64]:
+        """(slots to publish, slots newly selected) when selection lasts for the window."""
+        newly = slots[:0]
+        if self.plan.selects:
+            tested = candidates(self.plan, states, slots)
+            needs = self._needs(states, window)
+            passed = select(needs, states, tested, trigger)
+            newly = tested[passed]
+            states.round[newly] = 1
+            predict(self.plan, needs, states, tested[~passed], trigger)
+        if publishes(self.plan, trigger):
+            # Every selected key, data or not: publication follows the public calendar alone.
+            chosen = np.flatnonzero(states.round[: states.size] > 0)
+        else:
+            chosen = newly
+        states.due[chosen] = next_publication(self.plan, trigger)
+        return chosen, newly
+
+    def _rounds(
+        self, states: KeyShard, window: int, slots: Int64, trigger: int
+    ) -> tuple[Int64, Int64]:
+        """(slots to publish, slots selected) when every release starts a new round."""
+        tested = candidates(self.plan, states, slots)
+        needs = self._needs(states, window)
+        passed = select(needs, states, tested, trigger)
+        selected = tested[passed]
+        predict(self.plan, needs, states, tested[~passed], trigger)
+        chosen = selected
+        if self.plan.privacy.final_flush and trigger == self.plan.timeline.triggers:
+            once = np.flatnonzero(states.round[: states.size] > 0)
+            chosen = np.union1d(selected, once)
+        return chosen, selected
+
+    @staticmethod
+    def _restart(states: KeyShard, selected: Int64, trigger: int) -> None:
+        """Start the next round at the public release trigger, counting from zero."""
+        states.round[selected] += 1
+        states.base[selected] = trigger
+        states.units[selected] = 0
+
+    def _enter_public(self, states: KeyShard, shard: int) -> None:
+        """Public keys are released from the window's first trigger on, data or not."""
+        assert self._public is not None
+        table, ids = self._public
+        mine = np.flatnonzero(shard_of(ids, self.store.identity.shards) == shard)
+        batch = table.take(pa.array(mine)).combine_chunks().to_batches()
+        if len(mine):
+            slots = states.intern(ids[mine], batch[0])
+            states.round[slots] = 1
+            states.due[slots] = 1
+
+    def _needs(self, states: KeyShard, window: int) -> Needs:
+        if "needs" not in states.scratch:
+            assert self.budget.selection is not None and self.budget.tau is not None
+            stream = self._stream(window, "selection", self.budget.selection)
+            states.scratch["needs"] = Needs(
+                stream, self.budget.tau, self.plan.privacy.pre_threshold, self._look_ahead
+            )
+        needs: Needs = states.scratch["needs"]
+        return needs
+
+    def _paths(self, states: KeyShard, window: int) -> PublishedPaths:
+        if "paths" not in states.scratch:
+            units = None
+            if self.budget.units is not None:
+                # With selected keys the count of units IS the selection stream continued.
+                role = "selection" if self.plan.selects else "units"
+                units = self._stream(window, role, self.budget.units)
+            values = [self._stream(window, "value", noise) for noise in self.budget.values]
+            states.scratch["paths"] = PublishedPaths(values, units)
+        paths: PublishedPaths = states.scratch["paths"]
+        return paths
+
+    def _stream(self, window: int, role: str, noise: StreamNoise) -> NoiseStream:
+        bounds = self.plan.timeline.window_bounds(window)
+        return NoiseStream(
+            self.keys, self._run_name, bounds, role, noise, _sampler(noise.sigma)
+        )
+
+    def _rows(self, states: KeyShard, slots: Int64, published: Published) -> pa.RecordBatch:
+        table = states.key_columns(slots)
+        table = table.append_column("_id", id_array(states.table.ids[slots]))
+        for name, values in published.values.items():
+            table = table.append_column(name, pa.array(values))
+            table = table.append_column(f"{name}_sd", pa.array(published.sds[name]))
+        return table.combine_chunks().to_batches()[0]
+
+    def _no_rows(self, states: KeyShard) -> pa.RecordBatch:
+        return empty(shard_release_schema(self.plan))
+
+
+def run_name(identity: RunIdentity) -> tuple[bytes, ...]:
+    """The part of every node's name that tells runs, epochs and plans apart."""
+    return (
+        bytes.fromhex(identity.run_id),
+        identity.epoch.to_bytes(8, "little"),
+        bytes.fromhex(identity.plan_hash),
+    )
+
+
+def shard_of(ids: npt.NDArray[np.uint64], shards: int) -> Int64:
+    """Shard number of keyed ids (the high bits; hash tables use the low ones)."""
+    return ((ids[:, 1] >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)

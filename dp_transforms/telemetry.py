@@ -1,0 +1,72 @@
+"""The only module of the flow that logs or counts, with an allow-list; and the door for errors.
+
+Beam puts the text of an exception into logs and job messages, and an exception of a library
+can quote a record.  ``guarded`` wraps every DoFn method: what leaves is the stage's name and
+the class of the error, ``raise ... from None``.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from apache_beam.metrics import Metrics
+
+from accounting.errors import DpstreamError, RunError
+
+#: Counters that may exist; exact record counts are for the operator, never for release.
+OPERATOR_COUNTERS = (
+    "operator_records_in",
+    "operator_dead_letters",
+    "operator_pairs_admitted",
+    "operator_pairs_rejected",
+    "operator_pairs_late",
+    "operator_records_undelivered",
+    "steps_committed",
+    "steps_reemitted",
+    "releases_sealed",
+)
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to an allowed counter."""
+    if name not in OPERATOR_COUNTERS:
+        raise ValueError("counter is not on the allow-list")
+    if amount:
+        Metrics.counter("dpstream", name).inc(int(amount))
+
+
+def _stage_error(stage: str, error: BaseException) -> RunError:
+    kind = type(error).__name__
+    return RunError(f"stage.{stage}", f"failed with {kind}", "run `dpstream doctor`")
+
+
+def guarded(stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let only coded errors and the class of others out of a DoFn method."""
+
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isgeneratorfunction(method):
+
+            @functools.wraps(method)
+            def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+                try:
+                    yield from method(*args, **kwargs)
+                except DpstreamError:
+                    raise
+                except Exception as error:
+                    raise _stage_error(stage, error) from None
+
+            return generator
+
+        @functools.wraps(method)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except DpstreamError:
+                raise
+            except Exception as error:
+                raise _stage_error(stage, error) from None
+
+        return function
+
+    return wrap

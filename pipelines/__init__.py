@@ -1,0 +1,1 @@
+"""What a person touches: job files, sources, sinks, generators, the command line."""

@@ -1,0 +1,334 @@
+"""The job file: TOML tables decoded into frozen structs, and the public plan they mean.
+
+``load_job(path)`` is the one entry.  Unknown keys are refused at every level; durations and
+times are texts that are parsed exactly; paths are resolved against the job file's folder.
+Everything that decides what is released ends up in ``Job.plan``; ``[performance]`` does not
+and cannot change a released byte.
+"""
+
+import glob
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from accounting import limits
+from accounting.errors import UsageError
+from accounting.plan import Aggregate, Field, Mode, Plan, Privacy, StrategyName
+from accounting.timeline import Timeline
+from pipelines.job_text import (
+    duration_micros,
+    instant_micros,
+    parse_toml,
+    raise_decode_error,
+    refuse_data_dependent,
+)
+from pipelines.keys import public_key_digest
+
+MAX_JOB_BYTES = 1 << 20
+FileKind = Literal["parquet", "csv", "jsonl"]
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the job file: frozen, unknown keys refused."""
+
+
+class SourceConfig(_Table, frozen=True):
+    """``[source]``: ``path`` is a file or a glob (``**`` for any folders); ``stamp`` is
+    ``event_time`` or the column that carries the source stamp."""
+
+    kind: FileKind
+    path: str
+    stamp: str = "event_time"
+
+
+class TimeColumn(_Table, frozen=True):
+    """``schema.event_time``."""
+
+    column: str
+
+
+class SchemaConfig(_Table, frozen=True):
+    """``[schema]``: which columns are the unit, the key and the event time."""
+
+    unit: Field
+    key: tuple[Field, ...]
+    event_time: TimeColumn
+
+
+class TimeConfig(_Table, frozen=True):
+    """``[time]``: RFC 3339 times and durations, as texts."""
+
+    start: str
+    window: str
+    trigger_every: str
+    end: str | None = None
+    slide: str | None = None
+    allowed_lateness: str = "0s"
+    max_skew: str = "0s"
+
+
+class PrivacyConfig(_Table, frozen=True):
+    """``[privacy]``: see `accounting.plan.Privacy`; plus the period and where the key is.
+
+    ``insecure_test_key`` (64 hex digits) and ``insecure_test_run_id`` (32) are for tests on
+    public data: whoever knows them can subtract the noise.
+    """
+
+    epsilon: float
+    delta: float
+    contributions: int
+    period: str | None = None
+    mode: Mode = "sticky"
+    strategy: StrategyName = "tree"
+    theta: float = 0.4
+    pre_threshold: int = 0
+    refresh_every: int | None = None
+    selection_share: float | None = None
+    final_flush: bool = False
+    allow_unsound: bool = False
+    key_file: str | None = None
+    insecure_test_key: str | None = None
+    insecure_test_run_id: str | None = None
+
+
+class KeysConfig(_Table, frozen=True):
+    """``[keys]``: a CSV file whose header names the key columns; no selection is needed."""
+
+    public: str | None = None
+
+
+class StateConfig(_Table, frozen=True):
+    """``[state]``: where state lives (``sqlite:PATH``; default: beside the job file) and the
+    number of key shards, fixed when the store is made."""
+
+    store: str | None = None
+    shards: int = 4
+
+    @property
+    def path(self) -> Path:
+        """File of the embedded store."""
+        return Path((self.store or "").removeprefix("sqlite:"))
+
+
+class Limit(_Table, frozen=True):
+    """The most a data set may spend per unit, over all jobs."""
+
+    epsilon: float
+    delta: float
+
+
+class LedgerConfig(_Table, frozen=True):
+    """``[ledger]``: the data set's record of what was spent, shared by its jobs."""
+
+    path: str
+    data_set: str
+    limit: Limit
+
+
+class SinkConfig(_Table, frozen=True):
+    """``[sink]``: folder of the releases."""
+
+    kind: FileKind
+    path: str
+
+
+class PerformanceConfig(_Table, frozen=True):
+    """``[performance]``: none of it changes a released byte.
+
+    Attributes:
+        batch_rows: rows of an Arrow batch at the door.
+        look_ahead: triggers a prediction looks ahead (default: adapts to the key).
+        unit_shards: shards of the bounding step.
+    """
+
+    batch_rows: int = limits.DEFAULT_BATCH_ROWS
+    look_ahead: int | None = None
+    unit_shards: int = 4
+
+
+class JobFile(_Table, frozen=True):
+    """The tables of a job file, as written."""
+
+    source: SourceConfig
+    schema: SchemaConfig
+    aggregate: tuple[Aggregate, ...]
+    time: TimeConfig
+    privacy: PrivacyConfig
+    sink: SinkConfig
+    keys: KeysConfig = KeysConfig()
+    state: StateConfig = StateConfig()
+    ledger: LedgerConfig | None = None
+    performance: PerformanceConfig = PerformanceConfig()
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A checked job: tables with absolute paths, and the public plan.
+
+    Attributes:
+        path: the job file.
+        source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
+            path in them is absolute.
+        plan: what is released and promised; checked.
+    """
+
+    path: Path
+    source: SourceConfig
+    schema: SchemaConfig
+    privacy: PrivacyConfig
+    keys: KeysConfig
+    state: StateConfig
+    ledger: LedgerConfig | None
+    sink: SinkConfig
+    performance: PerformanceConfig
+    plan: Plan
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Input columns the job reads, each once: unit, key, time, stamp, values."""
+        names = [self.plan.unit.column, *(f.column for f in self.plan.key), self.plan.event_time]
+        if self.plan.stamp != "event_time":
+            names.append(self.plan.stamp)
+        names += [a.column for a in self.plan.aggregates if a.column is not None]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def value_columns(self) -> tuple[str, ...]:
+        """Input columns of sums and means, each once, in the order of the aggregates."""
+        named = (a.column for a in self.plan.aggregates if a.column is not None)
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def insecure(self) -> bool:
+        """Whether a fixed test key or run id is set; the output must be stamped so."""
+        return (self.privacy.insecure_test_key or self.privacy.insecure_test_run_id) is not None
+
+
+def load_job(path: str | Path) -> Job:
+    """Read and check a job file.
+
+    Raises:
+        UsageError: unreadable, unknown or missing keys, values that are not usable.
+        PolicyError: settings that no privacy guarantee survives.
+    """
+    path = Path(path).absolute()
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_JOB_BYTES + 1)
+    except OSError:
+        raise UsageError("job file", "cannot be read", "check its path and permissions") from None
+    if len(text) > MAX_JOB_BYTES:
+        raise UsageError("job file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
+    return job_of(decode_job(text), path)
+
+
+def decode_job(text: bytes) -> JobFile:
+    """The tables of a job file's text; raises as `load_job` does."""
+    tables = parse_toml(text)
+    refuse_data_dependent(tables)
+    try:
+        return msgspec.convert(tables, JobFile)
+    except msgspec.ValidationError as error:
+        raise_decode_error(error, JobFile)
+
+
+def job_of(file: JobFile, path: Path) -> Job:
+    """The checked job of decoded tables; ``path`` (absolute) is where paths start from."""
+    _check_tables(file)
+    folder = path.parent
+    keys = KeysConfig(_under(folder, file.keys.public))
+    plan = Plan(
+        source=f"{file.source.kind}:{file.source.path}",
+        unit=file.schema.unit,
+        key=file.schema.key,
+        event_time=file.schema.event_time.column,
+        aggregates=file.aggregate,
+        timeline=_timeline(file),
+        privacy=_privacy(file.privacy),
+        stamp=file.source.stamp,
+    ).check()
+    if keys.public is not None:
+        digest = public_key_digest(Path(keys.public), plan.key)
+        plan = msgspec.structs.replace(plan, public_keys=digest).check()
+    replace = msgspec.structs.replace
+    store = (file.state.store or f"sqlite:{path.stem}.state.db").removeprefix("sqlite:")
+    pattern = str(Path(glob.escape(str(folder))) / file.source.path)
+    return Job(
+        path=path,
+        source=replace(file.source, path=pattern),
+        schema=file.schema,
+        privacy=replace(file.privacy, key_file=_under(folder, file.privacy.key_file)),
+        keys=keys,
+        state=replace(file.state, store=f"sqlite:{folder / store}"),
+        ledger=file.ledger and replace(file.ledger, path=str(folder / file.ledger.path)),
+        sink=replace(file.sink, path=str(folder / file.sink.path)),
+        performance=file.performance,
+        plan=plan,
+    )
+
+
+def _under(folder: Path, path: str | None) -> str | None:
+    return None if path is None else str(folder / path)
+
+
+def _timeline(file: JobFile) -> Timeline:
+    """The time axis in micros; a bounded source needs its end."""
+    time = file.time
+    if time.end is None:
+        raise UsageError(
+            "time.end",
+            f"is required, because source.kind '{file.source.kind}' is bounded",
+            "add the end of the last window, for example end = '2014-01-07T00:00:00Z'",
+        )
+    window = duration_micros("time.window", time.window)
+    period = file.privacy.period
+    return Timeline(
+        start=instant_micros("time.start", time.start),
+        end=instant_micros("time.end", time.end),
+        window=window,
+        slide=window if time.slide is None else duration_micros("time.slide", time.slide),
+        trigger_every=duration_micros("time.trigger_every", time.trigger_every),
+        allowed_lateness=duration_micros("time.allowed_lateness", time.allowed_lateness),
+        max_skew=duration_micros("time.max_skew", time.max_skew),
+        period=None if period is None else duration_micros("privacy.period", period),
+    )
+
+
+def _privacy(config: PrivacyConfig) -> Privacy:
+    return Privacy(**{name: getattr(config, name) for name in Privacy.__struct_fields__})
+
+
+def _check_tables(file: JobFile) -> None:
+    """Rules of the tables that do not enter the plan."""
+    ranges = [
+        ("state.shards", file.state.shards, limits.MAX_SHARDS),
+        ("performance.batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
+        ("performance.unit_shards", file.performance.unit_shards, limits.MAX_SHARDS),
+        ("performance.look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
+    ]
+    for field, value, most in ranges:
+        if not 1 <= value <= most:
+            raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
+    texts = [("source.path", file.source.path), ("sink.path", file.sink.path)]
+    if file.ledger is not None:
+        texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
+        if not (file.ledger.limit.epsilon > 0 and 0 < file.ledger.limit.delta < 1):
+            raise UsageError("ledger.limit", "needs epsilon > 0 and 0 < delta < 1", "correct it")
+    for field, text in texts:
+        if not text or "\0" in text:
+            raise UsageError(field, "must not be empty", "write a name")
+    store = file.state.store
+    if store is not None and (not store.startswith("sqlite:") or store == "sqlite:"):
+        raise UsageError("state.store", "is not a known store", "write 'sqlite:PATH'")
+    _check_insecure(file.privacy)
+
+
+def _check_insecure(privacy: PrivacyConfig) -> None:
+    if privacy.key_file is not None and privacy.insecure_test_key is not None:
+        raise UsageError(
+            "privacy.insecure_test_key", "excludes privacy.key_file", "keep one of the two"
+        )
+    for name, digits in (("insecure_test_key", 64), ("insecure_test_run_id", 32)):
+        text = getattr(privacy, name)
+        if text is not None and (len(text) != digits or set(text) - set("0123456789abcdef")):
+            raise UsageError(f"privacy.{name}", f"must be {digits} hex digits", "correct it")

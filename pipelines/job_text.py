@@ -1,0 +1,176 @@
+"""Texts of a job file: durations, instants, and decoding errors in the job's own words.
+
+Nothing here sees a record.  Durations and instants are parsed exactly (integers and
+rationals, never floats); an error names the field of the job file, the rule and the fix.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any, NoReturn, get_args, get_type_hints
+
+import msgspec
+
+from accounting.errors import PolicyError, UsageError
+
+_UNIT_MICROS = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+    "w": 604_800_000_000,
+}
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(us|ms|s|m|h|d|w)")
+_INSTANT = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})"
+    r"(?:\.([0-9]{1,18}))?(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_MICROS = 1 << 62
+
+#: Settings of the time axis that would let records decide when something is published.
+_DATA_DEPENDENT = {
+    "session_gap": "session windows end where a user's records end, which reveals the user",
+    "session_window": "session windows end where a user's records end, which reveals the user",
+    "trigger_count": "a trigger after a number of records fires when one user's records come",
+    "trigger_after_count": "a trigger after a number of records fires when one user's records come",
+}
+
+
+def duration_micros(field: str, text: str) -> int:
+    """Micros of a duration such as ``7d``, ``12h``, ``86.4s`` or ``100ms``; exact.
+
+    Raises:
+        UsageError: no such duration, or not a whole number of microseconds.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            field,
+            "is not a duration",
+            "write a number and one of us, ms, s, m, h, d, w, for example '15m'",
+        )
+    micros = Fraction(match[1]) * _UNIT_MICROS[match[2]]
+    if micros.denominator != 1 or micros >= _MAX_MICROS:
+        raise UsageError(
+            field, "must be a whole number of microseconds below 2^62", "choose another length"
+        )
+    return int(micros)
+
+
+def instant_micros(field: str, text: str) -> int:
+    """Micros since the epoch of an RFC 3339 time with its offset; exact.
+
+    Raises:
+        UsageError: no such time, no offset, or finer than microseconds.
+    """
+    match = _INSTANT.fullmatch(text.strip())
+    fix = "write it like '2013-01-01T05:00:00Z'"
+    if match is None:
+        raise UsageError(field, "is not an RFC 3339 time with an offset", fix)
+    try:
+        year, month, day, hour, minute, second = map(int, match.groups()[:6])
+        civil = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        raise UsageError(field, "is not a time of the calendar", fix) from None
+    since = civil - _EPOCH
+    micros = Fraction(f"0.{match[7] or 0}") * 1_000_000
+    if micros.denominator != 1:
+        raise UsageError(field, "is finer than microseconds", fix)
+    offset = 0
+    if match[9]:
+        hours, minutes = int(match[10]), int(match[11])
+        if hours > 23 or minutes > 59:
+            raise UsageError(field, "has an offset beyond a day", fix)
+        offset = (hours * 60 + minutes) * _UNIT_MICROS["m"] * (1 if match[9] == "+" else -1)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + int(micros) - offset
+
+
+def parse_toml(text: bytes) -> dict[str, Any]:
+    """The tables of a job file.
+
+    Raises:
+        UsageError: not TOML in UTF-8; says where.
+    """
+    try:
+        return tomllib.loads(text.decode("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        rule = f"is not TOML: {str(error).rstrip('.')}"
+    except (ValueError, RecursionError):
+        rule = "is not TOML in UTF-8 with values of a usable size"
+    raise UsageError("job file", rule, "correct the file")
+
+
+def refuse_data_dependent(tables: dict[str, Any]) -> None:
+    """Refuse settings through which records would decide when something is published.
+
+    Raises:
+        PolicyError: session windows, count triggers or watermark settings are asked for.
+    """
+    for table, entries in tables.items():
+        for key in entries if isinstance(entries, dict) else ():
+            why = _DATA_DEPENDENT.get(key)
+            if "watermark" in key:
+                why = "a watermark that follows records lets one user make others late"
+            if why:
+                raise PolicyError(
+                    f"{table}.{key}",
+                    f"refused, because {why}",
+                    "remove it; windows and triggers follow the public clock of [time]",
+                )
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'; known: ...`` for a name that is not known."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{hint}known here: {', '.join(names)}"
+
+
+def raise_decode_error(error: msgspec.ValidationError, root: type[msgspec.Struct]) -> NoReturn:
+    """Turn a decoding error into field, rule and fix.
+
+    Args:
+        error: what ``msgspec.convert(tables, root)`` raised.
+        root: the struct of the whole job file.
+    """
+    match = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", str(error), re.DOTALL)
+    rule, path = (match[1], match[2] or "") if match else (str(error), "")
+    named = re.search(r"field `([^`]*)`", rule)
+    if named and rule.startswith("Object contains unknown"):
+        known = (f.encode_name for f in msgspec.structs.fields(_struct_at(root, path)))
+        where = f"{path}.{named[1]}" if path else named[1]
+        raise UsageError(where, "is not a known key", closest(named[1], known)) from None
+    if named and rule.startswith("Object missing"):
+        where = f"{path}.{named[1]}" if path else named[1]
+        raise UsageError(where, "is required", "add it") from None
+    if rule.startswith("Invalid enum value"):
+        parent, _, last = path.rpartition(".")
+        choices = _choices(_struct_at(root, parent), last)
+        raise UsageError(path, "is not one of the choices", f"choose from {choices}") from None
+    fix = "write it in quotes" if "got `datetime`" in rule else "correct the value"
+    raise UsageError(path or "job file", rule.replace("`", "").lower(), fix) from None
+
+
+def _struct_at(root: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
+    """The struct that describes a path such as ``schema.key[0]``."""
+    kind: type[msgspec.Struct] = root
+    for name in re.findall(r"[A-Za-z_]\w*", path):
+        hint = get_type_hints(kind)[name]
+        options = [hint, *get_args(hint)]
+        structs = [o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)]
+        if not structs:
+            break
+        kind = structs[0]
+    return kind
+
+
+def _choices(struct: type[msgspec.Struct], name: str) -> str:
+    options = get_args(get_type_hints(struct).get(name, None))
+    return ", ".join(repr(o) for o in options if isinstance(o, str)) or "the documented values"

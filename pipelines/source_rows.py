@@ -1,0 +1,83 @@
+"""What the readers of all file kinds hand over: rows with positions, and refused positions.
+
+The rule behind every reader: what becomes of a row is a function of that row (and of the
+file's header) alone, never of another row, of the block it was read in or of batch_rows.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+class Reason(StrEnum):
+    """Why a position went to the dead letter at the source; fixed and public."""
+
+    MALFORMED = "malformed"
+    FIELD_COUNT = "field_count"
+    LINE_TOO_LONG = "line_too_long"
+    UNREADABLE_FILE = "unreadable_file"
+    UNREADABLE_REST = "unreadable_rest"
+
+
+class Rows(NamedTuple):
+    """Consecutive good rows; ``offset`` is the first one's number in the file."""
+
+    offset: int
+    batch: pa.RecordBatch
+
+
+class Refused(NamedTuple):
+    """Positions that are no rows: int64 offsets, and one reason for each."""
+
+    offsets: Int64
+    reasons: list[str]
+
+
+Part = Rows | Refused
+
+
+def refuse(offset: int, reason: Reason) -> Refused:
+    """One refused position."""
+    return Refused(np.array([offset], np.int64), [reason.value])
+
+
+def runs(offsets: Int64, batch: pa.RecordBatch) -> Iterator[Rows]:
+    """Rows at increasing ``offsets`` as runs of consecutive ones (slices, no copy)."""
+    if len(offsets) == 0:
+        return
+    breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
+    starts = [0, *breaks.tolist()]
+    for begin, end in zip(starts, [*starts[1:], len(offsets)], strict=True):
+        yield Rows(int(offsets[begin]), batch.slice(begin, end - begin))
+
+
+def repair_text(column: pa.Array) -> pa.Array:
+    """A text column with the values that are not UTF-8 set to null; other types unchanged.
+
+    Raises:
+        pa.ArrowInvalid: the array itself is damaged.
+    """
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    try:
+        column.validate(full=True)
+        return column
+    except pa.ArrowInvalid:
+        large = pa.types.is_large_string(column.type)
+        raw = column.view(pa.large_binary() if large else pa.binary())
+        raw.validate(full=True)
+        return pa.array(map(_text_or_none, raw.to_pylist()), column.type, size=len(raw))
+
+
+def _text_or_none(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,1 @@
+"""What must survive: the Store contract, the embedded SQLite store, the ledger."""

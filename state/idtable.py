@@ -1,0 +1,167 @@
+"""Hash tables over 128-bit ids: id -> dense slot, and a set of (slot, id) pairs.
+
+Ids are outputs of a PRF, so their low bits are the hash.  Equality is always on all 128 bits:
+a shorter fingerprint would couple units (mechanism.md rule 3).
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+Ids = npt.NDArray[np.uint64]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_LOAD = 0.6
+_FIRST_SIZE = 1024
+
+
+@njit(cache=True, nogil=True)
+def _intern(
+    table: Int32, ids: Ids, size: int, queries: Ids, slots: Int64
+) -> int:  # pragma: no cover - compiled
+    mask = np.uint64(table.size - 1)
+    for i in range(queries.shape[0]):
+        low, high = queries[i, 0], queries[i, 1]
+        at = low & mask
+        while True:
+            slot = table[at]
+            if slot < 0:
+                table[at] = size
+                ids[size, 0] = low
+                ids[size, 1] = high
+                slots[i] = size
+                size += 1
+                break
+            if ids[slot, 0] == low and ids[slot, 1] == high:
+                slots[i] = slot
+                break
+            at = (at + np.uint64(1)) & mask
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _rehash(table: Int32, ids: Ids, size: int) -> None:  # pragma: no cover - compiled
+    mask = np.uint64(table.size - 1)
+    for slot in range(size):
+        at = ids[slot, 0] & mask
+        while table[at] >= 0:
+            at = (at + np.uint64(1)) & mask
+        table[at] = slot
+
+
+@njit(cache=True, nogil=True)
+def _find(table: Int32, ids: Ids, queries: Ids, slots: Int64) -> None:  # pragma: no cover
+    mask = np.uint64(table.size - 1)
+    for i in range(queries.shape[0]):
+        at = queries[i, 0] & mask
+        while True:
+            slot = table[at]
+            same = slot >= 0 and ids[slot, 0] == queries[i, 0] and ids[slot, 1] == queries[i, 1]
+            if slot < 0 or same:
+                slots[i] = slot
+                break
+            at = (at + np.uint64(1)) & mask
+
+
+class IdTable:
+    """128-bit id -> slot 0, 1, 2, ... in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._table = np.full(_FIRST_SIZE, -1, np.int32)
+        self._ids = np.empty((_FIRST_SIZE, 2), np.uint64)
+
+    @property
+    def ids(self) -> Ids:
+        """(size, 2) ids by slot."""
+        return self._ids[: self.size]
+
+    def intern(self, queries: Ids) -> Int64:
+        """Slots of the ids, new ones assigned in order; (n, 2) -> (n,) int64."""
+        self._reserve(self.size + len(queries))
+        slots = np.empty(len(queries), np.int64)
+        self.size = int(_intern(self._table, self._ids, self.size, queries, slots))
+        return slots
+
+    def find(self, queries: Ids) -> Int64:
+        """Slots of the ids, -1 where unknown."""
+        slots = np.empty(len(queries), np.int64)
+        _find(self._table, self._ids, queries, slots)
+        return slots
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._ids):
+            grown = np.empty((max(size, 2 * len(self._ids)), 2), np.uint64)
+            grown[: self.size] = self._ids[: self.size]
+            self._ids = grown
+        if size > _LOAD * len(self._table):
+            length = 1 << int(size / _LOAD).bit_length()
+            self._table = np.full(length, -1, np.int32)
+            _rehash(self._table, self._ids, self.size)
+
+
+@njit(cache=True, nogil=True)
+def _add(
+    owner: Int32, pairs: Ids, slots: Int64, queries: Ids, fresh: Bool
+) -> int:  # pragma: no cover - compiled
+    mask = np.uint64(owner.size - 1)
+    added = 0
+    for i in range(slots.size):
+        low, high = queries[i, 0], queries[i, 1]
+        at = (low ^ (np.uint64(slots[i]) * np.uint64(0x9E3779B97F4A7C15))) & mask
+        fresh[i] = False
+        while True:
+            if owner[at] < 0:
+                owner[at] = slots[i]
+                pairs[at, 0] = low
+                pairs[at, 1] = high
+                fresh[i] = True
+                added += 1
+                break
+            if owner[at] == slots[i] and pairs[at, 0] == low and pairs[at, 1] == high:
+                break
+            at = (at + np.uint64(1)) & mask
+    return added
+
+
+class PairSet:
+    """Exact set of (slot, unit id) pairs; stale slots are dropped when it grows."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._owner = np.full(_FIRST_SIZE, -1, np.int32)
+        self._pairs = np.empty((_FIRST_SIZE, 2), np.uint64)
+
+    def add(self, slots: Int64, units: Ids, stale: Bool | None = None) -> Bool:
+        """Insert pairs; True where a pair was not there before (first of equal ones).
+
+        Args:
+            slots: (n,) owner of each pair; ``units``: (n, 2) ids.
+            stale: by slot, owners whose pairs may be forgotten when the table grows.
+        """
+        if self.size + len(slots) > _LOAD * len(self._owner):
+            self._grow(len(slots), stale)
+        fresh = np.empty(len(slots), np.bool_)
+        self.size += int(_add(self._owner, self._pairs, slots, units, fresh))
+        return fresh
+
+    def _grow(self, extra: int, stale: Bool | None) -> None:
+        kept = self.size
+        if stale is not None and len(stale):
+            live = self._owner[self._owner >= 0]
+            kept -= int(stale[live].sum())
+        length = max(_FIRST_SIZE, 1 << int((kept + extra) / _LOAD * 1.3).bit_length())
+        self._rebuild(length, stale)
+
+    def _rebuild(self, length: int, gone: Bool | None) -> None:
+        live = self._owner >= 0
+        if gone is not None and len(gone):
+            live[live] = ~gone[self._owner[live]]
+        slots, units = self._owner[live].astype(np.int64), self._pairs[live]
+        self._owner = np.full(length, -1, np.int32)
+        self._pairs = np.empty((length, 2), np.uint64)
+        self.size = int(
+            _add(self._owner, self._pairs, slots, units, np.empty(len(slots), np.bool_))
+        )

@@ -1,0 +1,140 @@
+"""Step log of the embedded store: changed states as Arrow blobs, and their replay."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from state.idtable import IdTable
+from state.store import Admitted, Ids, Int64, KeyShard, StepResult, UnitShard
+
+_ID = pa.binary(16)
+
+
+def to_bytes(batch: pa.RecordBatch) -> bytes:
+    """Arrow IPC stream of one batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def from_bytes(blob: bytes) -> pa.RecordBatch:
+    """The batch of ``to_bytes``."""
+    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+        return reader.read_next_batch()
+
+
+def _ids(ids: Ids) -> pa.Array:
+    return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
+
+
+def _id_view(column: pa.Array) -> Ids:
+    return np.frombuffer(column.buffers()[1] or b"", np.uint64)[: 2 * len(column)].reshape(-1, 2)
+
+
+def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, bytes]:
+    """(new keys, changed states, new pairs) of a step."""
+    batch = states.fresh_keys().append_column("_id", _ids(states.table.ids[states.logged :]))
+    slots = result.changed
+    columns = {
+        "slot": slots.astype(np.int32),
+        "units": states.units[slots],
+        "due": states.due[slots],
+        "round": states.round[slots],
+        "base": states.base[slots],
+    }
+    for stream in range(states.values.shape[1]):
+        columns[f"v{stream}"] = states.values[slots, stream]
+    pairs = pa.RecordBatch.from_arrays(
+        [pa.array(result.pair_slots.astype(np.int32)), _ids(result.pair_units)],
+        names=["slot", "unit"],
+    )
+    return (
+        to_bytes(_one(batch)),
+        to_bytes(pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})),
+        to_bytes(pairs),
+    )
+
+
+def _one(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def replay_keys(
+    states: KeyShard, rows: Iterable[tuple[int, bytes | None, bytes | None, bytes | None]]
+) -> None:
+    """Apply the log of a (window, shard) to empty states."""
+    for trigger, keys, changed, pairs in rows:
+        if keys is None or changed is None or pairs is None:
+            states.mark_committed(trigger)
+            continue
+        batch = from_bytes(keys)
+        states.intern(_id_view(batch.column("_id")), batch)
+        change = from_bytes(changed)
+        slots = change.column("slot").to_numpy()
+        states.units[slots] = change.column("units").to_numpy()
+        states.due[slots] = change.column("due").to_numpy()
+        states.round[slots] = change.column("round").to_numpy()
+        states.base[slots] = change.column("base").to_numpy()
+        for stream in range(states.values.shape[1]):
+            states.values[slots, stream] = change.column(f"v{stream}").to_numpy()
+        pair = from_bytes(pairs)
+        states.pairs.add(
+            pair.column("slot").to_numpy().astype(np.int64), _id_view(pair.column("unit"))
+        )
+        states.mark_committed(trigger)
+
+
+def unit_blobs(units: UnitShard, admitted: Admitted) -> tuple[bytes, bytes]:
+    """(new unit ids, admitted records) of one commit of decisions."""
+    ids = pa.RecordBatch.from_arrays([_ids(units.table.ids[units.logged :])], names=["unit"])
+    records = pa.RecordBatch.from_pydict(
+        {
+            "partition": pa.array(admitted.partition),
+            "offset": pa.array(admitted.offset),
+            "unit": pa.array(admitted.unit),
+            "pairs": pa.array(admitted.pairs),
+            "cut": pa.array(admitted.cut),
+        }
+    )
+    return to_bytes(ids), to_bytes(records)
+
+
+def replay_units(units: UnitShard, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
+    """Apply all commits of a unit shard to empty counters."""
+    for cut, ids, records in rows:
+        units.decided = cut
+        units.intern(_id_view(from_bytes(ids).column("unit")))
+        batch = from_bytes(records)
+        slots = batch.column("unit").to_numpy()
+        np.add.at(units.counts, slots, batch.column("pairs").to_numpy())
+    units.logged = units.table.size
+
+
+def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitted]:
+    """All admitted records with an index by ``position_ids``."""
+    batches = [from_bytes(records) for _, _, records in rows]
+    index = IdTable()
+    if not batches:
+        none = np.zeros(0, np.int32)
+        return index, Admitted(none, np.zeros(0, np.int64), none, none, none)
+    table = pa.Table.from_batches(batches)
+
+    def column(name: str) -> Int64:
+        return np.asarray(table.column(name).to_numpy())
+
+    everything = Admitted(
+        column("partition"), column("offset"), column("unit"), column("pairs"), column("cut")
+    )
+    index.intern(position_ids(everything.partition, everything.offset))
+    return index, everything
+
+
+def position_ids(partition: Int64, offset: Int64) -> Ids:
+    """(n, 2) ids of positions: (offset, partition)."""
+    ids = np.empty((len(offset), 2), np.uint64)
+    ids[:, 0] = offset.astype(np.uint64)
+    ids[:, 1] = partition.astype(np.uint64)
+    return ids

@@ -1,0 +1,226 @@
+"""The embedded store: SQLite in WAL mode with durable commits, one log row per step.
+
+Key states are kept in memory per (window, shard); a step is written as one row that holds its
+releases (the outbox), its progress and the changed states as Arrow blobs.  Row-wise upserts
+would be an order of magnitude slower (components.md).  A cold start replays the log.
+"""
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from accounting.errors import PolicyError, RunError, UsageError
+from state import log
+from state.idtable import IdTable
+from state.store import Admitted, KeyShard, RunIdentity, StepResult, Store, UnitShard
+
+SCHEMA_VERSION = 1
+_DDL = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (
+  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
+  releases BLOB NOT NULL, keys BLOB, states BLOB, pairs BLOB,
+  UNIQUE (window, shard, trigger));
+CREATE TABLE IF NOT EXISTS admissions (
+  shard INTEGER NOT NULL, cut INTEGER NOT NULL, units BLOB NOT NULL, records BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS admissions_by_shard ON admissions (shard);
+"""
+
+
+class SqliteStore(Store):
+    """One run's state in one SQLite file.
+
+    Args:
+        path: the database file; it must exist (see ``create_store``).
+        key_schema: Arrow schema of the key columns.
+        streams: number of value streams.
+    """
+
+    def __init__(self, path: str | Path, key_schema: pa.Schema, streams: int) -> None:
+        self._schema, self._streams = key_schema, streams
+        self._lock = threading.RLock()
+        self._db = _connect(path)
+        self.identity = read_identity(self._db)
+        self._key_shards: dict[tuple[int, int], KeyShard] = {}
+        self._unit_shards: dict[int, UnitShard] = {}
+
+    def key_shard(self, window: int, shard: int) -> KeyShard:
+        with self._lock:
+            states = self._key_shards.get((window, shard))
+            if states is None:
+                states = KeyShard(self._schema, self._streams)
+                rows = self._db.execute(
+                    "SELECT trigger, keys, states, pairs FROM steps"
+                    " WHERE window = ? AND shard = ? ORDER BY trigger",
+                    (window, shard),
+                )
+                log.replay_keys(states, rows)
+                self._key_shards[window, shard] = states
+            return states
+
+    def commit_step(
+        self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
+    ) -> pa.RecordBatch:
+        name = (window, shard, trigger)
+        releases = log.to_bytes(result.releases)
+        blobs = (None, None, None) if result.closes else log.step_blobs(states, result)
+        try:
+            with self._lock, self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.execute(
+                    "INSERT INTO steps (window, shard, trigger, releases, keys, states, pairs)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*name, releases, *blobs),
+                )
+                if result.closes:
+                    self._db.execute(
+                        "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
+                        " WHERE window = ? AND shard = ? AND states IS NOT NULL",
+                        (window, shard),
+                    )
+        except sqlite3.IntegrityError:
+            self.forget(window, shard)
+            committed = self.committed_releases(*name)
+            if committed is None:
+                raise RunError("state.store", "a step's row is unreadable", "check disk") from None
+            return committed
+        except sqlite3.Error as error:
+            self.forget(window, shard)
+            raise _failed(error) from None
+        states.mark_committed(trigger)
+        if result.closes:
+            self.forget(window, shard)
+        return result.releases
+
+    def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        with self._lock:
+            row = self._db.execute(
+                "SELECT releases FROM steps WHERE window = ? AND shard = ? AND trigger = ?",
+                (window, shard, trigger),
+            ).fetchone()
+        return None if row is None else log.from_bytes(row[0])
+
+    def forget(self, window: int, shard: int) -> None:
+        """Drop the states in memory; the next use loads what is committed."""
+        with self._lock:
+            self._key_shards.pop((window, shard), None)
+
+    def unit_shard(self, shard: int) -> UnitShard:
+        with self._lock:
+            units = self._unit_shards.get(shard)
+            if units is None:
+                units = UnitShard()
+                log.replay_units(units, self._admissions(shard))
+                self._unit_shards[shard] = units
+            return units
+
+    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+        blobs = log.unit_blobs(units, admitted)
+        try:
+            with self._lock, self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                row = self._db.execute(
+                    "SELECT max(cut) FROM admissions WHERE shard = ?", (shard,)
+                ).fetchone()
+                if (row[0] or 0) != units.decided:
+                    raise RunError(
+                        "state.store", "another worker decided this shard", "let it run on"
+                    )
+                self._db.execute(
+                    "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)",
+                    (shard, cut, *blobs),
+                )
+        except sqlite3.Error as error:
+            self._unit_shards.pop(shard, None)
+            raise _failed(error) from None
+        except RunError:
+            self._unit_shards.pop(shard, None)
+            raise
+        units.decided, units.logged = cut, units.table.size
+
+    def admitted_before(self, shard: int) -> tuple[IdTable, Admitted]:
+        return log.admitted(self._admissions(shard))
+
+    def _admissions(self, shard: int) -> list[tuple[int, bytes, bytes]]:
+        with self._lock:
+            return self._db.execute(
+                "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid",
+                (shard,),
+            ).fetchall()
+
+    def progress(self) -> list[tuple[int, int, int]]:
+        """(window, shard, last committed trigger) of every started (window, shard)."""
+        with self._lock:
+            return self._db.execute(
+                "SELECT window, shard, max(trigger) FROM steps GROUP BY window, shard"
+            ).fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def create_store(path: str | Path, identity: RunIdentity) -> RunIdentity:
+    """Create the file with its identity, or return the identity of one that exists."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    db = _connect(path)
+    try:
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            for statement in _DDL.split(";"):
+                db.execute(statement)
+            db.execute(
+                "INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),)
+            )
+            db.execute(
+                "INSERT OR IGNORE INTO meta VALUES ('identity', ?)",
+                (msgspec.json.encode(identity).decode(),),
+            )
+        return read_identity(db)
+    except sqlite3.Error as error:
+        raise _failed(error) from None
+    finally:
+        db.close()
+
+
+def store_exists(path: str | Path) -> bool:
+    """Whether the file holds an initialised store."""
+    return Path(path).exists() and Path(path).stat().st_size > 0
+
+
+def read_identity(db: sqlite3.Connection) -> RunIdentity:
+    """The identity row, after a check of the schema version."""
+    try:
+        meta = dict(db.execute("SELECT name, value FROM meta"))
+    except sqlite3.Error:
+        raise PolicyError(
+            "state.store", "the file is not a dpstream store", "choose another path"
+        ) from None
+    if meta.get("schema_version") != str(SCHEMA_VERSION):
+        raise PolicyError(
+            "state.store",
+            f"its schema version is not {SCHEMA_VERSION}, the one of this program",
+            "use the program version that wrote it",
+        )
+    return msgspec.json.decode(meta["identity"], type=RunIdentity)
+
+
+def _connect(path: str | Path) -> sqlite3.Connection:
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        raise _failed(error) from None
+    return db
+
+
+def _failed(error: sqlite3.Error) -> RunError | UsageError:
+    """SQLite's error by its public code; its text can hold a path or a value."""
+    code = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if code in ("SQLITE_NOTADB", "SQLITE_CANTOPEN", "SQLITE_CANTOPEN_ISDIR"):
+        return UsageError("state.store", f"cannot be opened ({code})", "check the path")
+    return RunError("state.store", f"the database refused ({code})", "check disk and rights")

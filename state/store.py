@@ -1,0 +1,237 @@
+"""The Store contract: what the flow needs of a database, and nothing about any database.
+
+One step is one (window, key shard, trigger).  A worker asks the store for the ``KeyShard`` of
+a window, lets it load the states of the keys it names, changes them in memory and commits the
+step: states, releases and progress in one transaction.  Whoever finds a step committed reads
+its releases back and never computes it again; whoever loses a race does the same.
+
+A store may hand out a key before it is due, never later: ``due`` of keys that were only
+re-predicted need not survive a restart, because a test repeated too early gives the same
+negative answer (the noise of a node is drawn once).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from state.idtable import IdTable, PairSet
+
+Ids = npt.NDArray[np.uint64]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+#: ``due`` of a key that no test and no publication waits for.
+NEVER = np.iinfo(np.int32).max
+
+
+class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a store belongs to; fixed when it is created, before the first draw.
+
+    Attributes:
+        plan_hash: hash of the public plan.
+        run_id: 128 random bits in hex; part of every noise node's name.
+        epoch: 0; a restore that cannot replay its input counts it up.
+        shards: key shards and unit shards.
+        key_fingerprint: keyed fingerprint of the noise key.
+        source_fingerprint: keyed fingerprint of the input.
+        plan: the plan itself as JSON, for people.
+    """
+
+    plan_hash: str
+    run_id: str
+    epoch: int
+    shards: int
+    key_fingerprint: str
+    source_fingerprint: str
+    plan: str
+
+
+class KeyShard:
+    """States of the keys of one (window, shard), columnar and addressed by slot.
+
+    Attributes (arrays by slot; only the first ``size`` entries mean anything):
+        units: exact units of the current round.
+        values: (n, V) exact prefix of each value stream.
+        due: trigger at which the key must be looked at even without data.
+        round: times selected; base: trigger at which the current round began.
+        keys: Arrow key columns, in the plan's order.
+        scratch: caches of the flow (noise paths); lives as long as this object.
+    """
+
+    def __init__(self, key_schema: pa.Schema, streams: int) -> None:
+        self.committed = 0
+        self.table = IdTable()
+        self.pairs = PairSet()
+        self.units = np.zeros(0, np.int64)
+        self.values = np.zeros((0, streams), np.int64)
+        self.due = np.zeros(0, np.int32)
+        self.round = np.zeros(0, np.int32)
+        self.base = np.zeros(0, np.int32)
+        self.scratch: dict[str, Any] = {}
+        self.logged = 0
+        self._schema = key_schema
+        self._chunks: list[pa.Table] = []
+        self._fresh: list[pa.Table] = []
+
+    @property
+    def size(self) -> int:
+        """Number of keys."""
+        return self.table.size
+
+    def intern(self, ids: Ids, keys: pa.RecordBatch) -> Int64:
+        """Slots of the keys, new ones created empty; ``keys`` has the key columns by row."""
+        before = self.size
+        slots = self.table.intern(ids)
+        if self.size > before:
+            self._grow()
+            # The first row of each new slot: slots are handed out in order of appearance.
+            new_rows = np.flatnonzero(slots >= before)
+            first = new_rows[np.unique(slots[new_rows], return_index=True)[1]]
+            columns = [keys.column(f.name) for f in self._schema]
+            table = pa.Table.from_arrays(columns, schema=self._schema).take(pa.array(first))
+            self._append(table.combine_chunks())
+        return slots
+
+    def _append(self, table: pa.Table) -> None:
+        """Keep few chunks: each at least twice as long as the next, so merging stays linear."""
+        self._fresh.append(table)
+        self._chunks.append(table)
+        while len(self._chunks) > 1 and self._chunks[-2].num_rows < 2 * self._chunks[-1].num_rows:
+            last = self._chunks.pop()
+            self._chunks[-1] = pa.concat_tables([self._chunks[-1], last]).combine_chunks()
+
+    def fresh_keys(self) -> pa.Table:
+        """Key columns of the slots ``logged .. size - 1``, created since the last commit."""
+        return pa.concat_tables([self._schema.empty_table(), *self._fresh])
+
+    def mark_committed(self, trigger: int) -> None:
+        """The states are durable as of ``trigger``."""
+        self.committed, self.logged, self._fresh = trigger, self.size, []
+
+    def key_columns(self, slots: Int64) -> pa.Table:
+        """Key columns of the slots."""
+        table = pa.concat_tables([self._schema.empty_table(), *self._chunks])
+        return table.take(pa.array(slots))
+
+    def due_at(self, trigger: int) -> Int64:
+        """Slots whose due trigger is at or before ``trigger``."""
+        return np.flatnonzero(self.due[: self.size] <= trigger)
+
+    def _grow(self) -> None:
+        have = len(self.units)
+        if self.size <= have:
+            return
+        more = max(self.size, have + have // 2, 1024) - have
+        self.units = np.concatenate([self.units, np.zeros(more, np.int64)])
+        self.values = np.concatenate(
+            [self.values, np.zeros((more, self.values.shape[1]), np.int64)]
+        )
+        self.due = np.concatenate([self.due, np.full(more, NEVER, np.int32)])
+        self.round = np.concatenate([self.round, np.zeros(more, np.int32)])
+        self.base = np.concatenate([self.base, np.zeros(more, np.int32)])
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What a step changes: everything that must be durable before its releases are seen.
+
+    Attributes:
+        changed: slots whose units, values, round or base changed.
+        pair_slots, pair_units: unit pairs counted for the first time.
+        releases: the released rows of this shard, possibly none.
+        closes: this was the window's last trigger; its states may go.
+    """
+
+    changed: Int64
+    pair_slots: Int64
+    pair_units: Ids
+    releases: pa.RecordBatch
+    closes: bool
+
+
+class UnitShard:
+    """Counters of the units of one shard: admitted pairs, by slot of the unit.
+
+    Attributes:
+        decided: last global cut whose records have been admitted or rejected.
+        counts: (n,) admitted pairs of each unit.
+    """
+
+    def __init__(self) -> None:
+        self.decided = 0
+        self.table = IdTable()
+        self.counts = np.zeros(0, np.int32)
+        self.logged = 0
+
+    def intern(self, units: Ids) -> Int64:
+        """Slots of the units, new ones with a count of 0."""
+        slots = self.table.intern(units)
+        if self.table.size > len(self.counts):
+            more = max(self.table.size, 2 * len(self.counts)) - len(self.counts)
+            self.counts = np.concatenate([self.counts, np.zeros(more, np.int32)])
+        return slots
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """Admitted records, columnar: where they stood and what was decided.
+
+    Attributes:
+        partition, offset: position of each record.
+        unit: (n,) slot of its unit; pairs: (n,) admitted windows; cut: (n,) cut at which it
+            was decided (later than its stamp's only when it was delivered late).
+    """
+
+    partition: Int32
+    offset: Int64
+    unit: Int32
+    pairs: Int32
+    cut: Int32
+
+
+class Store(ABC):
+    """A database that keeps one run's state; see the module's text for the contract."""
+
+    identity: RunIdentity
+
+    @abstractmethod
+    def key_shard(self, window: int, shard: int) -> KeyShard:
+        """The states of a (window, shard), as of its last committed step."""
+
+    @abstractmethod
+    def commit_step(
+        self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
+    ) -> pa.RecordBatch:
+        """Commit one step durably; returns the committed releases.
+
+        If another worker committed this step before, its releases are returned and nothing
+        is written.  On an error the states in memory are dropped and must be loaded again.
+        """
+
+    @abstractmethod
+    def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        """Releases of a committed step, ``None`` if it is not committed."""
+
+    @abstractmethod
+    def unit_shard(self, shard: int) -> UnitShard:
+        """The counters of a unit shard, as of its last committed decision."""
+
+    @abstractmethod
+    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+        """Commit the decisions on all records up to ``cut`` durably."""
+
+    @abstractmethod
+    def admitted_before(self, shard: int) -> tuple[IdTable, Admitted]:
+        """All admitted records of a unit shard, indexed by (offset, partition)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and connections."""
+
+
+#: Named points at which fault tests stop a worker: load, commit, committed, emitted.
+FaultPoint = Callable[[str], None]

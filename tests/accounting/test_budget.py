@@ -1,0 +1,293 @@
+"""The division of the budget: every way a unit can spread its pairs, every mode, refusals."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import dp_accounting
+import msgspec
+import numpy as np
+import pytest
+from dp_accounting import pld
+
+from accounting import limits
+from accounting.budget import Budget, allocate, joint_cost, largest_values, value_costs
+from accounting.errors import PolicyError, UsageError
+from accounting.gaussian import cdp_delta, delta_of
+from accounting.plan import Aggregate, Plan
+
+Make = Callable[..., Plan]
+
+MIXED = (
+    Aggregate("n", "count"),
+    Aggregate("delay", "mean", "d", (-60.0, 180.0), 0.5),
+    Aggregate("total", "sum", "x", (0.0, 9.0), 1.0, 3.0),
+)
+UNITS = Aggregate("people", "units")
+SOUND = [
+    {},
+    {"contributions": 1},
+    {"contributions": 2, "triggers": 1},
+    {"triggers": 1000},
+    {"selection_share": 0.5},
+    {"aggregates": MIXED},
+    {"aggregates": (*MIXED, UNITS)},
+    {"aggregates": (UNITS,)},
+    {"public_keys": "list"},
+    {"public_keys": "list", "aggregates": (*MIXED, UNITS)},
+    {"public_keys": "list", "aggregates": (UNITS,)},
+    {"public_keys": "list", "aggregates": (*MIXED, UNITS), "contributions": 1},
+    {"mode": "rounds"},
+    {"mode": "rounds", "triggers": 1000},
+    {"mode": "rounds", "selection_share": 0.5, "aggregates": MIXED},
+    {"mode": "rounds", "triggers": 1, "contributions": 4},
+    {"mode": "rounds", "triggers": 5, "contributions": 12, "windows": 3},
+    {"pre_threshold": 4, "triggers": 64},
+]
+
+
+def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
+    """Exact squared mu of the worst unit with n selections, from the sigmas as floats."""
+    count, triggers = plan.privacy.contributions, plan.timeline.triggers
+    cost = Fraction(0)
+    streams = {id(s): s for s in (budget.selection, budget.units) if s is not None}
+    for stream in streams.values():
+        cost += Fraction(n * stream.col2) / Fraction(stream.sigma) ** 2
+    for value, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
+        square = Fraction(((count - n + 1) ** 2 + n - 1) * noise.col2)
+        if plan.privacy.mode == "rounds" and n <= triggers:
+            square = Fraction(int(noise.strategy_object.worst_split(n, count)))
+        cost += square * value.sensitivity**2 / Fraction(noise.sigma) ** 2
+    return cost
+
+
+@pytest.mark.parametrize("case", SOUND, ids=str)
+def test_joint_condition_for_every_n(make_plan: Make, case: dict) -> None:
+    """Holds exactly, with less than a millionth to spare, and fails for a sigma 0.1% smaller."""
+    plan = make_plan(**case)
+    budget = allocate(plan)
+    squared = Fraction(budget.mu) ** 2
+    spent = [split_cost(plan, budget, n) for n in range(1, plan.privacy.contributions + 1)]
+    assert max(spent) <= squared
+    if plan.privacy.mode == "sticky":
+        assert max(spent) >= squared * Fraction(999_999, 1_000_000)
+
+    def smaller(noise: object) -> object:
+        return msgspec.structs.replace(noise, sigma=noise.sigma * 0.999) if noise else None
+
+    sabotaged = msgspec.structs.replace(
+        budget,
+        selection=smaller(budget.selection),
+        units=None if budget.units is budget.selection else smaller(budget.units),
+        values=tuple(smaller(v) for v in budget.values),
+    )
+    worst = max(split_cost(plan, sabotaged, n) for n in range(1, plan.privacy.contributions + 1))
+    if case != {"mode": "rounds", "triggers": 5, "contributions": 12, "windows": 3}:
+        assert worst > squared
+
+
+@pytest.mark.parametrize("case", SOUND, ids=str)
+def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
+    plan = make_plan(**case)
+    budget, privacy = allocate(plan), plan.privacy
+    gaussian, failures = delta_of(privacy.epsilon, budget.mu), budget.b * privacy.contributions
+    if plan.selects and plan.timeline.triggers > 1:
+        assert budget.theta == 0.4
+        assert gaussian + failures <= privacy.delta
+        assert failures == pytest.approx(0.4 * privacy.delta)
+    else:
+        assert budget.theta == 0
+        assert gaussian <= privacy.delta
+        assert failures <= privacy.delta
+    assert (budget.tau is None) == (not plan.selects) == (budget.selection is None)
+    assert len(budget.values) == len(plan.value_streams)
+
+
+@pytest.mark.parametrize("mode", ["sticky", "rounds"])
+@pytest.mark.parametrize("n", [1, 2, 7, 31, 32])
+def test_composition_agrees_with_pld(make_plan: Make, mode: str, n: int) -> None:
+    """dp_accounting's own accountant on the Gaussian events of one split."""
+    plan = make_plan(mode=mode, aggregates=MIXED, epsilon=2.0, delta=1e-6)
+    budget = allocate(plan)
+    assert budget.selection is not None
+    events = [budget.selection.sigma / math.sqrt(n * budget.selection.col2)]
+    for value, noise in zip(plan.value_streams, budget.values, strict=True):
+        square = ((33 - n) ** 2 + n - 1) * noise.col2
+        if mode == "rounds":
+            square = noise.strategy_object.worst_split(n, 32)
+        events.append(noise.sigma / (value.sensitivity * math.sqrt(square)))
+    accountant = pld.PLDAccountant()
+    for multiplier in events:
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
+    spent = accountant.get_delta(2.0)
+    assert spent <= 0.6e-6 * 1.01
+    if mode == "sticky" and n in (1, 32):
+        assert spent >= 0.6e-6 * 0.97
+
+
+def test_figures_of_the_design(make_plan: Make) -> None:
+    """Feasible (value, selection) shares (.7, .70) at T = 100 and (.6, .64) at T = 1000."""
+    for triggers, values, selection in ((100, 0.7, 0.70), (1000, 0.6, 0.64)):
+        budget = allocate(make_plan(triggers, mode="rounds", selection_share=selection))
+        assert values <= budget.values[0].share < values + 0.01
+        equal = allocate(make_plan(triggers, mode="rounds"))
+        assert equal.selection is not None
+        assert equal.selection.share == pytest.approx(equal.values[0].share)
+    sticky = allocate(make_plan())
+    assert sticky.selection is not None
+    assert sticky.selection.share == pytest.approx(32 / 33)
+    assert sticky.values[0].share == pytest.approx(32 / 33)
+    # Mean / final sd of the prefix in units of C L / mu.
+    for triggers, mean, final in ((100, 3.66, 3.33), (1000, 5.28, 5.52)):
+        alone = allocate(make_plan(triggers, public_keys="list"))
+        unit = alone.values[0].sd * alone.mu / 32
+        assert float(unit.mean()) == pytest.approx(mean, abs=0.01)
+        assert float(unit[-1]) == pytest.approx(final, abs=0.01)
+
+
+def test_selection_share_leaves_the_largest_value_share(make_plan: Make) -> None:
+    for mode in ("sticky", "rounds"):
+        costs = value_costs(mode, "tree", 100, 32)
+        for share in (0.01, 0.3, 0.9, 0.999):
+            values = largest_values(share, costs)
+            assert joint_cost(share, values, costs) <= 1
+            assert joint_cost(share, values * 1.000001, costs) > 1
+    budget = allocate(make_plan(selection_share=0.2))
+    assert budget.selection is not None and budget.selection.share == 0.2
+
+
+def brute_force_rounds(triggers: int, total: int, n: int) -> float:
+    """Worst cost of n selections in any number of value trees of T leaves, by dynamic search."""
+    worst_split = allocate_strategy(triggers).worst_split
+    best = {(0, 0): 0.0}
+    for _ in range(n):
+        for (used, pairs), cost in list(best.items()):
+            for pieces in range(1, min(triggers, n - used) + 1):
+                for size in range(pieces, total - pairs + 1):
+                    state = (used + pieces, pairs + size)
+                    found = cost + worst_split(pieces, size)
+                    best[state] = max(best.get(state, 0.0), found)
+    return max(cost for (used, _), cost in best.items() if used == n)
+
+
+def allocate_strategy(triggers: int):  # type: ignore[no-untyped-def]
+    from accounting.strategies import make_strategy
+
+    return make_strategy("tree", triggers)
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 3, 4, 5])
+def test_rounds_beyond_one_windows_triggers(triggers: int) -> None:
+    """Several windows: n selections may need several trees; the bound covers every way."""
+    total = 6
+    costs = value_costs("rounds", "tree", triggers, total)
+    scale = total**2 * allocate_strategy(triggers).col2
+    for n in range(1, total + 1):
+        assert costs[n - 1] * scale >= brute_force_rounds(triggers, total, n)
+    if triggers == 1:
+        assert np.allclose(costs, value_costs("sticky", "tree", 1, total))
+
+
+def test_value_share_is_divided_by_weight(make_plan: Make) -> None:
+    values = allocate(make_plan(aggregates=MIXED)).values
+    assert [v.name for v in values] == ["count", "delay", "total"]
+    whole = sum(v.share for v in values)
+    assert [v.share / whole for v in values] == pytest.approx([0.2, 0.2, 0.6])
+    assert [v.sensitivity / values[0].sensitivity for v in values] == pytest.approx([1, 240, 9])
+    for noise in values:
+        assert noise.sigma == pytest.approx(
+            noise.sensitivity / math.sqrt(noise.share) / allocate(make_plan()).mu
+        )
+
+
+def test_units_continue_the_selection_stream(make_plan: Make) -> None:
+    budget = allocate(make_plan(aggregates=(*MIXED, UNITS)))
+    assert budget.units is budget.selection
+    public = allocate(make_plan(aggregates=(*MIXED, UNITS), public_keys="list"))
+    assert public.selection is None and public.tau is None
+    assert public.units is not None and public.units.share == pytest.approx(32 / 33)
+    single = (Aggregate("n", "count"), Aggregate("people", "units", share=3.0))
+    lone = allocate(make_plan(aggregates=single, public_keys="list", contributions=1))
+    assert lone.units is not None
+    assert (lone.units.share, lone.values[0].share) == pytest.approx((0.75, 0.25))
+    heavy = (Aggregate("n", "count", share=1000.0), UNITS)
+    values = allocate(make_plan(aggregates=heavy, public_keys="list"))
+    assert values.values[0].share > 0.99
+    light = (Aggregate("n", "count"), Aggregate("people", "units", share=1000.0))
+    counted = allocate(make_plan(aggregates=light, public_keys="list"))
+    assert counted.units is not None and counted.units.share > 0.99
+
+
+def test_paper_preset(make_plan: Make) -> None:
+    plan = make_plan(mode="paper", allow_unsound=True)
+    budget = allocate(plan)
+    selection, values = budget.selection, budget.values[0]
+    assert selection is not None and budget.tau is not None and selection.col2 == 7
+    rho_values = 32**2 * 7 / (2 * values.sigma**2)
+    rho_selection = 32 * 7 / (2 * selection.sigma**2)
+    for rho in (rho_values, rho_selection):
+        assert cdp_delta(rho, 3.0) <= 1e-9 / 3
+        assert cdp_delta(rho * 1.001, 3.0) > 1e-9 / 3
+    assert budget.mu**2 / 2 == pytest.approx(rho_values + rho_selection)
+    assert 32 * (math.exp(3) + 1) * budget.b == pytest.approx(1e-9 / 3)
+    assert allocate(make_plan(64, mode="paper", allow_unsound=True)).values[0].col2 == 6
+    assert allocate(make_plan(64)).values[0].col2 == 7
+    # The union over triggers is what it lacks: its failures exceed delta by far more.
+    assert 100 * 32 * budget.b > 1e-9
+
+
+def test_one_trigger_uses_the_whole_delta(make_plan: Make) -> None:
+    budget = allocate(make_plan(1))
+    assert budget.mu == pytest.approx(0.9744339, abs=1e-6)
+    assert budget.b == pytest.approx(1e-9 / 32)
+
+
+def test_arrays_are_read_only_and_rounded_up(make_plan: Make) -> None:
+    budget = allocate(make_plan())
+    assert budget.selection is not None
+    sd = budget.selection.sd
+    assert sd.shape == (100,) and not sd.flags.writeable
+    assert np.all(sd > budget.selection.sigma * budget.selection.strategy_object.sd_factors)
+
+
+def test_refusals(make_plan: Make) -> None:
+    def refused(field: str, **case: object) -> UsageError:
+        with pytest.raises(UsageError) as caught:
+            allocate(make_plan(**case))
+        assert caught.value.field == field
+        return caught.value
+
+    assert "epsilon" in refused("privacy.epsilon", epsilon=1e-5).fix
+    assert refused("privacy.selection_share", public_keys="x", selection_share=0.5).fix == "omit it"
+    fine = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e-3),)
+    assert "coarser grid" in refused("aggregate.s.grid", aggregates=fine).fix
+    coarse = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e4),)
+    assert allocate(make_plan(aggregates=coarse)).values[0].sigma < limits.MAX_SIGMA
+    huge = "threshold"
+    assert huge in refused(
+        "privacy.epsilon", pre_threshold=limits.MAX_PAIRS, epsilon=1e-4
+    ).rule or (limits.MAX_SIGMA)
+    with pytest.raises(PolicyError):
+        allocate(make_plan(mode="paper"))
+
+
+def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_PAIRS", 1 << 56)
+    with pytest.raises(UsageError, match="wrap"):
+        allocate(make_plan())
+    monkeypatch.setattr(limits, "MAX_PAIRS", 1 << 40)
+    with pytest.raises(UsageError, match="32-bit"):
+        allocate(make_plan(pre_threshold=1 << 33))
+    allocate(make_plan(pre_threshold=1 << 30))
+
+
+def test_many_contributions_are_quick(make_plan: Make) -> None:
+    budget = allocate(make_plan(1000, contributions=2000, mode="rounds"))
+    assert (
+        joint_cost(
+            budget.selection.share,  # type: ignore[union-attr]
+            budget.values[0].share,
+            value_costs("rounds", "tree", 1000, 2000),
+        )
+        <= 1
+    )

@@ -1,0 +1,1 @@
+"""Slow, simple, independent versions of what the product does, to compare it with."""

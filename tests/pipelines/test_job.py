@@ -1,0 +1,367 @@
+"""Job files: decoded strictly, exact times, every refusal names field, rule and fix."""
+
+import os
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting.errors import DpstreamError, PolicyError, UsageError
+from accounting.plan import Plan
+from pipelines.job import Job, decode_job, load_job
+from pipelines.job_text import duration_micros, instant_micros
+from pipelines.keys import new_key, noise_key, read_public_keys
+
+JOB = """
+[source]
+kind = "parquet"
+path = "flights/*.parquet"
+[schema]
+unit = { column = "tailnum", type = "string" }
+key = [{ column = "origin", type = "string" }, { column = "carrier", type = "string" }]
+event_time = { column = "time_hour" }
+[[aggregate]]
+name = "flights"
+kind = "count"
+[[aggregate]]
+name = "mean_delay"
+kind = "mean"
+column = "dep_delay"
+clamp = [-60, 60]
+grid = 1
+[time]
+start = "2013-01-01T05:00:00Z"
+end = "2014-01-07T05:00:00Z"
+max_skew = "0s"
+window = "7d"
+trigger_every = "12h"
+allowed_lateness = "0s"
+[privacy]
+epsilon = 6.0
+delta = 1e-9
+contributions = 8
+period = "7d"
+mode = "sticky"
+strategy = "tree"
+key_file = "noise.key"
+[state]
+store = "sqlite:flights.db"
+shards = 4
+[ledger]
+path = "ledger.db"
+data_set = "flights"
+limit = { epsilon = 6.0, delta = 1e-9 }
+[sink]
+kind = "parquet"
+path = "releases/"
+[performance]
+batch_rows = 20000
+"""
+
+
+def write(folder: Path, text: str = JOB) -> Path:
+    path = folder / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, old: str = "", new: str = "") -> Job:
+    assert old in JOB
+    return load_job(write(folder, JOB.replace(old, new, 1)))
+
+
+def test_the_example_of_the_design(tmp_path: Path) -> None:
+    job = load(tmp_path)
+    assert isinstance(job.plan, Plan)
+    assert job.plan.source == "parquet:flights/*.parquet"
+    assert job.plan.timeline.triggers == 14
+    assert job.plan.timeline.windows == 53
+    assert job.plan.timeline.period == 7 * 86_400_000_000
+    assert job.plan.timeline.slide == job.plan.timeline.window
+    assert job.plan.privacy.contributions == 8
+    assert job.plan.public_keys is None
+    assert job.columns == ("tailnum", "origin", "carrier", "time_hour", "dep_delay")
+    assert job.value_columns == ("dep_delay",)
+    assert job.privacy.key_file == str(tmp_path / "noise.key")
+    assert job.state.path == tmp_path / "flights.db"
+    assert job.ledger is not None and job.ledger.path == str(tmp_path / "ledger.db")
+    assert job.sink.path == str(tmp_path / "releases")
+    assert job.source.path == str(tmp_path / "flights/*.parquet")
+    assert not job.insecure
+
+
+def test_the_plan_depends_on_no_folder_and_on_no_performance_setting(tmp_path: Path) -> None:
+    plans = []
+    for name, rows in (("a", 20000), ("b", 7)):
+        (tmp_path / name).mkdir()
+        plans.append(load(tmp_path / name, "batch_rows = 20000", f"batch_rows = {rows}").plan)
+    assert plans[0].hash == plans[1].hash
+
+
+def test_relative_and_absolute_job_paths_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = load(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert load_job("job.toml") == job
+
+
+def test_defaults(tmp_path: Path) -> None:
+    short = re.sub(r"\[state\].*?\[sink\]", "[sink]", JOB, flags=re.S)
+    short = short.split("[performance]")[0]
+    job = load_job(write(tmp_path, short))
+    assert job.ledger is None
+    assert job.state.path == tmp_path / "job.state.db"
+    assert (job.state.shards, job.performance.batch_rows) == (4, 20_000)
+
+
+SECTIONS = {
+    "source": 'kind = "parquet"\n',
+    "schema": "[schema]\n",
+    "schema.unit": 'column = "tailnum",',
+    "schema.key[0]": 'column = "origin",',
+    "aggregate[1]": 'column = "dep_delay"\n',
+    "time": "[time]\n",
+    "privacy": "[privacy]\n",
+    "state": "[state]\n",
+    "ledger": "[ledger]\n",
+    "ledger.limit": "limit = {",
+    "sink": "[sink]\n",
+    "performance": "[performance]\n",
+}
+
+
+@pytest.mark.parametrize("where", sorted(SECTIONS))
+def test_unknown_keys_are_refused_at_every_level(tmp_path: Path, where: str) -> None:
+    anchor = SECTIONS[where]
+    extra = anchor + ("colour = 1\n" if anchor.endswith("\n") else " colour = 1, ")
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, anchor, extra)
+    assert caught.value.field == f"{where}.colour"
+    assert "known here: " in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "says"),
+    [
+        ("epsilon = 6.0\n", "epsilonn = 6.0\n", "privacy.epsilonn", "did you mean 'epsilon'"),
+        ("[sink]", "[sinks]", "sinks", "did you mean 'sink'"),
+        ("delta = 1e-9\n", "", "privacy.delta", "is required"),
+        ('end = "2014-01-07T05:00:00Z"', "", "time.end", "bounded"),
+        ('kind = "count"', 'kind = "median"', "aggregate[0].kind", "'count', 'sum', 'mean'"),
+        ('kind = "parquet"', 'kind = "orc"', "source.kind", "'parquet', 'csv', 'jsonl'"),
+        ("contributions = 8", "contributions = 8.5", "privacy.contributions", "expected int"),
+        ("contributions = 8", "contributions = 0", "privacy.contributions", "1 to"),
+        ("contributions = 8", 'contributions = "8"', "privacy.contributions", "got str"),
+        ("epsilon = 6.0", "epsilon = nan", "privacy.epsilon", "finite"),
+        ("epsilon = 6.0", "epsilon = inf", "privacy.epsilon", "finite"),
+        ("epsilon = 6.0", "epsilon = -1", "privacy.epsilon", "positive"),
+        ("epsilon = 6.0", "epsilon = 1" + "0" * 400, "privacy.epsilon", ""),
+        ("epsilon = 6.0", "epsilon = 1" + "0" * 5000, "job file", "size"),
+        ("delta = 1e-9", "delta = 1.0", "privacy.delta", "strictly"),
+        ("clamp = [-60, 60]", "clamp = [60, -60]", "aggregate[1].clamp", "low, high"),
+        ("clamp = [-60, 60]", "clamp = [-60]", "aggregate[1].clamp", "length 2"),
+        ("clamp = [-60, 60]", "clamp = [-inf, 60]", "aggregate[1]", "finite"),
+        ("grid = 1", "grid = 1e-12", "aggregate[1].grid", "coarser"),
+        ('start = "2013-01-01T05:00:00Z"', "start = 2013-01-01T05:00:00Z", "time.start", "quotes"),
+        ('start = "2013-01-01T05:00:00Z"', 'start = "2013-01-01T05:00:00"', "time.start", "offset"),
+        ('window = "7d"', 'window = "7 d"', "time.window", "duration"),
+        ('window = "7d"', 'window = "1.0000001s"', "time.window", "whole number of micro"),
+        ('window = "7d"', 'window = "5h"', "time.window", "multiple of time.trigger_every"),
+        ('window = "7d"', 'window = "7d"\nslide = "14d"', "time.slide", "must not exceed"),
+        ("shards = 4", "shards = 0", "state.shards", "1 to"),
+        ("batch_rows = 20000", "batch_rows = -1", "performance.batch_rows", "1 to"),
+        ("sqlite:flights.db", "redis://x", "state.store", "sqlite:PATH"),
+        ('path = "releases/"', 'path = ""', "sink.path", "empty"),
+        ("[time]", "[time", "job file", "line 18"),
+        ('column = "origin"', 'column = "flights"', "aggregate.name", "distinct"),
+        ("limit = { epsilon = 6.0", "limit = { epsilon = 0.0", "ledger.limit", "epsilon > 0"),
+        ('key_file = "noise.key"', 'insecure_test_key = "ab"', "privacy.insecure_test_key", "64"),
+    ],
+)
+def test_unusable_jobs_exit_2(tmp_path: Path, old: str, new: str, field: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, old, new)
+    assert caught.value.exit_code == 2
+    assert caught.value.field == field
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("anchor", "line"),
+    [
+        ("[time]\n", 'session_gap = "10m"\n'),
+        ("[time]\n", "trigger_count = 100\n"),
+        ("[time]\n", 'watermark_delay = "10m"\n'),
+        ("[source]\n", 'watermark = "event_time"\n'),
+    ],
+)
+def test_data_dependent_settings_exit_3(tmp_path: Path, anchor: str, line: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        load(tmp_path, anchor, anchor + line)
+    assert caught.value.exit_code == 3
+    assert line.split(" ", maxsplit=1)[0] in caught.value.field
+
+
+def test_the_unsound_preset_needs_a_word(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError):
+        load(tmp_path, 'mode = "sticky"', 'mode = "paper"')
+    assert load(tmp_path, 'mode = "sticky"', 'mode = "paper"\nallow_unsound = true')
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(UsageError):
+            load_job(path)
+    big = tmp_path / "big.toml"
+    big.write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(UsageError, match="exceeds"):
+        load_job(big)
+    with pytest.raises(UsageError):
+        decode_job(b"\xff\xfe")
+    with pytest.raises(UsageError):
+        decode_job(b"a = " + b"[" * 5000)
+
+
+@given(st.binary(max_size=200), st.integers(0, len(JOB)), st.integers(0, 40))
+def test_a_damaged_job_is_refused_or_loaded_never_a_crash(junk: bytes, at: int, cut: int) -> None:
+    text = JOB.encode()
+    try:
+        decode_job(text[:at] + junk + text[at + cut :])
+    except DpstreamError as error:
+        assert error.exit_code in (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("7d", 7 * 86_400_000_000),
+        ("12h", 43_200_000_000),
+        ("15m", 900_000_000),
+        ("86.4s", 86_400_000),
+        ("100ms", 100_000),
+        ("3us", 3),
+        ("0.1s", 100_000),
+        ("2w", 1_209_600_000_000),
+        ("0s", 0),
+    ],
+)
+def test_durations(text: str, micros: int) -> None:
+    assert duration_micros("time.window", text) == micros
+
+
+@given(st.integers(0, 10**15), st.sampled_from(["s", "ms", "m", "d"]))
+def test_durations_are_exact(number: int, unit: str) -> None:
+    scale = {"s": 10**6, "ms": 1000, "m": 60 * 10**6, "d": 86400 * 10**6}[unit]
+    expected = Fraction(number, 1000) * scale
+    text = f"{number // 1000}.{number % 1000:03d}{unit}"
+    if expected.denominator == 1 and expected < 1 << 62:
+        assert duration_micros("f", text) == expected
+    else:
+        with pytest.raises(UsageError):
+            duration_micros("f", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("1970-01-01T00:00:00Z", 0),
+        ("1970-01-01t00:00:00.000001z", 1),
+        ("1969-12-31T23:59:59.999999Z", -1),
+        ("1970-01-01T02:00:00+02:00", 0),
+        ("1969-12-31T19:30:00-04:30", 0),
+        ("2013-01-01T05:00:00Z", 1_357_016_400_000_000),
+        ("2013-01-01 05:00:00.500000000Z", 1_357_016_400_500_000),
+        ("9999-12-31T23:59:59Z", 253_402_300_799_000_000),
+    ],
+)
+def test_instants(text: str, micros: int) -> None:
+    assert instant_micros("time.start", text) == micros
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2013-13-01T00:00:00Z", "2013-02-29T00:00:00Z", "2013-01-01T24:00:00Z",
+     "2013-01-01T00:00:00.0000001Z", "2013-01-01T00:00:00+24:00", "٢٠١٣-01-01T00:00:00Z"],
+)  # fmt: skip
+def test_no_instants(text: str) -> None:
+    with pytest.raises(UsageError):
+        instant_micros("time.start", text)
+
+
+def with_keys(folder: Path, csv_text: str) -> Job:
+    (folder / "keys.csv").write_text(csv_text)
+    return load(folder, "[state]", '[keys]\npublic = "keys.csv"\n[state]')
+
+
+def test_public_keys_name_a_set(tmp_path: Path) -> None:
+    first = with_keys(tmp_path, "origin,carrier\nJFK,AA\nEWR,UA\n")
+    other_order = with_keys(tmp_path, "carrier,note,origin\nUA,x,EWR\nAA,y,JFK\nAA,z,JFK\n")
+    another = with_keys(tmp_path, "origin,carrier\nJFK,AA\nEWR,UB\n")
+    shifted = with_keys(tmp_path, "origin,carrier\nJFKA,A\nEWR,UA\n")
+    assert first.plan.public_keys == other_order.plan.public_keys
+    digests = {j.plan.public_keys for j in (first, another, shifted)}
+    assert len(digests) == 3
+    assert not first.plan.selects
+    table = read_public_keys(shifted)
+    assert table.to_pylist() == [
+        {"origin": "EWR", "carrier": "UA"},
+        {"origin": "JFKA", "carrier": "A"},
+    ]
+    with pytest.raises(PolicyError):
+        read_public_keys(first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "origin\nJFK\n", "origin,carrier\n", "origin,carrier\nCANARY\n",
+     "origin,origin,carrier\nCANARY,a,b\n", 'origin,carrier\n"CANARY,b\n',
+     "origin,carrier\nCANARY" + "x" * 1024 + ",b\n"],
+)  # fmt: skip
+def test_bad_public_keys_are_refused_without_their_content(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        with_keys(tmp_path, text)
+    assert caught.value.field == "keys.public"
+    assert "CANARY" not in str(caught.value)
+
+
+def test_typed_public_keys(tmp_path: Path) -> None:
+    (tmp_path / "keys.csv").write_text("origin,carrier\n-1,true\n10,false\n")
+    text = JOB.replace('"origin", type = "string"', '"origin", type = "int"')
+    text = text.replace('"carrier", type = "string"', '"carrier", type = "bool"')
+    text = text.replace("[state]", '[keys]\npublic = "keys.csv"\n[state]')
+    job = load_job(write(tmp_path, text))
+    assert read_public_keys(job).to_pydict() == {"origin": [-1, 10], "carrier": [True, False]}
+    for bad in ("01,true", "1.0,true", "1,True", f"{1 << 63},true", "--1,true", "٣,true"):
+        (tmp_path / "keys.csv").write_text(f"origin,carrier\n{bad}\n")
+        with pytest.raises(UsageError, match="line 2"):
+            load_job(tmp_path / "job.toml")
+
+
+def test_noise_keys(tmp_path: Path) -> None:
+    path = tmp_path / "noise.key"
+    job = load(tmp_path)
+    with pytest.raises(UsageError):
+        noise_key(job)
+    new_key(path)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    key = noise_key(job)
+    assert len(key) == 32
+    with pytest.raises(PolicyError):
+        new_key(path)
+    assert noise_key(job) == key
+    os.chmod(path, 0o640)
+    with pytest.raises(PolicyError):
+        noise_key(job)
+    os.chmod(path, 0o600)
+    path.write_text("ab" * 31 + "zz\n")
+    with pytest.raises(UsageError) as caught:
+        noise_key(job)
+    assert "abab" not in str(caught.value)
+    test = load(tmp_path, 'key_file = "noise.key"', f'insecure_test_key = "{"0f" * 32}"')
+    assert test.insecure and noise_key(test) == b"\x0f" * 32
+    with pytest.raises(UsageError):
+        noise_key(load(tmp_path, 'key_file = "noise.key"\n', ""))
