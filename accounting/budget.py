@@ -117,16 +117,16 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
     if mode == "sticky":
         return np.asarray(((total - n + 1) ** 2 + n - 1) / total**2 * (1 + _SLACK))
     encoder = _strategy(strategy, triggers)
-    most = min(total, triggers)
-    per_leaf = max(encoder.worst_split(m, m) / m for m in range(1, most + 1))
-    costs = []
+    per_leaf = max(encoder.worst_split(m, m) / m for m in range(1, min(total, triggers) + 1))
+    bits, costs = range(triggers.bit_length()), []
     for selections in range(1, total + 1):
         if selections <= triggers:
             cost = encoder.worst_split(selections, total)
         else:
+            # One tree of m rounds takes all excess; m is bounded between powers of two.
             cost = max(
-                encoder.worst_split(m, m + total - selections) + (selections - m) * per_leaf
-                for m in range(1, triggers + 1)
+                encoder.worst_split(most, most + total - selections) + (selections - m) * per_leaf
+                for m, most in ((1 << i, min((2 << i) - 1, triggers)) for i in bits)
             )
         costs.append(cost)
     return np.asarray(costs) / (encoder.col2 * total**2) * (1 + _SLACK)
@@ -278,10 +278,14 @@ _ASSUMPTIONS = (
 def _paper(plan: Plan) -> Budget:
     """The mechanism as published (seed sections 3.3, 4.4, 5, Appendix B); NOT sound.
 
-    Values: (epsilon/2, delta/3).  Selection: (epsilon/2, 2 delta/3), C rounds composed in
-    zCDP, of which delta/3 goes to the trees and delta/3 to the thresholds of all C rounds,
-    (e^(epsilon/2) + 1) beta C = delta/3 (theorem 3.1), with no union over triggers.  The
-    reported mu is that of both zCDP costs together, sqrt(2 rho).
+    Values: (epsilon/2, delta/3), C L on one leaf.  Selection: (epsilon/2, 2 delta/3), C
+    rounds composed in zCDP, of which delta/3 goes to the trees and delta/3 to the thresholds
+    of all C rounds, (e^(epsilon/2) + 1) beta C = delta/3 (theorem 3.1), with no union over
+    triggers.  The reported mu is that of both zCDP costs together, sqrt(2 rho).
+
+    Simulated at full scale (10M users, 1M keys, C = 32) this reading gives 27,971 keys, L1
+    17.82M, L2 49,955 at T = 100 with restarted trees indexed by window trigger (Table 1:
+    28,338, 17.74M, 50,039), and 28.0k, 17.53M with trees restarted at leaf 1.
     """
     privacy = plan.privacy
     half, third = privacy.epsilon / 2, privacy.delta / 3

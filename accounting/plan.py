@@ -245,6 +245,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "plan_hash",
             "run_id",
         }
+        # "count" also names the running count behind a mean; two streams must never share a name.
+        if any(a.name == "count" and a.kind in ("sum", "mean") for a in self.aggregates):
+            raise UsageError("aggregate.name", "'count' is reserved for kind 'count'", "rename it")
         if len(set(names)) != len(names) or reserved & set(names):
             raise UsageError(
                 "aggregate.name",

@@ -57,9 +57,7 @@ def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch) -> Aggregated:
     return Aggregated(np.unique(slots), pair_slots, pair_units)
 
 
-def _count_units(
-    plan: Plan, states: KeyShard, slots: Int64, units: Ids
-) -> tuple[Int64, Ids]:
+def _count_units(plan: Plan, states: KeyShard, slots: Int64, units: Ids) -> tuple[Int64, Ids]:
     """Count units that are new in the current round of their key."""
     if not plan.counts_units:
         return slots[:0], units[:0]

@@ -26,7 +26,6 @@ PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
 WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
 
 
-
 class ArrowBatchCoder(beam.coders.Coder):
     """Arrow IPC stream of one batch with its schema; slices write only their own rows."""
 

@@ -54,8 +54,13 @@ def stamp_order(stamp: Int64, partition: Int32, offset: Int64) -> Int64:
 
 
 def admit(
-    unit: Int64, stamp: Int64, partition: Int32, offset: Int64, wanted: Int64,
-    counts: Int32, limit: int,
+    unit: Int64,
+    stamp: Int64,
+    partition: Int32,
+    offset: Int64,
+    wanted: Int64,
+    counts: Int32,
+    limit: int,
 ) -> Int64:
     """How many of each record's windows are admitted; ``counts`` is updated.
 
@@ -134,15 +139,23 @@ def bound(
         _, possible = open_windows(line, event_cut[undecided], event_cut[undecided])
         late = int((possible - wanted).sum())
         taken = admit(
-            slots, numbers(records.column("stamp"))[undecided], partition[undecided],
-            offset[undecided], wanted, units.counts, plan.privacy.contributions,
+            slots,
+            numbers(records.column("stamp"))[undecided],
+            partition[undecided],
+            offset[undecided],
+            wanted,
+            units.counts,
+            plan.privacy.contributions,
         )
         pairs[undecided] = taken
         rejected = int((wanted - taken).sum())
         kept = undecided[taken > 0]
         decided = Admitted(
-            partition[kept], offset[kept], slots[taken > 0].astype(np.int32),
-            pairs[kept].astype(np.int32), decision[kept].astype(np.int32),
+            partition[kept],
+            offset[kept],
+            slots[taken > 0].astype(np.int32),
+            pairs[kept].astype(np.int32),
+            decision[kept].astype(np.int32),
         )
         store.commit_units(shard, upto, units, decided)
     rows = _unrepeated(np.flatnonzero(pairs > 0), partition, offset, known)

@@ -1,6 +1,6 @@
 """The flow: the only place that joins the stages.
 
-    releases = records | DPStream(plan, run)
+    releases = (records | DPStream(plan, key_file="noise.key", store="sqlite:state.db")).releases
 
 ``records`` is a PCollection of Arrow batches with the plan's columns; the result has
 ``.releases`` (one sealed batch per (window, trigger)) and ``.dead_letter``.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 
+from accounting.errors import PolicyError
 from accounting.limits import SPLIT_BUFFER_ROWS
 from accounting.plan import Plan
 from dp_transforms.batches import (
@@ -24,48 +25,11 @@ from dp_transforms.batches import (
     split_by_shard,
 )
 from dp_transforms.bounding import bound
-from dp_transforms.records import CanonicaliserFactory, KeySource, Records, public_key_ids
+from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
 from dp_transforms.release import HoldUntilCut, Seal, ShardRelease, seal, steps_through
+from dp_transforms.run import KeySource, Run, begin_run
 from dp_transforms.step import Stepper, shard_of
-from dp_transforms.telemetry import count, guarded
-from state.open import open_store
-from state.store import Store
-
-
-class Performance(NamedTuple):
-    """Settings that change speed and memory, never a released byte.
-
-    Attributes:
-        batch_rows: rows of a batch between stages.
-        look_ahead: leaves of noise computed ahead of a key's last test (default by T).
-    """
-
-    batch_rows: int = 20_000
-    look_ahead: int | None = None
-
-
-class Run(NamedTuple):
-    """What a worker needs to take part in a run; picklable and without secrets.
-
-    Attributes:
-        plan: the public plan.
-        keys: where the noise key is found.
-        store: URL of an initialised store, e.g. ``sqlite:flights.db``.
-        shards: key shards and unit shards, as recorded in the store.
-        public: public key list with the plan's key columns, or ``None``.
-        performance: settings without effect on results.
-    """
-
-    plan: Plan
-    keys: KeySource
-    store: str
-    shards: int
-    public: pa.Table | None = None
-    performance: Performance = Performance()
-
-    def open(self) -> Store:
-        """The store, shared by the workers of a process."""
-        return open_store(self.store, self.plan)
+from dp_transforms.telemetry import count, guarded, step_done
 
 
 class Output(NamedTuple):
@@ -79,12 +43,25 @@ class DPStream(beam.PTransform):
     """Differentially private running counts and sums per key.
 
     Args:
-        run: the run to take part in (see ``pipelines.stream.begin``).
+        plan: the public plan.
+        run: a run that was begun before (``dp_transforms.run.begin_run``); without it one is
+            begun or resumed here, when the pipeline is built.
+        key_file, store, shards: for a run that is begun here.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        run: Run | None = None,
+        *,
+        key_file: str | None = None,
+        store: str = "sqlite:dpstream.db",
+        shards: int = 4,
+    ) -> None:
         super().__init__()
-        self._run = run
+        self._run = run or begin_run(plan, KeySource(key_file), store, shards)[0]
+        if self._run.plan != plan:
+            raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")
 
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Records in, sealed releases and dead letters out."""
@@ -233,6 +210,7 @@ class ReleaseCallback:
             for window, trigger, part in steps_through(run.plan.timeline, rows, upto):
                 released, computed = stepper.step(window, shard, trigger, part)
                 count("steps_committed" if computed else "steps_reemitted")
+                step_done()
                 yield (window, trigger), released
 
         return release
@@ -288,6 +266,3 @@ def run_in_memory(
 def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
     """All releases as one table."""
     return pa.Table.from_batches([b.replace_schema_metadata(None) for b in releases])
-
-
-__all__ = ["DPStream", "Output", "Performance", "Run", "run_in_memory"]

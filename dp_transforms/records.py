@@ -9,7 +9,7 @@ pair (user, period)); values are clamped to public bounds on a public integer gr
 anything is summed, so one record moves a value stream by at most L grid units.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import apache_beam as beam
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from accounting.errors import UsageError
 from accounting.plan import Plan, ValueStream
 from dp_transforms import columns
 from dp_transforms.batches import (
@@ -28,7 +29,9 @@ from dp_transforms.batches import (
     record_schema,
 )
 from dp_transforms.noise.prf import KeyRing, Prf, frame
+from dp_transforms.run import KeySource
 from dp_transforms.telemetry import guarded
+from state.open import key_schema
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
@@ -158,9 +161,7 @@ def _position(batch: pa.RecordBatch) -> tuple[int, Int64]:
     return partition, np.arange(first, first + batch.num_rows, dtype=np.int64)
 
 
-def typed_ids(
-    prf: Prf, fields: list[tuple[str, pa.Array]], context: Int64 | None = None
-) -> Ids:
+def typed_ids(prf: Prf, fields: list[tuple[str, pa.Array]], context: Int64 | None = None) -> Ids:
     """Keyed 128-bit ids of typed, length-prefixed rows.
 
     Args:
@@ -192,7 +193,7 @@ class Records(beam.DoFn):
 
     DEAD = "dead"
 
-    def __init__(self, make: "CanonicaliserFactory") -> None:
+    def __init__(self, make: Callable[[], Canonicaliser]) -> None:
         self._make = make
 
     def setup(self) -> None:
@@ -209,40 +210,42 @@ class Records(beam.DoFn):
             yield records
 
 
+def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
+    """A public key list in canonical form (NFC, typed), each key once.
+
+    Raises:
+        UsageError: a row is not a key of the declared types.
+    """
+    arrays = []
+    for field in plan.key:
+        column, ok = columns.identity(one_chunk(table.column(field.column)), field.type)
+        if not ok.all():
+            raise UsageError("keys.public", "a row is not a key of the job's types", "correct it")
+        arrays.append(column)
+    names = [f.column for f in plan.key]
+    distinct = pa.Table.from_arrays(arrays, names=names).group_by(names).aggregate([])
+    return distinct.sort_by([(name, "ascending") for name in names]).cast(key_schema(plan))
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a table as one array."""
+    whole = column.combine_chunks()
+    return whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
+    """(m, 2) ids of a canonical public key list."""
+    fields = [(f.type, one_chunk(table.column(f.column))) for f in plan.key]
+    return typed_ids(keys.key, fields)
+
+
 class CanonicaliserFactory:
     """Builds the canonicaliser on a worker from public parts and a path to the key."""
 
-    def __init__(self, plan: Plan, keys: "KeySource", public: pa.Table | None = None) -> None:
+    def __init__(self, plan: Plan, keys: KeySource, public: pa.Table | None = None) -> None:
         self._plan, self._keys, self._public = plan, keys, public
 
     def __call__(self) -> Canonicaliser:
         ring = self._keys.ring()
         ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
         return Canonicaliser(self._plan, ring, ids)
-
-
-def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
-    """(m, 2) ids of a public key list with the plan's (canonical) key columns."""
-    fields = [
-        (f.type, table.column(f.column).combine_chunks()) for f in plan.key
-    ]
-    fields = [(k, c.chunk(0) if isinstance(c, pa.ChunkedArray) else c) for k, c in fields]
-    return typed_ids(keys.key, fields)
-
-
-class KeySource:
-    """Where a worker finds the noise key: a file, or an insecure test key.
-
-    Pickles hold the path only, never the key.
-    """
-
-    def __init__(self, path: str | None, insecure_test_key: str | None = None) -> None:
-        self.path, self.insecure_test_key = path, insecure_test_key
-
-    def ring(self) -> KeyRing:
-        """The key ring, read from its file."""
-        from dp_transforms.noise.prf import load_key
-
-        if self.insecure_test_key is not None:
-            return KeyRing(bytes.fromhex(self.insecure_test_key))
-        return load_key(self.path or "")

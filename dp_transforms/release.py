@@ -58,9 +58,7 @@ class HoldUntilCut(beam.DoFn):
     ARMED = ReadModifyWriteStateSpec("armed", VarIntCoder())
     CUT = TimerSpec("cut", TimeDomain.WATERMARK)
 
-    def __init__(
-        self, line: Timeline, make: Callable[[], "ShardCallback"], early: int = 0
-    ) -> None:
+    def __init__(self, line: Timeline, make: Callable[[], "ShardCallback"], early: int = 0) -> None:
         self._line, self._make, self._early = line, make, early
 
     def setup(self) -> None:
@@ -119,9 +117,7 @@ def steps_through(
     for cut in range(1, upto + 1):
         for index in line.windows_at(cut):
             name = cut * width + index
-            begin, end = (
-                np.searchsorted(rank, (name, name + 1)) if index < width else (0, 0)
-            )
+            begin, end = np.searchsorted(rank, (name, name + 1)) if index < width else (0, 0)
             yield index, cut - line.base(index), rows.slice(int(begin), int(end - begin))
 
 
@@ -166,9 +162,7 @@ def seal(
     arrays += [pa.array([identity.plan_hash] * size, pa.string())]
     arrays += [pa.array([identity.run_id] * size, pa.string())]
     metadata = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode()}
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=release_schema(plan).with_metadata(metadata)
-    )
+    return pa.RecordBatch.from_arrays(arrays, schema=release_schema(plan).with_metadata(metadata))
 
 
 class Seal(beam.DoFn):

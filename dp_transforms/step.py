@@ -177,9 +177,7 @@ class Stepper:
 
     def _stream(self, window: int, role: str, noise: StreamNoise) -> NoiseStream:
         bounds = self.plan.timeline.window_bounds(window)
-        return NoiseStream(
-            self.keys, self._run_name, bounds, role, noise, _sampler(noise.sigma)
-        )
+        return NoiseStream(self.keys, self._run_name, bounds, role, noise, _sampler(noise.sigma))
 
     def _rows(self, states: KeyShard, slots: Int64, published: Published) -> pa.RecordBatch:
         table = states.key_columns(slots)

@@ -5,8 +5,10 @@ can quote a record.  ``guarded`` wraps every DoFn method: what leaves is the sta
 the class of the error, ``raise ... from None``.
 """
 
+import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +36,40 @@ def count(name: str, amount: int = 1) -> None:
         raise ValueError("counter is not on the allow-list")
     if amount:
         Metrics.counter("dpstream", name).inc(int(amount))
+
+
+_steps_done = 0
+
+
+def step_done() -> None:
+    """One step of this process is committed or read back (a public number)."""
+    global _steps_done
+    _steps_done += 1
+
+
+@contextlib.contextmanager
+def watch_steps(
+    progress: Callable[[int, int], None] | None, total: int, every_seconds: float = 0.2
+) -> Iterator[None]:
+    """Report (steps done, steps in all) of this process while the block runs."""
+    start = _steps_done
+    if progress is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(every_seconds):
+            progress(_steps_done - start, total)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress(_steps_done - start, total)
 
 
 def _stage_error(stage: str, error: BaseException) -> RunError:

@@ -49,43 +49,6 @@ def new_key(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def noise_key(job: "Job") -> bytes:
-    """The 32 bytes of the job's noise key (or of its insecure test key).
-
-    Raises:
-        UsageError: no key is named, or the file is not a key.
-        PolicyError: others than the owner may read the file.
-    """
-    if job.privacy.insecure_test_key is not None:
-        return bytes.fromhex(job.privacy.insecure_test_key)
-    if job.privacy.key_file is None:
-        raise UsageError(
-            "privacy.key_file", "is required to run", "make one with `dpstream key new FILE`"
-        )
-    try:
-        with open(job.privacy.key_file, "rb") as file:
-            mode, text = os.fstat(file.fileno()).st_mode, file.read(KEY_BYTES * 2 + 2)
-    except OSError:
-        raise UsageError(
-            "privacy.key_file", "cannot be read", "make one with `dpstream key new FILE`"
-        ) from None
-    if mode & 0o077:
-        raise PolicyError(
-            "privacy.key_file", "can be read by others than its owner", "chmod 600 it"
-        )
-    try:
-        key = bytes.fromhex(text.decode("ascii").strip())
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise UsageError(
-            "privacy.key_file",
-            f"must hold {2 * KEY_BYTES} hex digits",
-            "make one with `dpstream key new FILE`",
-        )
-    return key
-
-
 def read_public_keys(job: "Job") -> pa.Table:
     """The public key list: distinct rows, sorted; columns and types of the job's key.
 

@@ -13,8 +13,9 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 
-from accounting.errors import DpstreamError, RunError
+from accounting.errors import RunError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
+from dp_transforms.telemetry import guarded
 from pipelines.job import Job
 from pipelines.manifest import SourceFile, fingerprint_parts, manifest, unreadable
 from pipelines.source_csv import csv_header, csv_positions, read_csv
@@ -101,6 +102,7 @@ class _ReadPiece(beam.DoFn):
     def __init__(self, columns: tuple[str, ...], batch_rows: int) -> None:
         self.columns, self.batch_rows = columns, batch_rows
 
+    @guarded("source")
     def process(self, element: Piece) -> Iterable[Any]:
         """Read one piece; yields `pa.RecordBatch` and tagged dead letters."""
         partition = element[1]
@@ -110,14 +112,8 @@ class _ReadPiece(beam.DoFn):
                     yield TaggedOutput(DEAD_LETTER, dead_letters(part, partition))
                 else:
                     yield from positioned(part, partition, self.batch_rows)
-        except DpstreamError:
-            raise
         except OSError:
             raise unreadable(partition) from None
-        except Exception as error:
-            raise RunError(
-                "source", f"reading failed with {type(error).__name__}", "report this as a bug"
-            ) from None
 
 
 class ReadFiles(beam.PTransform):  # type: ignore[misc]

@@ -60,9 +60,7 @@ class NoiseStream:
         message[:, 3, 1] = 0
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
-    def advance(
-        self, tweaks: Ids, leaf: Int64, upto: Int64, stack: Int64, width: int
-    ) -> Int64:
+    def advance(self, tweaks: Ids, leaf: Int64, upto: Int64, stack: Int64, width: int) -> Int64:
         """Fold the noise of leaves ``leaf + 1 .. upto`` into ``stack`` (updated in place).
 
         Returns:
@@ -72,9 +70,7 @@ class NoiseStream:
         first = self.strategy.nodes_through(leaf)
         last = self.strategy.nodes_through(upto)
         for rows in _chunks(last - first):
-            noise, starts = self.sampler.draw(
-                self._node, tweaks[rows], first[rows], last[rows]
-            )
+            noise, starts = self.sampler.draw(self._node, tweaks[rows], first[rows], last[rows])
             fold(noise, starts, leaf[rows], upto[rows], stack[rows], out[rows])
         return out
 

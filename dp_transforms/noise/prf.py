@@ -71,7 +71,9 @@ class KeyRing:
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != KEY_BYTES:
-            raise UsageError("privacy.key_file", "must hold 64 hex digits", "run `dpstream key new`")
+            raise UsageError(
+                "privacy.key_file", "must hold 64 hex digits", "run `dpstream key new`"
+            )
 
         def child(purpose: str) -> bytes:
             info = b"dpstream/1/" + purpose.encode()
@@ -143,9 +145,7 @@ def _copy_component(
         cursor[i] = at + 5 + length
 
 
-def frame(
-    context: Int64, components: Sequence[tuple[int, Bytes, Int64]]
-) -> tuple[Ids, Int64]:
+def frame(context: Int64, components: Sequence[tuple[int, Bytes, Int64]]) -> tuple[Ids, Int64]:
     """Length-prefixed, typed rows as blocks for ``Prf.mac``.
 
     Args:

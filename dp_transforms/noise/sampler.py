@@ -80,13 +80,32 @@ class RoundedGaussian:
             lanes, block_first, block_starts, first, last, starts, self._guide, noise, unsure, rows
         )
         if found:
-            self._decide(prf, tweaks, first, starts, unsure[:found], rows[:found], noise, lanes,
-                         block_first, block_starts)
+            self._decide(
+                prf,
+                tweaks,
+                first,
+                starts,
+                unsure[:found],
+                rows[:found],
+                noise,
+                lanes,
+                block_first,
+                block_starts,
+            )
         return noise, starts
 
     def _decide(
-        self, prf: Prf, tweaks: Ids, first: Int64, starts: Int64, unsure: Int64, rows: Int32,
-        noise: Int32, lanes: UInt16, block_first: Int64, block_starts: Int64,
+        self,
+        prf: Prf,
+        tweaks: Ids,
+        first: Int64,
+        starts: Int64,
+        unsure: Int64,
+        rows: Int32,
+        noise: Int32,
+        lanes: UInt16,
+        block_first: Int64,
+        block_starts: Int64,
     ) -> None:
         """Settle the nodes whose top bits straddle a threshold with their own block."""
         node = first[rows] + (unsure - starts[rows])
@@ -142,8 +161,16 @@ def _lane_blocks(
 
 @njit(cache=True, nogil=True)
 def _look_up(
-    lanes: UInt16, block_first: Int64, block_starts: Int64, first: Int64, last: Int64,
-    starts: Int64, guide: Int32, noise: Int32, unsure: Int64, rows: Int32,
+    lanes: UInt16,
+    block_first: Int64,
+    block_starts: Int64,
+    first: Int64,
+    last: Int64,
+    starts: Int64,
+    guide: Int32,
+    noise: Int32,
+    unsure: Int64,
+    rows: Int32,
 ) -> int:  # pragma: no cover - compiled
     found = 0
     for i in range(first.size):
@@ -160,8 +187,15 @@ def _look_up(
 
 @njit(cache=True, nogil=True)
 def _search(
-    lane: Int64, bits: Ids, first: Int32, last: Int32, high: Ids, low: Ids, lowest: int,
-    unsure: Int64, noise: Int32,
+    lane: Int64,
+    bits: Ids,
+    first: Int32,
+    last: Int32,
+    high: Ids,
+    low: Ids,
+    lowest: int,
+    unsure: Int64,
+    noise: Int32,
 ) -> None:  # pragma: no cover - compiled
     for i in range(lane.size):
         top = np.uint64(lane[i])

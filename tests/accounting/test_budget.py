@@ -15,12 +15,13 @@ from accounting.budget import Budget, allocate, joint_cost, largest_values, valu
 from accounting.errors import PolicyError, UsageError
 from accounting.gaussian import cdp_delta, delta_of
 from accounting.plan import Aggregate, Plan
+from accounting.strategies import make_strategy
 
 Make = Callable[..., Plan]
 
 MIXED = (
     Aggregate("n", "count"),
-    Aggregate("delay", "mean", "d", (-60.0, 180.0), 0.5),
+    Aggregate("delay", "mean", "d", (-60.0, 180.0), 5.0),
     Aggregate("total", "sum", "x", (0.0, 9.0), 1.0, 3.0),
 )
 UNITS = Aggregate("people", "units")
@@ -158,7 +159,7 @@ def test_selection_share_leaves_the_largest_value_share(make_plan: Make) -> None
 
 def brute_force_rounds(triggers: int, total: int, n: int) -> float:
     """Worst cost of n selections in any number of value trees of T leaves, by dynamic search."""
-    worst_split = allocate_strategy(triggers).worst_split
+    worst_split = make_strategy("tree", triggers).worst_split
     best = {(0, 0): 0.0}
     for _ in range(n):
         for (used, pairs), cost in list(best.items()):
@@ -170,18 +171,12 @@ def brute_force_rounds(triggers: int, total: int, n: int) -> float:
     return max(cost for (used, _), cost in best.items() if used == n)
 
 
-def allocate_strategy(triggers: int):  # type: ignore[no-untyped-def]
-    from accounting.strategies import make_strategy
-
-    return make_strategy("tree", triggers)
-
-
 @pytest.mark.parametrize("triggers", [1, 2, 3, 4, 5])
 def test_rounds_beyond_one_windows_triggers(triggers: int) -> None:
     """Several windows: n selections may need several trees; the bound covers every way."""
     total = 6
     costs = value_costs("rounds", "tree", triggers, total)
-    scale = total**2 * allocate_strategy(triggers).col2
+    scale = total**2 * make_strategy("tree", triggers).col2
     for n in range(1, total + 1):
         assert costs[n - 1] * scale >= brute_force_rounds(triggers, total, n)
     if triggers == 1:
@@ -193,7 +188,7 @@ def test_value_share_is_divided_by_weight(make_plan: Make) -> None:
     assert [v.name for v in values] == ["count", "delay", "total"]
     whole = sum(v.share for v in values)
     assert [v.share / whole for v in values] == pytest.approx([0.2, 0.2, 0.6])
-    assert [v.sensitivity / values[0].sensitivity for v in values] == pytest.approx([1, 240, 9])
+    assert [v.sensitivity / values[0].sensitivity for v in values] == pytest.approx([1, 24, 9])
     for noise in values:
         assert noise.sigma == pytest.approx(
             noise.sensitivity / math.sqrt(noise.share) / allocate(make_plan()).mu
@@ -242,6 +237,19 @@ def test_one_trigger_uses_the_whole_delta(make_plan: Make) -> None:
     assert budget.b == pytest.approx(1e-9 / 32)
 
 
+@pytest.mark.parametrize("share", [None, 0.1, 0.9])
+def test_one_trigger_rule_may_assume_what_is_left(make_plan: Make, share: float | None) -> None:
+    """With j pairs on lone keys the other C-j cost at most (C-j)/C of mu^2, however spread."""
+    count = 12
+    budget = allocate(make_plan(1, contributions=count, selection_share=share))
+    assert budget.selection is not None
+    selection, values = (Fraction(s.sigma) ** 2 for s in (budget.selection, budget.values[0]))
+    for left in range(1, count + 1):
+        for n in range(1, left + 1):
+            cost = n / selection + ((left - n + 1) ** 2 + n - 1) / values
+            assert cost <= Fraction(budget.mu) ** 2 * left / count
+
+
 def test_arrays_are_read_only_and_rounded_up(make_plan: Make) -> None:
     budget = allocate(make_plan())
     assert budget.selection is not None
@@ -263,10 +271,6 @@ def test_refusals(make_plan: Make) -> None:
     assert "coarser grid" in refused("aggregate.s.grid", aggregates=fine).fix
     coarse = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e4),)
     assert allocate(make_plan(aggregates=coarse)).values[0].sigma < limits.MAX_SIGMA
-    huge = "threshold"
-    assert huge in refused(
-        "privacy.epsilon", pre_threshold=limits.MAX_PAIRS, epsilon=1e-4
-    ).rule or (limits.MAX_SIGMA)
     with pytest.raises(PolicyError):
         allocate(make_plan(mode="paper"))
 

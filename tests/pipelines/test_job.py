@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.errors import DpstreamError, PolicyError, UsageError
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
+from dp_transforms.noise.prf import load_key
 from pipelines.job import Job, decode_job, load_job
 from pipelines.job_text import duration_micros, instant_micros
-from pipelines.keys import new_key, noise_key, read_public_keys
+from pipelines.keys import new_key, read_public_keys
 
 JOB = """
 [source]
@@ -343,25 +344,19 @@ def test_typed_public_keys(tmp_path: Path) -> None:
 
 def test_noise_keys(tmp_path: Path) -> None:
     path = tmp_path / "noise.key"
-    job = load(tmp_path)
-    with pytest.raises(UsageError):
-        noise_key(job)
     new_key(path)
     assert os.stat(path).st_mode & 0o777 == 0o600
-    key = noise_key(job)
-    assert len(key) == 32
+    first = load_key(path)
     with pytest.raises(PolicyError):
         new_key(path)
-    assert noise_key(job) == key
-    os.chmod(path, 0o640)
-    with pytest.raises(PolicyError):
-        noise_key(job)
-    os.chmod(path, 0o600)
-    path.write_text("ab" * 31 + "zz\n")
-    with pytest.raises(UsageError) as caught:
-        noise_key(job)
-    assert "abab" not in str(caught.value)
-    test = load(tmp_path, 'key_file = "noise.key"', f'insecure_test_key = "{"0f" * 32}"')
-    assert test.insecure and noise_key(test) == b"\x0f" * 32
+    assert load_key(path).fingerprint == first.fingerprint
+    new_key(tmp_path / "other.key")
+    assert load_key(tmp_path / "other.key").fingerprint != first.fingerprint
+    with pytest.raises(RunError):
+        new_key(tmp_path / "none" / "noise.key")
+
+
+def test_insecure_settings_show(tmp_path: Path) -> None:
+    assert load(tmp_path, 'key_file = "noise.key"', f'insecure_test_key = "{"0f" * 32}"').insecure
     with pytest.raises(UsageError):
-        noise_key(load(tmp_path, 'key_file = "noise.key"\n', ""))
+        load(tmp_path, "key_file", f'insecure_test_key = "{"0f" * 32}"\nkey_file')

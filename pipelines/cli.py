@@ -1,0 +1,233 @@
+"""The command ``dpstream``: a thin door to the library.
+
+Exit codes: 0 done, 2 usage, 3 refused by policy or budget, 4 failed.  A coded error is one line
+on stderr (JSON with ``--json``); of any other only the command and the class are shown,
+because its message may hold data.
+"""
+
+import json
+import logging
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from accounting.errors import DpstreamError, RunError
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+JOB = click.argument("job", type=click.Path(path_type=Path))
+
+
+class _Coded(click.Group):
+    """A group whose commands end with the exit code of their error, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; turn errors into one line and an exit code."""
+        as_json = "--json" in ctx.args
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except DpstreamError as error:
+            coded = error
+        except KeyboardInterrupt:
+            coded = RunError("run", "was interrupted", "run it again on the same state to go on")
+        except Exception as error:
+            stage = f"dpstream {ctx.invoked_subcommand}"
+            coded = RunError(stage, f"failed with {type(error).__name__}", "run `dpstream doctor`")
+        text = json.dumps(coded.as_dict()) if as_json else f"{coded.kind}: {coded}"
+        click.echo(text, err=True)
+        ctx.exit(coded.exit_code)
+
+
+def _examples(*lines: str) -> str:
+    """Help text at the end of a command: examples, not re-wrapped."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@click.group(
+    cls=_Coded,
+    epilog=_examples(
+        "dpstream key new noise.key", "dpstream plan job.toml", "dpstream run job.toml"
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="dpstream")
+def cli() -> None:
+    """Differentially private streams: counts and sums per key, again and again as time passes,
+    without revealing any user."""
+
+
+@cli.command(epilog=_examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
+@JOB
+@AS_JSON
+def plan(job: Path, as_json: bool) -> None:
+    """Print what a job promises and what it costs; reads no data."""
+    from accounting.budget import allocate
+    from accounting.guarantee import describe, text
+    from pipelines.job import load_job
+
+    checked = load_job(job).plan
+    budget = allocate(checked)
+    if as_json:
+        _print_json(describe(checked, budget))
+    else:
+        click.echo(text(checked, budget), nl=False)
+
+
+@cli.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    epilog=_examples(
+        "dpstream run job.toml", "dpstream run job.toml --runner=DirectRunner --job_name=flights"
+    ),
+)
+@JOB
+@click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@AS_JSON
+@click.pass_context
+def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) -> None:
+    """Run a job, or go on with one; other flags pass through to Beam."""
+    from pipelines.job import load_job
+
+    checked = load_job(job)
+    _silence()
+    from pipelines.stream import run_job
+
+    with _Bar(hidden=quiet or as_json) as bar:
+        result = run_job(checked, runner, ctx.args, progress=bar.update)
+    if as_json:
+        _print_json({**result._asdict(), "insecure": checked.insecure})
+        return
+    click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: all triggers done.")
+    click.echo(f"Releases in {checked.sink.kind} files below {result.releases}")
+    if checked.insecure:
+        click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
+
+
+@cli.group()
+def generate() -> None:
+    """Make synthetic data."""
+
+
+@generate.command(
+    epilog=_examples(
+        "dpstream generate zipf small.parquet --users 10000",
+        "dpstream generate zipf table1.parquet --users 10000000 --seed 1",
+    )
+)
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--users", default=10_000, show_default=True, help="Users; 5.9 records each.")
+@click.option("--keys", default=1_000_000, show_default=True, help="Keys there are to draw.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same records.")
+@click.option("--start", default="2024-01-01T00:00:00Z", show_default=True, help="First instant.")
+@click.option("--row-group-rows", default=1_000_000, show_default=True)
+@click.option("--user-type", type=click.Choice(["int", "string"]), default="int")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@AS_JSON
+def zipf(out: Path, start: str, overwrite: bool, as_json: bool, **sizes: Any) -> None:
+    """Write the paper's Zipf-Mandelbrot records of one day to a Parquet file."""
+    from pipelines.job_text import instant_micros
+    from pipelines.synth import Synth
+    from pipelines.synth import generate as write
+
+    rows = write(Synth(start=instant_micros("--start", start), **sizes), out, overwrite)
+    if as_json:
+        _print_json({"records": rows, **sizes})
+    else:
+        click.echo(f"{rows:,} records of {sizes['users']:,} users in {out.name}")
+
+
+@cli.group()
+def key() -> None:
+    """Noise keys."""
+
+
+@key.command("new", epilog=_examples("dpstream key new noise.key"))
+@click.argument("file", type=click.Path(path_type=Path))
+@AS_JSON
+def key_new(file: Path, as_json: bool) -> None:
+    """Write a new random noise key that only you can read; never overwrites."""
+    from pipelines.keys import new_key
+
+    new_key(file)
+    if as_json:
+        _print_json({"created": file.name})
+    else:
+        click.echo(f"New noise key in {file.name} (mode 0600). Keep it secret and back it up.")
+
+
+@cli.command(epilog=_examples("dpstream doctor", "dpstream doctor --json"))
+@AS_JSON
+def doctor(as_json: bool) -> None:
+    """Say what this machine can run."""
+    from pipelines.doctor import examine
+
+    report = examine()
+    if as_json:
+        _print_json(report)
+    else:
+        _print_report(report)
+    if not report["ready"]:
+        raise SystemExit(RunError.exit_code)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value))
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    table = Table("part", "state", title=f"Python {report['python']}")
+    for name, version in {**report["packages"], **report["optional"]}.items():
+        table.add_row(name, version or "missing")
+    for name, found in {**report["runners"], **report["emulators"]}.items():
+        table.add_row(name, "found" if found else "missing")
+    disk = report["disk"]
+    table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")
+    Console(file=sys.stdout).print(table)
+    for line in report["verdict"]:
+        click.echo(line)
+
+
+def _silence() -> None:
+    """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+
+
+@dataclass
+class _Bar:
+    """A progress bar on stderr that counts steps (windows x triggers x shards), not records."""
+
+    hidden: bool
+
+    def __enter__(self) -> "_Bar":
+        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(
+            *columns, console=Console(stderr=True), disable=self.hidden, transient=True
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("steps", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Show ``done`` of ``total`` steps."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli(prog_name="dpstream")
+
+
+if __name__ == "__main__":
+    main()

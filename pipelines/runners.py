@@ -1,0 +1,34 @@
+"""Which engine runs a job; always named, never guessed from the pipeline."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from accounting.errors import UsageError
+
+#: Names a user may write and the engine they mean.
+RUNNERS = {"DirectRunner": "FnApiRunner", "FnApiRunner": "FnApiRunner"}
+
+
+def make_runner(name: str, beam_args: Sequence[str]) -> tuple[Any, PipelineOptions]:
+    """(runner, options) of a runner's name and further Beam flags.
+
+    Raises:
+        UsageError: an unknown runner, or flags that break the flow's promises.
+    """
+    if name not in RUNNERS:
+        raise UsageError(
+            "--runner", f"must be one of {', '.join(RUNNERS)}", "use --runner=DirectRunner"
+        )
+    options = PipelineOptions(list(beam_args), runner=RUNNERS[name])
+    if options.view_as(DirectOptions).direct_num_workers != 1:
+        raise UsageError(
+            "--direct_num_workers",
+            "must be 1: several processes would share one worker's state",
+            "leave it out; use more shards on a distributed runner",
+        )
+    if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
+        raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
+    return FnApiRunner(), options

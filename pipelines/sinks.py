@@ -1,0 +1,184 @@
+"""File sinks: one sealed file per (window, trigger), written once, never changed.
+
+``WriteReleases(job)`` takes sealed releases: one `pa.RecordBatch` per (window, trigger), rows
+sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
+``dpstream.trigger`` (decimal ASCII).  It writes ``window-000012/trigger-000005.parquet``
+below ``sink.path``.  Names, order and bytes are functions of the releases alone.
+
+Dead letters (positions and reasons; for the operator only) go to ``dead_letter/`` beside the
+releases' folder, so that who publishes the one does not publish the other.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.errors import PolicyError, RunError
+from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW
+from dp_transforms.telemetry import guarded
+from pipelines.job import Job
+from pipelines.sink_formats import encode, put_once, read_releases, same_content
+
+__all__ = [
+    "WriteDeadLetters",
+    "WriteReleases",
+    "dead_letter_folder",
+    "read_dead_letters",
+    "read_releases",
+    "release_path",
+    "write_dead_letters",
+    "write_release",
+]
+
+#: Dead letters held by one bundle before they are written.
+MAX_HELD_ROWS = 1_000_000
+
+
+def release_path(window: int, trigger: int, kind: str) -> Path:
+    """Name of a release below the sink's folder."""
+    return Path(f"window-{window:06d}") / f"trigger-{trigger:06d}.{kind}"
+
+
+def dead_letter_folder(job: Job) -> Path:
+    """Where dead letters go: ``dead_letter/`` beside the folder of the releases."""
+    sink = Path(job.sink.path)
+    return sink.parent / "dead_letter" / sink.name
+
+
+def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, int]:
+    """Write one sealed release (the twin of `WriteReleases` without Beam).
+
+    Args:
+        folder: the sink's folder.
+        kind: ``parquet``, ``csv`` or ``jsonl``.
+        batch: the release, with window and trigger in its schema's metadata.
+
+    Returns:
+        (window, trigger).  Writing the same content again changes nothing.
+
+    Raises:
+        PolicyError: the file exists with other content; a published value never changes.
+        RunError: the file cannot be written.
+    """
+    metadata = batch.schema.metadata or {}
+    if WINDOW not in metadata or TRIGGER not in metadata:
+        raise RunError("sink", "got a release that names no window", "report this as a bug")
+    window, trigger = int(metadata[WINDOW]), int(metadata[TRIGGER])
+    path = folder / release_path(window, trigger, kind)
+    data = encode(batch, kind)
+    try:
+        fresh = put_once(path, data)
+        if not fresh and not same_content(path, data, kind):
+            raise PolicyError(
+                "sink.path",
+                f"holds another release of window {window}, trigger {trigger}",
+                "a published value never changes: use the state that made it, or another folder",
+            )
+    except OSError:
+        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+    return window, trigger
+
+
+class _WriteRelease(beam.DoFn):
+    """Sealed release -> its file; yields (window, trigger)."""
+
+    def __init__(self, folder: str, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+
+    @guarded("sink")
+    def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+        """Write one release."""
+        yield write_release(Path(self.folder), self.kind, element)
+
+
+class WriteReleases(beam.PTransform):  # type: ignore[misc]
+    """Write sealed releases to the job's sink; gives the (window, trigger) of each."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._dofn = _WriteRelease(job.sink.path, job.sink.kind)
+
+    def expand(self, releases: Any) -> Any:
+        """One file per element."""
+        return releases | beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+
+
+class _WriteDeadLetters(beam.DoFn):
+    """Dead letters of a bundle -> one Parquet file named by its content."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def start_bundle(self) -> None:
+        """Nothing is held yet."""
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    @guarded("dead_letter")
+    def process(self, element: pa.RecordBatch) -> Iterable[Any]:
+        """Gather; writes early only when a bundle refuses very many rows."""
+        self._held.append(element.replace_schema_metadata(None))
+        self._rows += element.num_rows
+        if self._rows >= MAX_HELD_ROWS:
+            self.finish_bundle()
+        return ()
+
+    @guarded("dead_letter")
+    def finish_bundle(self) -> None:
+        """Write what the bundle refused."""
+        try:
+            write_dead_letters(Path(self.folder), self._held)
+        except OSError:
+            raise RunError("sink.path", "dead letters cannot be written", "check disk") from None
+        self.start_bundle()
+
+
+def write_dead_letters(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path | None:
+    """Write positions and reasons, sorted, to a file named by its content.
+
+    Args:
+        folder: see `dead_letter_folder`.
+        batches: of ``DEAD_LETTER_SCHEMA``.
+
+    Returns:
+        The file, or ``None`` if there is nothing to write.  A repeated bundle changes nothing;
+        one that repeats only a part adds a file, and `read_dead_letters` counts once.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    table = pa.Table.from_batches(list(batches), schema=DEAD_LETTER_SCHEMA)
+    if table.num_rows == 0:
+        return None
+    order = [(name, "ascending") for name in DEAD_LETTER_SCHEMA.names]
+    data = encode(table.sort_by(order).combine_chunks().to_batches()[0], "parquet")
+    path = folder / f"part-{hashlib.blake2b(data, digest_size=16).hexdigest()}.parquet"
+    put_once(path, data)
+    return path
+
+
+def read_dead_letters(folder: str | Path) -> pa.Table:
+    """Every dead letter below a folder, each position and reason once, sorted."""
+    tables = [pq.read_table(p, schema=DEAD_LETTER_SCHEMA) for p in Path(folder).glob("part-*")]
+    if not tables:
+        return DEAD_LETTER_SCHEMA.empty_table()
+    names = DEAD_LETTER_SCHEMA.names
+    distinct = pa.concat_tables(tables).group_by(names).aggregate([]).select(names)
+    return distinct.sort_by([(name, "ascending") for name in names])
+
+
+class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
+    """Write dead letters beside the releases, one file per bundle."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._dofn = _WriteDeadLetters(str(dead_letter_folder(job)))
+
+    def expand(self, letters: Any) -> Any:
+        """No output of interest: an empty collection."""
+        return letters | beam.ParDo(self._dofn)

@@ -1,0 +1,169 @@
+"""Run a job: check and charge, build the pipeline, write what is committed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import apache_beam as beam
+
+from accounting.budget import allocate
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from accounting.plan import Plan
+from dp_transforms.flow import DPStream
+from dp_transforms.records import canonical_public_keys
+from dp_transforms.run import KeySource, Performance, Run, begin_run
+from dp_transforms.telemetry import watch_steps
+from pipelines.job import Job
+from pipelines.keys import read_public_keys
+from pipelines.manifest import fingerprint_parts
+from pipelines.runners import make_runner
+from pipelines.sinks import WriteDeadLetters, WriteReleases
+from pipelines.sources import ReadFiles
+from state import open as stores
+from state.ledger import Charge, Ledger
+
+#: Told (steps done, steps in all); both are public.
+Progress = Callable[[int, int], None]
+
+
+class Result(NamedTuple):
+    """What a finished run can tell about itself; all public."""
+
+    run_id: str
+    plan_hash: str
+    steps: int
+    releases: str
+    resumed: bool
+
+
+def key_source(job: Job) -> KeySource:
+    """Where the job's noise key is."""
+    if job.privacy.key_file is None and job.privacy.insecure_test_key is None:
+        raise UsageError(
+            "privacy.key_file", "is required to run", "make one with `dpstream key new FILE`"
+        )
+    return KeySource(job.privacy.key_file, job.privacy.insecure_test_key)
+
+
+def begin(job: Job) -> tuple[Run, bool]:
+    """Begin or resume the run of a job: store, run id and charge, before any draw.
+
+    Returns:
+        (run, whether it goes on from an existing store).
+
+    Raises:
+        PolicyError: the store, the input, the sink or the ledger forbids it.
+    """
+    keys, plan = key_source(job), job.plan
+    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    url = job.state.store or ""
+    if not stores.exists(url):
+        _refuse_foreign_sink(job)
+    public = None
+    if plan.public_keys is not None:
+        public = canonical_public_keys(plan, read_public_keys(job))
+    run, resumed = begin_run(
+        plan,
+        keys,
+        url,
+        job.state.shards,
+        source=parts,
+        run_id=job.privacy.insecure_test_run_id,
+        public=public,
+        performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
+    )
+    charge(job, run.open().identity.run_id)
+    return run, resumed
+
+
+def _refuse_foreign_sink(job: Job) -> None:
+    """A new store must not add to releases of a run it knows nothing of."""
+    if any(Path(job.sink.path).glob("window-*/trigger-*")):
+        raise PolicyError(
+            "sink.path",
+            "holds releases, but the store is new: it was lost, moved or belongs elsewhere",
+            "restore the run's store, or write this run's releases to an empty folder",
+        )
+
+
+def charge(job: Job, run_id: str) -> None:
+    """Charge the run in the data set's ledger, if the job names one."""
+    if job.ledger is None:
+        return
+    plan, budget = job.plan, allocate(job.plan)
+    if plan.privacy.mode == "paper":
+        raise PolicyError(
+            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
+        )
+    ledger = Ledger(job.ledger.path, job.ledger.data_set)
+    try:
+        spend = Charge(
+            run_id=run_id,
+            plan_hash=plan.hash,
+            unit=unit_in_words(plan),
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            mu=budget.mu,
+            threshold_delta=plan.privacy.contributions * budget.b,
+        )
+        ledger.charge(spend, job.ledger.limit.epsilon, job.ledger.limit.delta)
+    finally:
+        ledger.close()
+
+
+def unit_in_words(plan: Plan) -> str:
+    """The privacy unit, for the ledger."""
+    if plan.timeline.period is None:
+        return f"{plan.unit.column} over the whole stream"
+    return f"{plan.unit.column} per period of {plan.timeline.period / 1e6:g} s"
+
+
+def run_job(
+    job: Job,
+    runner: str = "DirectRunner",
+    beam_args: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Result:
+    """Run a job to its end.
+
+    Args:
+        job: a checked job.
+        runner: see ``pipelines.runners``.
+        beam_args: further flags for Beam's PipelineOptions.
+        progress: told now and then how many steps are done.
+
+    Raises:
+        DpstreamError: refused or failed, with a field, a rule and a fix.
+    """
+    engine, options = make_runner(runner, beam_args)
+    source = ReadFiles(job)
+    run, resumed = begin(job)
+    line = job.plan.timeline
+    steps = line.windows * line.triggers * run.shards
+    pipeline = beam.Pipeline(runner=engine, options=options)
+    read = pipeline | "Source" >> source
+    output = read.records | "DPStream" >> DPStream(run.plan, run)
+    _ = output.releases | "Releases" >> WriteReleases(job)
+    dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
+    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+    try:
+        with watch_steps(progress, steps):
+            pipeline.run().wait_until_finish()
+    except DpstreamError:
+        raise
+    except Exception as error:
+        raise coded(error) from None
+    finally:
+        identity = run.open().identity
+        stores.close_all()
+    return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed)
+
+
+def coded(error: BaseException) -> DpstreamError:
+    """The coded error inside a runner's exception; else its class only, never its text."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, DpstreamError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")

@@ -1,0 +1,253 @@
+"""File sinks: deterministic bytes, written once, never changed; dead letters kept apart."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from accounting.errors import PolicyError, RunError, UsageError
+from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
+from pipelines import sink_formats
+from pipelines.job import Job
+from pipelines.sinks import (
+    WriteDeadLetters,
+    WriteReleases,
+    dead_letter_folder,
+    read_dead_letters,
+    read_releases,
+    release_path,
+    write_dead_letters,
+    write_release,
+)
+
+MakeJob = Callable[..., Job]
+KINDS = ("parquet", "csv", "jsonl")
+SCHEMA = pa.schema(
+    [
+        ("window_start", pa.timestamp("us", "UTC")),
+        ("trigger", pa.int32()),
+        ("key", pa.string()),
+        ("records", pa.float64()),
+    ]
+)
+
+
+def release(window: int, trigger: int, keys: list[str], value: float = 0.1) -> pa.RecordBatch:
+    rows = [
+        {"window_start": 10**15 + window, "trigger": trigger, "key": k, "records": value + i}
+        for i, k in enumerate(keys)
+    ]
+    metadata = {WINDOW: str(window), TRIGGER: str(trigger)}
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA).replace_schema_metadata(metadata)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_file_per_window_and_trigger_also_when_empty(tmp_path: Path, kind: str) -> None:
+    for window, trigger, keys in ((12, 5, ["a", "b"]), (12, 6, []), (0, 1, ["x,\"\n'"])):
+        assert write_release(tmp_path, kind, release(window, trigger, keys)) == (window, trigger)
+    assert sorted(files(tmp_path)) == [
+        f"window-000000/trigger-000001.{kind}",
+        f"window-000012/trigger-000005.{kind}",
+        f"window-000012/trigger-000006.{kind}",
+    ]
+    table = read_releases(tmp_path)
+    assert table.column("key").to_pylist() == ["x,\"\n'", "a", "b"]
+    assert table.column("records").to_pylist() == [0.1, 0.1, 1.1]
+    assert table.column("trigger").to_pylist() == [1, 5, 5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_schema_types_survive_every_format(tmp_path: Path, kind: str) -> None:
+    write_release(tmp_path, kind, release(1, 1, []))
+    write_release(tmp_path, kind, release(1, 2, ["007", "true", "2024-01-01"]))
+    table = read_releases(tmp_path, SCHEMA)
+    assert table.schema.equals(SCHEMA)
+    assert table.column("key").to_pylist() == ["007", "true", "2024-01-01"]
+    assert read_releases(tmp_path / "none", SCHEMA).num_rows == 0
+    assert read_releases(tmp_path / "none").num_rows == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_writing_again_is_a_no_op_and_other_content_is_refused(tmp_path: Path, kind: str) -> None:
+    first = release(3, 4, ["CANARY"])
+    write_release(tmp_path, kind, first)
+    path = tmp_path / release_path(3, 4, kind)
+    before = path.stat()
+    write_release(tmp_path, kind, first)
+    after = path.stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    content = path.read_bytes()
+    for other in (release(3, 4, ["CANARY"], 0.2), release(3, 4, []), release(3, 4, ["D"])):
+        with pytest.raises(PolicyError, match="window 3, trigger 4") as caught:
+            write_release(tmp_path, kind, other)
+        assert "CANARY" not in str(caught.value)
+    assert path.read_bytes() == content
+    path.write_bytes(content[:-3])
+    with pytest.raises(PolicyError):
+        write_release(tmp_path, kind, first)
+    assert list(files(tmp_path)) == [f"window-000003/trigger-000004.{kind}"]
+
+
+def test_parquet_of_another_library_version_is_the_same_content(tmp_path: Path) -> None:
+    batch = release(3, 4, ["a"])
+    path = tmp_path / release_path(3, 4, "parquet")
+    path.parent.mkdir()
+    pq.write_table(pa.Table.from_batches([batch]), path, compression="none", version="1.0",
+                   coerce_timestamps="us")  # fmt: skip
+    write_release(tmp_path, "parquet", batch)
+    with pytest.raises(PolicyError):
+        write_release(tmp_path, "parquet", release(3, 4, ["a"], 0.2))
+
+
+def test_bytes_depend_on_the_content_only(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; import test_sinks as t\n"
+        "for k in t.KINDS: t.write_release(Path(sys.argv[2]), k, t.release(1, 2, ['a', 'b']))\n"
+    )
+    seen = []
+    for seed in ("0", "1"):
+        folder = tmp_path / seed
+        env = {**os.environ, "PYTHONHASHSEED": seed, "TZ": "Asia/Tokyo" if seed == "1" else "UTC"}
+        here = str(Path(__file__).parent)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code, here, str(folder)],
+                       env=env, check=True, capture_output=True)  # fmt: skip
+        seen.append(files(folder))
+    assert seen[0] == seen[1] and len(seen[0]) == 3
+    sliced = release(1, 2, ["0", "a", "b"], -0.9).slice(1)
+    for kind in KINDS:
+        assert sink_formats.encode(sliced, kind) == sink_formats.encode(
+            pa.RecordBatch.from_pylist(sliced.to_pylist(), schema=sliced.schema), kind
+        )
+
+
+def test_two_writers_at_once_agree_on_one(tmp_path: Path) -> None:
+    outcomes: list[str] = []
+
+    def work(value: float) -> None:
+        try:
+            write_release(tmp_path, "jsonl", release(1, 1, ["a"] * 2000, value))
+            outcomes.append("written")
+        except PolicyError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=work, args=(float(i % 2),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("written") == 4
+    assert len(files(tmp_path)) == 1
+
+
+def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_release(tmp_path, "csv", release(1, 1, ["a"]))
+    write_release(tmp_path, "csv", release(1, 1, ["a"]))
+    with pytest.raises(PolicyError):
+        write_release(tmp_path, "csv", release(1, 1, ["b"]))
+    assert list(files(tmp_path)) == ["window-000001/trigger-000001.csv"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "link", "mkdir"])
+def test_disk_errors_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        if call == "link":
+            patch.setattr(os, "replace", fail)
+        with pytest.raises(RunError, match="cannot be written"):
+            write_release(tmp_path, "parquet", release(1, 1, ["a"]))
+    assert files(tmp_path) == {}
+    write_release(tmp_path, "parquet", release(1, 1, ["a"]))
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_release_without_a_name_is_a_bug(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        write_release(tmp_path, "csv", release(1, 1, ["a"]).replace_schema_metadata(None))
+
+
+def test_unreadable_releases_are_named(tmp_path: Path) -> None:
+    write_release(tmp_path, "parquet", release(1, 1, ["a"]))
+    (tmp_path / release_path(1, 1, "parquet")).write_bytes(b"CANARY")
+    with pytest.raises(UsageError, match=r"window-000001/trigger-000001\.parquet") as caught:
+        read_releases(tmp_path)
+    assert "CANARY" not in str(caught.value)
+
+
+def letters(*rows: tuple[int, int, str]) -> pa.RecordBatch:
+    names = DEAD_LETTER_SCHEMA.names
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(names, r, strict=True)) for r in rows], schema=DEAD_LETTER_SCHEMA
+    )
+
+
+def test_dead_letters_are_counted_once(tmp_path: Path) -> None:
+    one, two = letters((0, 5, "malformed"), (0, 2, "time")), letters((1, 0, "unit"))
+    assert write_dead_letters(tmp_path, []) is None
+    assert write_dead_letters(tmp_path, [one.slice(0, 0)]) is None
+    first = write_dead_letters(tmp_path, [one, two])
+    assert write_dead_letters(tmp_path, [two, one]) == first
+    assert write_dead_letters(tmp_path, [one]) != first
+    assert len(files(tmp_path)) == 2
+    assert [tuple(r.values()) for r in read_dead_letters(tmp_path).to_pylist()] == [
+        (0, 2, "time"),
+        (0, 5, "malformed"),
+        (1, 0, "unit"),
+    ]
+    assert read_dead_letters(tmp_path / "none").num_rows == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_through_beam(make_job: MakeJob, kind: str) -> None:
+    job = make_job(sink=kind)
+    batches = [release(w, t, ["a", "b"][: t - 1]) for w in range(3) for t in (1, 2, 3)]
+    dead = [letters((0, i, "malformed")) for i in range(20)]
+    for _ in range(2):
+        with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+            _ = pipeline | "R" >> create(batches) | WriteReleases(job)
+            _ = pipeline | "D" >> create(dead) | WriteDeadLetters(job)
+    sink = Path(job.sink.path)
+    assert len(files(sink)) == 9
+    assert read_releases(sink).num_rows == 3 * (0 + 1 + 2)
+    folder = dead_letter_folder(job)
+    assert folder == sink.parent / "dead_letter" / "releases"
+    assert read_dead_letters(folder).num_rows == 20
+
+
+def test_a_changed_release_stops_a_pipeline(make_job: MakeJob) -> None:
+    job = make_job(sink="jsonl")
+    write_release(Path(job.sink.path), "jsonl", release(0, 1, ["CANARY"]))
+    with pytest.raises(Exception) as caught, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | create([release(0, 1, ["CANARY", "b"])]) | WriteReleases(job)
+    assert "PolicyError: sink.path: holds another release" in str(caught.value)
+    assert "CANARY" not in str(caught.value)
+
+
+def create(batches: list[pa.RecordBatch]) -> Any:
+    encoded = [ArrowBatchCoder().encode(b) for b in batches]
+    decode = beam.Map(ArrowBatchCoder().decode).with_output_types(pa.RecordBatch)
+    return f"Create{hashlib.sha256(encoded[0]).hexdigest()}" >> beam.Create(encoded) | decode
