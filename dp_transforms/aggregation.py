@@ -48,10 +48,8 @@ def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch) -> Aggregated:
     """
     slots = states.intern(ids_of(rows.column("key_id")), rows)
     for stream, spec in enumerate(plan.value_streams):
-        if spec.column is None:
-            amounts = np.ones(len(slots), np.int64)
-        else:
-            amounts = numbers(rows.column(f"v{stream}"))
+        counted = spec.column is None
+        amounts = np.ones_like(slots) if counted else numbers(rows.column(f"v{stream}"))
         _add_at(states.values[:, stream], slots, amounts)
     pair_slots, pair_units = _count_units(plan, states, slots, ids_of(rows.column("unit")))
     return Aggregated(np.unique(slots), pair_slots, pair_units)

@@ -5,11 +5,13 @@ are handled as ``(n, 2)`` uint64 arrays (little-endian words) without copies.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from accounting.plan import Plan
 from state.open import key_schema
@@ -41,10 +43,12 @@ class ArrowBatchCoder(beam.coders.Coder):
         with pa.ipc.open_stream(pa.py_buffer(encoded)) as reader:
             return reader.read_next_batch()
 
+    @override
     def is_deterministic(self) -> bool:
         return True
 
-    def to_type_hint(self) -> type:
+    @override
+    def to_type_hint(self) -> Any:
         return pa.RecordBatch
 
 
@@ -142,9 +146,10 @@ def id_array(ids: Ids) -> pa.Array:
     return pa.Array.from_buffers(ID, len(ids), [None, data])
 
 
-def numbers(column: pa.Array) -> npt.NDArray[np.generic]:
+def numbers(column: pa.Array) -> npt.NDArray[Any]:
     """numpy view of a fixed-width column without nulls."""
-    return column.to_numpy(zero_copy_only=True)
+    view: npt.NDArray[Any] = column.to_numpy(zero_copy_only=True)
+    return view
 
 
 def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

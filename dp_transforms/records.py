@@ -9,7 +9,7 @@ pair (user, period)); values are clamped to public bounds on a public integer gr
 anything is summed, so one record moves a value stream by at most L grid units.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
 import numpy as np
@@ -161,7 +161,9 @@ def _position(batch: pa.RecordBatch) -> tuple[int, Int64]:
     return partition, np.arange(first, first + batch.num_rows, dtype=np.int64)
 
 
-def typed_ids(prf: Prf, fields: list[tuple[str, pa.Array]], context: Int64 | None = None) -> Ids:
+def typed_ids(
+    prf: Prf, fields: Sequence[tuple[str, pa.Array]], context: Int64 | None = None
+) -> Ids:
     """Keyed 128-bit ids of typed, length-prefixed rows.
 
     Args:

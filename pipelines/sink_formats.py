@@ -4,6 +4,7 @@ import io
 import os
 import threading
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -20,15 +21,15 @@ KINDS = ("parquet", "csv", "jsonl")
 def encode(batch: pa.RecordBatch, kind: str) -> bytes:
     """The file's bytes: the same for the same content (no times, no environment).
 
-    Schema metadata travels only in Parquet.  JSON Lines writes bytes as base64, times in
-    RFC 3339 and numbers that are not finite as null.
+    Schema metadata travels only in Parquet.  CSV and JSON Lines write bytes as hex digits;
+    JSON Lines writes times in RFC 3339 and numbers that are not finite as null.
     """
     table = pa.Table.from_batches([batch])
     if kind == "jsonl":
-        return msgspec.json.Encoder().encode_lines(table.to_pylist())
+        return msgspec.json.Encoder().encode_lines(_as_hex(table).to_pylist())
     buffer = io.BytesIO()
     if kind == "csv":
-        pacsv.write_csv(table.replace_schema_metadata(None), buffer)
+        pacsv.write_csv(_as_hex(table).replace_schema_metadata(None), buffer)
     else:
         pq.write_table(
             table,
@@ -103,25 +104,22 @@ def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table
 
     Args:
         path: the folder given as ``sink.path``.
-        schema: types of the columns; CSV and JSON Lines do not keep them, and without it the
-            types are guessed (a key ``007`` would become a number).
+        schema: types of the columns.  CSV and JSON Lines do not keep them, and without it
+            they are guessed (in CSV a key ``007`` becomes a number, in JSON a time stays text).
 
     Returns:
         The rows of all files; a table without columns if there are none.
 
     Raises:
-        UsageError: a file is not a readable release (names it).
+        UsageError: a file is not a readable release (names it where it can be told).
     """
     tables = []
-    for file in release_files(path):
+    for kind, files in groupby(release_files(path), lambda file: file.suffix[1:]):
+        read = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": _read_jsonl}[kind]
         try:
-            tables.append(_read(file, schema).replace_schema_metadata(None))
-        except (pa.ArrowException, OSError):
-            raise UsageError(
-                f"release {file.parent.name}/{file.name}",
-                "cannot be read",
-                "restore the file, or remove it and run the job again on the same state",
-            ) from None
+            tables.append(read(list(files), schema).replace_schema_metadata(None))
+        except (pa.ArrowException, OSError, ValueError):
+            raise _unreadable(f"a {kind} file") from None
     if not tables:
         return pa.table({}) if schema is None else schema.empty_table()
     return pa.concat_tables(tables, promote_options="permissive")
@@ -138,12 +136,68 @@ def _number(path: Path) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def _read(file: Path, schema: pa.Schema | None) -> pa.Table:
-    if file.suffix == ".parquet":
-        return pq.read_table(file, partitioning=None, schema=schema)
-    if file.suffix == ".csv":
-        types = {} if schema is None else {f.name: f.type for f in schema}
-        return pacsv.read_csv(file, convert_options=pacsv.ConvertOptions(column_types=types))
-    if file.stat().st_size == 0:
-        return pa.table({}) if schema is None else schema.empty_table()
-    return pajson.read_json(file, parse_options=pajson.ParseOptions(explicit_schema=schema))
+def _unreadable(name: str) -> UsageError:
+    return UsageError(
+        f"release {name}",
+        "cannot be read",
+        "restore the file, or remove it and run the job again on the same state",
+    )
+
+
+def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:
+    tables = []
+    for file in files:
+        try:
+            tables.append(pq.read_table(file, partitioning=None, schema=schema))
+        except (pa.ArrowException, OSError):
+            raise _unreadable(f"{file.parent.name}/{file.name}") from None
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _read_csv(files: list[Path], schema: pa.Schema | None) -> pa.Table:
+    """All files as one text, so that types are guessed once."""
+    header = files[0].read_bytes().partition(b"\n")[0] + b"\n"
+    text = header + b"".join(file.read_bytes().partition(b"\n")[2] for file in files)
+    table = pacsv.read_csv(
+        pa.BufferReader(text),
+        pacsv.ReadOptions(block_size=len(text) + 1),
+        pacsv.ParseOptions(newlines_in_values=True),
+        pacsv.ConvertOptions(column_types=_text_types(schema)),
+    )
+    return table if schema is None else _from_hex(table, schema)
+
+
+def _read_jsonl(files: list[Path], schema: pa.Schema | None) -> pa.Table:
+    text = b"".join(file.read_bytes() for file in files)
+    if schema is None:
+        return pa.Table.from_pylist(msgspec.json.Decoder().decode_lines(text))
+    if not text:
+        return schema.empty_table()
+    options = pajson.ParseOptions(explicit_schema=pa.schema(_text_types(schema)))
+    reading = pajson.ReadOptions(block_size=len(text) + 1)
+    return _from_hex(pajson.read_json(pa.BufferReader(text), reading, options), schema)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _text_types(schema: pa.Schema | None) -> dict[str, pa.DataType]:
+    """Types to read text columns with: bytes are hex digits."""
+    return {f.name: pa.string() if _is_bytes(f.type) else f.type for f in schema or ()}
+
+
+def _as_hex(table: pa.Table) -> pa.Table:
+    for i, field in enumerate(table.schema):
+        if _is_bytes(field.type):
+            values = [v if v is None else v.hex() for v in table.column(i).to_pylist()]
+            table = table.set_column(i, field.name, pa.array(values, pa.string()))
+    return table
+
+
+def _from_hex(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    for i, field in enumerate(schema):
+        if _is_bytes(field.type):
+            values = [v if v is None else bytes.fromhex(v) for v in table.column(i).to_pylist()]
+            table = table.set_column(i, field.name, pa.array(values, field.type))
+    return table.cast(schema)

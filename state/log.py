@@ -1,12 +1,14 @@
 """Step log of the embedded store: changed states as Arrow blobs, and their replay."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from state.idtable import IdTable
-from state.store import Admitted, Ids, Int64, KeyShard, StepResult, UnitShard
+from state.store import Admitted, Ids, Ints, KeyShard, StepResult, UnitShard
 
 _ID = pa.binary(16)
 
@@ -122,7 +124,7 @@ def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitte
         return index, Admitted(none, np.zeros(0, np.int64), none, none, none)
     table = pa.Table.from_batches(batches)
 
-    def column(name: str) -> Int64:
+    def column(name: str) -> npt.NDArray[Any]:
         return np.asarray(table.column(name).to_numpy())
 
     everything = Admitted(
@@ -132,7 +134,7 @@ def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitte
     return index, everything
 
 
-def position_ids(partition: Int64, offset: Int64) -> Ids:
+def position_ids(partition: Ints, offset: Ints) -> Ids:
     """(n, 2) ids of positions: (offset, partition)."""
     ids = np.empty((len(offset), 2), np.uint64)
     ids[:, 0] = offset.astype(np.uint64)

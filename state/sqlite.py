@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError, UsageError
 from state import log
@@ -47,6 +48,7 @@ class SqliteStore(Store):
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
         self._unit_shards: dict[int, UnitShard] = {}
 
+    @override
     def key_shard(self, window: int, shard: int) -> KeyShard:
         with self._lock:
             states = self._key_shards.get((window, shard))
@@ -61,6 +63,7 @@ class SqliteStore(Store):
                 self._key_shards[window, shard] = states
             return states
 
+    @override
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
@@ -95,6 +98,7 @@ class SqliteStore(Store):
             self.forget(window, shard)
         return result.releases
 
+    @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         with self._lock:
             row = self._db.execute(
@@ -108,6 +112,7 @@ class SqliteStore(Store):
         with self._lock:
             self._key_shards.pop((window, shard), None)
 
+    @override
     def unit_shard(self, shard: int) -> UnitShard:
         with self._lock:
             units = self._unit_shards.get(shard)
@@ -117,6 +122,7 @@ class SqliteStore(Store):
                 self._unit_shards[shard] = units
             return units
 
+    @override
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
         blobs = log.unit_blobs(units, admitted)
         try:
@@ -141,6 +147,7 @@ class SqliteStore(Store):
             raise
         units.decided, units.logged = cut, units.table.size
 
+    @override
     def admitted_before(self, shard: int) -> tuple[IdTable, Admitted]:
         return log.admitted(self._admissions(shard))
 
@@ -158,6 +165,7 @@ class SqliteStore(Store):
                 "SELECT window, shard, max(trigger) FROM steps GROUP BY window, shard"
             ).fetchall()
 
+    @override
     def close(self) -> None:
         with self._lock:
             self._db.close()

@@ -25,6 +25,7 @@ Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.signedinteger[Any]]
 
 #: ``due`` of a key that no test and no publication waits for.
 NEVER = np.iinfo(np.int32).max

@@ -21,6 +21,7 @@ only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(lo
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+from typing_extensions import override
 
 from accounting.limits import DECODE_BITS
 from accounting.strategies.base import Float64, Int64, Strategy
@@ -43,6 +44,7 @@ class TreeStrategy(Strategy):
         return _levels(self.triggers)
 
     @property
+    @override
     def col2(self) -> int:
         return self.levels
 
@@ -54,6 +56,7 @@ class TreeStrategy(Strategy):
         return total
 
     @property
+    @override
     def sd_factors(self) -> Float64:
         # Var(I_l / (2^(l+1)-1)) = 1 / (2 (1 - 2^-(l+1))): equation (1) of the seed.
         level = np.arange(self.levels, dtype=np.float64)
@@ -61,6 +64,7 @@ class TreeStrategy(Strategy):
         return np.asarray(np.sqrt(variance) * (1 + 1e-15), dtype=np.float64)
 
     @property
+    @override
     def rounding(self) -> Float64:
         # A node's noise is within 1/2 of its Gaussian; level j of a block has 2^(l-j) nodes
         # of weight 2^j / (2^(l+1)-1) each, l+1 levels: (l+1) 2^l / (2^(l+1)-1) halves.
@@ -70,6 +74,7 @@ class TreeStrategy(Strategy):
         decode = np.where(level == 0, 0.0, 2.0 ** -(DECODE_BITS + 1))
         return self._per_set_bit((nodes + decode) * (1 + 1e-15))
 
+    @override
     def worst_split(self, pieces: int, total: int) -> float:
         """See base.  |A a|^2 is convex in a, so its maximum over the simplex of weights is at a
         corner (total - pieces + 1, 1, ..., 1); at every level the squared node sums are largest
@@ -86,6 +91,7 @@ class TreeStrategy(Strategy):
             result += with_heavy**2 + others * width**2 + tail**2
         return result
 
+    @override
     def matrix(self) -> Int64:
         rows = []
         for leaf in range(1, self.triggers + 1):
@@ -97,6 +103,7 @@ class TreeStrategy(Strategy):
                 level += 1
         return np.array(rows)
 
+    @override
     def nodes_through(self, leaf: int | Int64) -> Int64:
         leaf = np.asarray(leaf, np.int64)
         return np.asarray(2 * leaf - np.bitwise_count(leaf), np.int64)

@@ -7,6 +7,8 @@ which is vectorised (a BLAKE2b call per key would be a Python loop on the hot pa
 just the same.  Paths are a cache: they can be dropped and recomputed at any time.
 """
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -119,4 +121,4 @@ def _chunks(draws: Int64) -> list[slice]:
     group = np.cumsum(draws) // MAX_DRAWS_AT_ONCE
     edges = np.flatnonzero(np.diff(group)) + 1
     bounds = [0, *edges.tolist(), len(draws)]
-    return [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]

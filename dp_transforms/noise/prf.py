@@ -32,7 +32,7 @@ class Prf:
 
     def __init__(self, key: bytes) -> None:
         # ECB over inputs that are distinct by construction is a PRF, not an encryption mode.
-        self._encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
+        self._encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("keys are never pickled")
@@ -41,9 +41,9 @@ class Prf:
         """(n, 2) uint64 -> (n, 2) uint64 under AES-256."""
         blocks = np.ascontiguousarray(blocks)
         out = np.empty(2 * len(blocks) + 2, np.uint64)
-        view = memoryview(out).cast("B")
+        raw, view = blocks.view(np.uint8).reshape(-1), out.view(np.uint8)
         if len(blocks):
-            self._encryptor.update_into(memoryview(blocks).cast("B"), view[: 16 * len(blocks) + 15])
+            self._encryptor.update_into(raw.data, view.data[: 16 * len(blocks) + 15])
         return out[: 2 * len(blocks)].reshape(-1, 2)
 
     def mac(self, message: Ids, lengths: Int64) -> Ids:

@@ -34,6 +34,7 @@ MakeJob = Callable[..., Job]
 KINDS = ("parquet", "csv", "jsonl")
 SCHEMA = pa.schema(
     [
+        ("release_id", pa.binary(16)),
         ("window_start", pa.timestamp("us", "UTC")),
         ("trigger", pa.int32()),
         ("key", pa.string()),
@@ -44,7 +45,13 @@ SCHEMA = pa.schema(
 
 def release(window: int, trigger: int, keys: list[str], value: float = 0.1) -> pa.RecordBatch:
     rows = [
-        {"window_start": 10**15 + window, "trigger": trigger, "key": k, "records": value + i}
+        {
+            "release_id": bytes(range(7, 23)),
+            "window_start": 10**15 + window,
+            "trigger": trigger,
+            "key": k,
+            "records": value + i,
+        }
         for i, k in enumerate(keys)
     ]
     metadata = {WINDOW: str(window), TRIGGER: str(trigger)}
@@ -78,6 +85,7 @@ def test_with_a_schema_types_survive_every_format(tmp_path: Path, kind: str) -> 
     table = read_releases(tmp_path, SCHEMA)
     assert table.schema.equals(SCHEMA)
     assert table.column("key").to_pylist() == ["007", "true", "2024-01-01"]
+    assert table.column("release_id").to_pylist() == [bytes(range(7, 23))] * 3
     assert read_releases(tmp_path / "none", SCHEMA).num_rows == 0
     assert read_releases(tmp_path / "none").num_rows == 0
 
@@ -116,7 +124,7 @@ def test_parquet_of_another_library_version_is_the_same_content(tmp_path: Path) 
 
 def test_bytes_depend_on_the_content_only(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path; import test_sinks as t\n"
         "for k in t.KINDS: t.write_release(Path(sys.argv[2]), k, t.release(1, 2, ['a', 'b']))\n"
     )
