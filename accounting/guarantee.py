@@ -171,7 +171,7 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
     else:
         assert count is not None
         sd = np.hypot(own[0].sd, own[1].sensitivity * count.sd) * own[1].grid
-        note = "times the key's number of records, for values at the bounds (the worst case)"
+        note = "divided by the key's number of records, for values at the bounds (the worst case)"
     return {
         "name": aggregate.name,
         "kind": aggregate.kind,

@@ -29,7 +29,7 @@ from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
 from dp_transforms.release import HoldUntilCut, Seal, ShardRelease, seal, steps_through
 from dp_transforms.run import KeySource, Run, begin_run
 from dp_transforms.step import Stepper, shard_of
-from dp_transforms.telemetry import count, guarded, step_done
+from dp_transforms.telemetry import count, guarded, step_done, timed
 
 
 class Output(NamedTuple):
@@ -155,10 +155,12 @@ class SplitByShard(beam.DoFn):
 
     def _split(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         if self._held:
-            batch = concat(self._held, self._schema)
-            self._held, self._rows = [], 0
-            shard = shard_of(ids_of(batch.column(self._column)), self._shards)
-            yield from split_by_shard(batch, shard, self._shards)
+            with timed("split"):
+                batch = concat(self._held, self._schema)
+                self._held, self._rows = [], 0
+                shard = shard_of(ids_of(batch.column(self._column)), self._shards)
+                parts = list(split_by_shard(batch, shard, self._shards))
+            yield from parts
 
 
 class BoundCallback:
@@ -175,8 +177,9 @@ class BoundCallback:
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int
         ) -> Iterator[tuple[int, pa.RecordBatch]]:
-            records = concat(batches, schema)
-            admitted, counts = bound(run.plan, store, shard, records, upto)
+            with timed("bound"):
+                records = concat(batches, schema)
+                admitted, counts = bound(run.plan, store, shard, records, upto)
             for name, amount in counts.items():
                 count(name, amount)
             del records
@@ -208,7 +211,8 @@ class ReleaseCallback:
         ) -> Iterator[ShardRelease]:
             rows = concat(batches, schema)
             for window, trigger, part in steps_through(run.plan.timeline, rows, upto):
-                released, computed = stepper.step(window, shard, trigger, part)
+                with timed("step"):
+                    released, computed = stepper.step(window, shard, trigger, part)
                 count("steps_committed" if computed else "steps_reemitted")
                 step_done()
                 yield (window, trigger), released
@@ -228,7 +232,8 @@ class SealFactory:
         identity, prf = run.open().identity, run.keys.ring().release
 
         def sealed(window: int, trigger: int, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-            return seal(run.plan, identity, prf, window, trigger, parts)
+            with timed("seal"):
+                return seal(run.plan, identity, prf, window, trigger, parts)
 
         return sealed
 

@@ -30,7 +30,7 @@ from dp_transforms.batches import (
 )
 from dp_transforms.noise.prf import KeyRing, Prf, frame
 from dp_transforms.run import KeySource
-from dp_transforms.telemetry import guarded
+from dp_transforms.telemetry import count, guarded, timed
 from state.open import key_schema
 
 Bool = npt.NDArray[np.bool_]
@@ -205,7 +205,10 @@ class Records(beam.DoFn):
     @guarded("records")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """One source batch."""
-        records, dead = self._twin(element)
+        with timed("records"):
+            records, dead = self._twin(element)
+        count("operator_records_in", element.num_rows)
+        count("operator_dead_letters", dead.num_rows)
         if dead.num_rows:
             yield beam.pvalue.TaggedOutput(self.DEAD, dead)
         if records.num_rows:
@@ -248,6 +251,7 @@ class CanonicaliserFactory:
         self._plan, self._keys, self._public = plan, keys, public
 
     def __call__(self) -> Canonicaliser:
+        """Read the key on the worker."""
         ring = self._keys.ring()
         ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
         return Canonicaliser(self._plan, ring, ids)

@@ -9,6 +9,8 @@ import contextlib
 import functools
 import inspect
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +38,20 @@ def count(name: str, amount: int = 1) -> None:
         raise ValueError("counter is not on the allow-list")
     if amount:
         Metrics.counter("dpstream", name).inc(int(amount))
+
+
+#: Seconds this process spent in each stage; for the operator and the benchmarks.
+stage_seconds: defaultdict[str, float] = defaultdict(float)
+
+
+@contextlib.contextmanager
+def timed(stage: str) -> Iterator[None]:
+    """Add the block's wall time to ``stage_seconds``."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        stage_seconds[stage] += time.perf_counter() - start
 
 
 _steps_done = 0

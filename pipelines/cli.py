@@ -62,6 +62,7 @@ def _examples(*lines: str) -> str:
 def cli() -> None:
     """Differentially private streams: counts and sums per key, again and again as time passes,
     without revealing any user."""
+    _silence()
 
 
 @cli.command(epilog=_examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
@@ -97,7 +98,6 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
     from pipelines.job import load_job
 
     checked = load_job(job)
-    _silence()
     from pipelines.stream import run_job
 
     with _Bar(hidden=quiet or as_json) as bar:
@@ -109,6 +109,29 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
     click.echo(f"Releases in {checked.sink.kind} files below {result.releases}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
+
+
+@cli.command(epilog=_examples("dpstream demo", "dpstream demo --folder flights"))
+@click.option(
+    "--folder",
+    default="demo",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where data, job file, key and releases go.",
+)
+def demo(folder: Path) -> None:
+    """Run a year of real flights through a stream and hold it against the truth."""
+    from accounting.budget import allocate
+    from accounting.guarantee import text
+    from pipelines.demo import prepare, show
+    from pipelines.stream import run_job
+
+    job = prepare(folder)
+    promised = text(job.plan, allocate(job.plan))
+    click.echo(promised)
+    with _Bar(hidden=False) as bar:
+        run_job(job, progress=bar.update)
+    show(job, promised, Console(file=sys.stdout))
 
 
 @cli.group()

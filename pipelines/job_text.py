@@ -120,7 +120,7 @@ def refuse_data_dependent(tables: dict[str, Any]) -> None:
             if why:
                 raise PolicyError(
                     f"{table}.{key}",
-                    f"refused, because {why}",
+                    f"is not offered, because {why}",
                     "remove it; windows and triggers follow the public clock of [time]",
                 )
 

@@ -1,0 +1,148 @@
+"""The tables of a job file as frozen structs; unknown keys are refused at every level.
+
+Durations, times and paths are texts here, as written; `pipelines.job` parses and resolves
+them.  ``[performance]`` is apart from everything that enters the plan.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from accounting import limits
+from accounting.plan import Aggregate, Field, Mode, StrategyName
+
+FileKind = Literal["parquet", "csv", "jsonl"]
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the job file: frozen, unknown keys refused."""
+
+
+class SourceConfig(_Table, frozen=True):
+    """``[source]``: ``path`` is a file or a glob (``**`` for any folders); ``stamp`` is
+    ``event_time`` or the column that carries the source stamp."""
+
+    kind: FileKind
+    path: str
+    stamp: str = "event_time"
+
+
+class TimeColumn(_Table, frozen=True):
+    """``schema.event_time``."""
+
+    column: str
+
+
+class SchemaConfig(_Table, frozen=True):
+    """``[schema]``: which columns are the unit, the key and the event time."""
+
+    unit: Field
+    key: tuple[Field, ...]
+    event_time: TimeColumn
+
+
+class TimeConfig(_Table, frozen=True):
+    """``[time]``: RFC 3339 times and durations, as texts."""
+
+    start: str
+    window: str
+    trigger_every: str
+    end: str | None = None
+    slide: str | None = None
+    allowed_lateness: str = "0s"
+    max_skew: str = "0s"
+
+
+class PrivacyConfig(_Table, frozen=True):
+    """``[privacy]``: see `accounting.plan.Privacy`; plus the period and where the key is.
+
+    ``insecure_test_key`` (64 hex digits) and ``insecure_test_run_id`` (32) are for tests on
+    public data: whoever knows them can subtract the noise.
+    """
+
+    epsilon: float
+    delta: float
+    contributions: int
+    period: str | None = None
+    mode: Mode = "sticky"
+    strategy: StrategyName = "tree"
+    theta: float = 0.4
+    pre_threshold: int = 0
+    refresh_every: int | None = None
+    selection_share: float | None = None
+    final_flush: bool = False
+    allow_unsound: bool = False
+    key_file: str | None = None
+    insecure_test_key: str | None = None
+    insecure_test_run_id: str | None = None
+
+
+class KeysConfig(_Table, frozen=True):
+    """``[keys]``: a CSV file whose header names the key columns; no selection is needed."""
+
+    public: str | None = None
+
+
+class StateConfig(_Table, frozen=True):
+    """``[state]``: where state lives (``sqlite:PATH``; default: beside the job file) and the
+    number of key shards, fixed when the store is made."""
+
+    store: str | None = None
+    shards: int = 4
+
+    @property
+    def path(self) -> Path:
+        """File of the embedded store."""
+        return Path((self.store or "").removeprefix("sqlite:"))
+
+
+class Limit(_Table, frozen=True):
+    """The most a data set may spend per unit, over all jobs."""
+
+    epsilon: float
+    delta: float
+
+
+class LedgerConfig(_Table, frozen=True):
+    """``[ledger]``: the data set's record of what was spent, shared by its jobs."""
+
+    path: str
+    data_set: str
+    limit: Limit
+
+
+class SinkConfig(_Table, frozen=True):
+    """``[sink]``: folder of the releases."""
+
+    kind: FileKind
+    path: str
+
+
+class PerformanceConfig(_Table, frozen=True):
+    """``[performance]``: none of it changes a released byte.
+
+    Attributes:
+        batch_rows: rows of an Arrow batch at the door.
+        look_ahead: triggers a prediction looks ahead (default: adapts to the key).
+        unit_shards: shards of the bounding step.
+    """
+
+    batch_rows: int = limits.DEFAULT_BATCH_ROWS
+    look_ahead: int | None = None
+    unit_shards: int = 4
+
+
+class JobFile(_Table, frozen=True):
+    """The tables of a job file, as written."""
+
+    source: SourceConfig
+    schema: SchemaConfig
+    aggregate: tuple[Aggregate, ...]
+    time: TimeConfig
+    privacy: PrivacyConfig
+    sink: SinkConfig
+    keys: KeysConfig = KeysConfig()
+    state: StateConfig = StateConfig()
+    ledger: LedgerConfig | None = None
+    performance: PerformanceConfig = PerformanceConfig()
