@@ -64,9 +64,11 @@ def _count_units(plan: Plan, states: KeyShard, slots: Int64, units: Ids) -> tupl
         stale = states.round[: states.size] > 0
         counting = ~stale[slots]
         slots, units = slots[counting], units[counting]
-    # The id of the pair in its round: still 128 keyed bits, so sets stay exact.
     marked = units.copy()
-    marked[:, 1] ^= states.round[slots].astype(np.uint64) * _ROUND_MIX
+    if plan.privacy.mode != "sticky":
+        # The id of the pair in its round: still 128 keyed bits, so sets stay exact.  A sticky
+        # key has one set for the whole window: selection must not count its units again.
+        marked[:, 1] ^= states.round[slots].astype(np.uint64) * _ROUND_MIX
     fresh = states.pairs.add(slots, marked, stale)
     slots, marked = slots[fresh], marked[fresh]
     _add_at(states.units, slots, np.ones(len(slots), np.int64))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
+from accounting.errors import RunError
 from accounting.plan import Plan
 from state.open import key_schema
 
@@ -153,9 +154,16 @@ def numbers(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch with the rows of all, in order."""
+    """One batch with the rows of all, in order.
+
+    Raises:
+        RunError: a text column would exceed Arrow's 2 GiB; rows are never dropped instead.
+    """
     table = pa.Table.from_batches(list(batches), schema=schema).combine_chunks()
-    return next(iter(table.to_batches()), empty(schema))
+    parts = table.to_batches()
+    if len(parts) > 1:
+        raise RunError("state.shards", "a shard's text exceeds 2 GiB", "use more shards")
+    return parts[0] if parts else empty(schema)
 
 
 def slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:

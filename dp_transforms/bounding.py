@@ -66,7 +66,8 @@ def admit(
 
     Args:
         unit: (n,) slot of each record's unit.
-        stamp, partition, offset: (n,) order of admission; equal positions are one record.
+        stamp, partition, offset: (n,) order of admission; equal positions of a unit are one
+            record (of two units they are two: no unit can push out another's record).
         wanted: (n,) windows that are still open for the record.
         counts: admitted pairs of each unit slot so far.
         limit: C.
@@ -76,8 +77,8 @@ def admit(
     """
     order = stamp_order(stamp, partition, offset)
     repeat = np.zeros(len(order), np.bool_)
-    where, at = partition[order], offset[order]
-    repeat[1:] = (where[1:] == where[:-1]) & (at[1:] == at[:-1])
+    where, at, whose = partition[order], offset[order], unit[order]
+    repeat[1:] = (where[1:] == where[:-1]) & (at[1:] == at[:-1]) & (whose[1:] == whose[:-1])
     out = np.empty(len(order), np.int64)
     _admit(order, unit, wanted, repeat, counts, limit, out)
     return out
@@ -113,6 +114,18 @@ def bound(
         the committed decisions; one that was never seen although its cut was decided joins the
         next open cut, or is counted as undelivered when there is none.
     """
+    try:
+        return _decide(plan, store, shard, records, upto)
+    except BaseException:
+        # Counters raised but not committed must not stand when the work is repeated.
+        store.forget_units(shard)
+        raise
+
+
+def _decide(
+    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int
+) -> tuple[pa.RecordBatch, dict[str, int]]:
+    """See ``bound``; changes the counters in memory before they are committed."""
     line = plan.timeline
     units = store.unit_shard(shard)
     stamp_cut = line.cut_of(numbers(records.column("stamp")))
@@ -125,9 +138,8 @@ def bound(
     if (stamp_cut <= units.decided).any():
         known = _recall(store, shard, partition, offset, pairs, decision)
         missed = ~known & (stamp_cut <= units.decided)
-        full = units.counts[units.intern(ids_of(records.column("unit")))] >= (
-            plan.privacy.contributions
-        )
+        everyone = units.intern(ids_of(records.column("unit")))
+        full = units.counts[everyone] >= plan.privacy.contributions
         undelivered = missed & ~full & (upto <= units.decided)
         decision[missed] = units.decided + 1
     undecided = np.flatnonzero(~known & (decision <= upto) & ~undelivered)

@@ -2,7 +2,8 @@
 
     releases = (records | DPStream(plan, key_file="noise.key", store="sqlite:state.db")).releases
 
-``records`` is a PCollection of Arrow batches with the plan's columns; the result has
+``records`` is a PCollection of Arrow batches with the plan's columns, each with the position
+of its first row in its schema's metadata (``batches.PARTITION``, ``OFFSET``); the result has
 ``.releases`` (one sealed batch per (window, trigger)) and ``.dead_letter``.
 """
 

@@ -156,8 +156,14 @@ class _Reasons:
 
 def _position(batch: pa.RecordBatch) -> tuple[int, Int64]:
     metadata = batch.schema.metadata or {}
-    first = int(metadata.get(OFFSET, b"0"))
-    partition = int(metadata.get(PARTITION, b"0"))
+    if PARTITION not in metadata or OFFSET not in metadata:
+        # A default would let records of different batches pass for one delivered twice.
+        raise UsageError(
+            "records",
+            "a batch does not say where its first row stands",
+            f"set {PARTITION.decode()} and {OFFSET.decode()} in its schema's metadata",
+        )
+    first, partition = int(metadata[OFFSET]), int(metadata[PARTITION])
     return partition, np.arange(first, first + batch.num_rows, dtype=np.int64)
 
 

@@ -24,6 +24,7 @@ from dp_transforms.selection import Needs, candidates, select
 from state.store import NEVER, KeyShard, RunIdentity, StepResult, Store
 
 Int64 = npt.NDArray[np.int64]
+_NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
 
 @functools.lru_cache(maxsize=32)
@@ -70,16 +71,22 @@ class Stepper:
         """
         committed = self.store.committed_releases(window, shard, trigger)
         if committed is not None:
+            # Another worker may have committed it: states in memory would lack its rows.
+            self.store.forget(window, shard)
             return committed, False
         states = self.store.key_shard(window, shard)
-        result = self._compute(states, window, shard, trigger, rows)
-        return self.store.commit_step(window, shard, trigger, states, result), True
+        try:
+            result = self._compute(states, window, shard, trigger, rows)
+            return self.store.commit_step(window, shard, trigger, states, result), True
+        except BaseException:
+            # Half-changed states must not count these rows again when the step is repeated.
+            self.store.forget(window, shard)
+            raise
 
     def _compute(
         self, states: KeyShard, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
     ) -> StepResult:
-        if trigger == 1 and self._public is not None:
-            self._enter_public(states, shard)
+        entered = self._enter_public(states, shard) if trigger == 1 else _NO_SLOTS
         before = states.due_at(trigger)
         batch = aggregate(self.plan, states, rows if rows is not None else empty(self._input))
         slots = np.union1d(batch.touched, before)
@@ -97,7 +104,7 @@ class Stepper:
             releases = self._no_rows(states)
         if self.plan.privacy.mode != "sticky":
             self._restart(states, selected, trigger)
-        changed = np.union1d(batch.touched, selected)
+        changed = np.union1d(np.union1d(batch.touched, selected), entered)
         return StepResult(changed, batch.pair_slots, batch.pair_units, releases, closes)
 
     def _sticky(
@@ -142,9 +149,11 @@ class Stepper:
         states.base[selected] = trigger
         states.units[selected] = 0
 
-    def _enter_public(self, states: KeyShard, shard: int) -> None:
+    def _enter_public(self, states: KeyShard, shard: int) -> Int64:
         """Public keys are released from the window's first trigger on, data or not."""
-        assert self._public is not None
+        slots = _NO_SLOTS
+        if self._public is None:
+            return slots
         table, ids = self._public
         mine = np.flatnonzero(shard_of(ids, self.store.identity.shards) == shard)
         batch = table.take(pa.array(mine)).combine_chunks().to_batches()
@@ -152,6 +161,7 @@ class Stepper:
             slots = states.intern(ids[mine], batch[0])
             states.round[slots] = 1
             states.due[slots] = 1
+        return slots
 
     def _needs(self, states: KeyShard, window: int) -> Needs:
         if "needs" not in states.scratch:

@@ -107,8 +107,8 @@ class SqliteStore(Store):
             ).fetchone()
         return None if row is None else log.from_bytes(row[0])
 
+    @override
     def forget(self, window: int, shard: int) -> None:
-        """Drop the states in memory; the next use loads what is committed."""
         with self._lock:
             self._key_shards.pop((window, shard), None)
 
@@ -140,12 +140,17 @@ class SqliteStore(Store):
                     (shard, cut, *blobs),
                 )
         except sqlite3.Error as error:
-            self._unit_shards.pop(shard, None)
+            self.forget_units(shard)
             raise _failed(error) from None
         except RunError:
-            self._unit_shards.pop(shard, None)
+            self.forget_units(shard)
             raise
         units.decided, units.logged = cut, units.table.size
+
+    @override
+    def forget_units(self, shard: int) -> None:
+        with self._lock:
+            self._unit_shards.pop(shard, None)
 
     @override
     def admitted_before(self, shard: int) -> tuple[IdTable, Admitted]:

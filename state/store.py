@@ -218,12 +218,20 @@ class Store(ABC):
         """Releases of a committed step, ``None`` if it is not committed."""
 
     @abstractmethod
+    def forget(self, window: int, shard: int) -> None:
+        """Drop the states in memory; the next use loads what is committed."""
+
+    @abstractmethod
     def unit_shard(self, shard: int) -> UnitShard:
         """The counters of a unit shard, as of its last committed decision."""
 
     @abstractmethod
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
         """Commit the decisions on all records up to ``cut`` durably."""
+
+    @abstractmethod
+    def forget_units(self, shard: int) -> None:
+        """Drop the counters in memory; the next use loads what is committed."""
 
     @abstractmethod
     def admitted_before(self, shard: int) -> tuple[IdTable, Admitted]:

@@ -1,0 +1,37 @@
+# Two commands do all the set-up on a fresh machine with Python 3.11 and make:
+#   make demo    run the main job on real input, ends with a table and a chart
+#   make test    every test of the CI run
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test slow check bench clean
+
+demo: $(READY)
+	$(BIN)/dpstream demo --folder demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.oneshot --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.table1 --users 1000000 --modes sticky rounds paper --out runs/bench.jsonl
+
+$(READY): requirements.lock pyproject.toml
+	$(or $(shell command -v $(PYTHON)),python3) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

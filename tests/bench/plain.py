@@ -1,0 +1,105 @@
+"""A non-private pipeline of the same shape: the baseline beside every figure of speed.
+
+It reads the same files, shuffles by key shard, holds rows until each trigger and publishes the
+running count of every key the trigger touched.  It carries no user ids, bounds nothing, draws
+nothing and stores nothing durable.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from dp_transforms.batches import concat, id_array, ids_of, numbers, split_by_shard
+from dp_transforms.noise.prf import Prf
+from dp_transforms.records import typed_ids
+from dp_transforms.release import HoldUntilCut
+from dp_transforms.step import shard_of
+from pipelines.job import Job
+from pipelines.sources import ReadFiles
+from state.store import KeyShard
+
+_SCHEMA = pa.schema([("key_id", pa.binary(16)), ("key", pa.string()), ("cut", pa.int32())])
+
+
+class _Route(beam.DoFn):
+    """Source batches -> (shard, key id, key, trigger)."""
+
+    def __init__(self, job: Job) -> None:
+        self._line, self._shards = job.plan.timeline, job.state.shards
+
+    def setup(self) -> None:
+        self._prf = Prf(bytes(32))
+
+    def start_bundle(self) -> None:
+        self._held: list[pa.RecordBatch] = []
+
+    def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        ids = typed_ids(self._prf, [("string", element.column("key"))])
+        cut = self._line.cut_of(element.column("time").cast(pa.int64()).to_numpy())
+        self._held.append(
+            pa.RecordBatch.from_arrays(
+                [id_array(ids), element.column("key"), pa.array(cut.astype(np.int32))],
+                schema=_SCHEMA,
+            )
+        )
+        if len(self._held) >= 20:
+            yield from self._split()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        for pair in list(self._split()):
+            yield beam.transforms.window.GlobalWindows.windowed_value(pair)
+
+    def _split(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if self._held:
+            batch = concat(self._held, _SCHEMA)
+            self._held = []
+            shard = shard_of(ids_of(batch.column("key_id")), self._shards)
+            yield from split_by_shard(batch, shard, self._shards)
+
+
+def _count(cuts: int) -> Callable[[], Callable[..., Iterator[tuple[int, pa.Table]]]]:
+    def make() -> Callable[..., Iterator[tuple[int, pa.Table]]]:
+        def callback(
+            shard: int, batches: Iterable[pa.RecordBatch], upto: int
+        ) -> Iterator[tuple[int, pa.Table]]:
+            rows = concat(batches, _SCHEMA)
+            cut = numbers(rows.column("cut"))
+            rows = rows.take(pa.array(np.argsort(cut, kind="stable")))
+            bounds = np.searchsorted(numbers(rows.column("cut")), np.arange(1, cuts + 2))
+            states = KeyShard(pa.schema([("key", pa.string())]), 0)
+            counts = np.zeros(0, np.int64)
+            for trigger in range(1, cuts + 1):
+                begin, end = int(bounds[trigger - 1]), int(bounds[trigger])
+                part = rows.slice(begin, end - begin)
+                slots = states.intern(ids_of(part.column("key_id")), part)
+                counts = np.append(counts, np.zeros(states.size - len(counts), np.int64))
+                touched, more = np.unique(slots, return_counts=True)
+                counts[touched] += more
+                table = states.key_columns(touched).append_column(
+                    "count", pa.array(counts[touched])
+                )
+                yield trigger, table.combine_chunks().to_batches()[0] if len(touched) else table
+
+        return callback
+
+    return make
+
+
+def run_plain(job: Job) -> None:
+    """Run the baseline on the job's input."""
+    line = job.plan.timeline
+    hold = HoldUntilCut(line, _count(line.last_cut))
+    with beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([])) as pipeline:
+        read = pipeline | ReadFiles(job)
+        _ = (
+            read.records
+            | beam.ParDo(_Route(job)).with_output_types(tuple[int, pa.RecordBatch])
+            | beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
+            | "Gather" >> beam.GroupByKey()
+            | "Publish" >> beam.Map(lambda pair: (pair[0], sum(b.num_rows for b in pair[1])))
+        )

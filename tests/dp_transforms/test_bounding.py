@@ -1,0 +1,266 @@
+"""Admission against a slow reference: order, C, periods, windows, repeats, replays, cuts."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from accounting.plan import Plan
+from dp_transforms import bounding
+from dp_transforms.batches import concat, record_schema
+from dp_transforms.bounding import admit, bound, stamp_order
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.records import Canonicaliser
+from state import open as stores
+from state.store import Store
+from tests.dp_transforms.reference import Accepted, Pair, SlowBound, accept
+from tests.streams import COUNT, MEAN, STEP, SUM, begin, generate, make_plan
+
+PLANS = {
+    "whole stream": make_plan(),
+    "periods": make_plan(windows=5, triggers=4, period=4),
+    "late": make_plan(stamped=True, lateness=4, skew=STEP),
+    "late periods": make_plan(
+        stamped=True, windows=4, triggers=9, lateness=3, period=3, skew=STEP // 2
+    ),
+    "sliding": make_plan(slide=3, windows=8, aggregates=(COUNT, SUM)),
+    "sliding late": make_plan(
+        stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP, contributions=7
+    ),
+    "means": make_plan(aggregates=(MEAN, SUM), contributions=1),
+}
+Positions = list[tuple[int, int]]
+Row = tuple[object, ...]
+
+
+class Case:
+    """A plan, its stream, canonical records by position, and a store of one shard."""
+
+    def __init__(self, plan: Plan, ring: KeyRing, path: str, seed: int = 3) -> None:
+        self.plan, self.path = plan, path
+        self.stream = generate(plan, seed, records=900, users=160, keys=12, heavy=True)
+        door = Canonicaliser(plan, ring)
+        good = [door(b)[0] for b in self.stream.batches(200)]
+        self.records = concat(good, record_schema(plan))
+        where = zip(
+            self.records.column("partition").to_pylist(),
+            self.records.column("offset").to_pylist(),
+            strict=True,
+        )
+        self.row = {p: i for i, p in enumerate(where)}
+        self.accepted: dict[tuple[int, int], Accepted] = accept(plan, self.stream)
+        units = self.records.column("unit").to_pylist()
+        self.unit_id = {self.accepted[p].unit: units[i] for p, i in self.row.items()}
+        self.run = begin(plan, path, shards=1)
+
+    def open(self) -> Store:
+        return self.run.open()
+
+    def deliver(self, positions: Iterable[tuple[int, int]], upto: int) -> list[Row]:
+        rows = np.array([self.row[p] for p in positions], np.int64)
+        out, _ = bound(self.plan, self.open(), 0, self.records.take(pa.array(rows)), upto)
+        return plain_rows(out)
+
+    def expected(self, pairs: Iterable[Pair]) -> list[Row]:
+        return sorted(
+            (p.window, p.leaf, self.unit_id[p.unit], p.key, *p.values) for p in pairs
+        )
+
+
+def plain_rows(batch: pa.RecordBatch) -> list[Row]:
+    names = [n for n in batch.schema.names if n != "key_id"]
+    return sorted(zip(*(batch.column(n).to_pylist() for n in names), strict=True))
+
+
+def shuffled(positions: Iterable[tuple[int, int]], seed: int) -> Positions:
+    ordered = sorted(positions)
+    return [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
+
+
+@pytest.fixture(params=list(PLANS), ids=lambda name: name.replace(" ", "-"))
+def case(request: pytest.FixtureRequest, ring: KeyRing, store_paths: Iterator[str]) -> Case:
+    return Case(PLANS[request.param], ring, next(store_paths))
+
+
+def test_the_door_accepts_what_rule_0_accepts(case: Case) -> None:
+    assert set(case.row) == set(case.accepted)
+    refused = len(case.stream) - len(case.accepted)
+    assert (refused > 20) == (case.plan.stamp != "event_time")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_all_at_once_equals_the_reference(case: Case, seed: int) -> None:
+    last = case.plan.timeline.last_cut
+    got = case.deliver(shuffled(case.row, seed), last)
+    expected = case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
+    assert got == expected
+    assert 0 < len(got) < len(case.row) * case.plan.timeline.windows_per_record
+
+
+def test_a_unit_never_gets_more_than_c_pairs(case: Case) -> None:
+    got = case.deliver(case.row, case.plan.timeline.last_cut)
+    per_unit = Counter(row[2] for row in got)
+    assert max(per_unit.values()) == case.plan.privacy.contributions
+    # The same reference without the bound admits more: the figure above is the bound's doing.
+    slow = SlowBound(case.plan, case.accepted)
+    slow.used = _Unbounded()
+    free = Counter(p.unit for p in slow.deliver(case.row, case.plan.timeline.last_cut))
+    assert max(free.values()) > case.plan.privacy.contributions
+
+
+class _Unbounded(dict):  # type: ignore[type-arg]
+    def __missing__(self, key: object) -> int:
+        return 0
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+
+def cuts_of(case: Case, pieces: int) -> list[int]:
+    last = case.plan.timeline.last_cut
+    return sorted({max(1, last * (i + 1) // pieces) for i in range(pieces)})
+
+
+def by_cut(case: Case, upto: int, after: int) -> Positions:
+    return [p for p in case.row if after < max(1, case.accepted[p].stamp_cut) <= upto]
+
+
+@pytest.mark.parametrize("pieces", [2, 5, 1000])
+def test_cut_by_cut_equals_all_at_once(case: Case, pieces: int) -> None:
+    got: list[Row] = []
+    after = 0
+    for upto in cuts_of(case, pieces):
+        got += case.deliver(shuffled(by_cut(case, upto, after), upto), upto)
+        after = upto
+    whole = SlowBound(case.plan, case.accepted)
+    assert sorted(got) == case.expected(whole.deliver(case.row, case.plan.timeline.last_cut))
+
+
+def test_repeated_deliveries_count_once(case: Case) -> None:
+    rng = np.random.default_rng(7)
+    times = rng.integers(1, 6, len(case.row))
+    positions = [p for p, n in zip(case.row, times, strict=True) for _ in range(n)]
+    last = case.plan.timeline.last_cut
+    got = case.deliver([positions[i] for i in rng.permutation(len(positions))], last)
+    assert got == case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_replay_repeats_committed_decisions(case: Case, restart: bool) -> None:
+    middle, last = case.plan.timeline.last_cut // 2, case.plan.timeline.last_cut
+    first = case.deliver(by_cut(case, middle, 0), middle)
+    if restart:
+        stores.close_all()
+    early = shuffled(by_cut(case, middle, 0), 5)
+    assert case.deliver(early + early[::3], middle) == first
+    rest = case.deliver(case.row, last)
+    whole = SlowBound(case.plan, case.accepted)
+    assert rest == case.expected(whole.deliver(case.row, last))
+    stores.close_all()
+    assert case.deliver(shuffled(case.row, 6) + list(case.row), last) == rest
+
+
+def test_a_late_delivery_joins_the_next_open_cut(case: Case) -> None:
+    last = case.plan.timeline.last_cut
+    slow = SlowBound(case.plan, case.accepted)
+    held = [p for p in case.row if sum(p) % 5 == 0]
+    after, moved = 0, 0
+    for number, upto in enumerate(cuts_of(case, 4)):
+        now = [p for p in by_cut(case, upto, after) if p not in set(held)]
+        if number:
+            now += [p for p in held if case.accepted[p].stamp_cut <= after]
+            held = [p for p in held if case.accepted[p].stamp_cut > after]
+            moved += len(now)
+        assert case.deliver(shuffled(now, number), upto) == case.expected(slow.deliver(now, upto))
+        after = upto
+    assert moved and after == last
+    # Everything again, after a restart: the decisions of both kinds of record are repeated.
+    stores.close_all()
+    again = [p for p in case.row if p not in set(held)]
+    assert case.deliver(again, last) == case.expected(slow.deliver(again, last))
+
+
+def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
+    last = case.plan.timeline.last_cut
+    lost = [p for p in case.row if case.accepted[p].unit[0] == "u1"]
+    case.deliver([p for p in case.row if p not in set(lost)], last)
+    rows = pa.array([case.row[p] for p in lost])
+    out, counts = bound(case.plan, case.open(), 0, case.records.take(rows), last)
+    assert lost and out.num_rows == 0
+    assert counts["operator_records_undelivered"] == len(lost)
+
+
+def test_other_units_do_not_matter(case: Case, ring: KeyRing, store_paths: Iterator[str]) -> None:
+    """Remove the unit with a third of all records: the others keep admission and leaf."""
+    last = case.plan.timeline.last_cut
+    everyone = case.deliver(case.row, last)
+    heavy = {i for unit, i in case.unit_id.items() if unit[0] == "u0"}
+    rest = [p for p in case.row if case.accepted[p].unit[0] != "u0"]
+    assert len(rest) < 0.8 * len(case.row)
+    stores.close_all()
+    case.run = begin(case.plan, next(store_paths), shards=1)
+    assert case.deliver(rest, last) == [row for row in everyone if row[2] not in heavy]
+
+
+def sabotage_arrival(stamp: np.ndarray, partition: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    return np.arange(len(stamp))
+
+
+def sabotage_ties(stamp: np.ndarray, partition: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    return np.argsort(stamp, kind="stable")
+
+
+@pytest.mark.parametrize("order", [sabotage_arrival, sabotage_ties])
+def test_sabotaged_orders_are_noticed(
+    case: Case, order: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounding, "stamp_order", order)
+    last = case.plan.timeline.last_cut
+    got = case.deliver(shuffled(case.row, 1), last)
+    expected = case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
+    assert got != expected
+
+
+def test_stamp_order_sorts_ties_by_position() -> None:
+    rng = np.random.default_rng(2)
+    for size in (0, 1, 2, 500):
+        stamp = rng.integers(-5, 5, size)
+        partition = rng.integers(0, 3, size).astype(np.int32)
+        offset = rng.permutation(size).astype(np.int64)
+        order = stamp_order(stamp, partition, offset)
+        expected = np.lexsort((offset, partition, stamp))
+        assert order.tolist() == expected.tolist()
+
+
+def test_equal_positions_of_two_units_are_two_records() -> None:
+    """A source that reuses positions must not let one unit push out another's record."""
+    counts = np.zeros(2, np.int32)
+    where = np.zeros(2, np.int32), np.zeros(2, np.int64)
+    wanted = np.ones(2, np.int64)
+    taken = admit(np.array([0, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
+    assert taken.tolist() == [1, 1]
+    taken = admit(np.array([1, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
+    assert taken.tolist() == [1, 0] and counts.tolist() == [1, 2]
+
+
+def test_a_million_records_of_one_unit_stay_c_pairs() -> None:
+    plan = make_plan(contributions=5)
+    rng = np.random.default_rng(1)
+    size = 1_000_000
+    stamp = rng.integers(0, 1000, size)
+    counts = np.zeros(1, np.int32)
+    taken = admit(
+        np.zeros(size, np.int64),
+        stamp,
+        np.zeros(size, np.int32),
+        np.arange(size),
+        np.ones(size, np.int64),
+        counts,
+        plan.privacy.contributions,
+    )
+    assert taken.sum() == counts[0] == 5
+    assert set(np.flatnonzero(taken)) == set(np.lexsort((np.arange(size), stamp))[:5])
+
+
