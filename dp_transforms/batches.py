@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from accounting.errors import RunError
 from accounting.plan import Plan
+from dp_transforms.telemetry import guarded
 from state.open import key_schema
 
 Ids = npt.NDArray[np.uint64]
@@ -32,6 +33,7 @@ WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
 class ArrowBatchCoder(beam.coders.Coder):
     """Arrow IPC stream of one batch with its schema; slices write only their own rows."""
 
+    @guarded("coder")
     def encode(self, value: pa.RecordBatch) -> bytes:
         """The batch as IPC stream bytes."""
         sink = pa.BufferOutputStream()
@@ -39,6 +41,7 @@ class ArrowBatchCoder(beam.coders.Coder):
             writer.write_batch(value)
         return bytes(sink.getvalue())
 
+    @guarded("coder")
     def decode(self, encoded: bytes) -> pa.RecordBatch:
         """The batch back, without copying the column data."""
         with pa.ipc.open_stream(pa.py_buffer(encoded)) as reader:

@@ -5,12 +5,13 @@ becomes depends on that row alone: a bad neighbour in the batch never changes it
 Declared types decide (``schema.unit.type``), not what happens to arrive:
 
 * ``string``: text, NFC-normalised (so NFC and NFD spellings are one key); NUL is allowed.
-* ``int``: whole numbers within int64; integral floats up to 2^53 count, text of digits too.
+* ``int``: whole numbers within int64; integral floats below 2^53 count, text of digits too.
 * ``bool``: true/false, never 0/1.
 * ``bytes``: binary, or text as its UTF-8 bytes.
 Floats are no identities, so ``-0.0``, ``1.0`` and NaN never become keys.
 """
 
+import unicodedata
 from datetime import UTC, datetime
 
 import numpy as np
@@ -87,10 +88,18 @@ def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
         column = _keep_text(column, ok)
     ok &= _short(column.cast(pa.binary()))
     column = _fill(column, ok, "")
-    if not pc.all(pc.string_is_ascii(column), min_count=0).as_py():
-        column = pc.utf8_normalize(column, form="NFC")
+    other = pc.invert(pc.string_is_ascii(column))
+    if pc.any(other, min_count=0).as_py():
+        column = pc.replace_with_mask(column, other, _composed(column.filter(other)))
         ok &= _short(column.cast(pa.binary()))
     return column, ok
+
+
+def _composed(column: pa.Array) -> pa.Array:
+    """NFC of each distinct text (Arrow's ``utf8_normalize`` decomposes whatever the form)."""
+    coded = column.dictionary_encode()
+    words = [unicodedata.normalize("NFC", word) for word in coded.dictionary.to_pylist()]
+    return pa.array(words, pa.string()).take(coded.indices)
 
 
 def _decodable(column: pa.Array) -> Bool:
@@ -125,7 +134,7 @@ def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
         return _fill(column, ok, 0).cast(pa.int64()), ok
     if pa.types.is_floating(kind):
         numbers = column.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
-        ok = np.isfinite(numbers) & (np.abs(numbers) <= _EXACT_FLOAT)
+        ok = np.isfinite(numbers) & (np.abs(numbers) < _EXACT_FLOAT)
         ok &= numbers == np.floor(np.where(ok, numbers, 0.5))
         return pa.array(np.where(ok, numbers, 0).astype(np.int64)), ok
     return _none(column, pa.int64(), 0)
@@ -183,12 +192,14 @@ def instant(column: pa.Array) -> tuple[Int64, Bool]:
         if kind.unit == "ns":
             return ticks // 1000, ok
         factor = _PER_MICRO[kind.unit]
-        fits = np.abs(ticks // 1) <= np.iinfo(np.int64).max // factor - 1
+        limit = np.iinfo(np.int64).max // factor
+        fits = (ticks >= -limit) & (ticks <= limit)
         return np.where(fits, ticks, 0) * factor, ok & fits
     if pa.types.is_date32(kind):
         ok = _valid(column)
         days = _fill(column.cast(pa.int32()), ok, 0).to_numpy(zero_copy_only=False)
-        return days.astype(np.int64) * 86_400_000_000, ok & (np.abs(days) < 10**8)
+        fits = (days > -(10**8)) & (days < 10**8)
+        return np.where(fits, days, 0).astype(np.int64) * 86_400_000_000, ok & fits
     if pa.types.is_integer(kind):
         whole, ok = _integers(column)
         return whole.to_numpy(zero_copy_only=False), ok
@@ -199,6 +210,8 @@ def instant(column: pa.Array) -> tuple[Int64, Bool]:
 
 def _parse_times(column: pa.Array) -> tuple[Int64, Bool]:
     ok = _valid(column) & _true(pc.match_substring_regex(column, _TIME_TEXT))
+    # Arrow knows a year 0, the slow way below does not: neither may decide.
+    ok &= ~_true(pc.starts_with(column, "0000"))
     text = _fill(column, ok, "1970-01-01T00:00:00Z")
     zoned = _true(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
     text = pc.if_else(pa.array(zoned), text, pc.binary_join_element_wise(text, "Z", ""))

@@ -125,7 +125,8 @@ class Canonicaliser:
         """Clamped, rounded to the grid, centred: int64 within +-L."""
         numbers, ok = columns.measure(batch.column(stream.column))
         reason.unless("value", ok)
-        scaled = np.clip(numbers / stream.grid, stream.lo, stream.hi)
+        with np.errstate(over="ignore"):  # 1e308 on a grid of 0.1 is beyond every bound
+            scaled = np.clip(numbers / stream.grid, stream.lo, stream.hi)
         return np.clip(np.rint(scaled).astype(np.int64), stream.lo, stream.hi) - stream.mid
 
 

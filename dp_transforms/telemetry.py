@@ -1,8 +1,8 @@
 """The only module of the flow that logs or counts, with an allow-list; and the door for errors.
 
 Beam puts the text of an exception into logs and job messages, and an exception of a library
-can quote a record.  ``guarded`` wraps every DoFn method: what leaves is the stage's name and
-the class of the error, ``raise ... from None``.
+can quote a record.  ``guarded`` wraps every DoFn method and the coder: what leaves is the
+stage's name and the class of the error, without the error itself as its hidden context.
 """
 
 import contextlib
@@ -88,9 +88,16 @@ def watch_steps(
         progress(_steps_done - start, total)
 
 
-def _stage_error(stage: str, error: BaseException) -> RunError:
-    kind = type(error).__name__
-    return RunError(f"stage.{stage}", f"failed with {kind}", "run `dpstream doctor`")
+def _outgoing(stage: str, error: Exception) -> DpstreamError:
+    """The error that may leave: coded, and cut off from the one that caused it."""
+    coded: DpstreamError
+    if isinstance(error, DpstreamError):
+        coded = error
+    else:
+        kind = type(error).__name__
+        coded = RunError(f"stage.{stage}", f"failed with {kind}", "run `dpstream doctor`")
+    coded.__cause__ = coded.__context__ = None
+    return coded
 
 
 def guarded(stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -101,12 +108,13 @@ def guarded(stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
             @functools.wraps(method)
             def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+                failed = None
                 try:
                     yield from method(*args, **kwargs)
-                except DpstreamError:
-                    raise
                 except Exception as error:
-                    raise _stage_error(stage, error) from None
+                    failed = _outgoing(stage, error)
+                if failed is not None:
+                    raise failed
 
             return generator
 
@@ -114,10 +122,9 @@ def guarded(stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def function(*args: Any, **kwargs: Any) -> Any:
             try:
                 return method(*args, **kwargs)
-            except DpstreamError:
-                raise
             except Exception as error:
-                raise _stage_error(stage, error) from None
+                failed = _outgoing(stage, error)
+            raise failed
 
         return function
 

@@ -4,10 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dp_transforms.noise.prf import KeyRing
 from state import open as stores
 from tests.streams import KEYS, fresh_names
+
+# Compiled kernels make first calls slow; the same examples are drawn in every run.
+settings.register_profile("flow", deadline=None, derandomize=True)
+settings.load_profile("flow")
 
 
 @pytest.fixture(autouse=True)

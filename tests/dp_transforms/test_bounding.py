@@ -64,9 +64,7 @@ class Case:
         return plain_rows(out)
 
     def expected(self, pairs: Iterable[Pair]) -> list[Row]:
-        return sorted(
-            (p.window, p.leaf, self.unit_id[p.unit], p.key, *p.values) for p in pairs
-        )
+        return sorted((p.window, p.leaf, self.unit_id[p.unit], p.key, *p.values) for p in pairs)
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[Row]:
@@ -182,6 +180,29 @@ def test_a_late_delivery_joins_the_next_open_cut(case: Case) -> None:
     assert case.deliver(again, last) == case.expected(slow.deliver(again, last))
 
 
+def test_decisions_that_were_not_committed_do_not_count(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = case.plan.timeline.last_cut
+    case.deliver(by_cut(case, last // 2, 0), last // 2)
+    store = case.open()
+    for name in ("commit_units", "unit_shard"):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, name, _interrupted)
+            with pytest.raises(InterruptedError):
+                case.deliver(case.row, last)
+    with monkeypatch.context() as patch:
+        patch.setattr(bounding, "expand", _interrupted)
+        with pytest.raises(InterruptedError):
+            case.deliver(by_cut(case, last // 2, 0), last // 2)
+    whole = SlowBound(case.plan, case.accepted)
+    assert case.deliver(case.row, last) == case.expected(whole.deliver(case.row, last))
+
+
+def _interrupted(*_: object) -> None:
+    raise InterruptedError
+
+
 def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
     last = case.plan.timeline.last_cut
     lost = [p for p in case.row if case.accepted[p].unit[0] == "u1"]
@@ -262,5 +283,3 @@ def test_a_million_records_of_one_unit_stay_c_pairs() -> None:
     )
     assert taken.sum() == counts[0] == 5
     assert set(np.flatnonzero(taken)) == set(np.lexsort((np.arange(size), stamp))[:5])
-
-

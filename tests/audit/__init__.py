@@ -1,0 +1,1 @@
+"""Audits of the whole flow: neighbouring streams, sabotaged twins, leaks."""

@@ -1,0 +1,240 @@
+"""What must hold of a run, and of two runs on neighbouring streams; each breach by its rule."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+from scipy.stats import chi2, norm
+
+from accounting.gaussian import delta_of
+from accounting.limits import DECODE_BITS
+from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.noise.sampler import RoundedGaussian
+from tests.audit.neighbours import Pair
+from tests.audit.recorder import Trace
+from tests.audit.reference import (
+    KeyRun,
+    Mechanism,
+    Streams,
+    Transcript,
+    key_ring,
+    page_id,
+    replay,
+    streams_of,
+)
+
+#: A statistical check fails below this chance, so that honest runs never do.
+SMALLEST_P = 1e-6
+
+
+def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
+    """Breaches within one run: bound, counts, leaves, selection, calendar, noise."""
+    plan, budget = mechanism.plan, mechanism.budget
+    pairs = Counter(row.unit for row in trace.rows)
+    if any(n > plan.privacy.contributions for n in pairs.values()):
+        yield "bound: a unit has more than C pairs"
+    limits = [spec.sensitivity for spec in mechanism.values if spec.column is not None]
+    if any(abs(v) > most for row in trace.rows for v, most in zip(row.values, limits, strict=True)):
+        yield "sensitivity: a record adds more than L to a stream"
+    if trace.clashes:
+        yield "noise: a node was named or drawn twice with different results"
+    if len(set(trace.names.values())) != len(trace.names):
+        yield "names: two trees have one name"
+    if trace.tau and any(
+        have < need for have, need in zip(trace.tau, _tau(mechanism), strict=True)
+    ):
+        yield "threshold: lower than a union bound over the triggers allows"
+    if budget.selection is not None and plan.timeline.triggers > 1:
+        spent = delta_of(budget.epsilon, budget.mu) + plan.privacy.contributions * budget.b
+        if spent > budget.delta:
+            yield "budget: the deltas do not add up"
+    runs = replay(mechanism, trace.rows)
+    yield from _against(mechanism, trace, runs)
+
+
+def _tau(mechanism: Mechanism) -> list[float]:
+    """Lower bounds of the thresholds, by another library's quantiles."""
+    plan, budget = mechanism.plan, mechanism.budget
+    assert budget.selection is not None
+    quantile = norm.isf(budget.b / plan.timeline.triggers)
+    alone = plan.privacy.pre_threshold + 1
+    rounding, sd = budget.selection.strategy_object.rounding, budget.selection.sd
+    tau = (alone + rounding + sd * quantile) * (1 << DECODE_BITS)
+    return [float(t) * (1 - 1e-9) for t in tau]
+
+
+def _against(
+    mechanism: Mechanism, trace: Trace, runs: dict[tuple[int, str], KeyRun]
+) -> Iterator[str]:
+    """The product's states and releases against the reference's."""
+    plan = mechanism.plan
+    wrong: set[str] = set()
+    for (window, page), run in runs.items():
+        for trigger in range(1, plan.timeline.triggers + 1):
+            name = (window, page, trigger)
+            if name in trace.counts:  # a key has a state from its first record on
+                if trace.counts[name] != run.counts[trigger - 1]:
+                    wrong.add("counts: a state is not what the admitted pairs add up to")
+                if trace.marks[name][1] != run.marks[trigger - 1][1]:
+                    wrong.add("leaf: a round does not start at the public release trigger")
+                if trace.marks[name][0] != run.marks[trigger - 1][0]:
+                    wrong.add("selection: a key is not selected when the test says so")
+            elif any(run.counts[trigger - 1][1]) or run.counts[trigger - 1][0]:
+                wrong.add("counts: a key with data has no state")
+            have = trace.released.get((window, trigger), {}).get(page)
+            want = run.published.get(trigger)
+            if (have is None) != (want is None):
+                wrong.add("calendar: a key is not published exactly when the calendar says")
+            elif have is not None and want is not None and not _equal(have, want):
+                wrong.add("noise: a released value is not the decoded prefix")
+    published = {(w, p, t) for (w, t), rows in trace.released.items() for p in rows}
+    expected = {(w, p, t) for (w, p), run in runs.items() for t in run.published}
+    if published - expected:
+        wrong.add("calendar: a key is published that should not be")
+    names = {(w, t) for w in range(plan.timeline.windows) for t in _triggers(mechanism)}
+    if set(trace.released) != names:
+        wrong.add("calendar: not one sealed release for each (window, trigger)")
+    yield from sorted(wrong)
+
+
+def _triggers(mechanism: Mechanism) -> range:
+    return range(1, mechanism.plan.timeline.triggers + 1)
+
+
+def _equal(have: dict[str, float], want: dict[str, float]) -> bool:
+    return all(
+        (have[name] is None and math.isnan(value))
+        or (have[name] is not None and math.isclose(have[name], value, rel_tol=1e-12, abs_tol=1e-9))
+        for name, value in want.items()
+    )
+
+
+def pair_problems(mechanism: Mechanism, pair: Pair, without: Trace, added: Trace) -> Iterator[str]:
+    """Breaches between the runs on D (without the unit) and D' (with it)."""
+    have, with_unit = without.admitted(), added.admitted()
+    mine = {record.serial for record in pair.unit}
+    if have != {serial: at for serial, at in with_unit.items() if serial not in mine}:
+        yield "others: another record's admission, window or leaf moved"
+    if any(without.names[n] != added.names[n] for n in without.names.keys() & added.names.keys()):
+        yield "names: a tree has another name on a neighbour"
+    both = without.draws.keys() & added.draws.keys()
+    if any(without.draws[n] != added.draws[n] for n in both):
+        yield "noise: a node has other noise on a neighbour"
+    for trace in (without, added):
+        transcript = _transcript(trace)
+        x = streams_of(mechanism, without.rows, transcript)
+        y = streams_of(mechanism, added.rows, transcript)
+        yield from sorted({*_sensitivity(mechanism, x, y)})
+    x, y = _observed(mechanism, without, added), _observed(mechanism, added, without)
+    yield from sorted({*_sensitivity(mechanism, x, y)})
+
+
+def _transcript(trace: Trace) -> Transcript:
+    """Selections of a run, from the rounds of its states."""
+    out: dict[tuple[int, str], list[int]] = {}
+    for window, page, trigger in sorted(trace.marks):
+        rounds = trace.marks[window, page, trigger][0]
+        seen = out.setdefault((window, page), [])
+        if rounds > len(seen):
+            seen.append(trigger)
+    return out
+
+
+def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
+    """x as the product's own states moved, as far as both runs have the same transcript."""
+    plan, out = mechanism.plan, Streams()
+    mine, theirs = _transcript(trace), _transcript(other)
+    triggers = plan.timeline.triggers
+    for window, page in {(w, p) for w, p, _ in trace.counts}:
+        here, there = mine.get((window, page), []), theirs.get((window, page), [])
+        split = next((min(a, b) for a, b in zip(here, there, strict=False) if a != b), None)
+        if split is None and len(here) != len(there):
+            longer = here if len(here) > len(there) else there
+            split = longer[min(len(here), len(there))]
+        upto = triggers if split is None else split
+        units, values, started, number = 0, [0] * len(mechanism.values), 0, 0
+        for trigger in range(1, upto + 1):
+            now = trace.counts.get((window, page, trigger))
+            if now is None:
+                continue
+            if now[0] != units:
+                name = (window, page, mechanism.units_stream, number)
+                inputs = out.setdefault(name, [0] * triggers)
+                inputs[trigger - started - 1] += now[0] - units
+            for i, spec in enumerate(mechanism.values):
+                name = (window, page, f"value {spec.name}", 0)
+                out.setdefault(name, [0] * triggers)[trigger - 1] += now[1][i] - values[i]
+            units, values = now[0], list(now[1])
+            if plan.privacy.mode != "sticky" and trigger in here:
+                units, started, number = 0, trigger, number + 1
+    return out
+
+
+def _sensitivity(mechanism: Mechanism, x: Streams, y: Streams) -> Iterator[str]:
+    """The joint cost sum |A (x - x')|^2 / sigma^2 and every stream's own, in rationals."""
+    budget, contributions = mechanism.budget, mechanism.plan.privacy.contributions
+    by_stream: dict[str, int] = {}
+    for name in x.keys() | y.keys():
+        zero = [0] * mechanism.plan.timeline.triggers
+        moved = np.array(x.get(name, zero)) - np.array(y.get(name, zero))
+        squared = sum(int(v) ** 2 for v in mechanism.tree @ moved)
+        by_stream[name[2]] = by_stream.get(name[2], 0) + squared
+        if name[2] == mechanism.units_stream and int(np.abs(moved).sum()) > 1:
+            yield "sensitivity: a unit moves the units of one (key, round) by more than one"
+    cost = Fraction(0)
+    for stream, squared in by_stream.items():
+        if squared == 0:
+            continue
+        noise = mechanism.noise_of(stream)
+        bound = 1
+        if stream.startswith("value "):
+            spec = mechanism.values[mechanism.value_index(stream)]
+            bound = contributions * spec.sensitivity**2
+        if squared > contributions * bound * noise.col2:
+            yield f"sensitivity: {stream.split()[0]} exceeds the plan's"
+        cost += squared / Fraction(noise.sigma) ** 2
+    if cost > Fraction(budget.mu) ** 2:
+        yield "sensitivity: the joint cost exceeds mu^2"
+
+
+def name_problems(mechanism: Mechanism) -> Iterator[str]:
+    """The name of a tree must depend on the secret key and on every part of its name."""
+    plan, (other, window) = mechanism.plan, (KeyRing(b"other" + bytes(27)), (0, 1))
+    noise = mechanism.noise_of(f"value {mechanism.values[0].name}")
+    sampler = RoundedGaussian(noise.sigma)
+    page, run = page_id("k0"), (b"run", b"epoch", bytes.fromhex(plan.hash))
+    seen = set()
+    for ring, name, bounds, role in (
+        (key_ring(), run, window, "value"),
+        (other, run, window, "value"),
+        (key_ring(), (b"RUN", *run[1:]), window, "value"),
+        (key_ring(), (run[0], b"EPOCH", run[2]), window, "value"),
+        (key_ring(), (*run[:2], b"PLAN"), window, "value"),
+        (key_ring(), run, (0, 2), "value"),
+        (key_ring(), run, window, "units"),
+    ):
+        stream = NoiseStream(ring, name, bounds, role, noise, sampler)
+        seen.add(stream.names(page, np.array([0])).tobytes())
+        seen.add(stream.names(page, np.array([1])).tobytes())
+    if len(seen) != 14:
+        yield "names: a name leaves out a part, or the secret key"
+
+
+def scale_problems(mechanism: Mechanism, traces: list[Trace]) -> Iterator[str]:
+    """Draws of every stream against its sigma: a chi-square of their squares, both tails."""
+    squares: dict[str, list[float]] = {}
+    for trace in traces:
+        by_name = {tweak: path for path, tweak in trace.names.items()}
+        for (tweak, _), value in trace.draws.items():
+            _, role, name, _, _ = by_name[tweak]
+            stream = f"value {name}" if role == "value" else role
+            sigma = mechanism.noise_of(stream).sigma
+            # A rounded Gaussian has variance sigma^2 + 1/12 (to 1e-4 at these sigmas).
+            squares.setdefault(stream, []).append(value**2 / (sigma**2 + 1 / 12))
+    for stream, values in squares.items():
+        total, size = math.fsum(values), len(values)
+        if min(chi2.sf(total, size), chi2.cdf(total, size)) * 2 < SMALLEST_P:
+            yield f"scale: the noise of {stream.split()[0]} has another sd"

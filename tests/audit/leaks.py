@@ -1,0 +1,145 @@
+"""A small job whose input carries canaries, and a search of everything that comes out of it."""
+
+import dataclasses
+import io
+import logging
+import sqlite3
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines.job import Job, load_job
+
+UNIT, KEY, VALUE = "unit-QZJ7741", "key-XWV3306", "7310.5529"
+#: Also the value as Python, numpy and Arrow would write it.
+CANARIES = (UNIT, KEY, VALUE, VALUE.replace(".", ""), "QZJ7741", "XWV3306", "55.73105529")
+
+JOB = """
+[source]
+kind = "csv"
+path = "in/*.csv"
+[schema]
+unit = { column = "user" }
+key = [{ column = "page" }]
+event_time = { column = "time" }
+[[aggregate]]
+name = "records"
+kind = "count"
+[[aggregate]]
+name = "level"
+kind = "mean"
+column = "value"
+clamp = [0, 8000]
+grid = 1.0
+[[aggregate]]
+name = "people"
+kind = "units"
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-02T00:00:00Z"
+window = "1d"
+trigger_every = "6h"
+[privacy]
+epsilon = 60.0
+delta = 1e-2
+contributions = 2
+insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
+[state]
+shards = 2
+store = "sqlite:state/s.db"
+[sink]
+kind = "parquet"
+path = "releases"
+[ledger]
+path = "state/ledger.db"
+data_set = "tests"
+limit = { epsilon = 100, delta = 0.1 }
+[performance]
+batch_rows = 40
+"""
+
+
+def make_job(folder: Path) -> Job:
+    """The job below a folder, with its input: 60 users on the canary key, some on others."""
+    (folder / "in").mkdir(parents=True)
+    rows = ["user,page,time,value"]
+    rows += [f"u{n},{KEY},2024-01-01T0{n % 8}:00:00Z,{n}" for n in range(60)]
+    rows += [f"{UNIT},{KEY},2024-01-01T13:00:00Z,{VALUE}"]
+    rows += [f"{UNIT},k{n},2024-01-01T19:00:00Z,{VALUE}" for n in range(5)]
+    # Rows for the dead letter: no value, no time, no unit, a time outside the job.
+    rows += [f"{UNIT},{KEY},2024-01-01T13:00:00Z,{VALUE}{KEY}", f"{UNIT},{KEY},{KEY},1"]
+    rows += [f",{KEY},2024-01-01T13:00:00Z,{VALUE}", f"{UNIT},{KEY},2031-01-01T00:00:00Z,1"]
+    (folder / "in" / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "job.toml").write_text(JOB, encoding="utf-8")
+    return load_job(folder / "job.toml")
+
+
+@dataclasses.dataclass
+class Logs:
+    """All log records of the process, formatted with their tracebacks."""
+
+    stream: io.StringIO = dataclasses.field(default_factory=io.StringIO)
+
+    def __enter__(self) -> "Logs":
+        self._handler = logging.StreamHandler(self.stream)
+        self._handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
+        root = logging.getLogger()
+        self._level = root.level
+        root.setLevel(logging.INFO)
+        root.addHandler(self._handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self._handler)
+        logging.getLogger().setLevel(self._level)
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+
+def shown(error: BaseException) -> str:
+    """Everything of an exception that Python, a logger or a runner would show."""
+    parts = traceback.format_exception(error)
+    seen: BaseException | None = error
+    while seen is not None:
+        parts += [str(seen), repr(seen), repr(seen.args), repr(getattr(seen, "__notes__", ""))]
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return "\n".join(parts)
+
+
+def kept(error: BaseException) -> str:
+    """Everything an exception object of the product still holds, shown or not."""
+    parts, seen = [], [error]
+    for one in seen:
+        parts += [str(one), repr(one.args)]
+        seen += [e for e in (one.__cause__, one.__context__) if e is not None and e not in seen]
+    return "\n".join(parts)
+
+
+def hits(text: str | bytes) -> list[str]:
+    """Canaries in a text."""
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return [canary for canary in CANARIES if canary.encode() in data]
+
+
+def leaked_files(folder: Path) -> Iterator[str]:
+    """Files below a folder that hold what they must not, or are named by it.
+
+    The key may stand in releases and in the state tables, the unit nowhere, a value nowhere.
+    """
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if hits(name):
+            yield f"the name of a file in {path.parent.name}"
+        if not path.is_file() or name.startswith("in/"):
+            continue
+        found = hits(path.read_bytes())
+        allowed = name.startswith(("releases/window-", "state/s.db"))
+        if found and not (allowed and set(found) <= {KEY, "XWV3306"}):
+            yield name
+    database = folder / "state" / "s.db"
+    if database.exists():
+        with sqlite3.connect(database) as db:
+            if hits(repr(db.execute("SELECT * FROM meta").fetchall())):
+                yield "the store's meta table"

@@ -1,0 +1,236 @@
+"""Generated pairs of neighbouring streams: D, and D plus all records of one unit.
+
+Every other record keeps its content, its stamp and its order in its partition; positions
+shift, as they do when a file has more lines.  A unit is a user, or (user, period).
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.plan import Aggregate, Plan
+from tests.streams import COUNT, MEAN, START, STEP, SUM, UNITS, make_plan, positioned
+
+AGAIN = Aggregate("again", "sum", "value", (-3.0, 7.0), 0.5)
+
+#: Chances of selection on streams of a few hundred records; the mechanism is the same.
+BUDGET: dict[str, object] = {"epsilon": 20.0, "delta": 0.1, "contributions": 3}
+
+KINDS = ("ordinary", "far_future", "far_past", "flood", "first", "straddle", "late")
+PARTITIONS = 2
+USERS, PAGES = 45, 9
+PUBLIC = ("k0", "k1", "k3", "k5", "silent", "fresh")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A raw record; ``serial`` is its name in the test and never in the data."""
+
+    serial: int
+    user: str
+    page: str
+    event: int
+    stamp: int
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two neighbouring streams: ``others``, and ``others`` with the records of one unit."""
+
+    seed: int
+    kind: str
+    plan: Plan
+    shards: int
+    others: tuple[Record, ...]
+    unit: tuple[Record, ...]
+
+    def __str__(self) -> str:
+        privacy = self.plan.privacy
+        return f"seed {self.seed}: {self.kind}, {privacy.mode}, more than {privacy.pre_threshold}"
+
+
+@functools.cache
+def plans() -> dict[str, Plan]:
+    """The plans that are audited, by name."""
+
+    def plan(*aggregates: Aggregate, **options: object) -> Plan:
+        return make_plan(aggregates=aggregates, **{**BUDGET, **options})  # type: ignore[arg-type]
+
+    late = {"stamped": True, "lateness": 2, "skew": STEP // 2}
+    return {
+        "sticky": plan(COUNT, MEAN, triggers=8),
+        "refresh": plan(UNITS, COUNT, triggers=7, refresh_every=3),
+        "sliding": plan(COUNT, SUM, triggers=7, slide=3, windows=3, lateness=1, stamped=True),
+        "buffered": plan(COUNT, SUM, triggers=8, pre_threshold=3, **late),
+        "rounds": plan(COUNT, SUM, triggers=8, mode="rounds"),
+        "flush": plan(COUNT, triggers=9, mode="rounds", pre_threshold=2, final_flush=True, **late),
+        "rounds_sliding": plan(MEAN, triggers=6, slide=2, windows=3, mode="rounds", **late),
+        "periods": plan(COUNT, MEAN, triggers=8, windows=3, period=4, **late),
+        "periods_rounds": plan(COUNT, triggers=6, windows=3, period=5, mode="rounds", **late),
+        "public": plan(UNITS, COUNT, MEAN, triggers=6, public="f" * 32),
+        "one_trigger": plan(COUNT, UNITS, triggers=1, windows=6),
+        "columns": plan(SUM, AGAIN, triggers=7),
+        "single": plan(COUNT, triggers=8, contributions=1),
+    }
+
+
+STAMPED = ("sliding", "buffered", "flush", "rounds_sliding", "periods", "periods_rounds")
+PERIODS = ("periods", "periods_rounds")
+
+
+def make_pair(seed: int, kind: str | None = None, name: str | None = None) -> Pair:
+    """The neighbouring streams of a seed; kind and plan are drawn unless they are given."""
+    rng = np.random.default_rng([seed, 3])
+    kind = kind or KINDS[seed % len(KINDS)]
+    if name is None:
+        allowed = {"late": STAMPED, "straddle": PERIODS}.get(kind, tuple(plans()))
+        name = allowed[(2 * (seed % len(KINDS)) + seed // len(KINDS)) % len(allowed)]
+    plan = plans()[name]
+    size = int(rng.integers(120, 260))
+    others = [_ordinary(plan, rng, n, f"u{rng.integers(0, USERS)}") for n in range(size)]
+    others += _joiners(plan, rng, size)
+    unit = _unit(plan, rng, kind, len(others))
+    if kind == "straddle":
+        others, unit = _one_period_more(plan, rng, others, unit)
+    chosen = period_of(plan, unit[0])
+    unit = [r for r in unit if period_of(plan, r) == chosen]
+    return Pair(seed, kind, plan, int(rng.integers(1, 4)), tuple(others), tuple(unit))
+
+
+def _end(plan: Plan) -> int:
+    assert plan.timeline.end is not None
+    return plan.timeline.end
+
+
+def _page(rng: np.random.Generator) -> str:
+    return f"k{min(int(rng.exponential(2.0)), PAGES - 1)}"
+
+
+def _stamp(plan: Plan, rng: np.random.Generator, event: int) -> int:
+    """A stamp near every rule: at once, within and beyond the lateness, a clock ahead."""
+    if plan.stamp == "event_time":
+        return event
+    line = plan.timeline
+    delay = rng.choice([0, STEP // 8, STEP, line.window, line.window + line.allowed_lateness])
+    shift = int(delay * rng.random()) - int(line.max_skew * 2 * rng.random() * (rng.random() < 0.2))
+    return max(line.start - STEP, event + shift)
+
+
+def _ordinary(plan: Plan, rng: np.random.Generator, serial: int, user: str) -> Record:
+    ticks = (_end(plan) - START) * 4 // STEP
+    event = START + int(rng.integers(0, ticks)) * STEP // 4
+    value = round(float(rng.normal(1, 5)), 2)
+    return Record(serial, user, _page(rng), event, _stamp(plan, rng, event), value)
+
+
+def _joiners(plan: Plan, rng: np.random.Generator, serial: int) -> list[Record]:
+    """Users who join the key ``fresh`` some triggers into the first window."""
+    line = plan.timeline
+    begin = START + min(3 * STEP, line.window // 2)
+    out = []
+    for n in range(12):
+        event = begin + int(rng.integers(0, line.window // 2))
+        out.append(Record(serial + n, f"joiner{n}", "fresh", event, event, 1.0))
+    return out
+
+
+def _unit(plan: Plan, rng: np.random.Generator, kind: str, serial: int) -> list[Record]:
+    line, end = plan.timeline, _end(plan)
+    count = 400 if kind == "flood" else int(rng.integers(1, 7))
+    records = [_ordinary(plan, rng, serial + n, "X") for n in range(count)]
+    if kind == "far_future":
+        far = [end - 1, end, end + line.window, 1 << 61, (1 << 62) + START]
+        records = [_at(plan, r, int(rng.choice(far)), rng) for r in records]
+    elif kind == "far_past":
+        far = [START, START - 1, 0, -1, -(1 << 61)]
+        records = [_at(plan, r, int(rng.choice(far)), rng) for r in records]
+    elif kind == "first":
+        records = [dataclasses.replace(r, page="fresh", event=START, stamp=START) for r in records]
+    elif kind == "late":
+        edge = [0, 1, line.allowed_lateness - 1, line.allowed_lateness, line.window, 1 << 60]
+        records = [
+            dataclasses.replace(r, stamp=(r.event - START) // line.window * line.window
+                                + START + line.window + int(rng.choice(edge)))
+            for r in records
+        ]  # fmt: skip
+    if rng.random() < 0.3:  # the bounds of the values are met as well
+        records = [dataclasses.replace(r, value=float(rng.choice([-1e9, 1e9]))) for r in records]
+    return records
+
+
+def _at(plan: Plan, record: Record, event: int, rng: np.random.Generator) -> Record:
+    """The record at another event time; its stamp follows, stays or is far off as well."""
+    stamps = [event, record.stamp, 1 << 61, START]
+    stamp = event if plan.stamp == "event_time" else int(rng.choice(stamps))
+    return dataclasses.replace(record, event=event, stamp=stamp)
+
+
+def _one_period_more(
+    plan: Plan, rng: np.random.Generator, others: list[Record], unit: list[Record]
+) -> tuple[list[Record], list[Record]]:
+    """The user is known in other periods already: the unit is one more (user, period)."""
+    line = plan.timeline
+    assert line.period is not None
+    serial = max(r.serial for r in (*others, *unit)) + 1
+    known = [_ordinary(plan, rng, serial + n, "X") for n in range(12)]
+    edge = START + int(rng.integers(1, (_end(plan) - START) // line.period)) * line.period
+    ends = (-STEP // 4, -1, 0, STEP // 4)
+    unit = [
+        dataclasses.replace(r, event=edge + int(rng.choice(ends)), stamp=edge + STEP)
+        for r in [*unit, *known[:3]]
+    ]
+    unit = [dataclasses.replace(r, serial=serial + 12 + n) for n, r in enumerate(unit)]
+    chosen = period_of(plan, unit[0])
+    rest = [r for r in (*known, *unit) if period_of(plan, r) != chosen]
+    return [*others, *rest], unit
+
+
+def period_of(plan: Plan, record: Record) -> int:
+    """Privacy period of a record (0 without periods)."""
+    period = plan.timeline.period
+    return 0 if period is None else (record.event - START) // period
+
+
+def deliveries(
+    records: tuple[Record, ...], seed: int | None = None
+) -> tuple[list[pa.RecordBatch], dict[tuple[int, int], int]]:
+    """Source batches, and the serial of each (partition, offset).
+
+    Args:
+        seed: with one, batch sizes are drawn, batches are shuffled and some come twice.
+    """
+    rng = np.random.default_rng(seed)
+    batches, serials = [], {}
+    for partition in range(PARTITIONS):
+        # A broker appends in the order of stamps; ties by name, which an added unit keeps.
+        rows = sorted(
+            (r for r in records if r.serial % PARTITIONS == partition),
+            key=lambda r: (r.stamp, r.serial),
+        )
+        serials |= {(partition, offset): r.serial for offset, r in enumerate(rows)}
+        begin = 0
+        while begin < len(rows):
+            size = 50 if seed is None else int(rng.integers(1, 60))
+            batches.append(_batch(rows[begin : begin + size], partition, begin))
+            begin += size
+    if seed is not None:
+        again = [b for b in batches if rng.random() < 0.2]
+        batches = [(batches + again)[i] for i in rng.permutation(len(batches) + len(again))]
+    return batches, serials
+
+
+def _batch(rows: list[Record], partition: int, offset: int) -> pa.RecordBatch:
+    return positioned(
+        {
+            "user": [r.user for r in rows],
+            "page": [r.page for r in rows],
+            "time": pa.array([r.event for r in rows], pa.int64()),
+            "arrived": pa.array([r.stamp for r in rows], pa.int64()),
+            "value": pa.array([r.value for r in rows], pa.float64()),
+        },
+        partition,
+        offset,
+    )

@@ -1,0 +1,226 @@
+"""Runs the whole flow and keeps what each stage did, by the names the test gave the records."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.plan import Plan
+from dp_transforms import bounding, flow, step
+from dp_transforms.batches import concat, ids_of, record_schema
+from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.sampler import RoundedGaussian
+from dp_transforms.records import CanonicaliserFactory, canonical_public_keys
+from dp_transforms.run import KeySource, Run, begin_run
+from state import open as stores
+from state.sqlite import SqliteStore
+from tests.audit.neighbours import PUBLIC, Record, deliveries
+from tests.streams import KEYS, RUN_ID
+
+#: (window, page, trigger); (window, role, stream, page id, round).
+Step = tuple[int, str, int]
+Path_ = tuple[int, str, str, bytes, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An admitted (record, window) pair."""
+
+    serial: int
+    window: int
+    leaf: int
+    unit: bytes
+    page: str
+    values: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class Trace:
+    """What a run did.
+
+    Attributes:
+        rows: admitted pairs as BOUND emitted them.
+        counts: (units, value prefixes) of a key at a step, before selection.
+        marks: (round, base) of a key after a step.
+        tau: thresholds in use; names: tweak of each noise path; draws: noise of its nodes.
+        clashes: nodes that were drawn twice with different noise.
+        released: (window, trigger) -> page -> published columns.
+    """
+
+    plan: Plan
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    counts: dict[Step, tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+    marks: dict[Step, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    tau: list[Any] = dataclasses.field(default_factory=list)
+    names: dict[Path_, bytes] = dataclasses.field(default_factory=dict)
+    draws: dict[tuple[bytes, int], int] = dataclasses.field(default_factory=dict)
+    clashes: int = 0
+    released: dict[tuple[int, int], dict[str, dict[str, float]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def admitted(self) -> dict[int, list[tuple[int, int]]]:
+        """Serial -> (window, leaf) of each admitted pair."""
+        out: dict[int, list[tuple[int, int]]] = {}
+        for row in self.rows:
+            out.setdefault(row.serial, []).append((row.window, row.leaf))
+        return {serial: sorted(pairs) for serial, pairs in out.items()}
+
+
+def begin(plan: Plan, folder: Path, shards: int, keys: KeySource = KEYS) -> Run:
+    """A run on a new store below ``folder``."""
+    number = len(list(folder.glob("s*.db")))
+    public = None
+    if not plan.selects:
+        public = canonical_public_keys(plan, pa.table({"page": list(PUBLIC)}))
+    url = f"sqlite:{folder / f's{number}.db'}"
+    return begin_run(plan, keys, url, shards, run_id=RUN_ID, public=public)[0]
+
+
+def record(
+    plan: Plan, records: tuple[Record, ...], folder: Path, shards: int, seed: int | None = None
+) -> Trace:
+    """Run the whole flow on a delivery of the records."""
+    batches, serials = deliveries(records, seed)
+    trace = Trace(plan)
+    run = begin(plan, folder, shards)
+    try:
+        with watched(trace, serials):
+            releases, _ = flow.run_in_memory(run, batches)
+    finally:
+        stores.close_all()
+    for batch in releases:
+        metadata = batch.schema.metadata
+        name = (int(metadata[b"dpstream.window"]), int(metadata[b"dpstream.trigger"]))
+        trace.released[name] = {row["page"]: row for row in batch.to_pylist()}
+    return trace
+
+
+def record_bound_by_cuts(
+    plan: Plan, records: tuple[Record, ...], folder: Path, shards: int
+) -> Trace:
+    """BOUND alone, one call for each cut with the records of that cut only."""
+    batches, serials = deliveries(records)
+    trace = Trace(plan)
+    run = begin(plan, folder, shards)
+    line = plan.timeline
+    try:
+        twin = CanonicaliserFactory(plan, run.keys, run.public)()
+        good = concat([twin(batch)[0] for batch in batches], record_schema(plan))
+        cut = np.clip(line.cut_of(good.column("stamp").to_numpy()), 1, line.last_cut)
+        shard = step.shard_of(ids_of(good.column("unit")), shards)
+        store = run.open()
+        with watched(trace, serials):
+            for upto in range(1, line.last_cut + 1):
+                for number in range(shards):
+                    now = good.filter(pa.array((cut == upto) & (shard == number)))
+                    flow.bound(plan, store, number, now, upto)
+    finally:
+        stores.close_all()
+    return trace
+
+
+@contextlib.contextmanager
+def watched(trace: Trace, serials: dict[tuple[int, int], int]) -> Iterator[None]:
+    """Keep what the stages do while the block runs; whatever code is in force is watched."""
+    seen: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+    with contextlib.ExitStack() as stack:
+
+        def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+            stack.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
+
+        wrap(bounding, "expand", lambda real: _keep_rows(trace, serials, real))
+        wrap(step, "aggregate", lambda real: _keep_counts(seen, real))
+        wrap(SqliteStore, "commit_step", lambda real: _keep_steps(trace, seen, real))
+        wrap(step.Stepper, "_stream", _labelled)
+        wrap(NoiseStream, "names", lambda real: _keep_names(trace, real))
+        wrap(RoundedGaussian, "draw", lambda real: _keep_draws(trace, real))
+        yield
+
+
+def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> Any:
+    def expand(plan: Plan, records: pa.RecordBatch, rows: Any, pairs: Any, leaf: Any) -> Any:
+        out = real(plan, records, rows, pairs, leaf)
+        where = np.repeat(rows, pairs)
+        positions = zip(
+            records.column("partition").to_numpy()[where].tolist(),
+            records.column("offset").to_numpy()[where].tolist(),
+            strict=True,
+        )
+        columns = [c for c in out.schema.names if c.startswith("v")]
+        for position, row in zip(positions, out.to_pylist(), strict=True):
+            values = tuple(row[c] for c in columns)
+            trace.rows.append(
+                Row(serials[position], row["window"], row["leaf"], row["unit"], row["page"], values)
+            )
+        return out
+
+    return expand
+
+
+def _keep_counts(seen: dict[int, Any], real: Any) -> Any:
+    def aggregate(plan: Plan, states: Any, rows: pa.RecordBatch) -> Any:
+        out = real(plan, states, rows)
+        seen[id(states)] = [
+            (int(states.units[slot]), tuple(states.values[slot].tolist()))
+            for slot in range(states.size)
+        ]
+        return out
+
+    return aggregate
+
+
+def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
+    def commit_step(
+        store: Any, window: int, shard: int, trigger: int, states: Any, result: Any
+    ) -> Any:
+        pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
+        for slot, page in enumerate(pages):
+            trace.counts[window, page, trigger] = seen[id(states)][slot]
+            mark = int(states.round[slot]), int(states.base[slot])
+            trace.marks[window, page, trigger] = mark
+        if "needs" in states.scratch and not trace.tau:
+            trace.tau = states.scratch["needs"]._tau.tolist()
+        return real(store, window, shard, trigger, states, result)
+
+    return commit_step
+
+
+def _labelled(real: Any) -> Any:
+    def stream(stepper: Any, window: int, role: str, noise: Any) -> Any:
+        out = real(stepper, window, role, noise)
+        out.label = (window, role, noise.name)
+        return out
+
+    return stream
+
+
+def _keep_names(trace: Trace, real: Any) -> Any:
+    def names(stream: Any, key_ids: Any, rounds: Any) -> Any:
+        tweaks = real(stream, key_ids, rounds)
+        for key, number, tweak in zip(key_ids, rounds, tweaks, strict=True):
+            path = (*stream.label, key.tobytes(), int(number))
+            if trace.names.setdefault(path, tweak.tobytes()) != tweak.tobytes():
+                trace.clashes += 1
+        return tweaks
+
+    return names
+
+
+def _keep_draws(trace: Trace, real: Any) -> Any:
+    def draw(sampler: Any, prf: Any, tweaks: Any, first: Any, last: Any) -> Any:
+        noise, starts = real(sampler, prf, tweaks, first, last)
+        for row in range(len(tweaks)):
+            tweak = tweaks[row].tobytes()
+            for node in range(int(first[row]), int(last[row])):
+                value = int(noise[starts[row] + node - first[row]])
+                if trace.draws.setdefault((tweak, node), value) != value:
+                    trace.clashes += 1
+        return noise, starts
+
+    return draw

@@ -1,0 +1,67 @@
+"""P1: neighbouring streams through the whole flow (mechanism.md rules 0 to 5 and 10)."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.audit.checks import name_problems, pair_problems, run_problems, scale_problems
+from tests.audit.neighbours import KINDS, Pair, make_pair, plans
+from tests.audit.recorder import Trace, record, record_bound_by_cuts
+from tests.audit.reference import Mechanism
+
+CI_PAIRS, LONG_PAIRS = 60, 500
+
+
+@cache
+def mechanism_of(name: str) -> Mechanism:
+    return Mechanism(plans()[name])
+
+
+def audit(pair: Pair, folder: Path) -> tuple[list[str], list[Trace]]:
+    """Every breach of a pair, and what its two runs did."""
+    mechanism = mechanism_of(next(n for n, plan in plans().items() if plan == pair.plan))
+    everyone = pair.others + pair.unit
+    without = record(pair.plan, pair.others, folder, pair.shards)
+    # The neighbour comes in another order, in other batches, some twice, on other shards.
+    added = record(pair.plan, everyone, folder, 1 + pair.seed % 3, seed=pair.seed)
+    problems = [*run_problems(mechanism, without), *run_problems(mechanism, added)]
+    problems += pair_problems(mechanism, pair, without, added)
+    by_cuts = record_bound_by_cuts(pair.plan, everyone, folder, 1 + pair.seed % 2)
+    if by_cuts.admitted() != added.admitted():
+        problems.append("bound: deciding cut by cut admits other records")
+    problems += name_problems(mechanism)
+    return problems, [without, added]
+
+
+def audit_seeds(seeds: range, folder: Path) -> None:
+    for seed in seeds:
+        pair = make_pair(seed)
+        assert audit(pair, folder)[0] == [], str(pair)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_neighbours_differ_in_one_unit_only(tmp_path: Path, part: int) -> None:
+    each = CI_PAIRS // 6
+    audit_seeds(range(part * each, (part + 1) * each), tmp_path)
+
+
+@pytest.mark.slow
+def test_neighbours_long(tmp_path: Path) -> None:
+    audit_seeds(range(CI_PAIRS, LONG_PAIRS), tmp_path)
+
+
+def test_noise_has_the_sd_of_the_plan(tmp_path: Path) -> None:
+    for name in ("sticky", "rounds", "public"):
+        traces = []
+        for seed in (0, 7):
+            traces += audit(make_pair(seed, "ordinary", name), tmp_path)[1]
+        assert list(scale_problems(mechanism_of(name), traces)) == []
+
+
+def test_the_pairs_reach_what_they_claim() -> None:
+    pairs = [make_pair(seed) for seed in range(CI_PAIRS)]
+    assert {pair.kind for pair in pairs} == set(KINDS)
+    assert {pair.plan.privacy.mode for pair in pairs} == {"sticky", "rounds"}
+    assert {pair.plan for pair in pairs} == set(plans().values())
+    assert all(pair.unit for pair in pairs)

@@ -1,0 +1,42 @@
+"""P3: every sabotaged twin is caught by the audit that the honest product passes."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.audit.checks import scale_problems
+from tests.audit.neighbours import make_pair
+from tests.audit.test_neighbours import audit, mechanism_of
+from tests.audit.twins import TWINS
+
+#: Neighbours tried before a twin counts as undetected; the audit of CI has many more.
+TRIES = 4
+
+
+def breaches(plan: str, kind: str, seed: int, folder: Path) -> set[str]:
+    """Rules that the code in force breaches on one pair."""
+    problems, traces = audit(make_pair(seed, kind, plan), folder)
+    problems += scale_problems(mechanism_of(plan), traces)
+    return {problem.partition(":")[0] for problem in problems}
+
+
+@cache
+def honest_breaches(plan: str, kind: str, seed: int, folder: Path) -> set[str]:
+    """Breaches of the product as it is; several twins share their neighbours."""
+    return breaches(plan, kind, seed, folder)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twin_is_caught(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    case, shared = TWINS[name], tmp_path_factory.getbasetemp()
+    for seed in range(100, 100 + TRIES):
+        with case.twin():
+            caught = case.rule in breaches(case.plan, case.kind, seed, tmp_path)
+        honest = honest_breaches(case.plan, case.kind, seed, shared)
+        assert honest == set(), f"honest product, seed {seed}"
+        if caught:
+            return
+    raise AssertionError(f"{name} was not caught")

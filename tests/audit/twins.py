@@ -1,0 +1,295 @@
+"""Sabotaged twins of the product: each is one plausible mistake, patched in while it is audited.
+
+``TWINS`` says for each which neighbours show it and which rule must be reported.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import msgspec
+import numpy as np
+
+from accounting.limits import DECODE_BITS
+from accounting.thresholds import published_thresholds
+from dp_transforms import aggregation, bounding, step
+from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.sampler import RoundedGaussian
+from dp_transforms.records import Canonicaliser
+from state.idtable import PairSet
+from state.sqlite import SqliteStore
+
+Twin = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+class Sabotage(NamedTuple):
+    """A twin, the plan and kind of neighbours that show it, and the rule it must breach."""
+
+    twin: Twin
+    plan: str
+    kind: str
+    rule: str
+
+
+def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
+    """A twin with one function replaced by ``make(function)``."""
+
+    @contextlib.contextmanager
+    def twin() -> Iterator[None]:
+        with mock.patch.object(owner, name, make(getattr(owner, name))):
+            yield
+
+    return twin
+
+
+def _half_scale(real: Any) -> Any:
+    return lambda sigma: RoundedGaussian(sigma / 2)
+
+
+def _every_pair(real: Any) -> Any:
+    return lambda unit, stamp, partition, offset, wanted, counts, limit: wanted.copy()
+
+
+def _windows_once(real: Any) -> Any:
+    """A record in several windows costs one of the C contributions."""
+
+    def admit(
+        unit: Any, stamp: Any, partition: Any, offset: Any, wanted: Any, counts: Any, limit: int
+    ) -> Any:
+        taken = real(unit, stamp, partition, offset, np.minimum(wanted, 1), counts, limit)
+        return np.where(taken > 0, wanted, 0)
+
+    return admit
+
+
+def _arrival_order(real: Any) -> Any:
+    return lambda stamp, partition, offset: np.arange(len(stamp))
+
+
+def _with_tau(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    def make(real: Any) -> Any:
+        def allocate(plan: Any) -> Any:
+            budget = real(plan)
+            return msgspec.structs.replace(budget, tau=change(plan, budget))
+
+        return allocate
+
+    return make
+
+
+def _no_union(plan: Any, budget: Any) -> Any:
+    return published_thresholds(budget.b, plan.privacy.pre_threshold + 1, budget.selection.sd)
+
+
+def _round_left_out(real: Any) -> Any:
+    return lambda stream, key_ids, rounds: real(stream, key_ids, np.zeros_like(rounds))
+
+
+def _window_left_out(real: Any) -> Any:
+    return lambda stepper, window, role, noise: real(stepper, 0, role, noise)
+
+
+def _column_left_out(real: Any) -> Any:
+    return lambda stepper, window, role, noise: real(
+        stepper, window, role, msgspec.structs.replace(noise, name="value")
+    )
+
+
+def _unkeyed(real: Any) -> Any:
+    """Names that everybody can compute from the parts of a name."""
+
+    def names(stream: Any, key_ids: Any, rounds: Any) -> Any:
+        label = repr(getattr(stream, "label", ())).encode()
+        parts = zip(key_ids, rounds, strict=True)
+        tweaks = [
+            hashlib.blake2b(label + key.tobytes() + bytes([number]), digest_size=16).digest()
+            for key, number in parts
+        ]
+        return np.frombuffer(b"".join(tweaks), np.uint64).reshape(-1, 2).copy()
+
+    return names
+
+
+def _fresh_noise(real: Any) -> Any:
+    """Noise from a generator instead of from the node's name."""
+    rng = np.random.default_rng(5)
+
+    def draw(sampler: Any, prf: Any, tweaks: Any, first: Any, last: Any) -> Any:
+        noise, starts = real(sampler, prf, tweaks, first, last)
+        noise[:] = np.rint(rng.normal(0, sampler.sigma, len(noise)))
+        return noise, starts
+
+    return draw
+
+
+def _not_clamped(real: Any) -> Any:
+    def value(door: Any, batch: Any, stream: Any, reason: Any) -> Any:
+        wide = msgspec.structs.replace(stream, lo=-(1 << 20), hi=1 << 20)
+        return real(door, batch, wide, reason)
+
+    return value
+
+
+def _not_centred(real: Any) -> Any:
+    return lambda door, batch, stream, reason: real(door, batch, stream, reason) + stream.mid
+
+
+def _latest_seen(real: Any) -> Any:
+    """The stamp follows the largest event time seen, as a data-driven watermark does."""
+
+    def times(door: Any, batch: Any, reason: Any) -> Any:
+        event, stamp = real(door, batch, reason)
+        door.high = max(getattr(door, "high", 0), int(event.max(initial=0)))
+        return event, np.maximum(stamp, door.high)
+
+    return times
+
+
+def _units_per_batch(real: Any) -> Any:
+    def aggregate(plan: Any, states: Any, rows: Any) -> Any:
+        states.pairs = PairSet()
+        return real(plan, states, rows)
+
+    return aggregate
+
+
+def _tree_from_first_record(real: Any) -> Any:
+    def aggregate(plan: Any, states: Any, rows: Any) -> Any:
+        before = states.size
+        out = real(plan, states, rows)
+        if states.size > before:
+            states.base[before : states.size] = rows.column("leaf")[0].as_py() - 1
+        return out
+
+    return aggregate
+
+
+def _counted_from_the_crossing_on(real: Any) -> Any:
+    """Algorithm 2 read literally: what came before the pre-threshold was met is lost."""
+
+    def aggregate(plan: Any, states: Any, rows: Any) -> Any:
+        out = real(plan, states, rows)
+        below = states.units[: states.size] <= plan.privacy.pre_threshold
+        states.values[: states.size][below] = 0
+        return out
+
+    return aggregate
+
+
+def _counted_again_once_selected(real: Any) -> Any:
+    def count_units(plan: Any, states: Any, slots: Any, units: Any) -> Any:
+        marked = units.copy()
+        marked[:, 1] ^= states.round[slots].astype(np.uint64)
+        return real(plan, states, slots, marked)
+
+    return count_units
+
+
+def _short_fingerprints(real: Any) -> Any:
+    def add(pairs: Any, slots: Any, units: Any, stale: Any = None) -> Any:
+        return real(pairs, slots, units & np.uint64(7), stale)
+
+    return add
+
+
+def _forgotten_counters(real: Any) -> Any:
+    """The counters of a unit start again after a cut (or a period, or an expiry)."""
+
+    def commit_units(store: Any, shard: int, cut: int, units: Any, admitted: Any) -> None:
+        real(store, shard, cut, units, admitted)
+        units.counts[:] = 0
+
+    return commit_units
+
+
+@contextlib.contextmanager
+def _published_with_data_only() -> Iterator[None]:
+    touched: list[Any] = [None]
+    aggregate, sticky = step.aggregate, step.Stepper._sticky
+
+    def remember(plan: Any, states: Any, rows: Any) -> Any:
+        out = aggregate(plan, states, rows)
+        touched[0] = out.touched
+        return out
+
+    def publish(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
+        chosen, newly = sticky(stepper, states, window, slots, trigger)
+        return np.union1d(np.intersect1d(chosen, touched[0]), newly), newly
+
+    with (
+        mock.patch.object(step, "aggregate", remember),
+        mock.patch.object(step.Stepper, "_sticky", publish),
+    ):
+        yield
+
+
+TWINS = {
+    "noise of half the scale": Sabotage(
+        _wrapped(step, "_sampler", _half_scale), "sticky", "ordinary", "scale"
+    ),
+    "contributions not bounded": Sabotage(
+        _wrapped(bounding, "admit", _every_pair), "sticky", "flood", "sensitivity"
+    ),
+    "windows of a record counted once": Sabotage(
+        _wrapped(bounding, "admit", _windows_once), "sliding", "flood", "bound"
+    ),
+    "admission in the order of arrival": Sabotage(
+        _wrapped(bounding, "stamp_order", _arrival_order), "rounds", "ordinary", "others"
+    ),
+    "counters forgotten": Sabotage(
+        _wrapped(SqliteStore, "commit_units", _forgotten_counters), "periods", "flood", "bound"
+    ),
+    "threshold less one": Sabotage(
+        _wrapped(step, "allocate", _with_tau(lambda _, b: b.tau - (1 << DECODE_BITS))),
+        "sticky", "ordinary", "threshold",
+    ),
+    "threshold without the union over triggers": Sabotage(
+        _wrapped(step, "allocate", _with_tau(_no_union)), "rounds", "ordinary", "threshold"
+    ),
+    "round left out of the name": Sabotage(
+        _wrapped(NoiseStream, "names", _round_left_out), "rounds", "ordinary", "names"
+    ),
+    "window left out of the name": Sabotage(
+        _wrapped(step.Stepper, "_stream", _window_left_out), "sliding", "ordinary", "names"
+    ),
+    "column left out of the name": Sabotage(
+        _wrapped(step.Stepper, "_stream", _column_left_out), "columns", "ordinary", "names"
+    ),
+    "names without the key": Sabotage(
+        _wrapped(NoiseStream, "names", _unkeyed), "sticky", "ordinary", "names"
+    ),
+    "noise drawn anew": Sabotage(
+        _wrapped(RoundedGaussian, "draw", _fresh_noise), "refresh", "ordinary", "noise"
+    ),
+    "values not clamped": Sabotage(
+        _wrapped(Canonicaliser, "_value", _not_clamped), "columns", "ordinary", "sensitivity"
+    ),
+    "values of a mean not centred": Sabotage(
+        _wrapped(Canonicaliser, "_value", _not_centred), "rounds_sliding", "first", "sensitivity"
+    ),
+    "stamps that follow the data": Sabotage(
+        _wrapped(Canonicaliser, "_times", _latest_seen), "buffered", "far_future", "others"
+    ),
+    "units counted per batch": Sabotage(
+        _wrapped(step, "aggregate", _units_per_batch), "rounds", "ordinary", "counts"
+    ),
+    "units counted again once selected": Sabotage(
+        _wrapped(aggregation, "_count_units", _counted_again_once_selected),
+        "refresh", "flood", "counts",
+    ),
+    "units known by short fingerprints": Sabotage(
+        _wrapped(PairSet, "add", _short_fingerprints), "sticky", "ordinary", "counts"
+    ),
+    "tree from the first record on": Sabotage(
+        _wrapped(step, "aggregate", _tree_from_first_record), "sticky", "first", "leaf"
+    ),
+    "counted from the crossing on": Sabotage(
+        _wrapped(step, "aggregate", _counted_from_the_crossing_on),
+        "buffered", "flood", "sensitivity",
+    ),
+    "published only with new data": Sabotage(
+        _published_with_data_only, "refresh", "ordinary", "calendar"
+    ),
+}  # fmt: skip

@@ -1,0 +1,285 @@
+"""The door: bad records are dead-lettered alike every time and touch no other record."""
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.errors import UsageError
+from accounting.plan import Aggregate, Plan
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
+from tests.dp_transforms.layouts import (
+    BAD,
+    BYTE_LAYOUTS,
+    TEXT_LAYOUTS,
+    Layout,
+    cast,
+    coded,
+    raw,
+    text_expected,
+    ticks,
+)
+from tests.dp_transforms.reference import accept, on_grid, verdict
+from tests.streams import KEYS, START, STEP, SUM, generate, make_plan, positioned
+
+RING: KeyRing = KEYS.ring()
+
+
+# --- values on the grid ------------------------------------------------------------------
+
+
+def grid_values(plan: Plan, values: Sequence[float]) -> list[tuple[int, ...]]:
+    size = len(values)
+    batch = positioned(
+        {"user": ["u"] * size, "page": ["k"] * size, "time": [START] * size, "value": values}
+    )
+    good, dead = Canonicaliser(plan, RING)(batch)
+    assert dead.num_rows == 0
+    names = [n for n in good.schema.names if re.fullmatch("v[0-9]+", n)]
+    return list(zip(*(good.column(n).to_pylist() for n in names), strict=True))
+
+
+FINITE = st.floats(-1e300, 1e300) | st.integers(-4000, 4000).map(lambda k: k / 200)
+GRIDS = [(0.1, (-5.0, 5.0)), (0.25, (-1.9, 7.3)), (0.01, (0.0, 0.99)), (3.0, (-100.0, 50.0))]
+
+
+@pytest.mark.parametrize(("grid", "clamp"), GRIDS)
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@settings(max_examples=60)
+@given(values=st.lists(FINITE, min_size=1, max_size=20))
+def test_clamp_and_grid(
+    kind: str, grid: float, clamp: tuple[float, float], values: list[float]
+) -> None:
+    figure = Aggregate("f", kind, "value", clamp, grid)  # type: ignore[arg-type]
+    plan = make_plan(aggregates=(figure,))
+    stream = plan.value_streams[-1]
+    lo, hi = figure.grid_bounds()
+    points = range(lo - 3, hi + 4)
+    got = grid_values(plan, values + [float(Fraction(str(grid)) * k) for k in points])
+    assert got[: len(values)] == [on_grid(plan, v) for v in values]
+    assert got[len(values) :] == [(min(max(k, lo), hi) - stream.mid,) for k in points]
+    assert max(abs(v) for (v,) in got) <= stream.sensitivity
+
+
+def test_a_value_beyond_every_float_after_scaling_is_clamped() -> None:
+    figure = Aggregate("f", "sum", "value", (-2.0, 3.0), 0.1)
+    assert grid_values(make_plan(aggregates=(figure,)), [1e308, -1.7e308]) == [(30,), (-20,)]
+
+
+# --- whole records ---------------------------------------------------------------------
+
+PLAN = make_plan(stamped=True, lateness=4, skew=STEP // 2, aggregates=(SUM,), contributions=2)
+PERIODS = msgspec.structs.replace(
+    PLAN, timeline=msgspec.structs.replace(PLAN.timeline, period=4 * STEP)
+)
+FAR = 10**17
+USERS = [b"u1", b"u2", b"e\xcc\x81", b"\xc3\xa9", b"", b"\xff", b"a\0", b"x" * 2000, None]
+PAGES = [b"k1", b"k2", b"", b"\xed\xa0\x80", None]
+EVENTS = [START, START + STEP, START + 3 * STEP + 1, START - 1, START + 100 * STEP, -FAR, FAR, None]
+STAMPS = [START, START + STEP, START + 9 * STEP, START + 12 * STEP, START + 50 * STEP, FAR, None]
+NUMBERS = [1.0, -0.0, 2.25, 1e308, math.nan, math.inf, None]
+RECORD = st.tuples(*(st.sampled_from(pool) for pool in (USERS, PAGES, EVENTS, STAMPS, NUMBERS)))
+GOOD_RECORD = st.tuples(
+    *(
+        st.sampled_from(pool)
+        for pool in (USERS[:4], PAGES[:3], EVENTS[:3], [START + 5 * STEP], NUMBERS[:4])
+    )
+)
+LAYOUTS: dict[str, tuple[Layout, Layout, Layout]] = {
+    "arrow": (raw(pa.string()), cast(pa.int64()), cast(pa.float64())),
+    "binary": (cast(pa.large_binary()), ticks(pa.timestamp("us"), pa.int64()), coded(pa.float64())),
+    "coded": (coded(pa.binary()), cast(pa.int64()), cast(pa.float64())),
+}
+
+
+def outcomes(plan: Plan, rows: Sequence[Any], layout: str = "arrow", first: int = 0) -> list[Any]:
+    """What became of each row: its canonical record without position, or its reason."""
+    text, time, number = LAYOUTS[layout]
+    user, page, event, stamp, value = zip(*rows, strict=True)
+    batch = positioned(
+        {
+            "user": text(user),
+            "page": text(page),
+            "time": time(event),
+            "arrived": time(stamp),
+            "value": number(value),
+        },
+        partition=3,
+        offset=first,
+    )
+    good, dead = Canonicaliser(plan, RING)(batch)
+    found: dict[int, Any] = dict(
+        zip(dead.column("offset").to_pylist(), dead.column("reason").to_pylist(), strict=True)
+    )
+    assert set(good.column("partition").to_pylist()) <= {3}
+    for record in good.to_pylist():
+        offset = record.pop("offset")
+        assert offset not in found
+        found[offset] = record
+    assert sorted(found) == list(range(first, first + len(rows)))
+    return [found[first + i] for i in range(len(rows))]
+
+
+def reason_of(plan: Plan, row: Any) -> str | None:
+    """The first rule a row breaks, in the public order."""
+    user, page, event, stamp, value = row
+    if text_expected(user) in (BAD, ""):
+        return "unit"
+    if text_expected(page) == BAD:
+        return "key"
+    if event is None or stamp is None:
+        return "time"
+    refused = verdict(plan, event, stamp)
+    if refused:
+        return refused
+    return "value" if value is None or not math.isfinite(value) else None
+
+
+@pytest.mark.parametrize("plan", [PLAN, PERIODS], ids=["stream", "periods"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=60)
+@given(rows=st.lists(RECORD | GOOD_RECORD, min_size=1, max_size=12), cut=st.integers(0, 12))
+def test_a_rows_fate_is_its_own(plan: Plan, layout: str, rows: list[Any], cut: int) -> None:
+    together = outcomes(plan, rows, layout)
+    assert together == [outcomes(plan, [row])[0] for row in rows]
+    assert together == outcomes(plan, rows[::-1], layout, first=7)[::-1]
+    apart = [outcomes(plan, part, layout) for part in (rows[:cut], rows[cut:]) if part]
+    assert together == [fate for part in apart for fate in part]
+    good = [i for i, fate in enumerate(together) if isinstance(fate, dict)]
+    if good:
+        assert outcomes(plan, [rows[i] for i in good], layout) == [together[i] for i in good]
+    for row, fate in zip(rows, together, strict=True):
+        assert (fate if isinstance(fate, str) else None) == reason_of(plan, row)
+
+
+def test_text_columns_give_the_same_records_as_typed_ones() -> None:
+    """What a CSV file delivers: everything as text."""
+    stream = generate(PLAN, records=400)
+    stream = stream.take(np.flatnonzero(stream.partition == 0))
+    typed = stream.batch(np.arange(len(stream)))
+    text = {
+        name: typed.column(name).cast(pa.string())
+        for name in ("user", "page", "time", "arrived", "value")
+    }
+    assert text["time"][0].as_py().endswith("Z")
+    door = Canonicaliser(PLAN, RING)
+    records, dead = door(typed)
+    again, dead_again = door(positioned(text))
+    assert records.equals(again) and dead.equals(dead_again)
+    assert records.num_rows > 100 and dead.num_rows > 10
+
+
+@pytest.mark.parametrize("plan", [PLAN, PERIODS], ids=["stream", "periods"])
+def test_rule_0_at_every_boundary(plan: Plan) -> None:
+    line = plan.timeline
+    edges = [line.start + k * STEP + d for k in range(-1, 30) for d in (-1, 0, 1)]
+    rows = [
+        (b"u", b"k", event, stamp, 1.0)
+        for event in edges
+        for stamp in [*edges[::3], event - line.max_skew, event - line.max_skew - 1, FAR]
+        if stamp >= line.start
+    ]
+    fates = outcomes(plan, rows)
+    expected = [verdict(plan, event, stamp) for _, _, event, stamp, _ in rows]
+    assert [f if isinstance(f, str) else None for f in fates] == expected
+    assert {None, "time", "late"} == set(expected)
+    for (_, _, event, stamp, _), fate in zip(rows, fates, strict=True):
+        if isinstance(fate, dict):
+            assert fate["event_cut"] == (event - line.start) // STEP + 1
+            assert fate["stamp"] == stamp
+
+
+def test_the_unit_of_a_period_is_user_and_period() -> None:
+    def unit(plan: Plan, user: bytes, event: int) -> bytes:
+        fate = outcomes(plan, [(user, b"k", event, event, 1.0)])[0]
+        found: bytes = fate["unit"]
+        return found
+
+    first, same, later = START, START + 4 * STEP - 1, START + 4 * STEP
+    assert unit(PLAN, b"a", first) == unit(PLAN, b"a", later)
+    assert unit(PERIODS, b"a", first) == unit(PERIODS, b"a", same)
+    assert unit(PERIODS, b"a", first) != unit(PERIODS, b"a", later)
+    assert unit(PERIODS, b"a", first) != unit(PERIODS, b"b", first)
+
+
+def test_a_stream_is_accepted_as_the_reference_says() -> None:
+    stream = generate(PERIODS, records=600)
+    expected = accept(PERIODS, stream)
+    door = Canonicaliser(PERIODS, RING)
+    got = {}
+    for batch in stream.batches(100):
+        for record in door(batch)[0].to_pylist():
+            got[record["partition"], record["offset"]] = record
+    assert set(got) == set(expected)
+    for where, record in got.items():
+        slow = expected[where]
+        assert (record["event_cut"], record["v0"]) == (slow.event_cut, *slow.values)
+        assert (record["page"], record["stamp"]) == (slow.key, slow.order[0])
+
+
+def test_a_batch_without_positions_is_refused() -> None:
+    """Positions tell repeated deliveries from records; a default would mix them up."""
+    batch = generate(PLAN, records=10).batches(100)[0]
+    with pytest.raises(UsageError, match="where its first row stands"):
+        Canonicaliser(PLAN, RING)(batch.replace_schema_metadata(None))
+
+
+def test_an_empty_batch() -> None:
+    stream = generate(PLAN, records=10)
+    good, dead = Canonicaliser(PLAN, RING)(stream.batch(np.zeros(0, np.int64)))
+    assert (good.num_rows, dead.num_rows) == (0, 0)
+    assert good.schema == Canonicaliser(PLAN, RING).schema
+
+
+def test_layouts_of_equal_text_are_one_identity() -> None:
+    values = ["a", "e\u0301", "\u00e9", "\0"]
+    arrays = [
+        *(layout(values) for layout in TEXT_LAYOUTS.values()),
+        *(layout([v.encode() for v in values]) for layout in BYTE_LAYOUTS.values()),
+    ]
+    plan = make_plan()
+    rest = {"page": ["k"] * 4, "time": [START] * 4}
+    seen = []
+    for array in arrays:
+        batch = positioned({"user": array, **rest})
+        seen.append(Canonicaliser(plan, RING)(batch)[0].column("unit").to_pylist())
+    assert all(ids == seen[0] for ids in seen)
+    assert seen[0][1] == seen[0][2] and len(set(seen[0])) == 3
+
+
+# --- public keys -----------------------------------------------------------------------
+
+
+def test_public_keys_are_canonical_and_distinct() -> None:
+    plan = make_plan(public="list")
+    table = canonical_public_keys(plan, pa.table({"page": ["e\u0301", "\u00e9", "b", "a", "b"]}))
+    assert table.column("page").to_pylist() == ["a", "b", "\u00e9"]
+    with pytest.raises(UsageError, match="not a key"):
+        canonical_public_keys(plan, pa.table({"page": ["a", None]}))
+
+
+def test_other_keys_than_the_public_ones_go_to_the_dead_letter() -> None:
+    plan = msgspec.structs.replace(PLAN, public_keys="list")
+    table = canonical_public_keys(plan, pa.table({"page": ["e\u0301", "k1"]}))
+    door = Canonicaliser(plan, RING, public_key_ids(plan, RING, table))
+    batch = positioned(
+        {
+            "user": ["u"] * 4,
+            "page": ["\u00e9", "k1", "k2", None],
+            "time": [START] * 4,
+            "arrived": [START] * 4,
+            "value": [1.0] * 4,
+        }
+    )
+    good, dead = door(batch)
+    assert good.column("page").to_pylist() == ["\u00e9", "k1"]
+    assert dead.column("reason").to_pylist() == ["not_public", "key"]

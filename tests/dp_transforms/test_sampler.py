@@ -1,0 +1,416 @@
+"""The noise: thresholds in 60 digits, exact decisions, shape, independence, and its sabotage."""
+
+import bisect
+import functools
+import itertools
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from scipy import stats
+
+from accounting.budget import StreamNoise, allocate
+from accounting.limits import MAX_SIGMA
+from accounting.thresholds import published_thresholds
+from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.prf import KeyRing, Prf
+from dp_transforms.noise.sampler import RoundedGaussian
+from tests.streams import STEP, make_plan
+
+Int64 = npt.NDArray[np.int64]
+SIGMAS = (0.3, 1.0, 3.7, 25.0, 400.0, 5000.0)
+#: A true sampler fails a test below this in one of a million runs; the keys are fixed anyway.
+LEAST_P = 1e-6
+FULL = 1 << 128
+
+
+@functools.lru_cache(maxsize=32)
+def sampler(sigma: float) -> RoundedGaussian:
+    return RoundedGaussian(sigma)
+
+
+def thresholds(of: RoundedGaussian) -> list[int]:
+    return [(int(h) << 64) | int(low) for h, low in zip(of._high, of._low, strict=True)]
+
+
+def tweaks(count: int, seed: int = 0) -> npt.NDArray[np.uint64]:
+    return np.random.default_rng(seed).integers(0, 2**64, (count, 2), np.uint64)
+
+
+@functools.lru_cache(maxsize=32)
+def draws(sigma: float, rows: int = 4000, nodes: int = 250) -> npt.NDArray[np.int32]:
+    """(rows, nodes) noises: nodes 0 .. of each of many names."""
+    first, last = np.zeros(rows, np.int64), np.full(rows, nodes)
+    noise, _ = sampler(sigma).draw(Prf(b"\x07" * 32), tweaks(rows), first, last)
+    return noise.reshape(rows, nodes)
+
+
+# --- exactness -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_thresholds_in_60_digits(sigma: float) -> None:
+    table, low = thresholds(sampler(sigma)), sampler(sigma).lowest
+    assert table == sorted(table) and len(table) % 2 == 0
+    rng = np.random.default_rng(1)
+    middle = len(table) // 2
+    some = {0, 1, middle - 1, middle, len(table) - 1, *rng.integers(0, len(table), 60).tolist()}
+    some |= set((middle + rng.normal(0, sigma, 60)).astype(int).tolist()) & set(range(len(table)))
+    with mpmath.workdps(60):
+        scale = mpmath.mpf(sigma)
+        for at in some:
+            k = at + low
+            exact = mpmath.ncdf((mpmath.mpf(k) + 0.5) / scale) * FULL
+            assert abs(table[at] - exact) <= mpmath.mpf("0.5") + mpmath.mpf(10) ** -15
+        # What lies beyond the table has no probability at this resolution.
+        assert mpmath.ncdf((mpmath.mpf(low) - 0.5) / scale) * FULL <= 0.5
+
+
+def test_sigmas_outside_the_range_are_refused() -> None:
+    for sigma in (0.0, -1.0, float("nan"), MAX_SIGMA * 1.01):
+        with pytest.raises(ValueError, match="range"):
+            RoundedGaussian(sigma)
+
+
+class Chosen:
+    """A stand-in for the PRF under which row i gets the uniform ``wanted[i]``."""
+
+    def __init__(self, wanted: list[int]) -> None:
+        self.wanted, self.calls = wanted, 0
+
+    def blocks(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        self.calls += 1
+        out = np.empty_like(blocks)
+        for i, (word, own) in enumerate(blocks.tolist()):
+            uniform = self.wanted[word]
+            bits = uniform >> 112 if own == 0 else (uniform & ((1 << 112) - 1)) << 16 | 0xFFFF
+            out[i] = bits & (2**64 - 1), bits >> 64
+        return out
+
+
+def decided(of: RoundedGaussian, uniforms: list[int]) -> list[int]:
+    rows = np.arange(len(uniforms), dtype=np.uint64)
+    names = np.stack([rows, np.zeros_like(rows)], axis=1)
+    ones = np.ones(len(uniforms), np.int64)
+    noise, _ = of.draw(Chosen(uniforms), names, 0 * ones, ones)  # type: ignore[arg-type]
+    result: list[int] = noise.tolist()
+    return result
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_decisions_at_and_around_thresholds(sigma: float) -> None:
+    of = sampler(sigma)
+    table = thresholds(of)
+    rng = np.random.default_rng(2)
+    middle = len(table) // 2
+    near = (middle + rng.normal(0, 2 * sigma, 400)).astype(int).clip(0, len(table) - 1)
+    picked = sorted({*near.tolist(), 0, len(table) - 1})
+    uniforms = [
+        u for at in picked for u in (table[at] - 1, table[at], table[at] + 1) if 0 <= u < FULL
+    ]
+    edges = [top << 112 for top in (0, 1, 2**15, 2**16 - 1)]
+    uniforms += [0, FULL - 1, *edges, *(e - 1 for e in edges[1:])]
+    uniforms += [int.from_bytes(rng.bytes(16), "little") for _ in range(300)]
+    expected = [bisect.bisect_right(table, u) + of.lowest for u in uniforms]
+    assert decided(of, uniforms) == expected
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_draws_equal_a_plain_reference(sigma: float) -> None:
+    """Lane of the shared block first, 112 bits of the node's own block behind it."""
+    key = b"\x31" * 32
+    of, table = sampler(sigma), thresholds(sampler(sigma))
+    names = tweaks(7, seed=3)
+    first = np.array([0, 1, 7, 8, 9, 63, 1000])
+    last = first + np.array([400, 7, 1, 16, 0, 100, 33])
+    noise, starts = of.draw(Prf(key), names, first, last)
+
+    def aes(low: int, high: int) -> bytes:
+        cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        return cipher.update(low.to_bytes(8, "little") + high.to_bytes(8, "little"))
+
+    for i, (low, high) in enumerate(names.tolist()):
+        for node in range(int(first[i]), int(last[i])):
+            lanes = aes(low ^ (node // 8), high)
+            lane = int.from_bytes(lanes[2 * (node % 8) : 2 * (node % 8) + 2], "little")
+            own = int.from_bytes(aes(low ^ node, high ^ (1 << 63)), "little") >> 16
+            expected = bisect.bisect_right(table, lane << 112 | own) + of.lowest
+            assert noise[starts[i] + node - first[i]] == expected
+    assert len(noise) == (last - first).sum()
+
+
+def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
+    prf, names = Prf(b"\x05" * 32), tweaks(50, seed=4)
+    of, nodes = sampler(3.7), 90
+    whole = of.draw(prf, names, np.zeros(50, np.int64), np.full(50, nodes))[0].reshape(50, nodes)
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        rows = rng.integers(0, 50, rng.integers(1, 30))
+        first = rng.integers(0, nodes, len(rows))
+        last = first + rng.integers(0, nodes - first + 1)
+        noise, starts = of.draw(prf, names[rows], first, last)
+        for i, row in enumerate(rows):
+            piece = noise[starts[i] : starts[i] + last[i] - first[i]]
+            assert piece.tolist() == whole[row, first[i] : last[i]].tolist()
+
+
+def test_nothing_drawn() -> None:
+    none = np.zeros(0, np.int64)
+    noise, starts = sampler(1.0).draw(Prf(b"\x05" * 32), tweaks(0), none, none)
+    assert len(noise) == len(starts) == 0
+
+
+# --- shape -----------------------------------------------------------------------------
+
+
+def shape_p(noise: npt.NDArray[np.int32], sigma: float) -> float:
+    """p-value of a chi-square over about 200 bins of the rounded Gaussian."""
+    flat = noise.reshape(-1)
+    inner = np.unique(np.round(sigma * stats.norm.ppf(np.linspace(0, 1, 201)[1:-1])))
+    edges = np.concatenate([inner, [inner[0] - 1, inner[-1] + 1]])
+    edges = np.unique(edges) + 0.5
+    chance = np.diff(np.concatenate([[0], stats.norm.cdf(edges / sigma), [1]]))
+    chance[-1] = stats.norm.sf(edges[-1] / sigma)
+    seen = np.bincount(np.searchsorted(edges, flat), minlength=len(edges) + 1)
+    rare, most = chance * flat.size < 5, int(np.argmax(chance))
+    seen[most] += seen[rare].sum()
+    chance[most] += chance[rare].sum()
+    return float(stats.chisquare(seen[~rare], chance[~rare] * flat.size).pvalue)
+
+
+def lattice_p(noise: npt.NDArray[np.int32], sigma: float) -> float:
+    """p-value of the residues modulo 2 (a coarser lattice shows here at any scale)."""
+    width = int(12 * sigma) + 3
+    k = np.arange(-width, width + 1)
+    mass = stats.norm.cdf((k + 0.5) / sigma) - stats.norm.cdf((k - 0.5) / sigma)
+    odd = float(mass[k % 2 == 1].sum())
+    return float(stats.binomtest(int((noise & 1).sum()), noise.size, odd).pvalue)
+
+
+def passes(noise: npt.NDArray[np.int32], sigma: float) -> bool:
+    return shape_p(noise, sigma) > LEAST_P and lattice_p(noise, sigma) > LEAST_P
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_shape(sigma: float) -> None:
+    assert passes(draws(sigma), sigma)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_another_scale_is_rejected(sigma: float, factor: float) -> None:
+    assert not passes(draws(sigma * factor), sigma)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_a_coarser_lattice_and_a_shift_are_rejected(sigma: float) -> None:
+    assert not passes(2 * draws(sigma / 2), sigma)
+    shift = max(1, round(sigma / 50))
+    assert not passes(draws(sigma) + np.int32(shift), sigma)
+
+
+def tail_p(noise: npt.NDArray[np.int32], sigma: float, sds: float) -> float:
+    cut = round(sds * sigma)
+    chance = 2 * stats.norm.sf((cut + 0.5) / sigma)
+    return float(stats.binomtest(int((np.abs(noise) > cut).sum()), noise.size, chance).pvalue)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS[1:])
+def test_tails(sigma: float) -> None:
+    for sds in (3.0, 4.0):
+        assert tail_p(draws(sigma), sigma, sds) > LEAST_P
+    cut = int(2.5 * sigma)
+    assert tail_p(draws(sigma).clip(-cut, cut), sigma, 3.0) < LEAST_P
+    assert tail_p(draws(sigma * 1.1), sigma, 3.0) < LEAST_P
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_mean_and_variance(sigma: float) -> None:
+    noise = draws(sigma).astype(np.float64)
+    width = np.arange(-int(12 * sigma) - 2, int(12 * sigma) + 3)
+    mass = stats.norm.cdf((width + 0.5) / sigma) - stats.norm.cdf((width - 0.5) / sigma)
+    variance = float((mass * width.astype(np.float64) ** 2).sum())
+    fourth = float((mass * width.astype(np.float64) ** 4).sum())
+    size = noise.size
+    assert abs(noise.mean()) < 5 * np.sqrt(variance / size)
+    assert abs((noise**2).mean() - variance) < 5 * np.sqrt((fourth - variance**2) / size)
+
+
+# --- independence ----------------------------------------------------------------------
+
+
+def correlated(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> bool:
+    """Whether two samples are correlated beyond 6 sds of chance."""
+    left, right = a.reshape(-1).astype(np.float64), b.reshape(-1).astype(np.float64)
+    return bool(abs(np.corrcoef(left, right)[0, 1]) > 6 / np.sqrt(left.size))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 25.0])
+def test_nodes_of_a_name_are_independent(sigma: float) -> None:
+    noise = draws(sigma)
+    for lag in (1, 2, 7, 8, 9, 16, 64):
+        assert not correlated(noise[:, lag:], noise[:, :-lag])
+        assert not correlated(np.abs(noise[:, lag:]), np.abs(noise[:, :-lag]))
+    assert not correlated(noise[1:], noise[:-1])
+    assert correlated(noise, noise + np.roll(noise, 1) // 64 + noise // 64)
+
+
+def lanes_p(noise: npt.NDArray[np.int32]) -> float:
+    """p-value that lane (node mod 8) and value are independent."""
+    groups = [noise[:, lane::8].reshape(-1) for lane in range(8)]
+    table = [np.bincount(g.clip(-3, 3) + 3, minlength=7) for g in groups]
+    return float(stats.chi2_contingency(np.array(table)).pvalue)
+
+
+def test_all_lanes_are_alike() -> None:
+    noise = draws(1.0)[:, :248]
+    assert lanes_p(noise) > LEAST_P
+    broken = noise.copy()
+    broken[:, 3::8] = draws(1.1)[:, :248][:, 3::8]
+    assert lanes_p(broken) < LEAST_P
+
+
+BASE: dict[str, object] = {
+    "run_name": (b"\x22" * 16, (0).to_bytes(8, "little"), b"plan"),
+    "window": (0, 100),
+    "role": "value",
+    "name": "n",
+    "strategy": "tree",
+    "sigma": 3.7,
+    "key": 0,
+    "round": 0,
+}
+OTHER: dict[str, dict[str, object]] = {
+    "run id": {"run_name": (b"\x23" * 16, (0).to_bytes(8, "little"), b"plan")},
+    "epoch": {"run_name": (b"\x22" * 16, (1).to_bytes(8, "little"), b"plan")},
+    "plan": {"run_name": (b"\x22" * 16, (0).to_bytes(8, "little"), b"plan2")},
+    "window start": {"window": (1, 100)},
+    "window end": {"window": (0, 101)},
+    "role": {"role": "selection"},
+    "column": {"name": "m"},
+    "sampler table": {"sigma": 3.7000000001},
+    "key": {"key": 5000},
+    "round": {"round": 1},
+    "role and column swapped": {"role": "n", "name": "value"},
+}
+
+
+def named(ring: KeyRing, **changes: object) -> Int64:
+    """(2000, 40) noise of 2000 keys' paths under a name."""
+    parts = BASE | changes
+    noise = StreamNoise(str(parts["name"]), str(parts["strategy"]), 40, 6, 1.0, 1.0, 1.0)
+    of = sampler(float(parts["sigma"]))  # type: ignore[arg-type]
+    stream = NoiseStream(
+        ring,
+        parts["run_name"],  # type: ignore[arg-type]
+        parts["window"],  # type: ignore[arg-type]
+        str(parts["role"]),
+        noise,
+        of,
+    )
+    keys = np.arange(2000, dtype=np.uint64) + np.uint64(parts["key"])  # type: ignore[arg-type]
+    ids = np.stack([keys, keys[::-1]], axis=1)
+    tweak = stream.names(ids, np.full(2000, parts["round"]))
+    flat, _ = of.draw(ring.node, tweak, np.zeros(2000, np.int64), np.full(2000, 40))
+    return flat.reshape(2000, 40).astype(np.int64)
+
+
+@pytest.mark.parametrize("change", OTHER.values(), ids=[n.replace(" ", "-") for n in OTHER])
+def test_another_name_is_other_noise(ring: KeyRing, change: dict[str, object]) -> None:
+    noise, other = named(ring), named(ring, **change)
+    assert not correlated(noise, other)
+    # Equal values are as frequent as chance has it: sum of p^2 = 1 / (2 sqrt(pi) sigma).
+    chance = 1 / (2 * np.sqrt(np.pi) * 3.7)
+    equal = (noise == other).mean()
+    assert abs(equal - chance) < 6 * np.sqrt(chance / noise.size)
+
+
+def test_the_same_name_is_the_same_noise_and_another_key_is_not(ring: KeyRing) -> None:
+    noise = named(ring)
+    assert (named(ring) == noise).all() and correlated(named(ring), noise)
+    assert not correlated(named(KeyRing(b"\x12" * 32)), noise)
+
+
+# --- a key of one unit -------------------------------------------------------------------
+
+ONE = make_plan(triggers=4, windows=1, delta=0.2, epsilon=3.0, contributions=1)
+
+
+def law(of: RoundedGaussian) -> dict[int, int]:
+    """value -> probability in units of 2^-128."""
+    table = [0, *thresholds(of), FULL]
+    return {of.lowest + i: b - a for i, (a, b) in enumerate(itertools.pairwise(table))}
+
+
+def plus(a: dict[int, int], b: dict[int, int], weight: int = 1) -> dict[int, int]:
+    """Law of A + weight * B of independent integers."""
+    out: dict[int, int] = {}
+    for x, p in a.items():
+        for y, q in b.items():
+            out[x + weight * y] = out.get(x + weight * y, 0) + p * q
+    return out
+
+
+def release_chances(tau: Int64) -> list[float]:
+    """Exact P[one unit + n_t > tau_t], t = 1 .. 4, with the draws' own probabilities."""
+    noise = allocate(ONE).selection
+    assert noise is not None
+    leaf = {k: p for k, p in law(sampler(noise.sigma)).items() if abs(k) <= 7 * noise.sigma}
+    missing = 1 - sum(leaf.values()) / FULL
+    pair = plus(plus(leaf, leaf), leaf, 2)
+
+    def decode(total: int, level: int) -> int:
+        divisor = (1 << (level + 1)) - 1
+        return ((total << 8) + (divisor >> 1)) // divisor
+
+    def chance(laws: dict[int, int], power: int, t: int) -> float:
+        return sum(p for n, p in laws.items() if 256 + n > tau[t - 1]) / FULL**power
+
+    one = {decode(k, 0): p for k, p in leaf.items()}
+    two: dict[int, int] = {}
+    for k, p in pair.items():
+        two[decode(k, 1)] = two.get(decode(k, 1), 0) + p
+    four = {}
+    for k, p in plus(plus(pair, pair), leaf, 4).items():
+        four[decode(k, 2)] = four.get(decode(k, 2), 0) + p
+    laws = [(one, 1), (two, 3), (plus(two, one), 4), (four, 7)]
+    return [chance(*each, t) + 7 * missing for t, each in enumerate(laws, 1)]
+
+
+def test_a_key_of_one_unit_in_exact_arithmetic() -> None:
+    budget = allocate(ONE)
+    assert budget.tau is not None and budget.selection is not None
+    chances = release_chances(budget.tau)
+    assert all(c <= budget.b / 4 for c in chances)
+    assert sum(chances) > budget.b / 10  # the bound is not idle
+    for sabotage in (
+        budget.tau - 2 * 256,
+        published_thresholds(budget.b, 0, budget.selection.sd),
+    ):
+        assert sum(release_chances(sabotage)) > budget.b
+
+
+def released_share(ring: KeyRing, tau: Int64, keys: int = 100_000) -> Callable[[float], float]:
+    """p-value of "at most this share of single-unit keys is ever selected" by simulation."""
+    noise = allocate(ONE).selection
+    assert noise is not None
+    bounds = (0, 4 * STEP)
+    stream = NoiseStream(ring, (b"run",), bounds, "selection", noise, sampler(noise.sigma))
+    rows = np.arange(keys, dtype=np.uint64)
+    tweak = stream.names(np.stack([rows, rows], axis=1), np.zeros(keys, np.int64))
+    ends = np.zeros(keys, np.int64), np.full(keys, 4)
+    path = stream.advance(tweak, *ends, np.zeros((keys, stream.strategy.levels), np.int64), 4)
+    won = int((256 + path > tau).any(axis=1).sum())
+    return lambda share: float(stats.binomtest(won, keys, share, alternative="greater").pvalue)
+
+
+def test_a_key_of_one_unit_by_simulation(ring: KeyRing) -> None:
+    budget = allocate(ONE)
+    assert budget.tau is not None and budget.selection is not None
+    assert released_share(ring, budget.tau)(budget.b) > LEAST_P
+    assert released_share(ring, budget.tau)(budget.b / 10) < LEAST_P
+    union_missing = published_thresholds(budget.b, 0, budget.selection.sd)
+    assert released_share(ring, union_missing)(budget.b) < LEAST_P

@@ -1,0 +1,474 @@
+"""Steps against the exhaustive reference, the publication calendar, and DuckDB with noise off."""
+
+import itertools
+from collections.abc import Iterator
+
+import duckdb
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from accounting.budget import Budget, allocate
+from accounting.plan import Plan
+from dp_transforms import aggregation, step
+from dp_transforms.batches import concat, record_schema
+from dp_transforms.flow import BoundCallback, ReleaseCallback
+from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.noise.sampler import RoundedGaussian
+from dp_transforms.records import CanonicaliserFactory, typed_ids
+from dp_transforms.step import run_name
+from state import open as stores
+from state.sqlite import SqliteStore
+from state.store import RunIdentity
+from tests.dp_transforms.reference import Pair, Row, SlowNoise, admitted, exhaustive
+from tests.streams import (
+    COUNT,
+    MEAN,
+    RUN_ID,
+    STEP,
+    SUM,
+    UNITS,
+    Stream,
+    as_rows,
+    begin,
+    generate,
+    key_name,
+    make_plan,
+    public_table,
+    released,
+    sealed_bytes,
+)
+
+ALL = (COUNT, MEAN, SUM, UNITS)
+PUBLIC = range(0, 90, 2)
+PLANS: dict[str, Plan] = {
+    "sticky": make_plan(),
+    "sticky pre-threshold": make_plan(pre_threshold=3),
+    "sticky refresh 5": make_plan(triggers=13, refresh_every=5),
+    "sticky units": make_plan(aggregates=(UNITS,)),
+    "sticky all": make_plan(aggregates=ALL),
+    "sticky late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP),
+    "sticky sliding": make_plan(triggers=8, slide=4, windows=5, aggregates=(COUNT, UNITS)),
+    "sticky periods": make_plan(triggers=6, windows=4, period=6),
+    "one trigger": make_plan(triggers=1, windows=3),
+    "rounds": make_plan(mode="rounds"),
+    "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
+    "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
+    "rounds long": make_plan(mode="rounds", triggers=40, windows=1),
+    "public": make_plan(public="fixed list"),
+    "public all": make_plan(public="fixed list", aggregates=ALL, refresh_every=3, triggers=13),
+}
+MODES = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in PLANS.items()]
+SELECTING = [p for p in MODES if p.values[0].public_keys is None]
+
+Released = dict[tuple[int, int], list[Row]]
+
+
+def identity(plan: Plan) -> tuple[bytes, ...]:
+    return run_name(RunIdentity(plan.hash, RUN_ID, 0, 3, "", "", ""))
+
+
+def key_ids(ring: KeyRing) -> dict[str, bytes]:
+    names = [key_name(k) for k in range(100)]
+    ids = typed_ids(ring.key, [("string", pa.array(names))])
+    return {name: ids[i].tobytes() for i, name in enumerate(names)}
+
+
+def rows_of(plan: Plan, sealed: dict[tuple[int, int], bytes]) -> Released:
+    """Key and figures of each released row."""
+    return {
+        name: [
+            (
+                str(row["page"]),
+                {a.name: (row[a.name], row[f"{a.name}_sd"]) for a in plan.aggregates},
+            )
+            for row in as_rows(data)
+        ]
+        for name, data in sealed.items()
+    }
+
+
+def stream_of(plan: Plan, seed: int = 1) -> Stream:
+    return generate(plan, seed)
+
+
+def options_of(plan: Plan) -> dict[str, object]:
+    return {} if plan.public_keys is None else {"public": public_table(plan, PUBLIC)}
+
+
+def run(
+    plan: Plan, paths: Iterator[str], stream: Stream | None = None, **options: object
+) -> Released:
+    stream = stream_of(plan) if stream is None else stream
+    settings = options_of(plan) | options
+    return rows_of(plan, released(plan, stream.batches(400), next(paths), **settings))
+
+
+def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
+    stream = stream_of(plan) if stream is None else stream
+    public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
+    if public:
+        listed = {int(name[1:]) for name in public}
+        stream = stream.take(np.flatnonzero(np.isin(stream.key, list(listed))))
+    noise = SlowNoise(plan, ring, identity(plan))
+    return exhaustive(plan, admitted(plan, stream), key_ids(ring), noise, public)
+
+
+@pytest.mark.parametrize("plan", MODES)
+def test_equals_the_exhaustive_reference(
+    plan: Plan, ring: KeyRing, store_paths: Iterator[str]
+) -> None:
+    got, expected = run(plan, store_paths), slow(plan, ring)
+    assert got == expected
+    rows = [row for name in got for row in got[name]]
+    assert len(rows) >= 15
+    assert len({key for key, _ in rows}) < 60 or plan.public_keys is not None
+
+
+@pytest.mark.parametrize("plan", SELECTING)
+def test_look_ahead_never_changes_a_byte(plan: Plan, store_paths: Iterator[str]) -> None:
+    source = stream_of(plan).batches(400)
+    results = [
+        released(plan, source, next(store_paths), look_ahead=ahead) for ahead in (1, 3, 8, 64)
+    ]
+    assert all(result == results[0] for result in results)
+
+
+def silent_selections(plan: Plan, stream: Stream, got: Released) -> int:
+    """Selections of keys at a trigger at which they received nothing."""
+    fed = {(p.window, p.leaf, p.key) for p in admitted(plan, stream)}
+    seen: set[tuple[int, str]] = set()
+    count = 0
+    for (window, trigger), rows in got.items():
+        for key, _ in rows:
+            fresh = plan.privacy.mode == "rounds" or (window, key) not in seen
+            count += fresh and (window, trigger, key) not in fed
+            seen.add((window, key))
+    return count
+
+
+@pytest.mark.parametrize("name", ["sticky", "rounds", "rounds long", "sticky pre-threshold"])
+def test_prediction_is_needed_and_its_loss_noticed(
+    name: str, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PLANS[name]
+    honest = run(plan, store_paths)
+    assert silent_selections(plan, stream_of(plan), honest) >= 2
+    monkeypatch.setattr(step, "predict", lambda *_: None)
+    assert run(plan, store_paths) != honest
+
+
+def one_later(plan: Plan, needs: object, states: object, slots: np.ndarray, trigger: int) -> None:
+    """Prediction that is a trigger late."""
+    honest_predict(plan, needs, states, slots, trigger)
+    due = states.due[slots]
+    states.due[slots] = np.where(due < plan.timeline.triggers, due + 1, due)
+
+
+honest_predict = step.predict
+
+
+def test_a_late_prediction_is_noticed(
+    ring: KeyRing, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PLANS["rounds"]
+    monkeypatch.setattr(step, "predict", one_later)
+    assert run(plan, store_paths) != slow(plan, ring)
+
+
+def test_noise_reused_over_rounds_is_noticed(
+    ring: KeyRing, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, honest = PLANS["rounds long"], NoiseStream.names
+    expected = slow(plan, ring)
+    rounds_seen = {key for rows in expected.values() for key, _ in rows}
+    assert len(rounds_seen) < sum(len(rows) for rows in expected.values())
+    monkeypatch.setattr(
+        NoiseStream, "names", lambda self, ids, rounds: honest(self, ids, np.zeros_like(rounds))
+    )
+    assert run(plan, store_paths) != expected
+
+
+# --- units -------------------------------------------------------------------------------
+
+
+def repeated_units(plan: Plan, keys: int, units: int) -> Stream:
+    """Every unit sends to its key at several triggers of the first window."""
+    key = np.repeat(np.arange(keys), units * 3)
+    user = np.tile(np.repeat(np.arange(units), 3), keys) + 1000 * key
+    event = plan.timeline.start + (np.tile(np.arange(3), keys * units) * 3 + user % 3) * STEP
+    row = np.arange(len(key))
+    return Stream(user, key, event, event, np.ones(len(key)), np.zeros_like(row), row)
+
+
+def unit_counts(plan: Plan, pairs: list[Pair], window: int, trigger: int) -> dict[str, int]:
+    units: dict[str, set[object]] = {}
+    for p in pairs:
+        if p.window == window and p.leaf <= trigger:
+            units.setdefault(p.key, set()).add(p.unit)
+    return {key: len(found) for key, found in units.items()}
+
+
+class Silent(RoundedGaussian):
+    """A sampler without noise."""
+
+    def draw(
+        self, prf: object, tweaks: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        counts = last - first
+        return np.zeros(int(counts.sum()), np.int32), np.cumsum(counts) - counts
+
+
+def without_noise(plan: Plan) -> Budget:
+    budget = allocate(plan)
+    if budget.tau is None:
+        return budget
+    tau = np.full_like(budget.tau, plan.privacy.pre_threshold << 8)
+    return msgspec.structs.replace(budget, tau=tau)
+
+
+@pytest.fixture
+def noise_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "_sampler", Silent)
+    monkeypatch.setattr(step, "allocate", without_noise)
+
+
+@pytest.mark.parametrize("mode", ["sticky", "rounds"])
+@pytest.mark.parametrize("least", [0, 3])
+def test_no_key_is_tested_below_the_pre_threshold(
+    mode: str, least: int, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thresholds that every statistic passes, the gate alone decides, exactly."""
+
+    def wide_open(plan: Plan) -> Budget:
+        budget = allocate(plan)
+        return msgspec.structs.replace(budget, tau=np.full_like(budget.tau, -(1 << 20)))
+
+    monkeypatch.setattr(step, "allocate", wide_open)
+    plan = make_plan(mode=mode, pre_threshold=least)
+    stream = stream_of(plan)
+    got = run(plan, store_paths, stream)
+    pairs = admitted(plan, stream)
+    for window in range(plan.timeline.windows):
+        last = plan.timeline.triggers
+        units = unit_counts(plan, pairs, window, last)
+        seen = {key for t in range(1, last + 1) for key, _ in got[window, t]}
+        above = {key for key, count in units.items() if count > least}
+        assert seen == above and (len(above) < len(units)) == (least > 0)
+        for t in range(1, last + 1):
+            if mode == "rounds" and least == 0:  # whoever sends ends the round at once
+                fed = {p.key for p in pairs if (p.window, p.leaf) == (window, t)}
+                assert [key for key, _ in got[window, t]] == sorted(fed)
+
+
+@pytest.mark.usefixtures("noise_off")
+@pytest.mark.parametrize("name", ["sticky units", "sticky all", "public all"])
+def test_a_unit_counts_once_per_window_and_key(name: str, store_paths: Iterator[str]) -> None:
+    """Also when its key was selected between two of its records."""
+    plan = PLANS[name]
+    stream = repeated_units(plan, keys=5, units=8)
+    got = run(plan, store_paths, stream)
+    listed = {key_name(k) for k in PUBLIC}
+    for (window, trigger), rows in got.items():
+        truth = unit_counts(plan, admitted(plan, stream), window, trigger)
+        for key, figures in rows:
+            assert plan.public_keys is None or key in listed
+            assert figures["people"][0] == truth.get(key, 0)
+    assert got[0, plan.timeline.triggers][0][1]["people"][0] == 8
+
+
+@pytest.mark.usefixtures("noise_off")
+def test_a_unit_counts_once_per_round_over_micro_batches(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight units repeat themselves; nine are needed, so no round ever ends."""
+    quiet = make_plan(mode="rounds", pre_threshold=8)
+    assert not any(run(quiet, store_paths, repeated_units(quiet, 5, 8)).values())
+    loud = make_plan(mode="rounds", pre_threshold=7)
+    got = run(loud, store_paths, repeated_units(loud, 5, 8))
+    assert {at: len(rows) for at, rows in got.items() if rows} == dict.fromkeys(
+        [(0, 3), (0, 6), (0, 9)], 5
+    )
+    honest = aggregation._count_units
+
+    def per_batch(plan: Plan, states: object, slots: np.ndarray, units: np.ndarray) -> object:
+        states.pairs.__init__()
+        return honest(plan, states, slots, units)
+
+    monkeypatch.setattr(aggregation, "_count_units", per_batch)
+    assert any(run(quiet, store_paths, repeated_units(quiet, 5, 8)).values())
+
+
+# --- publication calendar ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["sticky", "sticky refresh 5", "sticky late", "sticky sliding", "sticky units"]
+)
+def test_selected_keys_follow_the_public_calendar(name: str, store_paths: Iterator[str]) -> None:
+    plan = PLANS[name]
+    last, every = plan.timeline.triggers, plan.refresh_every
+    got = run(plan, store_paths)
+    first_seen: dict[tuple[int, str], int] = {}
+    for (window, trigger), rows in sorted(got.items()):
+        for key, _ in rows:
+            first_seen.setdefault((window, key), trigger)
+    assert len(set(first_seen.values())) > 2
+    for (window, trigger), rows in got.items():
+        selected = {k for (w, k), at in first_seen.items() if w == window and at <= trigger}
+        now = {k for (w, k), at in first_seen.items() if w == window and at == trigger}
+        refresh = trigger % every == 0 or trigger == last
+        assert [key for key, _ in rows] == sorted(selected if refresh else now)
+
+
+def test_public_keys_are_published_on_the_calendar_without_any_data(
+    store_paths: Iterator[str],
+) -> None:
+    plan = PLANS["public all"]
+    nobody = stream_of(plan).take(np.zeros(0, np.int64))
+    for (_, trigger), rows in run(plan, store_paths, nobody).items():
+        due = trigger % 3 == 0 or trigger == plan.timeline.triggers
+        assert [key for key, _ in rows] == ([key_name(k) for k in PUBLIC] if due else [])
+
+
+def test_publishing_only_with_new_data_is_noticed(
+    ring: KeyRing, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PLANS["sticky"]
+    monkeypatch.setattr(step, "publishes", lambda *_: False)
+    assert run(plan, store_paths) != slow(plan, ring)
+
+
+# --- restarts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", MODES)
+def test_a_restart_between_any_two_steps_changes_nothing(
+    plan: Plan, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = stream_of(plan).batches(400)
+    settings = options_of(plan)
+    whole = released(plan, source, next(store_paths), **settings)
+    path, honest = next(store_paths), step.Stepper._compute
+    steps = plan.timeline.windows * plan.timeline.triggers * 3
+    stops = {steps // 4, steps // 2, steps // 2 + 1, steps - 2}
+    computed = 0
+
+    def failing(self: step.Stepper, *args: object) -> object:
+        nonlocal computed
+        computed += 1
+        if computed in stops:
+            raise InterruptedError
+        return honest(self, *args)
+
+    monkeypatch.setattr(step.Stepper, "_compute", failing)
+    for _ in range(len(stops) + 1):
+        try:
+            again = released(plan, source, path, **settings)
+        except InterruptedError:
+            stores.close_all()
+            continue
+        assert again == whole
+        assert released(plan, source, path, **settings) == whole
+        assert computed == steps + len(stops)
+        return
+    pytest.fail("never came to its end")
+
+
+def turns(plan: Plan, paths: Iterator[str], workers: int, seed: int = 3) -> list[list[object]]:
+    """What each worker emits when several run one shard's steps and overtake each other."""
+    path = next(paths)
+    run = begin(plan, path, shards=1, **options_of(plan))
+    aliases = [run._replace(store=f"sqlite:{'/' * n}{path}") for n in range(workers)]
+    door = CanonicaliserFactory(plan, run.keys, run.public)()
+    records = concat((door(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
+    last = plan.timeline.last_cut
+    batches = [batch for _, batch in BoundCallback(run)()(0, [records], last)]
+    busy = [ReleaseCallback(alias)()(0, batches, last) for alias in aliases]
+    out: list[list[object]] = [[] for _ in busy]
+    rng = np.random.default_rng(seed)
+    while True:
+        # The one that is furthest behind overtakes all others by a few steps.
+        worker = min(range(workers), key=lambda w: len(out[w]))
+        goal = max(len(emitted) for emitted in out) + rng.integers(1, 4)
+        before = len(out[worker])
+        for name, rows in itertools.islice(busy[worker], int(goal) - before):
+            out[worker].append((name, sealed_bytes(rows)))
+        if len(out[worker]) == before:
+            break
+    stores.close_all()
+    return out
+
+
+@pytest.mark.parametrize("plan", MODES)
+def test_workers_that_run_the_same_steps_emit_the_same(
+    plan: Plan, store_paths: Iterator[str]
+) -> None:
+    (alone,) = turns(plan, store_paths, 1)
+    assert all(emitted == alone for emitted in turns(plan, store_paths, 3))
+
+
+def test_a_worker_that_keeps_old_states_is_noticed(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PLANS["sticky"]
+    (alone,) = turns(plan, store_paths, 1)
+    monkeypatch.setattr(SqliteStore, "forget", lambda *_: None)
+    assert any(emitted != alone for emitted in turns(plan, store_paths, 3))
+
+
+# --- noise off -----------------------------------------------------------------------------
+
+TRUTH = """
+SELECT k.page, k.people, k.n, k.total, k.level FROM (
+  SELECT page, count(DISTINCT "user") people, count(*) n, sum(total) * 0.5 total,
+         sum(level) / count(*) level
+  FROM pairs WHERE win = ? AND leaf <= ? GROUP BY page) k
+WHERE k.people > ? ORDER BY k.page
+"""
+
+
+def true_figures(plan: Plan, pairs: list[Pair]) -> dict[tuple[int, int], list[tuple[object, ...]]]:
+    columns = [a.name for a in plan.aggregates if a.kind in ("sum", "mean")]
+    table: dict[str, list[object]] = {
+        "win": [p.window for p in pairs],
+        "leaf": [p.leaf for p in pairs],
+        "user": [f"{p.unit}" for p in pairs],
+        "page": [p.key for p in pairs],
+        "total": [0] * len(pairs),
+        "level": [0] * len(pairs),
+    }
+    for i, name in enumerate(columns):
+        table[name] = [p.values[i] for p in pairs]
+    database = duckdb.connect()
+    database.register("pairs", pa.table(table))
+    least = plan.privacy.pre_threshold
+    return {
+        (w, t): database.execute(TRUTH, [w, t, least]).fetchall()
+        for w in range(plan.timeline.windows)
+        for t in range(1, plan.timeline.triggers + 1)
+    }
+
+
+@pytest.mark.usefixtures("noise_off")
+@pytest.mark.parametrize(
+    "name", ["sticky", "sticky pre-threshold", "sticky all", "sticky late", "sticky sliding"]
+)
+def test_without_noise_it_is_a_group_by(name: str, store_paths: Iterator[str]) -> None:
+    plan = PLANS[name]
+    stream = stream_of(plan, seed=5)
+    truth = true_figures(plan, admitted(plan, stream))
+    middle = (-8 + 24) // 2  # of MEAN's bounds in grid units
+    got = run(plan, store_paths, stream)
+    for at, rows in got.items():
+        assert [key for key, _ in rows] == [row[0] for row in truth[at]]
+        for (_, figures), (_, people, n, total, level) in zip(rows, truth[at], strict=True):
+            exact = {"people": people, "n": n, "total": total}
+            for name_, value in exact.items():
+                assert name_ not in figures or figures[name_][0] == value
+            if "level" in figures:
+                mean = (middle + level) * 0.25
+                assert figures["level"][0] == pytest.approx(mean, rel=1e-14)
+    assert sum(len(rows) for rows in truth.values()) > 300

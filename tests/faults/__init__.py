@@ -1,0 +1,1 @@
+"""Faults of workers, stores and delivery."""

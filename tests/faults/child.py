@@ -1,0 +1,135 @@
+"""One attempt at a small job in a process of its own, which may be killed at any instant.
+
+Faults are data: ``Fault(point, nth)`` kills the process when the point is reached for the nth
+time.  Points are named ``before`` and ``after`` the calls that make work durable or visible.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from accounting.errors import RunError
+from accounting.plan import Plan
+from dp_transforms.flow import DPStream, run_in_memory
+from dp_transforms.run import Run
+from pipelines import sinks
+from state import open as stores
+from state.sqlite import SqliteStore
+from tests.streams import COUNT, MEAN, STEP, UNITS, begin, generate, make_plan, public_table
+
+SHARDS = 2
+#: Public keys, most of them without any data.
+PUBLIC = range(0, 120, 3)
+#: The child says "another worker was faster" with this exit code; it is simply run again.
+BEATEN = 75
+
+POINTS = (
+    "before unit_shard", "before commit_units", "after commit_units",
+    "before key_shard", "before commit_step", "after commit_step",
+    "before write_release", "after write_release",
+)  # fmt: skip
+
+
+class Fault(NamedTuple):
+    """Die when ``point`` is reached for the ``nth`` time (from 1)."""
+
+    point: str
+    nth: int
+
+
+@functools.cache
+def plan_of(name: str) -> Plan:
+    """A job by name: few steps, so that every one of them can be the last before a kill."""
+    late = {"stamped": True, "lateness": 2, "skew": STEP // 2}
+    return {
+        "sticky": make_plan(triggers=6, aggregates=(COUNT, MEAN, UNITS), **late),  # type: ignore
+        "rounds": make_plan(triggers=6, mode="rounds", final_flush=True, **late),  # type: ignore
+        "public": make_plan(triggers=6, aggregates=(COUNT, UNITS), public="f" * 32),
+    }[name]
+
+
+def batches_of(plan: Plan, seed: int | None = None, rows: int = 97) -> list[pa.RecordBatch]:
+    """The job's input; a seed delivers its batches in another order."""
+    return generate(plan, 5, records=500, users=250, keys=40).batches(rows, seed)
+
+
+def begin_job(name: str, store: Path) -> Run:
+    """Begin or resume the job on a store."""
+    plan = plan_of(name)
+    return begin(plan, store, SHARDS, None if plan.selects else public_table(plan, PUBLIC))
+
+
+def work(name: str, store: Path, out: Path, in_beam: bool, seed: int | None = None) -> None:
+    """The whole job: records in, files out."""
+    run = begin_job(name, store)
+    batches = batches_of(run.plan, seed)
+    try:
+        if in_beam:
+            _in_beam(run, batches, out)
+            return
+        for batch in run_in_memory(run, batches)[0]:
+            sinks.write_release(out, "parquet", batch)
+    finally:
+        stores.close_all()
+
+
+def _in_beam(run: Run, batches: list[pa.RecordBatch], out: Path) -> None:
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        output = pipeline | beam.Create(batches) | DPStream(run.plan, run)
+        _ = output.releases | beam.Map(lambda batch: sinks.write_release(out, "parquet", batch))
+
+
+@contextlib.contextmanager
+def faulty(fault: Fault | None, pause: float) -> Iterator[None]:
+    """Count the points as they are reached, dawdle at commits, and die where told to."""
+    reached: dict[str, int] = {}
+
+    def at(point: str) -> None:
+        reached[point] = reached.get(point, 0) + 1
+        if fault == (point, reached[point]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(owner: Any, name: str) -> Any:
+        real = getattr(owner, name)
+
+        def call(*args: Any) -> Any:
+            at(f"before {name}")
+            time.sleep(pause)
+            result = real(*args)
+            at(f"after {name}")
+            return result
+
+        return mock.patch.object(owner, name, call)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("unit_shard", "commit_units", "key_shard", "commit_step"):
+            stack.enter_context(around(SqliteStore, name))
+        stack.enter_context(around(sinks, "write_release"))
+        yield
+
+
+def attempt(
+    name: str,
+    store: str,
+    out: str,
+    fault: Fault | None = None,
+    in_beam: bool = False,
+    seed: int | None = None,
+    pause: float = 0.0,
+) -> None:
+    """What a child process does."""
+    with faulty(fault, pause):
+        try:
+            work(name, Path(store), Path(out), in_beam, seed)
+        except RunError as error:
+            os._exit(BEATEN if "another worker" in error.rule else 1)

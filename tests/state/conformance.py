@@ -1,0 +1,243 @@
+"""What every store must do; a store's tests inherit ``StoreConformance``.
+
+A ``Bench`` makes stores of one run that are opened independently of each other, as by
+different processes.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accounting.errors import RunError
+from dp_transforms.batches import id_array
+from state.log import position_ids
+from state.store import NEVER, Admitted, KeyShard, RunIdentity, StepResult, Store
+
+KEY_SCHEMA = pa.schema(
+    [pa.field("page", pa.string(), nullable=False), pa.field("lang", pa.int64(), nullable=False)]
+)
+STREAMS = 2
+IDENTITY = RunIdentity("aa" * 16, "22" * 16, 0, 4, "key", "source", "{}")
+Ids = npt.NDArray[np.uint64]
+
+
+class Bench(ABC):
+    """One run's database."""
+
+    @abstractmethod
+    def open(self) -> Store:
+        """A new handle on the same state, as another process would get it."""
+
+
+def ids(numbers: list[int]) -> Ids:
+    """(n, 2) ids of small numbers."""
+    return np.array([[n, n * 7 + 1] for n in numbers], np.uint64).reshape(-1, 2)
+
+
+def releases(*rows: tuple[str, float]) -> pa.RecordBatch:
+    """A batch that stands for a step's releases."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "page": pa.array([page for page, _ in rows], pa.string()),
+            "n": pa.array([n for _, n in rows], pa.float64()),
+        }
+    )
+
+
+def change(states: KeyShard, keys: list[int], seed: int) -> tuple[npt.NDArray, npt.NDArray, Ids]:
+    """Give keys data that depend on ``seed``; (slots, pair slots, pair units)."""
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([f"p{k}" for k in keys]), pa.array(keys, pa.int64()), id_array(ids(keys))],
+        names=["page", "lang", "_id"],
+    )
+    slots = states.intern(ids(keys), rows)
+    changed = np.unique(slots)
+    states.units[changed] += seed
+    states.values[changed] += [seed, -3 * seed]
+    states.round[changed] += seed % 2
+    states.base[changed] = seed
+    states.due[changed] = np.where(changed % 2, seed + 1, NEVER)
+    units = ids([1000 + seed] * len(changed))
+    fresh = states.pairs.add(changed, units)
+    return changed, changed[fresh], units[fresh]
+
+
+def take_step(
+    store: Store, trigger: int, keys: list[int], seed: int, closes: bool = False, shard: int = 0
+) -> pa.RecordBatch:
+    """Load, change and commit one step; returns what is committed."""
+    states = store.key_shard(0, shard)
+    changed, pair_slots, pair_units = change(states, keys, seed)
+    out = releases(*((f"p{k}", float(seed)) for k in keys))
+    result = StepResult(changed, pair_slots, pair_units, out, closes)
+    return store.commit_step(0, shard, trigger, states, result)
+
+
+def picture(states: KeyShard) -> dict[str, object]:
+    """Everything a later step could see of key states."""
+    size = states.size
+    slots = np.arange(size)
+    # What a unit set holds shows in what it takes for new.
+    known = [
+        bool(states.pairs.add(slots[i : i + 1], ids([1000 + seed]))[0])
+        for i in range(size)
+        for seed in range(12)
+    ]
+    return {
+        "ids": states.table.ids.tolist(),
+        "keys": states.key_columns(slots).to_pylist(),
+        "units": states.units[:size].tolist(),
+        "values": states.values[:size].tolist(),
+        "round": states.round[:size].tolist(),
+        "base": states.base[:size].tolist(),
+        "due": states.due[:size].tolist(),
+        "committed": states.committed,
+        "new pairs": known,
+    }
+
+
+def decide(store: Store, cut: int, units: list[int], pairs: list[int], first: int) -> None:
+    """Admit ``pairs[i]`` pairs of a record of ``units[i]`` at offsets first, first + 1, ..."""
+    shard = store.unit_shard(0)
+    slots = shard.intern(ids(units))
+    count = np.array(pairs, np.int32)
+    np.add.at(shard.counts, slots, count)
+    offset = np.arange(first, first + len(units))
+    where = np.full(len(units), 3, np.int32), offset
+    decided = Admitted(*where, slots.astype(np.int32), count, np.full(len(units), cut, np.int32))
+    store.commit_units(0, cut, shard, decided)
+
+
+def counts(store: Store) -> dict[tuple[int, ...], int]:
+    """Unit id -> admitted pairs."""
+    shard = store.unit_shard(0)
+    found = shard.table.ids.tolist()
+    return {tuple(unit): int(shard.counts[i]) for i, unit in enumerate(found)}
+
+
+class StoreConformance:
+    """Inherit and give a fixture ``bench``."""
+
+    unused_shards = itertools.count(100)
+
+    def test_a_new_store_is_empty(self, bench: Bench) -> None:
+        store = bench.open()
+        assert store.identity == IDENTITY
+        states, units = store.key_shard(0, 0), store.unit_shard(0)
+        assert (states.size, states.committed, units.table.size, units.decided) == (0, 0, 0, 0)
+        assert store.committed_releases(0, 0, 1) is None
+        index, admitted = store.admitted_before(0)
+        assert index.size == len(admitted.cut) == 0
+
+    def test_steps_are_read_back(self, bench: Bench) -> None:
+        store = bench.open()
+        first = take_step(store, 1, [5, 6, 5, 7], 1)
+        second = take_step(store, 2, [], 2)
+        third = take_step(store, 3, [7, 8], 3)
+        other = bench.open()
+        for trigger, expected in enumerate((first, second, third), 1):
+            assert store.committed_releases(0, 0, trigger).equals(expected)
+            assert other.committed_releases(0, 0, trigger).equals(expected)
+        for name in ((0, 0, 4), (0, 1, 1), (1, 0, 1)):
+            assert other.committed_releases(*name) is None
+        assert picture(other.key_shard(0, 0)) == picture(store.key_shard(0, 0))
+        assert other.key_shard(0, 0).committed == 3
+        assert other.key_shard(0, 1).size == other.key_shard(1, 0).size == 0
+
+    @settings(
+        max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    )
+    @given(
+        steps=st.lists(
+            st.tuples(st.lists(st.integers(0, 6), max_size=6), st.booleans()), max_size=9
+        )
+    )
+    def test_any_history_survives_restarts(
+        self, bench: Bench, steps: list[tuple[list[int], bool]]
+    ) -> None:
+        shard = next(self.unused_shards)
+        store, model = bench.open(), KeyShard(KEY_SCHEMA, STREAMS)
+        for trigger, (keys, restart) in enumerate(steps, 1):
+            take_step(store, trigger, keys, trigger, shard=shard)
+            change(model, keys, trigger)
+            model.committed = trigger
+            if restart:
+                store.close()
+                store = bench.open()
+        assert picture(store.key_shard(0, shard)) == picture(model)
+        reopened = bench.open().key_shard(0, shard)
+        model.pairs.__init__()  # type: ignore[misc]
+        for trigger, (keys, _) in enumerate(steps, 1):
+            slots = np.unique(model.table.find(ids(keys)))
+            model.pairs.add(slots, ids([1000 + trigger] * len(slots)))
+        assert picture(reopened) == picture(model)
+
+    def test_whoever_loses_a_race_returns_what_was_committed(self, bench: Bench) -> None:
+        winner, loser = bench.open(), bench.open()
+        take_step(winner, 1, [1, 2], 1)
+        late = loser.key_shard(0, 0)
+        assert late.size == 2
+        committed = take_step(winner, 2, [2, 3], 2)
+        answer = take_step(loser, 2, [4, 5, 6], 9)
+        assert answer.equals(committed) and answer.num_rows == 2
+        expected = picture(bench.open().key_shard(0, 0))
+        assert expected["ids"] == ids([1, 2, 3]).tolist()
+        assert loser.key_shard(0, 0) is not late
+        assert picture(loser.key_shard(0, 0)) == expected
+
+    def test_forgotten_states_are_loaded_again(self, bench: Bench) -> None:
+        store = bench.open()
+        take_step(store, 1, [1], 1)
+        change(store.key_shard(0, 0), [1, 2], 5)
+        store.forget(0, 0)
+        assert picture(store.key_shard(0, 0)) == picture(bench.open().key_shard(0, 0))
+        shard = store.unit_shard(0)
+        slots = shard.intern(ids([4]))
+        shard.counts[slots] += 1
+        store.forget_units(0)
+        assert counts(store) == {}
+
+    def test_a_closed_window_leaves_its_releases_only(self, bench: Bench) -> None:
+        store = bench.open()
+        first = take_step(store, 1, [1, 2], 1)
+        last = take_step(store, 2, [2], 2, closes=True)
+        for handle in (store, bench.open()):
+            states = handle.key_shard(0, 0)
+            assert (states.size, states.committed) == (0, 2)
+            assert handle.committed_releases(0, 0, 1).equals(first)
+            assert handle.committed_releases(0, 0, 2).equals(last)
+
+    def test_decisions_are_read_back(self, bench: Bench) -> None:
+        store = bench.open()
+        decide(store, 2, [1, 2, 1], [1, 3, 2], first=10)
+        decide(store, 5, [], [], first=0)
+        decide(store, 7, [3, 2], [1, 1], first=40)
+        for handle in (store, bench.open()):
+            assert handle.unit_shard(0).decided == 7
+            assert list(counts(handle).values()) == [3, 4, 1]
+            assert list(counts(handle)) == [tuple(i) for i in ids([1, 2, 3]).tolist()]
+            index, admitted = handle.admitted_before(0)
+            offsets = np.array([41, 10, 12, 9])
+            at = index.find(position_ids(np.full(4, 3), offsets))
+            assert at.tolist() == [4, 0, 2, -1]
+            assert admitted.pairs.tolist() == [1, 3, 2, 1, 1]
+            assert admitted.cut.tolist() == [2, 2, 2, 7, 7]
+            assert admitted.offset.tolist() == [10, 11, 12, 40, 41]
+
+    def test_two_workers_never_both_decide(self, bench: Bench) -> None:
+        winner, loser = bench.open(), bench.open()
+        decide(winner, 2, [1], [1], first=0)
+        assert counts(loser) == counts(winner)
+        decide(winner, 4, [1, 2], [1, 1], first=1)
+        with pytest.raises(RunError, match="another worker"):
+            decide(loser, 4, [1], [5], first=9)
+        assert counts(loser) == counts(winner) == counts(bench.open())
+        assert loser.unit_shard(0).decided == 4
+        decide(loser, 6, [2], [1], first=3)
+        assert bench.open().unit_shard(0).decided == 6

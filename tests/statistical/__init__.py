@@ -1,0 +1,1 @@
+"""Statistical tests of the whole flow, each of which must also reject a sabotage."""

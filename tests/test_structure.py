@@ -1,0 +1,188 @@
+"""The shape of the code: who imports whom, sizes, docstrings, and no hidden nondeterminism.
+
+Each check is a function from source text to offences and is also shown a bad source.
+"""
+
+import ast
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: In the order of the import rule: a package may import itself and those before it.
+LAYERS = ("accounting", "state", "dp_transforms", "pipelines")
+DATABASES = {"sqlite3", "google", "sqlalchemy", "duckdb"}
+FORBIDDEN = {
+    "accounting": DATABASES | {"apache_beam", "pyarrow"},
+    "state": {"apache_beam"},
+    "dp_transforms": DATABASES,
+    "pipelines": set(),
+}
+#: Stages that only the joiners (step, flow) may bring together.
+STAGES = ("bounding", "aggregation", "selection", "perturbation")
+MAX_LINES, MAX_FUNCTION = 500, 60
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "__pycache__" not in path.parts:
+                yield path
+
+
+PRODUCT = list(sources(*LAYERS))
+EVERYTHING = [*PRODUCT, *sources("tests")]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(source: str) -> set[str]:
+    """Dotted names of all modules a source imports, inside functions too."""
+    out = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            out |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            out |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
+    return out
+
+
+def layer_offences(package: str, source: str) -> list[str]:
+    """Imports that a package may not have."""
+    later = set(LAYERS[LAYERS.index(package) + 1 :])
+    banned = later | FORBIDDEN[package] | {"tests"}
+    return sorted(name for name in imports(source) if name.split(".")[0] in banned)
+
+
+def long_functions(source: str) -> list[str]:
+    """Functions of more than 60 lines."""
+    return [
+        f"{node.name}: {(node.end_lineno or 0) - node.lineno + 1}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION
+    ]
+
+
+def undocumented(source: str) -> list[str]:
+    """Module, public classes and functions (methods too) without a docstring."""
+    tree = ast.parse(source)
+    out = [] if ast.get_docstring(tree) else ["module"]
+
+    def visit(body: list[ast.stmt]) -> None:
+        for node in body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            overrides = any("override" in ast.unparse(d) for d in node.decorator_list)
+            if not overrides and not ast.get_docstring(node):
+                out.append(node.name)
+            if isinstance(node, ast.ClassDef):
+                visit(node.body)
+
+    visit(tree.body)
+    return out
+
+
+#: Calls whose answer differs between processes or runs.
+UNSTEADY = {
+    "hash",
+    "id",
+    "time.time",
+    "time.time_ns",
+    "datetime.now",
+    "datetime.utcnow",
+    "datetime.today",
+    "os.urandom",
+    "uuid.uuid4",
+    "secrets.token_hex",
+    "secrets.token_bytes",
+}
+
+
+def unsteady(source: str) -> list[str]:
+    """Randomness, clocks and salted hashes that no key, plan or input determines."""
+    out = [f"import {n}" for n in imports(source) if n.split(".")[0] in ("random", "uuid")]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSTEADY:
+            out.append(ast.unparse(node.func))
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("np.random"):
+            out.append("np.random")
+    return out
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=named)
+def test_import_rule(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    assert layer_offences(package, path.read_text()) == []
+
+
+def test_stages_do_not_import_each_other() -> None:
+    for stage in STAGES:
+        source = (ROOT / "dp_transforms" / f"{stage}.py").read_text()
+        others = {f"dp_transforms.{name}" for name in {*STAGES, "flow", "step"} - {stage}}
+        assert not imports(source) & others, stage
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=named)
+def test_sizes(path: Path) -> None:
+    source = path.read_text()
+    assert len(source.splitlines()) <= MAX_LINES
+    assert long_functions(source) == []
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=named)
+def test_docstrings(path: Path) -> None:
+    assert undocumented(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=named)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    source = path.read_text()
+    assert not source or ast.get_docstring(ast.parse(source))
+
+
+#: The run id is the one draw that no key determines; it is committed before the first noise.
+ALLOWED = {"dp_transforms/run.py": ["secrets.token_hex"]}
+
+
+@pytest.mark.parametrize("path", list(sources("accounting", "state", "dp_transforms")), ids=named)
+def test_nothing_unsteady_in_the_flow(path: Path) -> None:
+    assert unsteady(path.read_text()) == ALLOWED.get(named(path), [])
+
+
+def test_packages_are_listed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = project["tool"]["setuptools"]["packages"]
+    found = {named(path.parent).replace("/", ".") for path in PRODUCT}
+    assert sorted(listed) == sorted(found)
+    assert {name.split(".")[0] for name in found} == set(LAYERS)
+    assert all((ROOT / name.replace(".", "/") / "__init__.py").exists() for name in listed)
+
+
+BAD: list[tuple[Callable[[str], list[str]], str]] = [
+    (lambda s: layer_offences("accounting", s), "def f():\n    import apache_beam as beam\n"),
+    (lambda s: layer_offences("accounting", s), "from state.store import Store\n"),
+    (lambda s: layer_offences("accounting", s), "import sqlite3\n"),
+    (lambda s: layer_offences("state", s), "from apache_beam import DoFn\n"),
+    (lambda s: layer_offences("state", s), "import dp_transforms.flow\n"),
+    (lambda s: layer_offences("dp_transforms", s), "from pipelines import job\n"),
+    (lambda s: layer_offences("pipelines", s), "from tests.streams import STEP\n"),
+    (long_functions, "def f():\n" + "    x = 1\n" * 60),
+    (undocumented, "x = 1\n"),
+    (undocumented, '"""M."""\ndef f():\n    return 1\n'),
+    (undocumented, '"""M."""\nclass A:\n    """A."""\n    def f(self):\n        return 1\n'),
+    (unsteady, "from random import choice\n"),
+    (unsteady, "import time\nnow = time.time()\n"),
+    (unsteady, "shard = hash(key) % 4\n"),
+    (unsteady, "x = np.random.default_rng()\n"),
+]
+
+
+@pytest.mark.parametrize(("check", "source"), BAD)
+def test_every_check_can_fail(check: Callable[[str], list[str]], source: str) -> None:
+    assert check(source)
