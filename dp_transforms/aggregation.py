@@ -40,13 +40,14 @@ def _add_at(target: Int64, slots: Int64, amounts: Int64) -> None:  # pragma: no 
         target[slots[i]] += amounts[i]
 
 
-def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch) -> Aggregated:
+def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids) -> Aggregated:
     """Add the rows to the states (``units``, ``values``); returns what was touched.
 
     Args:
         rows: admitted pairs of one window, key shard and leaf (schema ``admitted_schema``).
+        ids: (n, 2) key ids of the rows.
     """
-    slots = states.intern(ids_of(rows.column("key_id")), rows)
+    slots = states.intern(ids, rows)
     for stream, spec in enumerate(plan.value_streams):
         counted = spec.column is None
         amounts = np.ones_like(slots) if counted else numbers(rows.column(f"v{stream}"))

@@ -69,15 +69,14 @@ def value_columns(plan: Plan) -> list[str]:
 def record_schema(plan: Plan) -> pa.Schema:
     """Canonical records: what the door hands to BOUND.
 
-    ``unit``, ``key_id``: keyed 128-bit ids; ``stamp``: int64 micros; ``event_cut``: global
-    trigger index of the event time; ``partition``/``offset``: position; then key columns and
+    ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``event_cut``: global trigger index of
+    the event time, only where the stamp is another column; ``partition``/``offset``: position; then key columns and
     ``v*``: clamped, centred values in grid units.
     """
     fields = [
         pa.field("unit", ID, nullable=False),
-        pa.field("key_id", ID, nullable=False),
         pa.field("stamp", pa.int64(), nullable=False),
-        pa.field("event_cut", pa.int64(), nullable=False),
+        *([pa.field("event_cut", pa.int64(), nullable=False)] * (plan.stamp != "event_time")),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         *key_fields(plan),
@@ -95,7 +94,6 @@ def admitted_schema(plan: Plan) -> pa.Schema:
         pa.field("window", pa.int32(), nullable=False),
         pa.field("leaf", pa.int32(), nullable=False),
         pa.field("unit", ID, nullable=False),
-        pa.field("key_id", ID, nullable=False),
         *key_fields(plan),
         *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),
     ]

@@ -15,6 +15,7 @@ from accounting.budget import Budget, StreamNoise, allocate
 from accounting.plan import Plan
 from dp_transforms.aggregation import aggregate
 from dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
+from dp_transforms.ids import key_ids
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
@@ -88,7 +89,8 @@ class Stepper:
     ) -> StepResult:
         entered = self._enter_public(states, shard) if trigger == 1 else _NO_SLOTS
         before = states.due_at(trigger)
-        batch = aggregate(self.plan, states, rows if rows is not None else empty(self._input))
+        rows = rows if rows is not None else empty(self._input)
+        batch = aggregate(self.plan, states, rows, key_ids(self.plan, self.keys.key, rows))
         slots = np.union1d(batch.touched, before)
         states.due[before] = NEVER
         closes = trigger == self.plan.timeline.triggers

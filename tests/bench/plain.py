@@ -15,8 +15,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dp_transforms.batches import concat, id_array, ids_of, numbers, split_by_shard
+from dp_transforms.ids import typed_ids
 from dp_transforms.noise.prf import Prf
-from dp_transforms.records import typed_ids
 from dp_transforms.release import HoldUntilCut
 from dp_transforms.step import shard_of
 from pipelines.job import Job
