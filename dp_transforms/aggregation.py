@@ -53,7 +53,14 @@ def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids) -> A
         amounts = np.ones_like(slots) if counted else numbers(rows.column(f"v{stream}"))
         _add_at(states.values[:, stream], slots, amounts)
     pair_slots, pair_units = _count_units(plan, states, slots, ids_of(rows.column("unit")))
-    return Aggregated(np.unique(slots), pair_slots, pair_units)
+    return Aggregated(distinct(slots, states.size), pair_slots, pair_units)
+
+
+def distinct(slots: Int64, size: int) -> Int64:
+    """Distinct slots, ascending; marks instead of sorting."""
+    seen = np.zeros(size, np.bool_)
+    seen[slots] = True
+    return np.flatnonzero(seen)
 
 
 def _count_units(plan: Plan, states: KeyShard, slots: Int64, units: Ids) -> tuple[Int64, Ids]:

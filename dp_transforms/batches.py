@@ -85,7 +85,7 @@ class ArrowBatchCoder(beam.coders.Coder):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, value.schema) as writer:
             writer.write_batch(value)
-        return sink.getvalue().to_pybytes()
+        return bytes(sink.getvalue().to_pybytes())
 
     def decode(self, encoded: bytes) -> pa.RecordBatch:
         """The batch back, without copying the column data."""
@@ -124,8 +124,8 @@ def record_schema(plan: Plan) -> pa.Schema:
     """Canonical records: what the door hands to BOUND.
 
     ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``event_cut``: global trigger index of
-    the event time, only where the stamp is another column; ``partition``/``offset``: position; then key columns and
-    ``v*``: clamped, centred values in grid units.
+    the event time, only where the stamp is another column; ``partition``/``offset``: position;
+    then key columns and ``v*``: clamped, centred values in grid units.
     """
     fields = [
         pa.field("unit", ID, nullable=False),

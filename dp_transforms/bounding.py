@@ -92,12 +92,29 @@ def open_windows(line: Timeline, event_cut: Int64, leaf_cut: Int64) -> tuple[Int
     """
     stride = line.slide // line.trigger_every
     width = line.window // line.trigger_every
-    first = np.maximum(0, -(-(event_cut - width) // stride))
-    last = (event_cut - 1) // stride
-    if line.end is not None:
-        last = np.minimum(last, line.windows - 1)
-    first = np.maximum(first, -(-(leaf_cut - line.triggers) // stride))
-    return first, np.maximum(0, last - first + 1)
+    most = np.iinfo(np.int64).max if line.end is None else line.windows - 1
+    first, count = np.empty_like(event_cut), np.empty_like(event_cut)
+    _open(event_cut, leaf_cut, stride, width, line.triggers, most, first, count)
+    return first, count
+
+
+@njit(cache=True, nogil=True)
+def _open(
+    event_cut: Int64,
+    leaf_cut: Int64,
+    stride: int,
+    width: int,
+    triggers: int,
+    most: int,
+    first: Int64,
+    count: Int64,
+) -> None:  # pragma: no cover - compiled
+    for i in range(event_cut.size):
+        covers = -((width - event_cut[i]) // stride)
+        unclosed = -((triggers - leaf_cut[i]) // stride)
+        begin = max(0, covers, unclosed)
+        first[i] = begin
+        count[i] = max(0, min((event_cut[i] - 1) // stride, most) - begin + 1)
 
 
 def bound(
