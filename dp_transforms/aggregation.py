@@ -40,19 +40,27 @@ def _add_at(target: Int64, slots: Int64, amounts: Int64) -> None:  # pragma: no 
         target[slots[i]] += amounts[i]
 
 
-def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch) -> Aggregated:
+def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids) -> Aggregated:
     """Add the rows to the states (``units``, ``values``); returns what was touched.
 
     Args:
         rows: admitted pairs of one window, key shard and leaf (schema ``admitted_schema``).
+        ids: (n, 2) key ids of the rows.
     """
-    slots = states.intern(ids_of(rows.column("key_id")), rows)
+    slots = states.intern(ids, rows)
     for stream, spec in enumerate(plan.value_streams):
         counted = spec.column is None
         amounts = np.ones_like(slots) if counted else numbers(rows.column(f"v{stream}"))
         _add_at(states.values[:, stream], slots, amounts)
     pair_slots, pair_units = _count_units(plan, states, slots, ids_of(rows.column("unit")))
-    return Aggregated(np.unique(slots), pair_slots, pair_units)
+    return Aggregated(distinct(slots, states.size), pair_slots, pair_units)
+
+
+def distinct(slots: Int64, size: int) -> Int64:
+    """Distinct slots, ascending; marks instead of sorting."""
+    seen = np.zeros(size, np.bool_)
+    seen[slots] = True
+    return np.flatnonzero(seen)
 
 
 def _count_units(plan: Plan, states: KeyShard, slots: Int64, units: Ids) -> tuple[Int64, Ids]:

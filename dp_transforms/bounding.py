@@ -92,12 +92,29 @@ def open_windows(line: Timeline, event_cut: Int64, leaf_cut: Int64) -> tuple[Int
     """
     stride = line.slide // line.trigger_every
     width = line.window // line.trigger_every
-    first = np.maximum(0, -(-(event_cut - width) // stride))
-    last = (event_cut - 1) // stride
-    if line.end is not None:
-        last = np.minimum(last, line.windows - 1)
-    first = np.maximum(first, -(-(leaf_cut - line.triggers) // stride))
-    return first, np.maximum(0, last - first + 1)
+    most = np.iinfo(np.int64).max if line.end is None else line.windows - 1
+    first, count = np.empty_like(event_cut), np.empty_like(event_cut)
+    _open(event_cut, leaf_cut, stride, width, line.triggers, most, first, count)
+    return first, count
+
+
+@njit(cache=True, nogil=True)
+def _open(
+    event_cut: Int64,
+    leaf_cut: Int64,
+    stride: int,
+    width: int,
+    triggers: int,
+    most: int,
+    first: Int64,
+    count: Int64,
+) -> None:  # pragma: no cover - compiled
+    for i in range(event_cut.size):
+        covers = -((width - event_cut[i]) // stride)
+        unclosed = -((triggers - leaf_cut[i]) // stride)
+        begin = max(0, covers, unclosed)
+        first[i] = begin
+        count[i] = max(0, min((event_cut[i] - 1) // stride, most) - begin + 1)
 
 
 def bound(
@@ -129,7 +146,7 @@ def _decide(
     line = plan.timeline
     units = store.unit_shard(shard)
     stamp_cut = line.cut_of(numbers(records.column("stamp")))
-    event_cut = numbers(records.column("event_cut"))
+    event_cut = event_cuts(plan, records)
     partition, offset = numbers(records.column("partition")), numbers(records.column("offset"))
     pairs = np.zeros(records.num_rows, np.int64)
     decision = stamp_cut.copy()
@@ -171,7 +188,9 @@ def _decide(
         )
         store.commit_units(shard, upto, units, decided)
     rows = _unrepeated(np.flatnonzero(pairs > 0), partition, offset, known)
-    out = expand(plan, records, rows, pairs[rows], np.maximum(event_cut, decision)[rows])
+    rows = rows[stamp_order(numbers(records.column("stamp"))[rows], partition[rows], offset[rows])]
+    leaf_cut = np.maximum(event_cut, decision)[rows]
+    out = expand(plan, records, rows, pairs[rows], event_cut[rows], leaf_cut)
     counts = {
         "operator_pairs_admitted": out.num_rows,
         "operator_pairs_rejected": rejected,
@@ -203,24 +222,36 @@ def _unrepeated(rows: Int64, partition: Int32, offset: Int64, known: Bool) -> In
     return rows[np.sort(first)]
 
 
+def event_cuts(plan: Plan, records: pa.RecordBatch) -> Int64:
+    """Global trigger index of each record's event time."""
+    if plan.stamp == "event_time":
+        return plan.timeline.cut_of(numbers(records.column("stamp")))
+    cuts: Int64 = numbers(records.column("event_cut"))
+    return cuts
+
+
 def expand(
-    plan: Plan, records: pa.RecordBatch, rows: Int64, pairs: Int64, leaf_cut: Int64
+    plan: Plan,
+    records: pa.RecordBatch,
+    rows: Int64,
+    pairs: Int64,
+    event_cut: Int64,
+    leaf_cut: Int64,
 ) -> pa.RecordBatch:
-    """One row per admitted (record, window) pair, with its window and leaf.
+    """One row per admitted (record, window) pair, with its window and leaf, in order of ``rows``.
 
     The leaf is the later of the event's trigger and the stamp's (or decision's) trigger,
     counted inside the window: a public function of the record alone.
     """
     line = plan.timeline
     stride = line.slide // line.trigger_every
-    event_cut = numbers(records.column("event_cut"))[rows]
     first, _ = open_windows(line, event_cut, leaf_cut)
     repeated = np.repeat(np.arange(len(rows)), pairs)
     nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
     window = first[repeated] + nth
     leaf = leaf_cut[repeated] - window * stride
     take = pa.array(rows[repeated])
-    names = ["unit", "key_id", *(f.name for f in key_fields(plan)), *value_columns(plan)]
+    names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]
     arrays = [records.column(name).take(take) for name in names]
     return pa.RecordBatch.from_arrays(
         [pa.array(window.astype(np.int32)), pa.array(leaf.astype(np.int32)), *arrays],

@@ -26,6 +26,7 @@ from dp_transforms.batches import (
     split_by_shard,
 )
 from dp_transforms.bounding import bound
+from dp_transforms.ids import key_ids
 from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
 from dp_transforms.release import HoldUntilCut, Seal, ShardRelease, seal, steps_through
 from dp_transforms.run import KeySource, Run, begin_run
@@ -172,7 +173,7 @@ class BoundCallback:
 
     def __call__(self) -> Callable[..., Iterator[Any]]:
         """Open the store on the worker."""
-        run, store = self._run, self._run.open()
+        run, store, ring = self._run, self._run.open(), self._run.keys.ring()
         schema = record_schema(run.plan)
 
         def decide(
@@ -184,7 +185,7 @@ class BoundCallback:
             for name, amount in counts.items():
                 count(name, amount)
             del records
-            target = shard_of(ids_of(admitted.column("key_id")), run.shards)
+            target = shard_of(key_ids(run.plan, ring.key, admitted), run.shards)
             for number, part in split_by_shard(admitted, target, run.shards):
                 for piece in slices(part, SPLIT_BUFFER_ROWS):
                     yield number, piece

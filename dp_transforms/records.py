@@ -9,7 +9,7 @@ pair (user, period)); values are clamped to public bounds on a public integer gr
 anything is summed, so one record moves a value stream by at most L grid units.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import apache_beam as beam
 import numpy as np
@@ -28,7 +28,8 @@ from dp_transforms.batches import (
     id_array,
     record_schema,
 )
-from dp_transforms.noise.prf import KeyRing, Prf, frame
+from dp_transforms.ids import typed_ids
+from dp_transforms.noise.prf import KeyRing
 from dp_transforms.run import KeySource
 from dp_transforms.telemetry import count, guarded, timed
 from state.open import key_schema
@@ -38,7 +39,6 @@ Int64 = npt.NDArray[np.int64]
 
 #: Reasons in the order in which they are checked; public, fixed.
 REASONS = ("unit", "key", "time", "late", "value", "not_public")
-_TAGS = {"string": ord("s"), "int": ord("i"), "bool": ord("b"), "bytes": ord("y")}
 
 
 class Canonicaliser:
@@ -82,16 +82,15 @@ class Canonicaliser:
         ]
         period = plan.timeline.period_of(event)
         unit_ids = typed_ids(self.keys.unit, [(plan.unit.type, unit)], period)
-        kinds = [field.type for field in plan.key]
-        key_ids = typed_ids(self.keys.key, list(zip(kinds, key_columns, strict=True)))
         if self._public is not None:
+            kinds = [field.type for field in plan.key]
+            key_ids = typed_ids(self.keys.key, list(zip(kinds, key_columns, strict=True)))
             known = pc.is_in(id_array(key_ids), value_set=self._public)
             reason.unless("not_public", columns._true(known))
         arrays = [
             id_array(unit_ids),
-            id_array(key_ids),
             pa.array(stamp),
-            pa.array(plan.timeline.cut_of(event)),
+            *self._event_column(event),
             pa.array(np.full(batch.num_rows, partition, np.int32)),
             pa.array(offset),
             *key_columns,
@@ -120,6 +119,12 @@ class Canonicaliser:
         late = (line.cut_of(stamp) > final_cut) | line.period_closed(event, stamp)
         reason.unless("late", ~late)
         return event, stamp
+
+    def _event_column(self, event: Int64) -> list[pa.Array]:
+        """Trigger index of the event time, where the stamp does not tell it already."""
+        if self.plan.stamp == "event_time":
+            return []
+        return [pa.array(self.plan.timeline.cut_of(event))]
 
     def _value(self, batch: pa.RecordBatch, stream: ValueStream, reason: "_Reasons") -> Int64:
         """Clamped, rounded to the grid, centred: int64 within +-L."""
@@ -166,35 +171,6 @@ def _position(batch: pa.RecordBatch) -> tuple[int, Int64]:
         )
     first, partition = int(metadata[OFFSET]), int(metadata[PARTITION])
     return partition, np.arange(first, first + batch.num_rows, dtype=np.int64)
-
-
-def typed_ids(
-    prf: Prf, fields: Sequence[tuple[str, pa.Array]], context: Int64 | None = None
-) -> Ids:
-    """Keyed 128-bit ids of typed, length-prefixed rows.
-
-    Args:
-        prf: AES under the id key of the purpose.
-        fields: (declared type, canonical column without nulls) of each component.
-        context: (n,) int64 that is part of the identity (the privacy period).
-    """
-    rows = len(fields[0][1])
-    if context is None:
-        context = np.zeros(rows, np.int64)
-    parts = []
-    for kind, column in fields:
-        if kind in ("int", "bool"):
-            data = np.ascontiguousarray(column.cast(pa.int64()).to_numpy(zero_copy_only=False))
-            raw = data.view(np.uint8)
-            offsets = np.arange(0, 8 * rows + 1, 8, dtype=np.int64)
-        else:
-            _, offset_buffer, data_buffer = column.buffers()
-            ends = np.frombuffer(offset_buffer, np.int32)
-            offsets = ends[column.offset : column.offset + rows + 1].astype(np.int64)
-            raw = np.frombuffer(data_buffer or b"", np.uint8)
-        parts.append((_TAGS[kind], raw, offsets))
-    message, lengths = frame(context, parts)
-    return prf.mac(message, lengths)
 
 
 class Records(beam.DoFn):

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from accounting.budget import Budget, StreamNoise, allocate
 from accounting.plan import Plan
-from dp_transforms.aggregation import aggregate
+from dp_transforms.aggregation import aggregate, distinct
 from dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
+from dp_transforms.ids import key_ids
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
@@ -88,8 +89,9 @@ class Stepper:
     ) -> StepResult:
         entered = self._enter_public(states, shard) if trigger == 1 else _NO_SLOTS
         before = states.due_at(trigger)
-        batch = aggregate(self.plan, states, rows if rows is not None else empty(self._input))
-        slots = np.union1d(batch.touched, before)
+        rows = rows if rows is not None else empty(self._input)
+        batch = aggregate(self.plan, states, rows, key_ids(self.plan, self.keys.key, rows))
+        slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER
         closes = trigger == self.plan.timeline.triggers
         if self.plan.privacy.mode == "sticky":
@@ -104,7 +106,7 @@ class Stepper:
             releases = self._no_rows(states)
         if self.plan.privacy.mode != "sticky":
             self._restart(states, selected, trigger)
-        changed = np.union1d(np.union1d(batch.touched, selected), entered)
+        changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
         return StepResult(changed, batch.pair_slots, batch.pair_units, releases, closes)
 
     def _sticky(

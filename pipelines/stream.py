@@ -9,6 +9,7 @@ import apache_beam as beam
 from accounting.budget import allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
+from dp_transforms.batches import HAND_OVER
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
@@ -147,7 +148,7 @@ def run_job(
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
     try:
-        with watch_steps(progress, steps):
+        with watch_steps(progress, steps), HAND_OVER.open():
             pipeline.run().wait_until_finish()
     except DpstreamError:
         raise

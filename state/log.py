@@ -1,6 +1,6 @@
 """Step log of the embedded store: changed states as Arrow blobs, and their replay."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,16 @@ from state.idtable import IdTable
 from state.store import Admitted, Ids, Ints, KeyShard, StepResult, UnitShard
 
 _ID = pa.binary(16)
+_PIECE_ROWS = 1_000_000
 
 
-def to_bytes(batch: pa.RecordBatch) -> bytes:
+def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
     """Arrow IPC stream of one batch."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def from_bytes(blob: bytes) -> pa.RecordBatch:
@@ -89,19 +91,27 @@ def replay_keys(
         states.mark_committed(trigger)
 
 
-def unit_blobs(units: UnitShard, admitted: Admitted) -> tuple[bytes, bytes]:
-    """(new unit ids, admitted records) of one commit of decisions."""
-    ids = pa.RecordBatch.from_arrays([_ids(units.table.ids[units.logged :])], names=["unit"])
-    records = pa.RecordBatch.from_pydict(
-        {
-            "partition": pa.array(admitted.partition),
-            "offset": pa.array(admitted.offset),
-            "unit": pa.array(admitted.unit),
-            "pairs": pa.array(admitted.pairs),
-            "cut": pa.array(admitted.cut),
-        }
-    )
-    return to_bytes(ids), to_bytes(records)
+def unit_blobs(units: UnitShard, admitted: Admitted) -> Iterator[tuple[bytes, bytes]]:
+    """(new unit ids, admitted records) of one commit of decisions, in pieces.
+
+    A piece holds at most ``_PIECE_ROWS`` rows, so that a large commit is not built in memory
+    twice; offsets are written as differences, which compress well.
+    """
+    ids = units.table.ids[units.logged :]
+    rows = max(len(ids), len(admitted.offset), 1)
+    for at in range(0, rows, _PIECE_ROWS):
+        piece = slice(at, at + _PIECE_ROWS)
+        records = pa.RecordBatch.from_pydict(
+            {
+                "partition": pa.array(admitted.partition[piece]),
+                "step": pa.array(np.diff(admitted.offset[piece], prepend=0)),
+                "unit": pa.array(admitted.unit[piece]),
+                "pairs": pa.array(admitted.pairs[piece]),
+                "cut": pa.array(admitted.cut[piece]),
+            }
+        )
+        new = pa.RecordBatch.from_arrays([_ids(ids[piece])], names=["unit"])
+        yield to_bytes(new), to_bytes(records, "lz4")
 
 
 def replay_units(units: UnitShard, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
@@ -122,13 +132,14 @@ def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitte
     if not batches:
         none = np.zeros(0, np.int32)
         return index, Admitted(none, np.zeros(0, np.int64), none, none, none)
+    offset = np.concatenate([np.cumsum(b.column("step").to_numpy()) for b in batches])
     table = pa.Table.from_batches(batches)
 
     def column(name: str) -> npt.NDArray[Any]:
         return np.asarray(table.column(name).to_numpy())
 
     everything = Admitted(
-        column("partition"), column("offset"), column("unit"), column("pairs"), column("cut")
+        column("partition"), offset, column("unit"), column("pairs"), column("cut")
     )
     index.intern(position_ids(everything.partition, everything.offset))
     return index, everything

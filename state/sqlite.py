@@ -124,7 +124,6 @@ class SqliteStore(Store):
 
     @override
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
-        blobs = log.unit_blobs(units, admitted)
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -135,10 +134,11 @@ class SqliteStore(Store):
                     raise RunError(
                         "state.store", "another worker decided this shard", "let it run on"
                     )
-                self._db.execute(
-                    "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)",
-                    (shard, cut, *blobs),
-                )
+                for blobs in log.unit_blobs(units, admitted):
+                    self._db.execute(
+                        "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)",
+                        (shard, cut, *blobs),
+                    )
         except sqlite3.Error as error:
             self.forget_units(shard)
             raise _failed(error) from None

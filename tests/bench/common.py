@@ -64,7 +64,7 @@ def write_job(folder: Path, name: str, triggers: int, **fields: Any) -> Path:
 def in_child(module: str, *args: str) -> dict[str, Any]:
     """Run ``python -m module args`` and return the JSON of its last line."""
     command = [sys.executable, "-W", "ignore", "-m", module, *args]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
     return result
 

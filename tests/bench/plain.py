@@ -14,9 +14,9 @@ import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from dp_transforms.batches import concat, id_array, ids_of, numbers, split_by_shard
+from dp_transforms.batches import HAND_OVER, concat, id_array, ids_of, numbers, split_by_shard
+from dp_transforms.ids import typed_ids
 from dp_transforms.noise.prf import Prf
-from dp_transforms.records import typed_ids
 from dp_transforms.release import HoldUntilCut
 from dp_transforms.step import shard_of
 from pipelines.job import Job
@@ -94,7 +94,8 @@ def run_plain(job: Job) -> None:
     """Run the baseline on the job's input."""
     line = job.plan.timeline
     hold = HoldUntilCut(line, _count(line.last_cut))
-    with beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([])) as pipeline:
+    runner, options = FnApiRunner(), PipelineOptions([])
+    with HAND_OVER.open(), beam.Pipeline(runner=runner, options=options) as pipeline:
         read = pipeline | ReadFiles(job)
         _ = (
             read.records
