@@ -142,8 +142,11 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ok = event >= self.start
         if self.end is not None:
             ok &= event < self.end
-        # stamp + skew could overflow for absurd stamps; compare the difference's halves.
-        ok &= (event <= stamp) | (event - np.maximum(stamp, self.start) <= self.max_skew)
+        # On this side of the inequality nothing overflows: the event is clipped into the job.
+        inside = np.maximum(event, self.start)
+        if self.end is not None:
+            inside = np.minimum(inside, self.end)
+        ok &= (event <= stamp) | (stamp >= inside - self.max_skew)
         return ok
 
     def period_of(self, event: Int64) -> Int64:

@@ -145,17 +145,19 @@ def _decide(
     """See ``bound``; changes the counters in memory before they are committed."""
     line = plan.timeline
     units = store.unit_shard(shard)
-    stamp_cut = line.cut_of(numbers(records.column("stamp")))
+    # A stamp may lie before the start (by max_skew): it belongs to the first cut.
+    stamp_cut = np.maximum(1, line.cut_of(numbers(records.column("stamp"))))
     event_cut = event_cuts(plan, records)
     partition, offset = numbers(records.column("partition")), numbers(records.column("offset"))
     pairs = np.zeros(records.num_rows, np.int64)
     decision = stamp_cut.copy()
     known = np.zeros(records.num_rows, np.bool_)
     undelivered = np.zeros(records.num_rows, np.bool_)
+    everyone = np.zeros(records.num_rows, np.int64)
     if (stamp_cut <= units.decided).any():
-        known = _recall(store, shard, partition, offset, pairs, decision)
-        missed = ~known & (stamp_cut <= units.decided)
         everyone = units.intern(ids_of(records.column("unit")))
+        known = _recall(store, shard, partition, offset, everyone, pairs, decision)
+        missed = ~known & (stamp_cut <= units.decided)
         full = units.counts[everyone] >= plan.privacy.contributions
         undelivered = missed & ~full & (upto <= units.decided)
         decision[missed] = units.decided + 1
@@ -187,7 +189,7 @@ def _decide(
             decision[kept].astype(np.int32),
         )
         store.commit_units(shard, upto, units, decided)
-    rows = _unrepeated(np.flatnonzero(pairs > 0), partition, offset, known)
+    rows = _unrepeated(np.flatnonzero(pairs > 0), partition, offset, everyone, known)
     rows = rows[stamp_order(numbers(records.column("stamp"))[rows], partition[rows], offset[rows])]
     leaf_cut = np.maximum(event_cut, decision)[rows]
     out = expand(plan, records, rows, pairs[rows], event_cut[rows], leaf_cut)
@@ -201,24 +203,29 @@ def _decide(
 
 
 def _recall(
-    store: Store, shard: int, partition: Int32, offset: Int64, pairs: Int64, decision: Int64
+    store: Store,
+    shard: int,
+    partition: Int32,
+    offset: Int64,
+    unit: Int64,
+    pairs: Int64,
+    decision: Int64,
 ) -> Bool:
     """Fill in committed decisions; True for the records that have one."""
     index, before = store.admitted_before(shard)
-    at = index.find(position_ids(partition, offset))
+    at = index.find(position_ids(partition, offset, unit))
     known = at >= 0
     pairs[known] = before.pairs[at[known]]
     decision[known] = np.maximum(decision[known], before.cut[at[known]])
     return known
 
 
-def _unrepeated(rows: Int64, partition: Int32, offset: Int64, known: Bool) -> Int64:
+def _unrepeated(rows: Int64, partition: Int32, offset: Int64, unit: Int64, known: Bool) -> Int64:
     """One row of each recalled position (new decisions already give pairs to one row only)."""
     if not known[rows].any():
         return rows
-    _, first = np.unique(
-        np.stack([partition[rows].astype(np.int64), offset[rows]]), axis=1, return_index=True
-    )
+    places = np.stack([partition[rows].astype(np.int64), offset[rows], unit[rows]])
+    _, first = np.unique(places, axis=1, return_index=True)
     return rows[np.sort(first)]
 
 

@@ -195,6 +195,8 @@ def instant(column: pa.Array) -> tuple[Int64, Bool]:
         limit = np.iinfo(np.int64).max // factor
         fits = (ticks >= -limit) & (ticks <= limit)
         return np.where(fits, ticks, 0) * factor, ok & fits
+    if pa.types.is_date64(kind):
+        return instant(column.cast(pa.int64()).cast(pa.timestamp("ms")))
     if pa.types.is_date32(kind):
         ok = _valid(column)
         days = _fill(column.cast(pa.int32()), ok, 0).to_numpy(zero_copy_only=False)

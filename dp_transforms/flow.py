@@ -49,6 +49,8 @@ class DPStream(beam.PTransform):
         run: a run that was begun before (``dp_transforms.run.begin_run``); without it one is
             begun or resumed here, when the pipeline is built.
         key_file, store, shards: for a run that is begun here.
+        source: what tells this input from others (a name, a version, a digest); needed to go on
+            with a store that exists, because equal node names must mean equal data.
     """
 
     def __init__(
@@ -59,9 +61,21 @@ class DPStream(beam.PTransform):
         key_file: str | None = None,
         store: str = "sqlite:dpstream.db",
         shards: int = 4,
+        source: str | None = None,
     ) -> None:
         super().__init__()
-        self._run = run or begin_run(plan, KeySource(key_file), store, shards)[0]
+        if run is None:
+            run, resumed = begin_run(
+                plan, KeySource(key_file), store, shards, source=[(source or "").encode()]
+            )
+            if resumed and source is None:
+                raise PolicyError(
+                    "source",
+                    "a store can only be resumed on the input it was begun with, and the input"
+                    " has no name",
+                    "give DPStream(source=...) a name or digest that tells this input from others",
+                )
+        self._run = run
         if self._run.plan != plan:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")
 

@@ -2,8 +2,8 @@
 
 A run is charged when it begins, before its first draw, and once: the charge is named by the
 run id that its store committed.  Another run on the same data (a corrected input, the same
-statement on a grown table) is fresh noise and a new charge.  Entries form a hash chain, so a
-removed or edited one is noticed.
+statement on a grown table) is fresh noise and a new charge.  Entries form a hash chain, so an
+edited one, or one removed from the middle, is noticed (not the removal of the last ones).
 """
 
 import hashlib

@@ -141,13 +141,17 @@ def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitte
     everything = Admitted(
         column("partition"), offset, column("unit"), column("pairs"), column("cut")
     )
-    index.intern(position_ids(everything.partition, everything.offset))
+    index.intern(position_ids(everything.partition, everything.offset, everything.unit))
     return index, everything
 
 
-def position_ids(partition: Ints, offset: Ints) -> Ids:
-    """(n, 2) ids of positions: (offset, partition)."""
+def position_ids(partition: Ints, offset: Ints, unit: Ints) -> Ids:
+    """(n, 2) ids of records: (offset, (unit slot, partition)).
+
+    The unit is part of it: should a source give one position to records of two units, they
+    are two records.
+    """
     ids = np.empty((len(offset), 2), np.uint64)
     ids[:, 0] = offset.astype(np.uint64)
-    ids[:, 1] = partition.astype(np.uint64)
+    ids[:, 1] = partition.astype(np.uint64) | (unit.astype(np.uint64) << np.uint64(32))
     return ids

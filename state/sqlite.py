@@ -7,7 +7,9 @@ would be an order of magnitude slower (components.md).  A cold start replays the
 
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -54,7 +56,7 @@ class SqliteStore(Store):
             states = self._key_shards.get((window, shard))
             if states is None:
                 states = KeyShard(self._schema, self._streams)
-                rows = self._db.execute(
+                rows = self._read(
                     "SELECT trigger, keys, states, pairs FROM steps"
                     " WHERE window = ? AND shard = ? ORDER BY trigger",
                     (window, shard),
@@ -101,10 +103,13 @@ class SqliteStore(Store):
     @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         with self._lock:
-            row = self._db.execute(
-                "SELECT releases FROM steps WHERE window = ? AND shard = ? AND trigger = ?",
-                (window, shard, trigger),
-            ).fetchone()
+            row = next(
+                self._read(
+                    "SELECT releases FROM steps WHERE window = ? AND shard = ? AND trigger = ?",
+                    (window, shard, trigger),
+                ),
+                None,
+            )
         return None if row is None else log.from_bytes(row[0])
 
     @override
@@ -158,17 +163,26 @@ class SqliteStore(Store):
 
     def _admissions(self, shard: int) -> list[tuple[int, bytes, bytes]]:
         with self._lock:
-            return self._db.execute(
-                "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid",
-                (shard,),
-            ).fetchall()
+            return list(
+                self._read(
+                    "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid",
+                    (shard,),
+                )
+            )
 
     def progress(self) -> list[tuple[int, int, int]]:
         """(window, shard, last committed trigger) of every started (window, shard)."""
         with self._lock:
-            return self._db.execute(
-                "SELECT window, shard, max(trigger) FROM steps GROUP BY window, shard"
-            ).fetchall()
+            return list(
+                self._read("SELECT window, shard, max(trigger) FROM steps GROUP BY window, shard")
+            )
+
+    def _read(self, statement: str, values: tuple[int, ...] = ()) -> Iterator[Any]:
+        """Rows of a query; SQLite's errors become coded ones."""
+        try:
+            yield from self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise _failed(error) from None
 
     @override
     def close(self) -> None:

@@ -47,8 +47,14 @@ def write_job(folder: Path, name: str, triggers: int, **fields: Any) -> Path:
     from pipelines.keys import new_key
 
     defaults = {
-        "data": "records.parquet", "aggregates": COUNT, "epsilon": 6.0, "delta": 1e-9,
-        "contributions": 32, "mode": "sticky", "flush": "false", "shards": 4,
+        "data": "records.parquet",
+        "aggregates": COUNT,
+        "epsilon": 6.0,
+        "delta": 1e-9,
+        "contributions": 32,
+        "mode": "sticky",
+        "flush": "false",
+        "shards": 4,
     }
     values = {**defaults, **fields}
     values["unsound"] = "true" if values["mode"] == "paper" else "false"

@@ -54,8 +54,15 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for name in ["small"] + ["large"] * args.repeats:
         shutil.rmtree(folder / "run", ignore_errors=True)
         job = write_job(
-            folder, "run", 1, data=f"{name}.parquet", aggregates=_SUM, epsilon=1.0,
-            delta=1e-6, contributions=10, shards=args.shards,
+            folder,
+            "run",
+            1,
+            data=f"{name}.parquet",
+            aggregates=_SUM,
+            epsilon=1.0,
+            delta=1e-6,
+            contributions=10,
+            shards=args.shards,
         )
         checked = load_job(job)
         start = time.perf_counter()
@@ -63,9 +70,14 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
     timed = statistics.median(seconds[1:])
     return {
-        "benchmark": "oneshot", "records": args.records, "users": args.users, **machine(),
-        "first_run_seconds": round(seconds[0], 2), "seconds": [round(s, 2) for s in seconds[1:]],
-        "records_per_second": round(args.records / timed), "peak_gib": round(peak_gib(), 2),
+        "benchmark": "oneshot",
+        "records": args.records,
+        "users": args.users,
+        **machine(),
+        "first_run_seconds": round(seconds[0], 2),
+        "seconds": [round(s, 2) for s in seconds[1:]],
+        "records_per_second": round(args.records / timed),
+        "peak_gib": round(peak_gib(), 2),
     }
 
 

@@ -37,7 +37,8 @@ def bench(sigma: float, rows: int, nodes: int, repeats: int) -> dict[str, Any]:
         rng.normal(0.0, sigma, rows * nodes)
         baseline.append(rows * nodes / (time.perf_counter() - start))
     return {
-        "sigma": sigma, "table_seconds": round(table_seconds, 3),
+        "sigma": sigma,
+        "table_seconds": round(table_seconds, 3),
         "draws_per_second": round(statistics.median(rates)),
         "numpy_normal_per_second": round(statistics.median(baseline)),
         "ratio": round(statistics.median(rates) / statistics.median(baseline), 2),

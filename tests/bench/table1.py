@@ -101,8 +101,12 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         plain = in_child("tests.bench.one_run", str(job), "--plain")
         runs.append({"mode": "non-private", "triggers": triggers, **plain})
     return {
-        "benchmark": "table1", "users": args.users, "keys": args.keys, "seed": args.seed,
-        **machine(), "runs": runs,
+        "benchmark": "table1",
+        "users": args.users,
+        "keys": args.keys,
+        "seed": args.seed,
+        **machine(),
+        "runs": runs,
     }
 
 

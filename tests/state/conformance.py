@@ -224,8 +224,10 @@ class StoreConformance:
             assert list(counts(handle)) == [tuple(i) for i in ids([1, 2, 3]).tolist()]
             index, admitted = handle.admitted_before(0)
             offsets = np.array([41, 10, 12, 9])
-            at = index.find(position_ids(np.full(4, 3), offsets))
+            at = index.find(position_ids(np.full(4, 3), offsets, np.array([1, 0, 0, 0])))
             assert at.tolist() == [4, 0, 2, -1]
+            other = index.find(position_ids(np.full(1, 3), offsets[:1], np.array([2])))
+            assert other.tolist() == [-1]  # the same position of another unit is another record
             assert admitted.pairs.tolist() == [1, 3, 2, 1, 1]
             assert admitted.cut.tolist() == [2, 2, 2, 7, 7]
             assert admitted.offset.tolist() == [10, 11, 12, 40, 41]
