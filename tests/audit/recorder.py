@@ -144,8 +144,8 @@ def watched(trace: Trace, serials: dict[tuple[int, int], int]) -> Iterator[None]
 
 
 def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> Any:
-    def expand(plan: Plan, records: pa.RecordBatch, rows: Any, pairs: Any, leaf: Any) -> Any:
-        out = real(plan, records, rows, pairs, leaf)
+    def expand(plan: Plan, records: pa.RecordBatch, rows: Any, pairs: Any, *cuts: Any) -> Any:
+        out = real(plan, records, rows, pairs, *cuts)
         where = np.repeat(rows, pairs)
         positions = zip(
             records.column("partition").to_numpy()[where].tolist(),
@@ -164,8 +164,8 @@ def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> 
 
 
 def _keep_counts(seen: dict[int, Any], real: Any) -> Any:
-    def aggregate(plan: Plan, states: Any, rows: pa.RecordBatch) -> Any:
-        out = real(plan, states, rows)
+    def aggregate(plan: Plan, states: Any, *rows: Any) -> Any:
+        out = real(plan, states, *rows)
         seen[id(states)] = [
             (int(states.units[slot]), tuple(states.values[slot].tolist()))
             for slot in range(states.size)

@@ -17,10 +17,10 @@ from accounting.limits import DECODE_BITS
 from accounting.plan import Plan, ValueStream
 from accounting.strategies.tree import TreeStrategy
 from accounting.timeline import Timeline
+from dp_transforms.ids import typed_ids
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
-from dp_transforms.records import typed_ids
 from tests.audit.neighbours import PUBLIC
 from tests.audit.recorder import Row
 from tests.streams import KEYS, RUN_ID

@@ -148,17 +148,17 @@ def _latest_seen(real: Any) -> Any:
 
 
 def _units_per_batch(real: Any) -> Any:
-    def aggregate(plan: Any, states: Any, rows: Any) -> Any:
+    def aggregate(plan: Any, states: Any, *rows: Any) -> Any:
         states.pairs = PairSet()
-        return real(plan, states, rows)
+        return real(plan, states, *rows)
 
     return aggregate
 
 
 def _tree_from_first_record(real: Any) -> Any:
-    def aggregate(plan: Any, states: Any, rows: Any) -> Any:
+    def aggregate(plan: Any, states: Any, rows: Any, *ids: Any) -> Any:
         before = states.size
-        out = real(plan, states, rows)
+        out = real(plan, states, rows, *ids)
         if states.size > before:
             states.base[before : states.size] = rows.column("leaf")[0].as_py() - 1
         return out
@@ -169,8 +169,8 @@ def _tree_from_first_record(real: Any) -> Any:
 def _counted_from_the_crossing_on(real: Any) -> Any:
     """Algorithm 2 read literally: what came before the pre-threshold was met is lost."""
 
-    def aggregate(plan: Any, states: Any, rows: Any) -> Any:
-        out = real(plan, states, rows)
+    def aggregate(plan: Any, states: Any, *rows: Any) -> Any:
+        out = real(plan, states, *rows)
         below = states.units[: states.size] <= plan.privacy.pre_threshold
         states.values[: states.size][below] = 0
         return out
@@ -209,8 +209,8 @@ def _published_with_data_only() -> Iterator[None]:
     touched: list[Any] = [None]
     aggregate, sticky = step.aggregate, step.Stepper._sticky
 
-    def remember(plan: Any, states: Any, rows: Any) -> Any:
-        out = aggregate(plan, states, rows)
+    def remember(plan: Any, states: Any, *rows: Any) -> Any:
+        out = aggregate(plan, states, *rows)
         touched[0] = out.touched
         return out
 

@@ -15,6 +15,7 @@ from accounting.plan import Plan
 from dp_transforms import bounding, flow, step
 from dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dp_transforms.flow import run_in_memory
+from dp_transforms.ids import key_ids
 from dp_transforms.records import Canonicaliser, public_key_ids
 from dp_transforms.release import steps_through
 from dp_transforms.run import Run
@@ -217,7 +218,7 @@ def admitted_steps(run: Run) -> list[tuple[int, int, int, pa.RecordBatch]]:
         for n in range(run.shards)
     ]
     rows = concat(parts, admitted_schema(plan))
-    target = shard_of(ids_of(rows.column("key_id")), run.shards)
+    target = shard_of(key_ids(plan, ring.key, rows), run.shards)
     return [
         (window, n, trigger, part)
         for n in range(run.shards)

@@ -1,0 +1,56 @@
+"""The real pipeline against a direct simulation of the same mechanism on the seed's data.
+
+The simulation shares nothing with the flow but sigma and tau: own data generator, admission,
+Honaker estimator and noise.  Keys, L1 and L2 must agree; the sabotaged twin (sigma of another
+budget in the simulation) must not.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.sinks import read_releases
+from pipelines.synth import Synth, generate
+from tests.bench.common import in_child, write_job
+from tests.bench.table1 import Truth, errors
+from tests.oracle.simulation import Design, admit, simulate, table1_plan, table1_records
+
+SIZES = [
+    pytest.param(60_000, 60_000, 20, "sticky", 0.06, id="small-sticky"),
+    pytest.param(60_000, 60_000, 20, "rounds", 0.06, id="small-rounds"),
+    *(
+        pytest.param(
+            1_000_000, 1_000_000, triggers, mode, 0.03,
+            id=f"tenth-{mode}-{triggers}", marks=pytest.mark.slow,
+        )
+        for triggers in (100, 1000)
+        for mode in ("sticky", "rounds", "paper")
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("users", "keys", "triggers", "mode", "tolerance"), SIZES)
+def test_pipeline_agrees_with_the_simulation(
+    tmp_path: Path, users: int, keys: int, triggers: int, mode: str, tolerance: float
+) -> None:
+    data = tmp_path / "records.parquet"
+    generate(Synth(users=users, keys=keys, seed=5), data)
+    job = write_job(tmp_path, "run", triggers, mode=mode)
+    in_child("tests.bench.one_run", str(job))
+    truth = Truth(data, triggers)
+    got = errors(truth, read_releases(tmp_path / "run" / "releases"))
+
+    raw = table1_records(users, keys, seed=9)
+    bounded = admit(raw, 32)
+    privacy = {"mode": mode, "allow_unsound": mode == "paper"}
+    plan = table1_plan(triggers, **privacy)
+    from accounting.budget import allocate
+
+    design = Design.of(plan, allocate(plan))
+    expected = simulate(design, bounded, raw, keys, seed=3)
+    for name in ("keys", "l1", "l2"):
+        assert got[name] == pytest.approx(getattr(expected, name), rel=tolerance), name
+
+    weaker = table1_plan(triggers, epsilon=4.5, **privacy)
+    other = simulate(Design.of(weaker, allocate(weaker)), bounded, raw, keys, seed=3)
+    assert got["keys"] != pytest.approx(other.keys, rel=tolerance)
