@@ -16,8 +16,8 @@ from tests.bench.table1 import Truth, errors
 from tests.oracle.simulation import Design, admit, simulate, table1_plan, table1_records
 
 SIZES = [
-    pytest.param(60_000, 60_000, 20, "sticky", 0.06, id="small-sticky"),
-    pytest.param(60_000, 60_000, 20, "rounds", 0.06, id="small-rounds"),
+    pytest.param(60_000, 60_000, 20, "sticky", 0.08, id="small-sticky"),
+    pytest.param(60_000, 60_000, 20, "rounds", 0.08, id="small-rounds"),
     *(
         pytest.param(
             1_000_000, 1_000_000, triggers, mode, 0.03,
