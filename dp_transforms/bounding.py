@@ -193,13 +193,12 @@ def _decide(
     rows = rows[stamp_order(numbers(records.column("stamp"))[rows], partition[rows], offset[rows])]
     leaf_cut = np.maximum(event_cut, decision)[rows]
     out = expand(plan, records, rows, pairs[rows], event_cut[rows], leaf_cut)
-    counts = {
+    return out, {
         "operator_pairs_admitted": out.num_rows,
         "operator_pairs_rejected": rejected,
         "operator_pairs_late": late,
         "operator_records_undelivered": int(undelivered.sum()),
     }
-    return out, counts
 
 
 def _recall(

@@ -116,9 +116,10 @@ def unit_blobs(units: UnitShard, admitted: Admitted) -> Iterator[tuple[bytes, by
 
 def replay_units(units: UnitShard, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
     """Apply all commits of a unit shard to empty counters."""
-    for cut, ids, records in rows:
+    for cut, ids, _ in rows:
         units.decided = cut
         units.intern(_id_view(from_bytes(ids).column("unit")))
+    for _, _, records in rows:  # a piece's records may name units of a later piece
         batch = from_bytes(records)
         slots = batch.column("unit").to_numpy()
         np.add.at(units.counts, slots, batch.column("pairs").to_numpy())

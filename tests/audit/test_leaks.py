@@ -208,10 +208,21 @@ def test_metrics_are_on_the_list(tmp_path: Path) -> None:
     assert not metrics["distributions"]
 
 
-@pytest.mark.parametrize("pages", [12, 13, 14])
-def test_full_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str], pages: int) -> None:
+@pytest.fixture(scope="module")
+def store_pages(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Pages of the store of a run that has room."""
+    job = make_job(tmp_path_factory.mktemp("room") / "job")
+    run_job(job)
+    with sqlite3.connect(job.path.parent / "state" / "s.db") as db:
+        return int(db.execute("PRAGMA page_count").fetchone()[0])
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_full_disk(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], store_pages: int, missing: int
+) -> None:
     """SQLite has no room; afterwards the run goes on from the same store."""
-    real = sqlite._connect
+    real, pages = sqlite._connect, store_pages - missing
 
     def connect(path: Any) -> Any:
         db = real(path)

@@ -20,6 +20,7 @@ from dp_transforms.records import Canonicaliser, public_key_ids
 from dp_transforms.release import steps_through
 from dp_transforms.run import Run
 from dp_transforms.step import Stepper, shard_of
+from state import log
 from state import open as stores
 from state.sqlite import SqliteStore
 from tests.faults.child import PUBLIC, batches_of, plan_of
@@ -173,6 +174,22 @@ def test_deliveries_repeat_and_change(tmp_path: Path, name: str) -> None:
             run_in_memory(run, redelivered(plan, seed))
         stores.close_all()
         assert released(run, redelivered(plan, 100 + seed)) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_commits_in_many_pieces(tmp_path: Path, monkeypatch: Any, rows: int) -> None:
+    """A commit of BOUND larger than a piece of the log is read back whole."""
+    monkeypatch.setattr(log, "_PIECE_ROWS", rows)
+    expected = calm("sticky", tmp_path)
+    run = job("sticky", tmp_path)
+    with pytest.raises(Full), stop_at_commit(5):
+        run_in_memory(run, batches_of(run.plan))
+    counts = [run.open().unit_shard(n).counts.tolist() for n in range(2)]
+    stores.close_all()
+    again = [run.open().unit_shard(n) for n in range(2)]
+    for units, before in zip(again, counts, strict=True):
+        assert units.counts[: units.table.size].tolist() == before[: units.table.size]
+    assert released(run, redelivered(run.plan, 2)) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
