@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import DebugOptions, DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.errors import UsageError
@@ -28,6 +28,10 @@ def make_runner(name: str, beam_args: Sequence[str]) -> tuple[Any, PipelineOptio
             "--direct_num_workers",
             "must be 1: several processes would share one worker's state",
             "leave it out; use more shards on a distributed runner",
+        )
+    if "enable_data_sampling" in (options.view_as(DebugOptions).experiments or []):
+        raise UsageError(
+            "--experiments=enable_data_sampling", "would hand records to the runner", "leave it out"
         )
     if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
         raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")

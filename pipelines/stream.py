@@ -16,7 +16,7 @@ from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import watch_steps
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
-from pipelines.manifest import fingerprint_parts
+from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.runners import make_runner
 from pipelines.sinks import WriteDeadLetters, WriteReleases
 from pipelines.sources import ReadFiles
@@ -60,6 +60,7 @@ def begin(job: Job) -> tuple[Run, bool]:
     url = job.state.store or ""
     if not stores.exists(url):
         _refuse_foreign_sink(job)
+        charge(job, None)  # a refused charge leaves no store behind
     public = None
     if plan.public_keys is not None:
         public = canonical_public_keys(plan, read_public_keys(job))
@@ -87,8 +88,11 @@ def _refuse_foreign_sink(job: Job) -> None:
         )
 
 
-def charge(job: Job, run_id: str) -> None:
-    """Charge the run in the data set's ledger, if the job names one."""
+def charge(job: Job, run_id: str | None) -> None:
+    """Charge the run in the data set's ledger, if the job names one; once per run id.
+
+    Without a run id nothing is charged: it is only checked that the charge would be accepted.
+    """
     if job.ledger is None:
         return
     plan, budget = job.plan, allocate(job.plan)
@@ -96,10 +100,11 @@ def charge(job: Job, run_id: str) -> None:
         raise PolicyError(
             "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
         )
+    limit = job.ledger.limit
     ledger = Ledger(job.ledger.path, job.ledger.data_set)
     try:
         spend = Charge(
-            run_id=run_id,
+            run_id=run_id or "",
             plan_hash=plan.hash,
             unit=unit_in_words(plan),
             epsilon=budget.epsilon,
@@ -107,7 +112,10 @@ def charge(job: Job, run_id: str) -> None:
             mu=budget.mu,
             threshold_delta=plan.privacy.contributions * budget.b,
         )
-        ledger.charge(spend, job.ledger.limit.epsilon, job.ledger.limit.delta)
+        if run_id is None:
+            ledger.check(spend, limit.epsilon, limit.delta)
+        else:
+            ledger.charge(spend, limit.epsilon, limit.delta)
     finally:
         ledger.close()
 
@@ -147,6 +155,7 @@ def run_job(
     _ = output.releases | "Releases" >> WriteReleases(job)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+    before = stamps(job)
     try:
         with watch_steps(progress, steps), HAND_OVER.open():
             pipeline.run().wait_until_finish()
@@ -154,6 +163,13 @@ def run_job(
         raise
     except Exception as error:
         raise coded(error) from None
+    else:
+        if stamps(job) != before:
+            raise PolicyError(
+                "source.path",
+                "a file changed while it was read, so this store's noise may belong to two inputs",
+                "do not resume this store or publish its last releases; begin a new run",
+            )
     finally:
         identity = run.open().identity
         stores.close_all()

@@ -91,13 +91,7 @@ class Ledger:
         entries = self.entries()
         if any(e.run_id == charge.run_id for e in entries):
             return False
-        if not within([*entries, charge], epsilon, delta):
-            raise PolicyError(
-                "ledger.limit",
-                f"the runs on this data set would together spend more than epsilon {epsilon:g}"
-                f" at delta {delta:g} per unit ({len(entries)} runs are charged already)",
-                "continue a run on its own store, or ask the data steward for a larger limit",
-            )
+        self._refuse(entries, charge, epsilon, delta)
         text = msgspec.json.encode(charge, order="sorted").decode()
         row = self._db.execute("SELECT digest FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
         digest = _digest(row[0] if row else "", self._data_set, text)
@@ -106,6 +100,26 @@ class Ledger:
             (self._data_set, charge.run_id, text, digest),
         )
         return True
+
+    def check(self, charge: Charge, epsilon: float, delta: float) -> None:
+        """Refuse a charge that ``charge`` would refuse now; writes nothing."""
+        self._refuse(self.entries(), charge, epsilon, delta)
+
+    def _refuse(self, entries: list[Charge], charge: Charge, epsilon: float, delta: float) -> None:
+        if any(e.unit != charge.unit for e in entries):
+            # A run per user is no mu-GDP run per (user, period): the costs do not add up.
+            raise PolicyError(
+                "ledger.data_set",
+                "its runs protect another privacy unit or period, and such costs do not add up",
+                "use the same unit and period in all jobs on this data set",
+            )
+        if not within([*entries, charge], epsilon, delta):
+            raise PolicyError(
+                "ledger.limit",
+                f"the runs on this data set would together spend more than epsilon {epsilon:g}"
+                f" at delta {delta:g} per unit ({len(entries)} runs are charged already)",
+                "continue a run on its own store, or ask the data steward for a larger limit",
+            )
 
     def entries(self) -> list[Charge]:
         """Charges of this data set in order, after a check of the chain.

@@ -5,6 +5,7 @@ releases (the outbox), its progress and the changed states as Arrow blobs.  Row-
 would be an order of magnitude slower (components.md).  A cold start replays the log.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -237,17 +238,23 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
 
 def _connect(path: str | Path) -> sqlite3.Connection:
     try:
+        # Exact counts live here: for the owner only, like the noise key.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise _failed(error) from None
     return db
 
 
-def _failed(error: sqlite3.Error) -> RunError | UsageError:
+def _failed(error: sqlite3.Error | OSError) -> RunError | UsageError:
     """SQLite's error by its public code; its text can hold a path or a value."""
     code = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    if code in ("SQLITE_NOTADB", "SQLITE_CANTOPEN", "SQLITE_CANTOPEN_ISDIR"):
+    if isinstance(error, OSError) or code in (
+        "SQLITE_NOTADB",
+        "SQLITE_CANTOPEN",
+        "SQLITE_CANTOPEN_ISDIR",
+    ):
         return UsageError("state.store", f"cannot be opened ({code})", "check the path")
     return RunError("state.store", f"the database refused ({code})", "check disk and rights")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from accounting.errors import PolicyError, RunError
@@ -152,3 +153,19 @@ def test_eight_processes_never_overspend(tmp_path: Path) -> None:
     assert len(entries) == most() == sum(int(n) for n in done.stdout.split())
     assert within(entries, EPSILON, DELTA)
     assert len({e.run_id for e in entries}) == len(entries)
+
+
+def test_another_privacy_unit_is_refused(ledger: Ledger) -> None:
+    ledger.charge(charge(1), EPSILON, DELTA)
+    other = msgspec.structs.replace(charge(2), unit="user per period of 3600 s")
+    for act in (ledger.charge, ledger.check):
+        with pytest.raises(PolicyError, match="another privacy unit"):
+            act(other, EPSILON, DELTA)
+    assert len(ledger.entries()) == 1
+
+
+def test_a_check_writes_nothing(ledger: Ledger) -> None:
+    ledger.check(charge(1), EPSILON, DELTA)
+    assert ledger.entries() == []
+    with pytest.raises(PolicyError):
+        ledger.check(msgspec.structs.replace(charge(1, mu=50.0), epsilon=9.0), EPSILON, DELTA)
