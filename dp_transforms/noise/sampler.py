@@ -2,8 +2,8 @@
 
 A draw is Z = round(N), N ~ Normal(0, sigma^2): for integer q, round(q + N) = q + Z, so the
 analytic Gaussian calibration holds exactly for every integer shift (mechanism.md section 5).
-The uniform of node v under tweak t has its top 16 bits from lane v mod 8 of the block
-AES(t xor (v div 8)) and, only where these do not decide, 112 further bits from the node's own
+The uniform of node v under tweak t has its top 32 bits from lane v mod 4 of the block
+AES(t xor (v div 4)) and, only where these do not decide, 96 further bits from the node's own
 block AES(t xor (v, 2^63)).  Thresholds are round(2^128 * Phi((k + 1/2)/sigma)) computed in
 ball arithmetic, so the total variation per draw is about (table entries) * 2^-129.
 """
@@ -21,11 +21,11 @@ from dp_transforms.noise.prf import Prf
 Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-UInt16 = npt.NDArray[np.uint16]
+UInt32 = npt.NDArray[np.uint32]
 
 _BITS = 128
 _PRECISION = 256
-_LANES = 8
+_LANES = 4
 _GUIDE_BITS = 16
 _AMBIGUOUS = np.iinfo(np.int32).min
 _OWN_BLOCK = np.uint64(1 << 63)
@@ -46,6 +46,7 @@ class RoundedGaussian:
         self.lowest = -(len(thresholds) // 2)
         self._high = np.array([t >> 64 for t in thresholds], np.uint64)
         self._low = np.array([t & (2**64 - 1) for t in thresholds], np.uint64)
+        self._top = np.array([t >> (_BITS - 32) for t in thresholds], np.uint32)
         self._first, self._last = _guide(thresholds)
         self._guide = np.where(
             self._first == self._last, self._first + self.lowest, _AMBIGUOUS
@@ -72,12 +73,22 @@ class RoundedGaussian:
         block_starts = np.cumsum(block_counts) - block_counts
         blocks = np.empty((int(block_counts.sum()), 2), np.uint64)
         _lane_blocks(tweaks, block_first, block_counts, block_starts, blocks)
-        lanes = prf.blocks(blocks).view(np.uint16).reshape(-1)
+        lanes = prf.blocks(blocks).view(np.uint32).reshape(-1)
         noise = np.empty(int(counts.sum()), np.int32)
         rows = np.empty(noise.size, np.int32)
         unsure = np.empty(noise.size, np.int64)
         found = _look_up(
-            lanes, block_first, block_starts, first, last, starts, self._guide, noise, unsure, rows
+            lanes,
+            block_first,
+            block_starts,
+            first,
+            last,
+            starts,
+            self._guide,
+            (self._first, self._last, self._top, self.lowest),
+            noise,
+            unsure,
+            rows,
         )
         if found:
             self._decide(
@@ -103,7 +114,7 @@ class RoundedGaussian:
         unsure: Int64,
         rows: Int32,
         noise: Int32,
-        lanes: UInt16,
+        lanes: UInt32,
         block_first: Int64,
         block_starts: Int64,
     ) -> None:
@@ -161,27 +172,41 @@ def _lane_blocks(
 
 @njit(cache=True, nogil=True)
 def _look_up(
-    lanes: UInt16,
+    lanes: UInt32,
     block_first: Int64,
     block_starts: Int64,
     first: Int64,
     last: Int64,
     starts: Int64,
     guide: Int32,
+    table: tuple[Int32, Int32, UInt32, int],
     noise: Int32,
     unsure: Int64,
     rows: Int32,
 ) -> int:  # pragma: no cover - compiled
+    lower, upper, top, lowest = table
     found = 0
     for i in range(first.size):
-        shift = 8 * (block_starts[i] - block_first[i])
+        shift = 4 * (block_starts[i] - block_first[i])
         for node in range(first[i], last[i]):
             at = starts[i] + node - first[i]
-            value = guide[lanes[shift + node]]
+            lane = lanes[shift + node]
+            value = guide[lane >> 16]
+            if value == -2147483648:
+                begin, end = lower[lane >> 16], upper[lane >> 16]
+                stop = end
+                while begin < end:
+                    middle = (begin + end) // 2
+                    if top[middle] < lane:
+                        begin = middle + 1
+                    else:
+                        end = middle
+                value = begin + lowest
+                if begin < stop and top[begin] == lane:
+                    unsure[found] = at
+                    rows[found] = i
+                    found += 1
             noise[at] = value
-            unsure[found] = at
-            rows[found] = i
-            found += value == -2147483648
     return found
 
 
@@ -198,10 +223,10 @@ def _search(
     noise: Int32,
 ) -> None:  # pragma: no cover - compiled
     for i in range(lane.size):
-        top = np.uint64(lane[i])
-        u_high = (top << np.uint64(48)) | (bits[i, 1] >> np.uint64(16))
-        u_low = (bits[i, 1] << np.uint64(48)) | (bits[i, 0] >> np.uint64(16))
-        begin, end = first[lane[i]], last[lane[i]]
+        # U = 32 bits of the lane, then the upper 96 bits of the node's own block.
+        u_high = (np.uint64(lane[i]) << np.uint64(32)) | (bits[i, 1] >> np.uint64(32))
+        u_low = (bits[i, 1] << np.uint64(32)) | (bits[i, 0] >> np.uint64(32))
+        begin, end = first[lane[i] >> 16], last[lane[i] >> 16]
         while begin < end:
             middle = (begin + end) // 2
             below = high[middle] < u_high or (high[middle] == u_high and low[middle] <= u_low)

@@ -86,7 +86,7 @@ class Chosen:
         out = np.empty_like(blocks)
         for i, (word, own) in enumerate(blocks.tolist()):
             uniform = self.wanted[word]
-            bits = uniform >> 112 if own == 0 else (uniform & ((1 << 112) - 1)) << 16 | 0xFFFF
+            bits = uniform >> 96 if own == 0 else (uniform & ((1 << 96) - 1)) << 32 | 0xFFFFFFFF
             out[i] = bits & (2**64 - 1), bits >> 64
         return out
 
@@ -111,7 +111,7 @@ def test_decisions_at_and_around_thresholds(sigma: float) -> None:
     uniforms = [
         u for at in picked for u in (table[at] - 1, table[at], table[at] + 1) if 0 <= u < FULL
     ]
-    edges = [top << 112 for top in (0, 1, 2**15, 2**16 - 1)]
+    edges = [top << 96 for top in (0, 1, 2**16, 2**31, 2**32 - 1)]
     uniforms += [0, FULL - 1, *edges, *(e - 1 for e in edges[1:])]
     uniforms += [int.from_bytes(rng.bytes(16), "little") for _ in range(300)]
     expected = [bisect.bisect_right(table, u) + of.lowest for u in uniforms]
@@ -120,7 +120,7 @@ def test_decisions_at_and_around_thresholds(sigma: float) -> None:
 
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_draws_equal_a_plain_reference(sigma: float) -> None:
-    """Lane of the shared block first, 112 bits of the node's own block behind it."""
+    """Lane of the shared block first, 96 bits of the node's own block behind it."""
     key = b"\x31" * 32
     of, table = sampler(sigma), thresholds(sampler(sigma))
     names = tweaks(7, seed=3)
@@ -134,10 +134,10 @@ def test_draws_equal_a_plain_reference(sigma: float) -> None:
 
     for i, (low, high) in enumerate(names.tolist()):
         for node in range(int(first[i]), int(last[i])):
-            lanes = aes(low ^ (node // 8), high)
-            lane = int.from_bytes(lanes[2 * (node % 8) : 2 * (node % 8) + 2], "little")
-            own = int.from_bytes(aes(low ^ node, high ^ (1 << 63)), "little") >> 16
-            expected = bisect.bisect_right(table, lane << 112 | own) + of.lowest
+            lanes = aes(low ^ (node // 4), high)
+            lane = int.from_bytes(lanes[4 * (node % 4) : 4 * (node % 4) + 4], "little")
+            own = int.from_bytes(aes(low ^ node, high ^ (1 << 63)), "little") >> 32
+            expected = bisect.bisect_right(table, lane << 96 | own) + of.lowest
             assert noise[starts[i] + node - first[i]] == expected
     assert len(noise) == (last - first).sum()
 
@@ -259,8 +259,8 @@ def test_nodes_of_a_name_are_independent(sigma: float) -> None:
 
 
 def lanes_p(noise: npt.NDArray[np.int32]) -> float:
-    """p-value that lane (node mod 8) and value are independent."""
-    groups = [noise[:, lane::8].reshape(-1) for lane in range(8)]
+    """p-value that lane (node mod 4) and value are independent."""
+    groups = [noise[:, lane::4].reshape(-1) for lane in range(4)]
     table = [np.bincount(g.clip(-3, 3) + 3, minlength=7) for g in groups]
     return float(stats.chi2_contingency(np.array(table)).pvalue)
 
@@ -269,7 +269,7 @@ def test_all_lanes_are_alike() -> None:
     noise = draws(1.0)[:, :248]
     assert lanes_p(noise) > LEAST_P
     broken = noise.copy()
-    broken[:, 3::8] = draws(1.1)[:, :248][:, 3::8]
+    broken[:, 3::4] = draws(1.1)[:, :248][:, 3::4]
     assert lanes_p(broken) < LEAST_P
 
 
