@@ -218,7 +218,7 @@ def _delta_split(plan: Plan) -> tuple[float, float, float]:
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    if plan.timeline.triggers == 1:
+    if plan.timeline.triggers == 1 and plan.timeline.end is not None and plan.timeline.windows == 1:
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
     theta = privacy.theta

@@ -12,6 +12,8 @@ MAX_AGGREGATES = 16
 MAX_TRIGGERS = 1 << 20
 #: Windows one record may belong to (sliding): each costs one of the C contributions.
 MAX_WINDOWS_PER_RECORD = 64
+#: A larger epsilon is a typing error: it protects nobody.
+MAX_EPSILON = 1_000.0
 #: C: admitted (record, window) pairs of a unit; the accounting checks every n up to it.
 MAX_CONTRIBUTIONS = 100_000
 #: Noise sd of one node in grid units: the sampler's table has about 27 sd entries.

@@ -7,6 +7,7 @@ cache, workers) are a different class and are not part of it.
 
 import hashlib
 import math
+import re
 from fractions import Fraction
 from typing import Literal
 
@@ -150,8 +151,12 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
-        if not 0 < self.epsilon < math.inf:
-            raise UsageError("privacy.epsilon", "must be positive and finite", "write e.g. 1.0")
+        if not 0 < self.epsilon <= limits.MAX_EPSILON:
+            raise UsageError(
+                "privacy.epsilon",
+                f"must be positive and finite, at most {limits.MAX_EPSILON:g}",
+                "write e.g. 1.0",
+            )
         if not 0 < self.delta < 1:
             raise UsageError("privacy.delta", "must lie strictly between 0 and 1", "write 1e-9")
         if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:
@@ -245,6 +250,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "plan_hash",
             "run_id",
         }
+        used = [f.column for f in self.key]
+        inside = {"unit", "stamp", "event_cut", "partition", "offset", "window", "leaf", "rank"}
+        if any(not n or n[0] == "_" or n in inside or re.fullmatch(r"v\d+", n) for n in used):
+            raise UsageError(
+                "schema.key",
+                "columns must not be empty, start with '_', look like 'v0', or be named "
+                + ", ".join(sorted(inside)),
+                "rename the column in the input",
+            )
         # "count" also names the running count behind a mean; two streams must never share a name.
         if any(a.name == "count" and a.kind in ("sum", "mean") for a in self.aggregates):
             raise UsageError("aggregate.name", "'count' is reserved for kind 'count'", "rename it")

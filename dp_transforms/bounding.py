@@ -38,8 +38,8 @@ def _admit(
         out[row] = take
 
 
-def stamp_order(stamp: Int64, partition: Int32, offset: Int64) -> Int64:
-    """Permutation that sorts by (stamp, partition, offset)."""
+def stamp_order(stamp: Int64, partition: Int32, offset: Int64, unit: Int64 | None = None) -> Int64:
+    """Permutation that sorts by (stamp, partition, offset, unit)."""
     order = np.argsort(stamp, kind="stable")
     sorted_stamp = stamp[order]
     tied = np.zeros(len(order), np.bool_)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 
-from accounting.errors import PolicyError
+from accounting.errors import PolicyError, UsageError
 from accounting.limits import SPLIT_BUFFER_ROWS
 from accounting.plan import Plan
 from dp_transforms.batches import (
@@ -30,7 +30,7 @@ from dp_transforms.ids import key_ids
 from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
 from dp_transforms.release import HoldUntilCut, Seal, ShardRelease, seal, steps_through
 from dp_transforms.run import KeySource, Run, begin_run
-from dp_transforms.step import Stepper, shard_of
+from dp_transforms.step import Stepper, run_name, shard_of
 from dp_transforms.telemetry import count, guarded, step_done, timed
 
 
@@ -65,16 +65,13 @@ class DPStream(beam.PTransform):
     ) -> None:
         super().__init__()
         if run is None:
-            run, resumed = begin_run(
-                plan, KeySource(key_file), store, shards, source=[(source or "").encode()]
-            )
-            if resumed and source is None:
-                raise PolicyError(
+            if not source:
+                raise UsageError(
                     "source",
-                    "a store can only be resumed on the input it was begun with, and the input"
-                    " has no name",
+                    "is required: a store goes on only with the input it was begun with",
                     "give DPStream(source=...) a name or digest that tells this input from others",
                 )
+            run, _ = begin_run(plan, KeySource(key_file), store, shards, source=[source.encode()])
         self._run = run
         if self._run.plan != plan:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")
@@ -82,6 +79,12 @@ class DPStream(beam.PTransform):
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Records in, sealed releases and dead letters out."""
         run = self._run
+        if not pcoll.is_bounded or run.plan.timeline.end is None:
+            raise UsageError(
+                "time.end",
+                "this version runs bounded input only, up to the end of the job",
+                "give the plan an end and the transform a bounded collection",
+            )
         plan = run.plan
         door = Records(CanonicaliserFactory(plan, run.keys, run.public))
         records = pcoll | "Records" >> beam.ParDo(door).with_outputs(
@@ -245,11 +248,12 @@ class SealFactory:
     def __call__(self) -> Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch]:
         """Bind plan, identity and release-id key."""
         run = self._run
-        identity, prf = run.open().identity, run.keys.ring().release
+        identity, ring = run.open().identity, run.keys.ring()
+        prefix = ring.name((*run_name(identity), b"release"))
 
         def sealed(window: int, trigger: int, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
             with timed("seal"):
-                return seal(run.plan, identity, prf, window, trigger, parts)
+                return seal(run.plan, identity, ring.release, prefix, window, trigger, parts)
 
         return sealed
 

@@ -192,6 +192,8 @@ class Records(beam.DoFn):
             records, dead = self._twin(element)
         count("operator_records_in", element.num_rows)
         count("operator_dead_letters", dead.num_rows)
+        for reason in REASONS if dead.num_rows else ():
+            count(f"operator_dead_{reason}", pc.sum(pc.equal(dead["reason"], reason)).as_py())
         if dead.num_rows:
             yield beam.pvalue.TaggedOutput(self.DEAD, dead)
         if records.num_rows:

@@ -28,6 +28,7 @@ from dp_transforms.batches import (
     TRIGGER,
     WINDOW,
     ArrowBatchCoder,
+    Ids,
     concat,
     id_array,
     ids_of,
@@ -125,6 +126,7 @@ def seal(
     plan: Plan,
     identity: RunIdentity,
     release_ids: Prf,
+    run_prefix: Ids,
     window: int,
     trigger: int,
     parts: Iterable[pa.RecordBatch],
@@ -142,10 +144,11 @@ def seal(
     size = rows.num_rows
     begin, end = plan.timeline.window_bounds(window)
     time = plan.timeline.cut_time(plan.timeline.base(window) + trigger)
-    message = np.empty((size, 2, 2), np.uint64)
-    message[:, 0] = (np.uint64(window), np.uint64(trigger))
-    message[:, 1] = ids_of(rows.column("_id"))
-    ids = release_ids.mac(message.reshape(-1, 2), np.full(size, 2, np.int64))
+    message = np.empty((size, 3, 2), np.uint64)
+    message[:, 0] = run_prefix
+    message[:, 1] = (np.uint64(window), np.uint64(trigger))
+    message[:, 2] = ids_of(rows.column("_id"))
+    ids = release_ids.mac(message.reshape(-1, 2), np.full(size, 3, np.int64))
     instant = pa.timestamp("us", "UTC")
     arrays = [
         id_array(ids),
@@ -160,9 +163,15 @@ def seal(
             floating = pa.types.is_floating(column.type)
             arrays.append(pc.if_else(pc.is_nan(column), None, column) if floating else column)
     arrays += [pa.array([identity.plan_hash] * size, pa.string())]
-    arrays += [pa.array([identity.run_id] * size, pa.string())]
+    arrays += [pa.array([stamped_run_id(plan, identity)] * size, pa.string())]
     metadata = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode()}
     return pa.RecordBatch.from_arrays(arrays, schema=release_schema(plan).with_metadata(metadata))
+
+
+def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
+    """The run id as releases show it: no insecure or unsound release looks like a sound one."""
+    stamp = "INSECURE-" if identity.insecure else ""
+    return ("UNSOUND-" if plan.privacy.mode == "paper" else "") + stamp + identity.run_id
 
 
 class Seal(beam.DoFn):

@@ -8,6 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from accounting.budget import allocate
+from accounting.errors import UsageError
 from accounting.plan import Plan
 from dp_transforms.noise.prf import KeyRing, load_key
 from state import open as stores
@@ -50,6 +51,7 @@ class Run(NamedTuple):
         keys: where the noise key is found.
         store: URL of an initialised store, e.g. ``sqlite:flights.db``.
         shards: key shards and unit shards, as recorded in the store.
+        run_id: the run that was begun on the store.
         public: canonical public key list with the plan's key columns, or ``None``.
         performance: settings without effect on results.
     """
@@ -58,12 +60,13 @@ class Run(NamedTuple):
     keys: KeySource
     store: str
     shards: int
+    run_id: str
     public: pa.Table | None = None
     performance: Performance = Performance()
 
     def open(self) -> Store:
         """The store, shared by the workers of a process."""
-        return stores.open_store(self.store, self.plan)
+        return stores.open_store(self.store, self.plan, self.run_id)
 
 
 def begin_run(
@@ -92,6 +95,8 @@ def begin_run(
         PolicyError: the store belongs to another plan, key or input.
     """
     allocate(plan)
+    if plan.public_keys is not None and public is None:
+        raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
     ring = keys.ring()
     resumed = stores.exists(store)
     identity = RunIdentity(
@@ -102,6 +107,8 @@ def begin_run(
         key_fingerprint=ring.fingerprint,
         source_fingerprint=ring.source_fingerprint(source),
         plan=msgspec.json.encode(plan, order="sorted").decode(),
+        insecure=keys.insecure_test_key is not None or run_id is not None,
     )
-    stores.initialise(store, identity)
-    return Run(plan, keys, store, shards, public, performance or Performance()), resumed
+    found = stores.initialise(store, identity)
+    settings = performance or Performance()
+    return Run(plan, keys, store, shards, found.run_id, public, settings), resumed

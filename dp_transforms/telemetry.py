@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +22,9 @@ from accounting.errors import DpstreamError, RunError
 OPERATOR_COUNTERS = (
     "operator_records_in",
     "operator_dead_letters",
+    *(f"operator_dead_{reason}" for reason in ("unit", "key", "time", "late", "value")),
+    "operator_dead_not_public",
+    "operator_dead_source",
     "operator_pairs_admitted",
     "operator_pairs_rejected",
     "operator_pairs_late",
@@ -37,8 +40,12 @@ def count(name: str, amount: int = 1) -> None:
     if name not in OPERATOR_COUNTERS:
         raise ValueError("counter is not on the allow-list")
     if amount:
+        operator_totals[name] += int(amount)
         Metrics.counter("dpstream", name).inc(int(amount))
 
+
+#: Counters of this process, for the operator's summary of an in-process run.
+operator_totals: Counter[str] = Counter()
 
 #: Seconds this process spent in each stage; for the operator and the benchmarks.
 stage_seconds: defaultdict[str, float] = defaultdict(float)

@@ -98,6 +98,7 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
     from pipelines.job import load_job
 
     checked = load_job(job)
+    from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
     with _Bar(hidden=quiet or as_json) as bar:
@@ -106,6 +107,7 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
         _print_json({**result._asdict(), "insecure": checked.insecure})
         return
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: all triggers done.")
+    _print_operator(result.operator_only, dead_letter_folder(checked))
     click.echo(f"Releases in {checked.sink.kind} files below {result.releases}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
@@ -203,6 +205,20 @@ def doctor(as_json: bool) -> None:
 
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value))
+
+
+def _print_operator(counts: dict[str, int], dead_letters: Path) -> None:
+    """Exact counts, for the operator: on stderr, apart from what may be shown."""
+    shown = ", ".join(
+        f"{name.removeprefix('operator_').replace('_', ' ')} {amount:,}"
+        for name, amount in sorted(counts.items())
+        if name.startswith("operator_")
+    )
+    click.echo(
+        f"Operator only, exact and private, do not publish: {shown or 'nothing new'}.", err=True
+    )
+    if counts.get("operator_dead_letters"):
+        click.echo(f"Operator only: dead letters (position and reason) in {dead_letters}", err=True)
 
 
 def _print_report(report: dict[str, Any]) -> None:

@@ -179,7 +179,6 @@ def _check_tables(file: JobFile) -> None:
     ranges = [
         ("state.shards", file.state.shards, limits.MAX_SHARDS),
         ("performance.batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
-        ("performance.unit_shards", file.performance.unit_shards, limits.MAX_SHARDS),
         ("performance.look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
     ]
     for field, value, most in ranges:

@@ -124,13 +124,11 @@ class PerformanceConfig(_Table, frozen=True):
 
     Attributes:
         batch_rows: rows of an Arrow batch at the door.
-        look_ahead: triggers a prediction looks ahead (default: adapts to the key).
-        unit_shards: shards of the bounding step.
+        look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
     """
 
     batch_rows: int = limits.DEFAULT_BATCH_ROWS
     look_ahead: int | None = None
-    unit_shards: int = 4
 
 
 class JobFile(_Table, frozen=True):

@@ -1,9 +1,15 @@
 """Which engine runs a job; always named, never guessed from the pipeline."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from apache_beam.options.pipeline_options import DebugOptions, DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    DirectOptions,
+    PipelineOptions,
+    _BeamArgumentParser,
+)
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.errors import UsageError
@@ -22,6 +28,7 @@ def make_runner(name: str, beam_args: Sequence[str]) -> tuple[Any, PipelineOptio
         raise UsageError(
             "--runner", f"must be one of {', '.join(RUNNERS)}", "use --runner=DirectRunner"
         )
+    _refuse_unknown(beam_args)
     options = PipelineOptions(list(beam_args), runner=RUNNERS[name])
     if options.view_as(DirectOptions).direct_num_workers != 1:
         raise UsageError(
@@ -36,3 +43,18 @@ def make_runner(name: str, beam_args: Sequence[str]) -> tuple[Any, PipelineOptio
     if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
         raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
     return FnApiRunner(), options
+
+
+def _refuse_unknown(beam_args: Sequence[str]) -> None:
+    """A flag that neither this program nor Beam knows is a typing error, not a silent no-op."""
+    known = {"runner"}
+    for options in PipelineOptions.__subclasses__():
+        beam_parser = _BeamArgumentParser(add_help=False)
+        options._add_argparse_args(beam_parser)
+        known |= {flag.lstrip("-") for a in beam_parser._actions for flag in a.option_strings}
+    for argument in beam_args:
+        flag = argument.lstrip("-").partition("=")[0]
+        if argument.startswith("--") and flag not in known:
+            close = difflib.get_close_matches(flag, known, 1)
+            fix = f"did you mean --{close[0]}?" if close else "leave it out"
+            raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix.rstrip("?"))

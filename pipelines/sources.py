@@ -15,7 +15,7 @@ from apache_beam.pvalue import TaggedOutput
 
 from accounting.errors import RunError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
-from dp_transforms.telemetry import guarded
+from dp_transforms.telemetry import count, guarded
 from pipelines.job import Job
 from pipelines.manifest import SourceFile, fingerprint_parts, manifest, unreadable
 from pipelines.source_csv import csv_header, csv_positions, read_csv
@@ -109,6 +109,8 @@ class _ReadPiece(beam.DoFn):
         try:
             for part in read_piece(element, self.columns):
                 if isinstance(part, Refused):
+                    count("operator_dead_letters", len(part.offsets))
+                    count("operator_dead_source", len(part.offsets))
                     yield TaggedOutput(DEAD_LETTER, dead_letters(part, partition))
                 else:
                     yield from positioned(part, partition, self.batch_rows)

@@ -13,7 +13,7 @@ from dp_transforms.batches import HAND_OVER
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
-from dp_transforms.telemetry import watch_steps
+from dp_transforms.telemetry import operator_totals, watch_steps
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
@@ -28,13 +28,15 @@ Progress = Callable[[int, int], None]
 
 
 class Result(NamedTuple):
-    """What a finished run can tell about itself; all public."""
+    """What a finished run can tell about itself; ``operator_only`` counts records exactly and is
+    private, all else is public."""
 
     run_id: str
     plan_hash: str
     steps: int
     releases: str
     resumed: bool
+    operator_only: dict[str, int]
 
 
 def key_source(job: Job) -> KeySource:
@@ -56,6 +58,7 @@ def begin(job: Job) -> tuple[Run, bool]:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
     keys, plan = key_source(job), job.plan
+    _refuse_private_in_sink(job)
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     url = job.state.store or ""
     if not stores.exists(url):
@@ -76,6 +79,23 @@ def begin(job: Job) -> tuple[Run, bool]:
     )
     charge(job, run.open().identity.run_id)
     return run, resumed
+
+
+def _refuse_private_in_sink(job: Job) -> None:
+    """What is published must not lie in one folder with what must never be."""
+    sink = Path(job.sink.path).resolve()
+    private = {
+        "privacy.key_file": job.privacy.key_file,
+        "state.store": str(job.state.path),
+        "ledger.path": job.ledger and job.ledger.path,
+    }
+    for field, path in private.items():
+        if path and sink in Path(path).resolve().parents:
+            raise PolicyError(
+                field, "lies in the folder of the releases", "keep private files elsewhere"
+            )
+    if job.ledger and Path(job.ledger.path).resolve() == job.state.path.resolve():
+        raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
 
 
 def _refuse_foreign_sink(job: Job) -> None:
@@ -146,6 +166,7 @@ def run_job(
     """
     engine, options = make_runner(runner, beam_args)
     source = ReadFiles(job)
+    before = stamps(job)
     run, resumed = begin(job)
     line = job.plan.timeline
     steps = line.windows * line.triggers * run.shards
@@ -155,7 +176,7 @@ def run_job(
     _ = output.releases | "Releases" >> WriteReleases(job)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
-    before = stamps(job)
+    operator_totals.clear()
     try:
         with watch_steps(progress, steps), HAND_OVER.open():
             pipeline.run().wait_until_finish()
@@ -173,7 +194,9 @@ def run_job(
     finally:
         identity = run.open().identity
         stores.close_all()
-    return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed)
+    return Result(
+        identity.run_id, job.plan.hash, steps, job.sink.path, resumed, dict(operator_totals)
+    )
 
 
 def coded(error: BaseException) -> DpstreamError:

@@ -40,6 +40,11 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
     Raises:
         PolicyError: the store belongs to another plan, key or input.
     """
+    with _LOCK:
+        # A store this process holds open may be of a file that is gone by now.
+        cached = _OPEN.pop(url, None)
+        if cached is not None:
+            cached.close()
     found = create_store(_path(url), identity)
     if found.plan_hash != identity.plan_hash:
         raise PolicyError(
@@ -66,22 +71,22 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
     return found
 
 
-def open_store(url: str, plan: Plan) -> Store:
+def open_store(url: str, plan: Plan, run_id: str) -> Store:
     """The store of an initialised URL, shared within the process.
 
     Raises:
-        PolicyError: it belongs to another plan.
+        PolicyError: it belongs to another plan or run.
     """
     with _LOCK:
         store = _OPEN.get(url)
         if store is None:
             store = SqliteStore(_path(url), key_schema(plan), len(plan.value_streams))
-            if store.identity.plan_hash != plan.hash:
-                store.close()
-                raise PolicyError(
-                    "state.store", "holds the state of a job with another plan", "use a new store"
-                )
             _OPEN[url] = store
+        if (store.identity.plan_hash, store.identity.run_id) != (plan.hash, run_id):
+            _OPEN.pop(url).close()
+            raise PolicyError(
+                "state.store", "holds the state of another plan or run", "use a new store"
+            )
         return store
 
 

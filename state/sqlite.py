@@ -198,6 +198,11 @@ def create_store(path: str | Path, identity: RunIdentity) -> RunIdentity:
     try:
         with db:
             db.execute("BEGIN IMMEDIATE")
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            if tables and "meta" not in tables:
+                raise PolicyError(
+                    "state.store", "the file is another program's database", "choose another path"
+                )
             for statement in _DDL.split(";"):
                 db.execute(statement)
             db.execute(

@@ -11,7 +11,6 @@ negative answer (the noise of a node is drawn once).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -42,6 +41,7 @@ class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         key_fingerprint: keyed fingerprint of the noise key.
         source_fingerprint: keyed fingerprint of the input.
         plan: the plan itself as JSON, for people.
+        insecure: a fixed test key or run id was used; releases are stamped with it.
     """
 
     plan_hash: str
@@ -51,6 +51,7 @@ class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_fingerprint: str
     source_fingerprint: str
     plan: str
+    insecure: bool = False
 
 
 class KeyShard:
@@ -240,7 +241,3 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release files and connections."""
-
-
-#: Named points at which fault tests stop a worker: load, commit, committed, emitted.
-FaultPoint = Callable[[str], None]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.errors import PolicyError
+from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
 from dp_transforms import flow
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, ArrowBatchCoder, release_schema
@@ -144,7 +144,10 @@ def test_python_interface(store_paths: Iterator[str], tmp_path: Path) -> None:
     source = generate(plan).batches(300)
     results = []
     for number in range(2):
-        transform = DPStream(plan, key_file=str(key), store=f"sqlite:{next(store_paths)}", shards=2)
+        store = f"sqlite:{next(store_paths)}"
+        with pytest.raises(UsageError, match="source"):
+            DPStream(plan, key_file=str(key), store=store, shards=2)
+        transform = DPStream(plan, key_file=str(key), store=store, shards=2, source="stream 1")
         results.append(through_beam(transform, source, tmp_path / str(number))[0])
     first, second = ([row for data in r.values() for row in as_rows(data)] for r in results)
     assert len(first) > 50 and len(second) > 50
@@ -167,7 +170,7 @@ def test_the_pipeline_holds_the_keys_path_and_never_the_key(tmp_path: Path) -> N
     key = tmp_path / "noise.key"
     key.write_text("5a" * 32)
     key.chmod(0o600)
-    run = Run(PLANS["sticky"], KeySource(str(key)), "sqlite:none", 2)
+    run = Run(PLANS["sticky"], KeySource(str(key)), "sqlite:none", 2, RUN_ID)
     pickled = pickle.dumps(run)
     assert str(key).encode() in pickled
     assert b"5a5a5a" not in pickled and b"\x5a\x5a\x5a" not in pickled
@@ -295,7 +298,7 @@ def test_release_schema(plan: Plan, store_paths: Iterator[str]) -> None:
             ]
             assert micros == [start, start + line.window, start + trigger * line.trigger_every]
             assert row["trigger"] == trigger
-            assert (row["plan_hash"], row["run_id"]) == (plan.hash, RUN_ID)
+            assert (row["plan_hash"], row["run_id"]) == (plan.hash, "INSECURE-" + RUN_ID)
             for a in plan.aggregates:
                 value, sd = row[a.name], row[f"{a.name}_sd"]
                 assert sd > 0 if value is not None else (sd is None and a.kind == "mean")

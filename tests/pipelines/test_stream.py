@@ -1,6 +1,7 @@
 """Beginning a run: what is refused leaves nothing behind; state is for the owner only."""
 
 import os
+import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from accounting.errors import PolicyError, UsageError
 from pipelines.job import Job
 from pipelines.job_tables import LedgerConfig, Limit
+from pipelines.keys import new_key
 from pipelines.runners import make_runner
 from pipelines.stream import begin, run_job
 from state import open as stores
@@ -30,7 +32,42 @@ def job(make_job: Make, tmp_path: Path) -> Job:
 def with_limit(job: Job, tmp_path: Path, epsilon: float) -> Job:
     limit = Limit(epsilon=epsilon, delta=job.plan.privacy.delta)
     ledger = LedgerConfig(path=str(tmp_path / "ledger.db"), data_set="d", limit=limit)
-    return msgspec.structs.replace(job, ledger=ledger)
+    key = tmp_path / "noise.key"
+    if not key.exists():
+        new_key(key)
+    privacy = msgspec.structs.replace(
+        job.privacy, key_file=str(key), insecure_test_key=None, insecure_test_run_id=None
+    )
+    return msgspec.structs.replace(job, ledger=ledger, privacy=privacy)
+
+
+def test_private_files_beside_releases_are_refused(job: Job, tmp_path: Path) -> None:
+    sink = msgspec.structs.replace(job.sink, path=str(tmp_path))
+    with pytest.raises(PolicyError, match="folder of the releases"):
+        begin(msgspec.structs.replace(job, sink=sink))
+
+
+def test_another_programs_database_is_refused(job: Job) -> None:
+    with sqlite3.connect(job.state.path) as db:
+        db.execute("CREATE TABLE accounts (x)")
+    with pytest.raises(PolicyError, match="another program"):
+        begin(job)
+    with sqlite3.connect(job.state.path) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("accounts",)]
+
+
+def test_a_store_that_was_deleted_is_a_new_run(job: Job, tmp_path: Path) -> None:
+    first, _ = begin(job)
+    first.open()
+    for file in job.state.path.parent.glob(job.state.path.name + "*"):
+        file.unlink()
+    job = msgspec.structs.replace(
+        job, privacy=msgspec.structs.replace(job.privacy, insecure_test_run_id=None)
+    )
+    second, resumed = begin(job)
+    assert not resumed and second.run_id != first.run_id
+    assert second.open().identity.run_id == second.run_id
+    stores.close_all()
 
 
 def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
@@ -68,6 +105,8 @@ def test_flags_that_hand_out_records_are_refused() -> None:
         ["--experiments=enable_data_sampling"],
         ["--direct_num_workers=2"],
         ["--enable_hot_key_logging"],
+        ["--nonsense=3"],
+        ["--jsno"],
     ):
         with pytest.raises(UsageError):
             make_runner("DirectRunner", flags)

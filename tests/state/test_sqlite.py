@@ -255,7 +255,7 @@ def test_a_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
         assert caught.value.field == field
     stores.close_all()
     with pytest.raises(PolicyError, match="another plan"):
-        stores.open_store(url, make_plan(triggers=6))
+        stores.open_store(url, make_plan(triggers=6), "22" * 16)
     assert begin_run(plan, KEYS, url, 3, source=source)[1] is True
 
 
