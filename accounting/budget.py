@@ -48,7 +48,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
     Attributes:
         name: ``selection``, ``units`` or the value stream's name.
         strategy, triggers: how prefixes are noised, T.
-        col2: largest squared column norm of the encoder.
+        col2: largest squared column norm of the encoder, rounded up.
         sensitivity: L2 sensitivity of the encoded stream for one unit, in grid units.
         share: fraction of mu^2 this stream is charged.
         sigma: sd of one node's noise in grid units, rounded up.
@@ -57,7 +57,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
     name: str
     strategy: str
     triggers: int
-    col2: int
+    col2: float
     sensitivity: float
     share: float
     sigma: float
@@ -330,19 +330,21 @@ def _check_ranges(plan: Plan, budget: Budget) -> None:
 
 
 def _check_sigma(field: str, noise: StreamNoise, fix: str) -> None:
-    if not noise.sigma <= limits.MAX_SIGMA:
+    rounded = noise.strategy_object.rounds_nodes
+    most = limits.MAX_SIGMA if rounded else limits.MAX_REAL_SIGMA
+    if not noise.sigma <= most:
         raise UsageError(
             field,
-            f"noise of '{noise.name}' needs sd {noise.sigma:.6g} a node, in grid units; "
-            f"the sampler's table ends at {limits.MAX_SIGMA:g}",
-            fix,
+            f"noise of '{noise.name}' needs sd {noise.sigma:.6g} a node, on the lattice of "
+            f"strategy '{noise.strategy}'; its sampler ends at {most:g}",
+            fix + (", or strategy 'blt'" if rounded else ""),
         )
 
 
 def _check_wrap(stream: ValueStream, noise: StreamNoise) -> None:
     """Prefix plus noise, in units of 2^-DECODE_BITS, must stay inside int64."""
-    # |n_t| <= 41 node sds + D_t: the sampler's draws end at 27 sds, weights sum to < levels.
-    worst = 32 * noise.sigma * noise.triggers.bit_length() ** 2 + 64
+    # The samplers' draws end at 27 sds.
+    worst = 32 * noise.sigma * noise.strategy_object.reach + 64
     bound = limits.MAX_PAIRS * stream.sensitivity + int(worst)
     if bound << limits.DECODE_BITS >= 1 << 63:
         raise UsageError(

@@ -10,6 +10,8 @@ MAX_KEY_COLUMNS = 8
 MAX_AGGREGATES = 16
 #: Public triggers of one window for the tree strategy (levels of the path state = 21).
 MAX_TRIGGERS = 1 << 20
+#: Beyond this the matrix product of the Toeplitz decoder costs more than it saves.
+MAX_TOEPLITZ_TRIGGERS = 4096
 #: Windows one record may belong to (sliding): each costs one of the C contributions.
 MAX_WINDOWS_PER_RECORD = 64
 #: A larger epsilon is a typing error: it protects nobody.
@@ -18,6 +20,8 @@ MAX_EPSILON = 1_000.0
 MAX_CONTRIBUTIONS = 100_000
 #: Noise sd of one node in grid units: the sampler's table has about 27 sd entries.
 MAX_SIGMA = 60_000.0
+#: Noise sd of one node where noise is real (no table); the decoder's range is checked apart.
+MAX_REAL_SIGMA = 2.0**40
 #: |value| on the grid: prefix sums times 2^DECODE_BITS must stay far from 2^63.
 MAX_GRID_VALUE = 1 << 32
 #: Admitted pairs the integer bounds are checked for (decode must not wrap).

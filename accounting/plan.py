@@ -18,12 +18,12 @@ from accounting.errors import PolicyError, UsageError
 from accounting.timeline import Timeline
 
 #: Changes when the same plan would give other releases; part of the plan hash.
-MECHANISM_VERSION = 1
+MECHANISM_VERSION = 2
 
 FieldType = Literal["string", "int", "bool", "bytes"]
 Kind = Literal["count", "sum", "mean", "units"]
 Mode = Literal["sticky", "rounds", "paper"]
-StrategyName = Literal["tree"]
+StrategyName = Literal["tree", "toeplitz", "blt"]
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -226,6 +226,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for index, aggregate in enumerate(self.aggregates):
             aggregate.check(index)
         self._check_names()
+        self._check_strategy()
         if self.units_aggregate and self.privacy.mode != "sticky":
             raise UsageError(
                 "aggregate.kind",
@@ -237,6 +238,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "privacy.mode", "public keys need no selection, so no rounds", "use 'sticky'"
             )
         return self
+
+    def _check_strategy(self) -> None:
+        privacy = self.privacy
+        if privacy.mode == "paper" and privacy.strategy != "tree":
+            raise UsageError("privacy.strategy", "the 'paper' preset is the tree's", "omit it")
+        most = limits.MAX_TOEPLITZ_TRIGGERS
+        if privacy.strategy == "toeplitz" and self.timeline.triggers > most:
+            raise UsageError(
+                "privacy.strategy",
+                f"'toeplitz' takes at most {most} triggers a window",
+                "use 'blt', which has the same error for any number, or 'tree'",
+            )
 
     def _check_names(self) -> None:
         names = [f.column for f in self.key] + [a.name for a in self.aggregates]

@@ -59,7 +59,7 @@ class Needs:
             return
         behind = self.known[slots] < leaf - 1
         if behind.any():
-            self._paths.advance(slots[behind], leaf[behind] - 1)
+            self._paths.seek(slots[behind], leaf[behind] - 1)
         upto = np.minimum(leaf + self.horizon - 1, len(self._tau))
         noise = self._paths.advance(slots, upto, self.horizon)
         leaves = leaf[:, None] + np.arange(self.horizon)

@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from accounting.budget import Budget, StreamNoise, allocate
 from accounting.plan import Plan
+from accounting.strategies import Strategy, make_strategy
 from dp_transforms.aggregation import aggregate, distinct
 from dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
 from dp_transforms.ids import key_ids
-from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.continuous import ContinuousGaussian
+from dp_transforms.noise.paths import NoiseStream, Sampler
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
 from dp_transforms.perturbation import Published, PublishedPaths, publish
@@ -29,8 +31,16 @@ _NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
 
 @functools.lru_cache(maxsize=32)
-def _sampler(sigma: float) -> RoundedGaussian:
-    return RoundedGaussian(sigma)
+def _sampler(noise: StreamNoise) -> Sampler:
+    rounded = noise.strategy_object.rounds_nodes
+    return RoundedGaussian(noise.sigma) if rounded else ContinuousGaussian(noise.sigma)
+
+
+def default_look_ahead(strategy: Strategy) -> int:
+    """Leaves of noise computed at once: many where a path has no state to go on from."""
+    if not strategy.state_columns:
+        return min(256, strategy.triggers)
+    return max(4, min(32, strategy.triggers // 12))
 
 
 class Stepper:
@@ -56,7 +66,8 @@ class Stepper:
         self.budget: Budget = allocate(plan)
         self._run_name = run_name(store.identity)
         self._public = public
-        self._look_ahead = look_ahead or max(4, min(32, plan.timeline.triggers // 12))
+        strategy = make_strategy(plan.privacy.strategy, plan.timeline.triggers)
+        self._look_ahead = look_ahead or default_look_ahead(strategy)
         self._input = admitted_schema(plan)
 
     def step(
@@ -189,7 +200,7 @@ class Stepper:
 
     def _stream(self, window: int, role: str, noise: StreamNoise) -> NoiseStream:
         bounds = self.plan.timeline.window_bounds(window)
-        return NoiseStream(self.keys, self._run_name, bounds, role, noise, _sampler(noise.sigma))
+        return NoiseStream(self.keys, self._run_name, bounds, role, noise, _sampler(noise))
 
     def _rows(self, states: KeyShard, slots: Int64, published: Published) -> pa.RecordBatch:
         table = states.key_columns(slots)

@@ -1,13 +1,22 @@
 """Noise strategies for prefixes of a stream: one interface, see ``base.Strategy``."""
 
 from accounting.strategies.base import Strategy
+from accounting.strategies.blt import BltStrategy
+from accounting.strategies.toeplitz import ToeplitzStrategy
 from accounting.strategies.tree import TreeStrategy
 
-__all__ = ["Strategy", "TreeStrategy", "make_strategy"]
+__all__ = ["STRATEGIES", "BltStrategy", "Strategy", "ToeplitzStrategy", "TreeStrategy"]
+__all__ += ["make_strategy"]
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "tree": TreeStrategy,
+    "toeplitz": ToeplitzStrategy,
+    "blt": BltStrategy,
+}
 
 
 def make_strategy(name: str, triggers: int) -> Strategy:
     """The strategy of that name for ``triggers`` public triggers."""
-    if name == "tree":
-        return TreeStrategy(triggers)
-    raise ValueError("unknown strategy name")
+    if name not in STRATEGIES:
+        raise ValueError("unknown strategy name")
+    return STRATEGIES[name](triggers)

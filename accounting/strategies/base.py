@@ -1,13 +1,15 @@
-"""What a noise strategy is: an integer encoder of a stream, its noise, and a streaming decoder.
+"""What a noise strategy is: an encoder of a stream, its noise, and a streaming decoder.
 
 Symbols are listed in ``strategies/README.md``.  A strategy for T public triggers turns the
-leaf inputs x (int64, one per trigger) into integer nodes ``y = A x + z`` with z independent
-rounded Gaussians of sd sigma; what is released at trigger t is a fixed function of y's first
-nodes, equal to ``prefix_t + n_t`` where n_t is a fixed function of z alone.  All methods are
-public arithmetic: no data, no randomness.
+leaf inputs x (int64, one per trigger) into nodes ``y = A x + z`` with z independent Gaussians
+of sd sigma; what is released at trigger t is a fixed function of y's first nodes, equal to
+``prefix_t + n_t`` where n_t is a fixed function of z alone, a whole number of 2^-DECODE_BITS.
+All methods are public arithmetic: no data, no randomness.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +17,26 @@ import numpy.typing as npt
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
+#: precision in bits -> one row's node noises as balls (``flint.arb``) that contain them.
+ExactNoise = Callable[[int], Sequence[Any]]
+
 
 class Strategy(ABC):
     """One way to noise all T prefixes of a stream.
 
     Args:
         triggers: T >= 1.
+
+    Attributes:
+        name: as in the job file.
+        rounds_nodes: z are rounded Gaussians (A is an integer matrix); else z are Gaussians
+            themselves, and only decoded prefixes are rounded.
+        state_dtype: dtype of the state that ``fold`` carries from leaf to leaf.
     """
 
     name: str
+    rounds_nodes = True
+    state_dtype: npt.DTypeLike = np.int64
 
     def __init__(self, triggers: int) -> None:
         if triggers < 1:
@@ -32,7 +45,7 @@ class Strategy(ABC):
 
     @property
     @abstractmethod
-    def col2(self) -> int:
+    def col2(self) -> float:
         """Largest squared column norm of the encoder: squared L2 effect of one unit of input."""
 
     @property
@@ -45,14 +58,58 @@ class Strategy(ABC):
     def rounding(self) -> Float64:
         """(T,) D_t: the most n_t differs from its Gaussian ideal (node and decode rounding)."""
 
+    @property
+    @abstractmethod
+    def reach(self) -> float:
+        """Largest |n_t| when no node noise exceeds 1, rounded up."""
+
     @abstractmethod
     def worst_split(self, pieces: int, total: int) -> float:
         """Upper bound of |A a|^2 over a >= 1 on ``pieces`` distinct leaves, sum(a) = ``total``."""
 
     @abstractmethod
-    def matrix(self) -> Int64:
+    def matrix(self) -> npt.NDArray[Any]:
         """Dense encoder (nodes, T), nodes in the order in which they complete (small T)."""
 
     @abstractmethod
     def nodes_through(self, leaf: int | Int64) -> Int64:
         """Number of nodes that are complete after leaf ``leaf`` (0 for leaf 0)."""
+
+    @property
+    @abstractmethod
+    def state_columns(self) -> int:
+        """Numbers of state a path carries from leaf to leaf (0: ``fold`` starts at leaf 0)."""
+
+    def first_node(self, leaf: Int64) -> Int64:
+        """First node whose noise ``fold`` needs to go on after ``leaf``."""
+        return self.nodes_through(leaf) if self.state_columns else np.zeros_like(leaf)
+
+    @abstractmethod
+    def fold(
+        self,
+        noise: npt.NDArray[Any],
+        starts: Int64,
+        leaf: Int64,
+        upto: Int64,
+        stack: npt.NDArray[Any],
+        out: Int64,
+        noise_error: float = 0.0,
+    ) -> tuple[Int64, Int64]:
+        """Advance many noise paths, each over its own range of leaves.
+
+        Args:
+            noise: node noises of all rows; row i's from ``starts[i]``, beginning with node
+                ``first_node(leaf[i])``, in the order of completion.
+            leaf: (n,) leaves already folded in; ``upto``: (n,) last leaf to fold in.
+            stack: (n, state_columns) state, updated.
+            out: (n, width) receives n_t * 2^DECODE_BITS of leaf ``leaf[i] + 1 + k`` in column
+                k.  With width 1 only the last leaf's is kept.
+            noise_error: bound of each node noise's float error (0: integers).
+
+        Returns:
+            (rows, leaves) whose rounding floats cannot settle: ``exact`` must replace them.
+        """
+
+    def exact(self, noise: ExactNoise, leaf: int) -> int:
+        """n_t * 2^DECODE_BITS of one row at ``leaf``, whatever precision that takes."""
+        raise NotImplementedError("this strategy decodes in integers")

@@ -18,6 +18,8 @@ Sensitivity: one unit of input at leaf t is added to one node of each level, and
 only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(log2 T) + 1.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -45,7 +47,18 @@ class TreeStrategy(Strategy):
 
     @property
     @override
-    def col2(self) -> int:
+    def col2(self) -> float:
+        return float(self.levels)
+
+    @property
+    @override
+    def reach(self) -> float:
+        # A block's weights sum to at most (levels) and a prefix has at most that many blocks.
+        return float(self.levels**2)
+
+    @property
+    @override
+    def state_columns(self) -> int:
         return self.levels
 
     def _per_set_bit(self, block: Float64) -> Float64:
@@ -108,6 +121,22 @@ class TreeStrategy(Strategy):
         leaf = np.asarray(leaf, np.int64)
         return np.asarray(2 * leaf - np.bitwise_count(leaf), np.int64)
 
+    @override
+    def fold(
+        self,
+        noise: npt.NDArray[Any],
+        starts: Int64,
+        leaf: Int64,
+        upto: Int64,
+        stack: npt.NDArray[Any],
+        out: Int64,
+        noise_error: float = 0.0,
+    ) -> tuple[Int64, Int64]:
+        """See base; ``stack`` holds N_l of the complete blocks, one per set bit of the leaf."""
+        fold(noise, starts, leaf, upto, stack, out)
+        none = np.zeros(0, np.int64)
+        return none, none
+
 
 @njit(cache=True, nogil=True)
 def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
@@ -120,15 +149,7 @@ def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
 def fold(
     noise: Int32, starts: Int64, leaf: Int64, upto: Int64, stack: Int64, out: Int64
 ) -> None:  # pragma: no cover - compiled
-    """Advance many noise paths, each over its own range of leaves.
-
-    Args:
-        noise: (m,) node noises of all rows, row i from ``starts[i]`` in completion order.
-        leaf: (n,) leaves already folded in; ``upto``: (n,) last leaf to fold in.
-        stack: (n, levels) N_l of the complete blocks (one per set bit of leaf), updated.
-        out: (n, width) receives n_t * 2^DECODE_BITS of leaf ``leaf[i] + 1 + k`` in column k.
-            With width 1 only the last leaf's is kept.
-    """
+    """Compiled body of ``TreeStrategy.fold``."""
     levels = stack.shape[1]
     width = out.shape[1]
     decoded = np.zeros(levels, np.int64)

@@ -8,18 +8,23 @@ just the same.  Paths are a cache: they can be dropped and recomputed at any tim
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from accounting.budget import StreamNoise
 from accounting.limits import MAX_DRAWS_AT_ONCE
-from accounting.strategies.tree import TreeStrategy, fold
+from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
 
+#: What a stream's node noise is drawn by, as its strategy needs (``rounds_nodes``).
+Sampler = RoundedGaussian | ContinuousGaussian
+
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
+State = npt.NDArray[Any]
 
 
 class NoiseStream:
@@ -31,7 +36,8 @@ class NoiseStream:
         window: (start, end) micros.
         role: ``selection``, ``units`` or ``value``; keeps equal stream names apart.
         noise: calibrated strategy of the stream.
-        sampler: rounded Gaussian of ``noise.sigma`` (shared between windows).
+        sampler: Gaussian of ``noise.sigma``, rounded or not as the strategy needs (shared
+            between windows).
     """
 
     def __init__(
@@ -41,11 +47,11 @@ class NoiseStream:
         window: tuple[int, int],
         role: str,
         noise: StreamNoise,
-        sampler: RoundedGaussian,
+        sampler: Sampler,
     ) -> None:
         self._node = keys.node
         self._tweak = keys.tweak
-        self.strategy = TreeStrategy(noise.triggers)
+        self.strategy = noise.strategy_object
         self.sampler = sampler
         bounds = b"".join(edge.to_bytes(16, "little", signed=True) for edge in window)
         labels = (role.encode(), noise.name.encode(), noise.strategy.encode())
@@ -62,19 +68,33 @@ class NoiseStream:
         message[:, 3, 1] = 0
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
-    def advance(self, tweaks: Ids, leaf: Int64, upto: Int64, stack: Int64, width: int) -> Int64:
+    def no_state(self, rows: int) -> State:
+        """(rows, state_columns) state of paths at leaf 0."""
+        return np.zeros((rows, self.strategy.state_columns), self.strategy.state_dtype)
+
+    def advance(self, tweaks: Ids, leaf: Int64, upto: Int64, stack: State, width: int) -> Int64:
         """Fold the noise of leaves ``leaf + 1 .. upto`` into ``stack`` (updated in place).
 
         Returns:
             (n, width) n_t * 2^DECODE_BITS of the leaves in order; with width 1 of the last.
         """
         out = np.zeros((len(leaf), width), np.int64)
-        first = self.strategy.nodes_through(leaf)
-        last = self.strategy.nodes_through(upto)
+        first = self.strategy.first_node(leaf)
+        last = np.maximum(first, self.strategy.nodes_through(upto))
         for rows in _chunks(last - first):
             noise, starts = self.sampler.draw(self._node, tweaks[rows], first[rows], last[rows])
-            fold(noise, starts, leaf[rows], upto[rows], stack[rows], out[rows])
+            begin, end, error = leaf[rows], upto[rows], self.sampler.error
+            part = out[rows]
+            fold = self.strategy.fold(noise, starts, begin, end, stack[rows], part, error)
+            for row, at in zip(*fold, strict=True):
+                column = at - begin[row] - 1 if width > 1 else 0
+                part[row, column] = self._exact(tweaks[rows][row], int(at))
         return out
+
+    def _exact(self, tweak: Ids, leaf: int) -> int:
+        """One prefix whose rounding the floats of ``fold`` leave open."""
+        nodes = int(self.strategy.nodes_through(leaf))
+        return self.strategy.exact(self.sampler.exact(self._node, tweak, nodes), leaf)
 
 
 class Paths:
@@ -84,7 +104,7 @@ class Paths:
         self._stream = stream
         self.tweaks = np.empty((0, 2), np.uint64)
         self.leaf = np.empty(0, np.int64)
-        self._stack = np.empty((0, stream.strategy.levels), np.int64)
+        self._stack = stream.no_state(0)
 
     def start(self, rows: Int64, key_ids: Ids, rounds: Int64) -> None:
         """(Re)start the paths of ``rows`` at leaf 0 under the names of keys and rounds."""
@@ -93,6 +113,7 @@ class Paths:
         self._grow(int(rows.max()) + 1)
         self.tweaks[rows] = self._stream.names(key_ids, rounds)
         self.leaf[rows] = 0
+        self._stack[rows] = 0
 
     def advance(self, rows: Int64, upto: Int64, width: int = 1) -> Int64:
         """Move the paths of ``rows`` to leaf ``upto``; see ``NoiseStream.advance``."""
@@ -102,6 +123,12 @@ class Paths:
         self.leaf[rows] = upto
         return out
 
+    def seek(self, rows: Int64, leaf: Int64) -> None:
+        """Move the paths of ``rows`` to ``leaf`` without decoding what lies between."""
+        if self._stack.shape[1]:
+            self.advance(rows, leaf)
+        self.leaf[rows] = leaf
+
     def _grow(self, size: int) -> None:
         have = len(self.leaf)
         if size <= have:
@@ -109,7 +136,7 @@ class Paths:
         size = max(size, have + have // 2, 1024)
         self.tweaks = np.resize(self.tweaks, (size, 2))
         self.leaf = np.concatenate([self.leaf, np.zeros(size - have, np.int64)])
-        stack = np.zeros((size, self._stack.shape[1]), np.int64)
+        stack = self._stream.no_state(size)
         stack[:have] = self._stack
         self._stack = stack
 

@@ -9,6 +9,8 @@ ball arithmetic, so the total variation per draw is about (table entries) * 2^-1
 """
 
 import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flint
 import numpy as np
@@ -51,6 +53,8 @@ class RoundedGaussian:
         self._guide = np.where(
             self._first == self._last, self._first + self.lowest, _AMBIGUOUS
         ).astype(np.int32)
+        #: draws are integers: no float error
+        self.error = 0.0
         self.digest = hashlib.blake2b(
             self._high.tobytes() + self._low.tobytes(), digest_size=16
         ).digest()
@@ -72,7 +76,7 @@ class RoundedGaussian:
         block_counts = np.where(counts > 0, (last - 1) // _LANES - block_first + 1, 0)
         block_starts = np.cumsum(block_counts) - block_counts
         blocks = np.empty((int(block_counts.sum()), 2), np.uint64)
-        _lane_blocks(tweaks, block_first, block_counts, block_starts, blocks)
+        lane_blocks(tweaks, block_first, block_counts, block_starts, blocks)
         lanes = prf.blocks(blocks).view(np.uint32).reshape(-1)
         noise = np.empty(int(counts.sum()), np.int32)
         rows = np.empty(noise.size, np.int32)
@@ -104,6 +108,12 @@ class RoundedGaussian:
                 block_starts,
             )
         return noise, starts
+
+    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
+        """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
+        none = np.zeros(1, np.int64)
+        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
+        return lambda precision: [flint.arb(int(z)) for z in noise]
 
     def _decide(
         self,
@@ -161,9 +171,10 @@ def _guide(thresholds: list[int]) -> tuple[Int32, Int32]:
 
 
 @njit(cache=True, nogil=True)
-def _lane_blocks(
+def lane_blocks(
     tweaks: Ids, block_first: Int64, block_counts: Int64, block_starts: Int64, blocks: Ids
 ) -> None:  # pragma: no cover - compiled
+    """Inputs of the shared blocks of each row, numbered from ``block_first``."""
     for i in range(block_first.size):
         for k in range(block_counts[i]):
             blocks[block_starts[i] + k, 0] = tweaks[i, 0] ^ np.uint64(block_first[i] + k)

@@ -45,7 +45,7 @@ def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
 
 
 def _half_scale(real: Any) -> Any:
-    return lambda sigma: RoundedGaussian(sigma / 2)
+    return lambda noise: real(msgspec.structs.replace(noise, sigma=noise.sigma / 2))
 
 
 def _every_pair(real: Any) -> Any:

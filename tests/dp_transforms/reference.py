@@ -15,7 +15,8 @@ import numpy as np
 
 from accounting.budget import Budget, StreamNoise, allocate
 from accounting.plan import Plan
-from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.continuous import ContinuousGaussian
+from dp_transforms.noise.paths import NoiseStream, Sampler
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
 from tests.streams import Stream, key_name, user_name
@@ -156,7 +157,7 @@ class SlowNoise:
 
     def __init__(self, plan: Plan, ring: KeyRing, identity: tuple[bytes, ...]) -> None:
         self._plan, self._ring, self._identity = plan, ring, identity
-        self._samplers: dict[float, RoundedGaussian] = {}
+        self._samplers: dict[float, Sampler] = {}
         self._known: dict[tuple[object, ...], np.ndarray] = {}
 
     def path(
@@ -167,14 +168,15 @@ class SlowNoise:
         if name not in self._known:
             sampler = self._samplers.get(noise.sigma)
             if sampler is None:
-                sampler = self._samplers[noise.sigma] = RoundedGaussian(noise.sigma)
+                rounded = noise.strategy_object.rounds_nodes
+                kind = RoundedGaussian if rounded else ContinuousGaussian
+                sampler = self._samplers[noise.sigma] = kind(noise.sigma)
             bounds = self._plan.timeline.window_bounds(window)
             stream = NoiseStream(self._ring, self._identity, bounds, role, noise, sampler)
             ids = np.frombuffer(key_id, np.uint64).reshape(1, 2)
             tweak = stream.names(ids, np.array([round_number]))
-            stack = np.zeros((1, stream.strategy.levels), np.int64)
             leaves = np.array([0]), np.array([noise.triggers])
-            path = stream.advance(tweak, *leaves, stack, noise.triggers)
+            path = stream.advance(tweak, *leaves, stream.no_state(1), noise.triggers)
             self._known[name] = path[0]
         return self._known[name]
 

@@ -39,7 +39,7 @@ def key_ids(count: int, first: int = 0) -> npt.NDArray[np.uint64]:
 def whole(stream: NoiseStream, ids: npt.NDArray[np.uint64], rounds: Int64) -> Int64:
     """(n, T) noise of every leaf, in one go."""
     count, triggers = len(ids), stream.strategy.triggers
-    stack = np.zeros((count, stream.strategy.levels), np.int64)
+    stack = stream.no_state(count)
     ends = np.zeros(count, np.int64), np.full(count, triggers)
     return stream.advance(stream.names(ids, rounds), *ends, stack, max(triggers, 2))[:, :triggers]
 

@@ -402,7 +402,7 @@ def released_share(ring: KeyRing, tau: Int64, keys: int = 100_000) -> Callable[[
     rows = np.arange(keys, dtype=np.uint64)
     tweak = stream.names(np.stack([rows, rows], axis=1), np.zeros(keys, np.int64))
     ends = np.zeros(keys, np.int64), np.full(keys, 4)
-    path = stream.advance(tweak, *ends, np.zeros((keys, stream.strategy.levels), np.int64), 4)
+    path = stream.advance(tweak, *ends, stream.no_state(keys), 4)
     won = int((256 + path > tau).any(axis=1).sum())
     return lambda share: float(stats.binomtest(won, keys, share, alternative="greater").pvalue)
 

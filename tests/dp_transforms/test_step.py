@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.budget import Budget, allocate
+from accounting.budget import Budget, StreamNoise, allocate
 from accounting.plan import Plan
 from dp_transforms import aggregation, step
 from dp_transforms.batches import concat, record_schema
@@ -57,6 +57,10 @@ PLANS: dict[str, Plan] = {
     "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
     "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
     "rounds long": make_plan(mode="rounds", triggers=40, windows=1),
+    "toeplitz": make_plan(strategy="toeplitz", aggregates=(COUNT, UNITS)),
+    "toeplitz rounds": make_plan(strategy="toeplitz", mode="rounds", triggers=40, windows=1),
+    "blt": make_plan(strategy="blt", aggregates=(COUNT, SUM)),
+    "blt rounds": make_plan(strategy="blt", mode="rounds", final_flush=True),
     "public": make_plan(public="fixed list"),
     "public all": make_plan(public="fixed list", aggregates=ALL, refresh_every=3, triggers=13),
 }
@@ -153,11 +157,12 @@ def silent_selections(plan: Plan, stream: Stream, got: Released) -> int:
 def test_prediction_is_needed_and_its_loss_noticed(
     name: str, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = PLANS[name]
-    honest = run(plan, store_paths)
-    assert silent_selections(plan, stream_of(plan), honest) >= 2
+    plan, streams = PLANS[name], [stream_of(PLANS[name], seed) for seed in (1, 2, 3)]
+    honest = [run(plan, store_paths, stream) for stream in streams]
+    silent = [silent_selections(plan, *pair) for pair in zip(streams, honest, strict=True)]
+    assert sum(silent) >= 2
     monkeypatch.setattr(step, "predict", lambda *_: None)
-    assert run(plan, store_paths) != honest
+    assert [run(plan, store_paths, stream) for stream in streams] != honest
 
 
 def one_later(plan: Plan, needs: object, states: object, slots: np.ndarray, trigger: int) -> None:
@@ -213,6 +218,9 @@ def unit_counts(plan: Plan, pairs: list[Pair], window: int, trigger: int) -> dic
 
 class Silent(RoundedGaussian):
     """A sampler without noise."""
+
+    def __init__(self, noise: StreamNoise) -> None:
+        super().__init__(noise.sigma)
 
     def draw(
         self, prf: object, tweaks: np.ndarray, first: np.ndarray, last: np.ndarray

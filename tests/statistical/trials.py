@@ -57,7 +57,7 @@ def released(
 @contextlib.contextmanager
 def smaller_noise(factor: float) -> Iterator[None]:
     """Sabotage: every node's noise has sd sigma / factor."""
-    with mock.patch.object(step, "_sampler", lambda sigma: RoundedGaussian(sigma / factor)):
+    with mock.patch.object(step, "_sampler", lambda noise: RoundedGaussian(noise.sigma / factor)):
         yield
 
 

@@ -1,0 +1,135 @@
+"""Square-root Toeplitz on the integer lattice (mechanism.md section 3).
+
+c_k = rint(2^g C(2k, k) / 4^k), the coefficients of (1 - x)^(-1/2) on the lattice of 2^-g:
+g = 6 up to T = 1000, 8 above.  Nodes are integers with rounded Gaussian noise; the decoder
+inverts the integer matrix that is actually used.  A path has no state: ``fold`` starts at
+leaf 0 and is a matrix product over many rows.  Sensitivity: see ``convolution``; col2 is an
+integer, that of the rounded coefficients.
+"""
+
+import functools
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from typing_extensions import override
+
+from accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
+from accounting.strategies.base import Float64, Int64
+from accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy, series_quotient
+
+_SCALE = 1 << DECODE_BITS
+#: Float error of a sum of products, per term, relative to its largest term.
+_ULP = 2.0**-52
+
+
+@functools.lru_cache(maxsize=8)
+def _integers(triggers: int) -> tuple[int, ...]:
+    """rint(2^g C(2k, k) / 4^k), exactly."""
+    scaled = Fraction(1 << (6 if triggers <= 1000 else 8))
+    found = []
+    for k in range(1, triggers + 1):
+        found.append(round(scaled))
+        scaled = scaled * (2 * k - 1) / (2 * k)
+        # 64 further bits decide every rounding; without this the fractions would grow with k.
+        scaled = Fraction(round(scaled * (1 << 96)), 1 << 96)
+    return tuple(found)
+
+
+class ToeplitzStrategy(ConvolutionStrategy):
+    """Square-root Toeplitz with integer coefficients; up to MAX_TOEPLITZ_TRIGGERS."""
+
+    name = "toeplitz"
+
+    def __init__(self, triggers: int) -> None:
+        if triggers > MAX_TOEPLITZ_TRIGGERS:
+            raise ValueError("too many triggers for the Toeplitz strategy")
+        super().__init__(triggers)
+        self._integers = _integers(triggers)
+
+    @override
+    def coefficients(self) -> Float64:
+        return np.array(self._integers, np.float64)
+
+    @property
+    @override
+    def col2(self) -> float:
+        return float(sum(c * c for c in self._integers))
+
+    @override
+    def matrix(self) -> npt.NDArray[Any]:
+        return super().matrix().astype(np.int64)
+
+    @override
+    def _inverse(self) -> Sequence[Any]:
+        return series_quotient([1], self._integers, self.triggers)
+
+    @property
+    @override
+    def state_columns(self) -> int:
+        return 0
+
+    @functools.cached_property
+    def _products(self) -> Float64:
+        """(T, T) b_(t-k) in row k, column t: noise rows times this are all prefixes."""
+        size = self.triggers
+        lag = np.subtract.outer(-np.arange(size), -np.arange(size))
+        return np.where(lag >= 0, self.decoder[np.maximum(lag, 0)], 0.0)
+
+    @override
+    def fold(
+        self,
+        noise: npt.NDArray[Any],
+        starts: Int64,
+        leaf: Int64,
+        upto: Int64,
+        stack: npt.NDArray[Any],
+        out: Int64,
+        noise_error: float = 0.0,
+    ) -> tuple[Int64, Int64]:
+        rows, leaves = [], []
+        for begin, end, group in _groups(leaf, upto):
+            first = begin if out.shape[1] > 1 else end - 1
+            nodes = noise[starts[group][:, None] + np.arange(end)].astype(np.float64)
+            prefixes = nodes @ self._products[:end, first:end]
+            error = (end + 8) * _ULP * float(np.abs(nodes).max()) * self.reach
+            decoded = np.empty(prefixes.shape, np.int64)
+            open_ = _round(prefixes.reshape(-1), error * _SCALE + 1e-9, decoded.reshape(-1))
+            out[group, : end - first] = decoded
+            rows.append(group[open_ // (end - first)])
+            leaves.append(first + 1 + open_ % (end - first))
+        none = np.zeros(0, np.int64)
+        return np.concatenate([none, *rows]), np.concatenate([none, *leaves])
+
+
+def _groups(leaf: Int64, upto: Int64) -> list[tuple[int, int, Int64]]:
+    """(leaf, upto, rows) of rows that share both; rows that stand still are left out."""
+    name = leaf * (MAX_TOEPLITZ_TRIGGERS + 1) + upto
+    order = np.argsort(name, kind="stable")
+    edges = np.flatnonzero(np.diff(name[order])) + 1
+    groups = [g for g in np.split(order, edges) if len(g)]
+    return [(int(leaf[g[0]]), int(upto[g[0]]), g) for g in groups if leaf[g[0]] < upto[g[0]]]
+
+
+@njit(cache=True, nogil=True)
+def _round(values: Float64, error: float, out: Int64) -> Int64:  # pragma: no cover - compiled
+    """floor(2^D v + ROUND_UP) of each value; returns where ``error`` could change it."""
+    count = 0
+    for i in range(values.size):
+        scaled = values[i] * _SCALE + ROUND_UP
+        whole = np.floor(scaled)
+        out[i] = np.int64(whole)
+        if scaled - whole < error or scaled - whole > 1 - error:
+            count += 1
+    found = np.empty(count, np.int64)
+    count = 0
+    for i in range(values.size):
+        scaled = values[i] * _SCALE + ROUND_UP
+        part = scaled - np.floor(scaled)
+        if part < error or part > 1 - error:
+            found[count] = i
+            count += 1
+    return found

@@ -1,0 +1,161 @@
+"""Gaussian by inverse CDF at a 128-bit uniform named by its node, in floats and exactly.
+
+For strategies with a real encoder (``accounting.strategies.blt``): the node noise is the real
+number N = sigma * Phi^-1((u + 1/2) / 2^128) with u the 128 bits of the node.  ``draw`` gives
+it as float64 with a bounded error, ``exact`` as balls of any precision; what is released is
+the exact rounding of a linear map of N, so the float error never shows.
+
+u's upper 64 bits are lane v mod 2 of the block AES(t xor (v div 2)), its lower 64 bits the
+first word of the node's own block AES(t xor (v, 2^63)), which is drawn only in the tails and
+when a rounding must be settled.
+"""
+
+import ctypes
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flint
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from numba.extending import get_cython_function_address
+from scipy.special import ndtri
+
+from accounting.limits import MAX_REAL_SIGMA
+from dp_transforms.noise.prf import Prf
+from dp_transforms.noise.sampler import lane_blocks
+
+Ids = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+
+_LANES = 2
+_OWN_BLOCK = np.uint64(1 << 63)
+#: Below this the upper 64 bits alone would leave a relative error above 2^-50.
+_TAIL = 2.0**-14
+#: |float draw - exact draw| in sds; tests measure at most 2^-48 (scipy's ndtri and rounding).
+_ERROR = 2.0**-44
+
+_ndtri = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(
+    get_cython_function_address("scipy.special.cython_special", "ndtri")
+)
+
+
+class ContinuousGaussian:
+    """Sampler of one sd.
+
+    Args:
+        sigma: sd in grid units, 0 < sigma <= MAX_REAL_SIGMA.
+    """
+
+    def __init__(self, sigma: float) -> None:
+        if not 0 < sigma <= MAX_REAL_SIGMA:
+            raise ValueError("sigma is outside the sampler's range")
+        self.sigma = sigma
+        self.error = sigma * _ERROR
+        self.digest = hashlib.blake2b(
+            b"gaussian of 128 bits" + struct.pack("<d", sigma), digest_size=16
+        ).digest()
+
+    def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Float64, Int64]:
+        """Noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
+
+        Args:
+            prf: AES under the node key.
+            tweaks: (n, 2) name of each row.
+            first, last: (n,) node numbers, 0 <= first <= last.
+
+        Returns:
+            (noise, starts): flat float64 noises within ``error`` of the exact ones, and the
+            (n,) index of each row's first.
+        """
+        counts = last - first
+        starts = np.cumsum(counts) - counts
+        block_first = first // _LANES
+        block_counts = np.where(counts > 0, (last - 1) // _LANES - block_first + 1, 0)
+        block_starts = np.cumsum(block_counts) - block_counts
+        blocks = np.empty((int(block_counts.sum()), 2), np.uint64)
+        lane_blocks(tweaks, block_first, block_counts, block_starts, blocks)
+        lanes = prf.blocks(blocks).view(np.uint64).reshape(-1)
+        noise = np.empty(int(counts.sum()))
+        tails = _invert(lanes, block_first, block_starts, first, last, starts, noise)
+        if len(tails):
+            rows = np.searchsorted(starts, tails, side="right") - 1
+            node = first[rows] + tails - starts[rows]
+            high = lanes[_LANES * (block_starts[rows] - block_first[rows]) + node]
+            noise[tails] = _far(high, self._own(prf, tweaks[rows], node))
+        noise *= self.sigma
+        return noise, starts
+
+    @staticmethod
+    def _own(prf: Prf, tweaks: Ids, node: Int64) -> Ids:
+        own = tweaks.copy()
+        own[:, 0] ^= node.astype(np.uint64)
+        own[:, 1] ^= _OWN_BLOCK
+        return prf.blocks(own)[:, 0].copy()
+
+    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
+        """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
+        node = np.arange(last)
+        tweaks = np.repeat(tweak.reshape(1, 2), last, axis=0)
+        blocks = tweaks.copy()
+        blocks[:, 0] ^= (node // _LANES).astype(np.uint64)
+        high = prf.blocks(blocks)[node, node % _LANES]
+        low = self._own(prf, tweaks, node)
+        bits = [(int(h) << 64) | int(low_) for h, low_ in zip(high, low, strict=True)]
+
+        def balls(precision: int) -> Sequence[Any]:
+            scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
+            # 2 (u + 1/2) / 2^128 - 1 = (2 u + 1 - 2^128) / 2^128
+            return [scale * (flint.arb(2 * u + 1 - (1 << 128)) / (1 << 128)).erfinv() for u in bits]
+
+        return balls
+
+
+def _far(high: Ids, low: Ids) -> Float64:
+    """Draws in the tails from all 128 bits, in sds."""
+    upper = high >> np.uint64(63) == 1
+    high, low = np.where(upper, ~high, high), np.where(upper, ~low, low)
+    tail = (high.astype(np.float64) + low.astype(np.float64) * 2.0**-64) * 2.0**-64
+    value: Float64 = ndtri(np.maximum(tail, 2.0**-129))
+    return np.asarray(np.where(upper, -value, value))
+
+
+@njit(nogil=True)
+def _invert(
+    lanes: Ids,
+    block_first: Int64,
+    block_starts: Int64,
+    first: Int64,
+    last: Int64,
+    starts: Int64,
+    noise: Float64,
+) -> Int64:  # pragma: no cover - compiled
+    """Fill ``noise`` in sds; returns where a tail needs more bits."""
+    count = 0
+    for i in range(first.size):
+        shift = 2 * (block_starts[i] - block_first[i])
+        for node in range(first[i], last[i]):
+            at = starts[i] + node - first[i]
+            lane = lanes[shift + node]
+            upper = lane >> np.uint64(63) == 1
+            tail = np.float64(~lane if upper else lane) * 5.421010862427522e-20
+            if tail < _TAIL:
+                noise[at] = 0.0
+                count += 1
+                continue
+            value = _ndtri(tail)
+            noise[at] = -value if upper else value
+    tails = np.empty(count, np.int64)
+    count = 0
+    for i in range(first.size):
+        shift = 2 * (block_starts[i] - block_first[i])
+        for node in range(first[i], last[i]):
+            lane = lanes[shift + node]
+            upper = lane >> np.uint64(63) == 1
+            if np.float64(~lane if upper else lane) * 5.421010862427522e-20 < _TAIL:
+                tails[count] = starts[i] + node - first[i]
+                count += 1
+    return tails
