@@ -7,9 +7,9 @@ thresholds rounded up.  Shares are fractions of mu^2.  With a strategy of square
 ``col2`` a stream of share s and L2 sensitivity Delta gets sigma = Delta / (sqrt(s) mu):
 
     selection, units: Delta = sqrt(C col2)         value column: Delta = C L sqrt(col2)
+    weighted selection: sqrt(sum w^2 col2)         per_key_bound: Delta = sqrt(C) L sqrt(col2)
 
-A unit that touches n selections costs  n/C * S + g(n) * V <= 1  of mu^2 for all n = 1..C,
-with g(n) the worst squared effect of its values relative to C pairs on one leaf.
+``shares`` divides mu^2 so that no unit can exceed it, however it spreads its C pairs.
 """
 
 import functools
@@ -22,22 +22,19 @@ from accounting import limits
 from accounting.errors import UsageError
 from accounting.gaussian import cdp_rho, mu_of
 from accounting.plan import Plan, ValueStream
-from accounting.strategies import Strategy, make_strategy
+from accounting.shares import divide, strategy_of
+from accounting.strategies import Strategy
 from accounting.strategies.base import Float64, Int64
 from accounting.thresholds import one_trigger_tail, published_thresholds, thresholds
+from accounting.weights import Statistic, precision_weighted
 
-#: Shares are cut and sigmas raised by this much, far above the float error of a division.
+#: Sigmas are raised by this much, far above the float error of a division.
 _SLACK = 1e-12
 
 
 @functools.lru_cache(maxsize=64)
-def _strategy(name: str, triggers: int) -> Strategy:
-    return make_strategy(name, triggers)
-
-
-@functools.lru_cache(maxsize=64)
 def _sd(name: str, triggers: int, sigma: float) -> Float64:
-    sd = sigma * _strategy(name, triggers).sd_factors * (1 + _SLACK)
+    sd = sigma * strategy_of(name, triggers).sd_factors * (1 + _SLACK)
     sd.setflags(write=False)
     return sd
 
@@ -65,7 +62,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
     @property
     def strategy_object(self) -> Strategy:
         """The strategy itself (shared, stateless)."""
-        return _strategy(self.strategy, self.triggers)
+        return strategy_of(self.strategy, self.triggers)
 
     @property
     def sd(self) -> Float64:
@@ -81,11 +78,13 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         mu: Gaussian-DP parameter of everything drawn, rounded down.
         theta: part of delta kept for thresholds (0 without selection and with one trigger).
         b: chance that a (key, round) of a single unit is selected, over all T triggers.
-        selection: noise of key selection, ``None`` with public keys.
+        selection: noise of key selection (of weighted counts in 2^-WEIGHT_BITS), ``None``
+            with public keys.
         units: noise of the published count of units (the selection stream itself when keys
-            are selected), ``None`` when none is published.
+            are selected by plain counts), ``None`` when none is published.
         values: one per ``plan.value_streams``, in that order.
-        tau: (T,) int64 thresholds in units of 2^-DECODE_BITS, ``None`` without selection.
+        statistic: what a key is tested on, ``None`` with public keys.
+        tau: (T,) int64 thresholds in 2^-DECODE_BITS of the statistic, ``None`` with public keys.
         assumptions: in words, what the figures rest on.
     """
 
@@ -97,73 +96,9 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     selection: StreamNoise | None
     units: StreamNoise | None
     values: tuple[StreamNoise, ...]
+    statistic: Statistic | None
     tau: Int64 | None
     assumptions: tuple[str, ...]
-
-
-@functools.lru_cache(maxsize=64)
-def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> Float64:
-    """(C,) g(n) for n = 1..C: worst squared effect on a value column, C pairs on one leaf = 1.
-
-    ``sticky``: a (window, key) is selected once, so n selections are n keys, and the worst
-    is C-n+1 pairs on one of them: ((C-n+1)^2 + n - 1) / C^2.
-
-    ``rounds``: a key can be selected again, so n selections can be n different leaves of one
-    value tree (``Strategy.worst_split``).  Rounds beyond T must lie in other trees, where a
-    leaf costs at most the largest worst_split(m, m) / m.  Rounded up.
-    """
-    total = contributions
-    n = np.arange(1, total + 1, dtype=np.float64)
-    if mode == "sticky":
-        return np.asarray(((total - n + 1) ** 2 + n - 1) / total**2 * (1 + _SLACK))
-    encoder = _strategy(strategy, triggers)
-    per_leaf = max(encoder.worst_split(m, m) / m for m in range(1, min(total, triggers) + 1))
-    bits, costs = range(triggers.bit_length()), []
-    for selections in range(1, total + 1):
-        if selections <= triggers:
-            cost = encoder.worst_split(selections, total)
-        else:
-            # One tree of m rounds takes all excess; m is bounded between powers of two.
-            cost = max(
-                encoder.worst_split(most, most + total - selections) + (selections - m) * per_leaf
-                for m, most in ((1 << i, min((2 << i) - 1, triggers)) for i in bits)
-            )
-        costs.append(cost)
-    return np.asarray(costs) / (encoder.col2 * total**2) * (1 + _SLACK)
-
-
-def joint_cost(selection: float, values: float, costs: Float64) -> float:
-    """Largest fraction of mu^2 a unit can use: max over n of n/C * S + g(n) * V (safe: <= 1)."""
-    n = np.arange(1, len(costs) + 1)
-    return float(np.max(n / len(costs) * selection + costs * values))
-
-
-def largest_values(selection: float, costs: Float64) -> float:
-    """Largest V with joint_cost(S, V) <= 1, rounded down; S in [0, 1)."""
-    n = np.arange(1, len(costs) + 1)
-    return float(np.min((1 - n / len(costs) * selection) / costs)) * (1 - _SLACK)
-
-
-def _equal_shares(costs: Float64) -> tuple[float, float]:
-    share = (1 - _SLACK) / joint_cost(1.0, 1.0, costs)
-    return share, share
-
-
-def _weighted_shares(units: float, values: float, costs: Float64) -> tuple[float, float]:
-    """(U, V) for a published count of units beside value columns: the feasible point with the
-    largest U^units V^values.  For C = 1 that divides mu^2 by weight; for C > 1 both get
-    C/(C+1) unless one weight is more than C times the other."""
-    total = len(costs)
-    kink = total / (total + 1)
-    part = values / (units + values)
-    if part > kink:
-        u, v = total * (1 - part), part
-    elif 1 - part > kink:
-        u, v = 1 - part, total * part
-    else:
-        u, v = kink, kink
-    scale = (1 - _SLACK) / joint_cost(u, v, costs)
-    return u * scale, v * scale
 
 
 def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
@@ -174,12 +109,17 @@ def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
 def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy, triggers = plan.privacy, plan.timeline.triggers
-    col2 = _strategy(privacy.strategy, triggers).col2
+    col2 = strategy_of(privacy.strategy, triggers).col2
     if privacy.mode == "paper":
         # As published (theorem 2.3): ceil(log2 T), one less than a leaf touches at T = 2^k.
         col2 = max(1, (triggers - 1).bit_length())
     count = privacy.contributions
-    squared = count * col2 if value is None else count**2 * col2 * value**2
+    if name == "selection" and privacy.weights:
+        squared = float((privacy.weights.integers(count) ** 2).sum()) * col2
+    elif value is None or privacy.per_key_bound:
+        squared = count * col2 * (value or 1) ** 2
+    else:
+        squared = count**2 * col2 * value**2
     sensitivity = math.sqrt(squared) * (1 + _SLACK)
     sigma = _node_sigma(sensitivity, share, mu)
     return StreamNoise(name, privacy.strategy, triggers, col2, sensitivity, share, sigma)
@@ -194,31 +134,15 @@ def _values(plan: Plan, share: float, mu: float) -> tuple[StreamNoise, ...]:
     )
 
 
-def _shares(plan: Plan) -> tuple[float, float]:
-    """(share of selection or units, share of all values) of mu^2 for the sound modes."""
-    privacy = plan.privacy
-    costs = value_costs(
-        privacy.mode, privacy.strategy, plan.timeline.triggers, privacy.contributions
-    )
-    if not plan.value_streams:
-        return 1 - _SLACK, 0.0
-    if not plan.counts_units:
-        return 0.0, largest_values(0.0, costs)
-    if privacy.selection_share is not None:
-        return privacy.selection_share, largest_values(privacy.selection_share, costs)
-    if plan.units_aggregate and not plan.selects:
-        weight = sum(s.share for s in plan.value_streams)
-        return _weighted_shares(plan.units_aggregate.share or 1.0, weight, costs)
-    return _equal_shares(costs)
-
-
 def _delta_split(plan: Plan) -> tuple[float, float, float]:
     """(mu, theta, b) of the sound modes."""
     privacy = plan.privacy
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    if plan.timeline.triggers == 1 and plan.timeline.end is not None and plan.timeline.windows == 1:
+    once = plan.timeline.triggers == 1 and plan.timeline.end is not None
+    if once and plan.timeline.windows == 1 and privacy.weights is None:
+        # The sharper rule: j of C pairs gone leave (C-j)/C of the cost, without weights.
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
     theta = privacy.theta
@@ -244,27 +168,46 @@ def allocate(plan: Plan) -> Budget:
 def _sound(plan: Plan) -> Budget:
     privacy = plan.privacy
     mu, theta, tail = _delta_split(plan)
-    share, value_share = _shares(plan)
-    selection = _stream(plan, "selection", None, share, mu) if plan.selects else None
-    units = None
+    shares = divide(plan)
+    selection = units = statistic = tau = None
+    if plan.selects:
+        selection = _stream(plan, "selection", None, shares.selection, mu)
     if plan.units_aggregate:
-        units = selection or _stream(plan, "units", None, share, mu)
-    tau = None
+        apart = plan.units_stream_apart
+        units = _stream(plan, "units", None, shares.units, mu) if apart else selection
+    values = _values(plan, shares.values, mu) if shares.values else ()
     if selection is not None:
-        rounding = selection.strategy_object.rounding * (1 + _SLACK)
-        tau = thresholds(tail, privacy.pre_threshold, selection.sd, rounding)
-    return Budget(
-        privacy.epsilon,
-        privacy.delta,
-        mu,
-        theta,
-        tail,
-        selection,
-        units,
-        _values(plan, value_share, mu) if value_share else (),
-        tau,
-        _ASSUMPTIONS,
-    )
+        statistic = _statistic(plan, selection, plain_count(plan, units, values))
+        tau = thresholds(
+            tail, privacy.pre_threshold, statistic.sd, statistic.rounding, statistic.alone
+        )
+    given = privacy.epsilon, privacy.delta, mu, theta, tail
+    return Budget(*given, selection, units, values, statistic, tau, _ASSUMPTIONS)
+
+
+def plain_count(
+    plan: Plan, units: StreamNoise | None, values: tuple[StreamNoise, ...]
+) -> StreamNoise | None:
+    """The published plain count a combined statistic uses, ``None`` without ``combine``."""
+    if not plan.privacy.combine:
+        return None
+    return units or next(noise for noise in values if noise.name == "count")
+
+
+def _statistic(plan: Plan, selection: StreamNoise, plain: StreamNoise | None) -> Statistic:
+    """What a key is tested on; see ``accounting.weights``."""
+    weights = plan.privacy.weights
+    rounding = selection.strategy_object.rounding * (1 + _SLACK)
+    if weights is None:
+        return Statistic(1, 0, 1, selection.sd, rounding)
+    integers = weights.integers(plan.privacy.contributions)
+    largest = int(integers[0])
+    if plain is None:
+        return Statistic(1, 0, largest, selection.sd, rounding)
+    a, d = precision_weighted(integers, selection.sigma**2, plain.sigma**2)
+    # Both streams have one strategy, so one ratio of their sds serves every trigger.
+    sd = np.hypot(a * selection.sd, d * plain.sd) * (1 + _SLACK)
+    return Statistic(a, d, a * largest + d, sd, (a + d) * rounding)
 
 
 _ASSUMPTIONS = (
@@ -303,6 +246,7 @@ def _paper(plan: Plan) -> Budget:
         selection,
         None,
         _values(plan, rho_values / rho, mu),
+        _statistic(plan, selection, None),
         published_thresholds(tail, privacy.pre_threshold, selection.sd),
         _ASSUMPTIONS,
     )

@@ -16,6 +16,7 @@ import msgspec
 from accounting import limits
 from accounting.errors import PolicyError, UsageError
 from accounting.timeline import Timeline
+from accounting.weights import SelectionWeights
 
 #: Changes when the same plan would give other releases; part of the plan hash.
 MECHANISM_VERSION = 2
@@ -134,6 +135,10 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         refresh_every: triggers between publications of a selected key (sticky).
         selection_share: share of mu^2 for key selection (default: best for the mode).
         final_flush: rounds mode publishes every once-selected key at window close.
+        per_key_bound: 1 = one record per (unit, window, key) counts (sticky); value columns
+            then need sqrt(C) times less noise.
+        weights: decaying weights of a unit's pairs in selection (sticky).
+        combine: test the weighted count together with the published plain count.
         allow_unsound: needed by the ``paper`` preset.
     """
 
@@ -148,6 +153,9 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     selection_share: float | None = None
     final_flush: bool = False
     allow_unsound: bool = False
+    per_key_bound: int | None = None
+    weights: SelectionWeights | None = None
+    combine: bool = False
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
@@ -175,11 +183,31 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("privacy.refresh_every", "must be 1 or more", "omit it")
         if self.selection_share is not None and not 0 < self.selection_share < 1:
             raise UsageError("privacy.selection_share", "must lie between 0 and 1", "omit it")
+        self._check_selection()
         if self.mode == "paper" and not self.allow_unsound:
             raise PolicyError(
                 "privacy.mode",
                 "'paper' reproduces the published mechanism, whose guarantee does not hold",
                 "use mode 'sticky' or 'rounds', or set allow_unsound = true on public data",
+            )
+
+    def _check_selection(self) -> None:
+        if self.per_key_bound not in (None, 1):
+            raise UsageError(
+                "privacy.per_key_bound", "must be 1 or omitted", "raise contributions instead"
+            )
+        for name in ("per_key_bound", "weights", "combine"):
+            if getattr(self, name) and self.mode != "sticky":
+                raise UsageError(
+                    f"privacy.{name}", "needs mode 'sticky' (one selection a window)", "omit it"
+                )
+        if self.weights is not None:
+            self.weights.check(self.contributions)
+        if self.combine and not (self.weights and self.per_key_bound):
+            raise UsageError(
+                "privacy.combine",
+                "adds a weighted stream to plain counts of units, so it needs both",
+                "set weights and per_key_bound = 1, or omit it",
             )
 
 
@@ -241,6 +269,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _check_strategy(self) -> None:
         privacy = self.privacy
+        if privacy.weights is not None and not self.selects:
+            raise UsageError("privacy.weights", "public keys need no selection", "omit it")
+        plain = any(a.kind in ("count", "mean", "units") for a in self.aggregates)
+        if privacy.combine and not plain:
+            raise UsageError(
+                "privacy.combine", "needs a published count", "add an aggregate of kind 'count'"
+            )
         if privacy.mode == "paper" and privacy.strategy != "tree":
             raise UsageError("privacy.strategy", "the 'paper' preset is the tree's", "omit it")
         most = limits.MAX_TOEPLITZ_TRIGGERS
@@ -295,12 +330,29 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def counts_units(self) -> bool:
         """Whether exact unit sets are kept (selection, or a published count of units)."""
-        return self.selects or self.units_aggregate is not None
+        return self.selects or self.keeps_counting_units
 
     @property
     def keeps_counting_units(self) -> bool:
         """Whether a key's unit set lives until its window closes."""
-        return self.units_aggregate is not None
+        return self.units_aggregate is not None or bool(self.privacy.per_key_bound)
+
+    @property
+    def units_stream_apart(self) -> bool:
+        """Whether a published count of units needs noise of its own: it is not the selection
+        stream continued when keys are public or selected by weighted counts."""
+        published = self.units_aggregate is not None
+        return published and (not self.selects or self.privacy.weights is not None)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the order of a unit's pairs matters after BOUND."""
+        return self.privacy.weights is not None or bool(self.privacy.per_key_bound)
+
+    @property
+    def sums(self) -> int:
+        """Integer sums kept per key: the value streams, and the weighted count of units."""
+        return len(self.value_streams) + (self.privacy.weights is not None)
 
     @property
     def refresh_every(self) -> int:

@@ -3,10 +3,11 @@
 A key that only one unit touches must not be selected, except with probability b per (key,
 round).  With T public triggers the test at trigger t is ``q_t > tau_t`` with
 
-    tau_t = (mu_count + 1) + D_t + sd_t * isf(b / T)        (mechanism.md section 4)
+    tau_t = (mu_count + 1) alone + D_t + sd_t * isf(b / T)      (mechanism.md section 4)
 
-so that each trigger fails with at most b/T and the union over all T with at most b.  D_t
-covers the rounding of nodes and of the decoder, so the bound holds for the integers drawn.
+with alone = 1 for plain counts, so that each trigger fails with at most b/T and the union over
+all T with at most b.  D_t covers the rounding of nodes and of the decoder, so the bound holds
+for the integers drawn.
 """
 
 import math
@@ -49,21 +50,21 @@ def fixed_point(values: Float64) -> Int64:
     return scaled.astype(np.int64)
 
 
-def thresholds(tail: float, mu_count: int, sd: Float64, rounding: Float64) -> Int64:
+def thresholds(tail: float, mu_count: int, sd: Float64, rounding: Float64, alone: int = 1) -> Int64:
     """tau_t for every trigger, a union bound over all T of them, rounded up.
 
     Args:
         tail: b, the chance a (key, round) of one unit may be selected, in (0, 1).
         mu_count: pre-threshold; a key is tested only with more units than this.
-        sd: (T,) sd of the released prefix at each trigger, in units of one count.
-        rounding: (T,) D_t of the strategy, in the same units.
+        sd: (T,) sd of the statistic at each trigger; rounding: (T,) its D_t.
+        alone: the most one unit alone in a key adds to the statistic (1: a plain count).
 
     Returns:
         (T,) int64 in units of 2^-DECODE_BITS; a key is selected when its decoded statistic
         is strictly larger.
     """
     quantile = isf(math.log(tail) - math.log(len(sd)))
-    return fixed_point((mu_count + 1 + rounding + sd * quantile) * (1 + _SLACK))
+    return fixed_point(((mu_count + 1) * alone + rounding + sd * quantile) * (1 + _SLACK))
 
 
 def published_thresholds(tail: float, mu_count: int, sd: Float64) -> Int64:

@@ -2,8 +2,9 @@
 
 Sensitivity: a unit counts once per (key, round) over all micro-batches of the round, by exact
 sets of 128-bit ids (mechanism.md rule 3), so an added unit moves one round's count by at most
-1; each admitted pair moves each value prefix by at most that stream's L.  All sums are int64
-and the plan's bounds keep them far from wrapping.
+1 (the weighted count by its weight); each admitted pair moves each value prefix by at most
+that stream's L, and with ``per_key_bound`` only one pair of a (unit, key) moves it at all.  All
+sums are int64 and the plan's bounds keep them far from wrapping.
 """
 
 import msgspec
@@ -48,12 +49,22 @@ def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids) -> A
         ids: (n, 2) key ids of the rows.
     """
     slots = states.intern(ids, rows)
+    fresh, marked = _fresh_units(plan, states, slots, rows)
+    pair_slots = slots[fresh]
+    _add_at(states.units, pair_slots, np.ones(len(fresh), np.int64))
+    if plan.privacy.weights is not None:
+        weights = plan.privacy.weights.integers(plan.privacy.contributions)
+        _add_at(states.values[:, -1], pair_slots, weights[numbers(rows.column("rank"))[fresh]])
+    # With per_key_bound only the record that made its unit count in the key adds values.
+    adds = pair_slots if plan.privacy.per_key_bound else slots
     for stream, spec in enumerate(plan.value_streams):
-        counted = spec.column is None
-        amounts = np.ones_like(slots) if counted else numbers(rows.column(f"v{stream}"))
-        _add_at(states.values[:, stream], slots, amounts)
-    pair_slots, pair_units = _count_units(plan, states, slots, ids_of(rows.column("unit")))
-    return Aggregated(distinct(slots, states.size), pair_slots, pair_units)
+        if spec.column is None:
+            amounts = np.ones_like(adds)
+        else:
+            amounts = numbers(rows.column(f"v{stream}"))
+            amounts = amounts[fresh] if plan.privacy.per_key_bound else amounts
+        _add_at(states.values[:, stream], adds, amounts)
+    return Aggregated(distinct(slots, states.size), pair_slots, marked)
 
 
 def distinct(slots: Int64, size: int) -> Int64:
@@ -63,21 +74,29 @@ def distinct(slots: Int64, size: int) -> Int64:
     return np.flatnonzero(seen)
 
 
-def _count_units(plan: Plan, states: KeyShard, slots: Int64, units: Ids) -> tuple[Int64, Ids]:
-    """Count units that are new in the current round of their key."""
+def _fresh_units(
+    plan: Plan, states: KeyShard, slots: Int64, rows: pa.RecordBatch
+) -> tuple[Int64, Ids]:
+    """Rows whose unit is new in the current round of its key, and the ids kept for them.
+
+    Of several new rows of one unit and key the one admitted first counts, in whatever order
+    they were delivered.
+    """
+    units = ids_of(rows.column("unit"))
+    chosen = np.arange(len(slots))
     if not plan.counts_units:
-        return slots[:0], units[:0]
+        return chosen[:0], units[:0]
     stale = None
     if plan.privacy.mode == "sticky" and not plan.keeps_counting_units:
         stale = states.round[: states.size] > 0
-        counting = ~stale[slots]
-        slots, units = slots[counting], units[counting]
-    marked = units.copy()
+        chosen = np.flatnonzero(~stale[slots])
+    if plan.ranked:
+        rank = numbers(rows.column("rank"))
+        chosen = chosen[np.argsort(rank[chosen], kind="stable")]
+    marked = units[chosen]
     if plan.privacy.mode != "sticky":
         # The id of the pair in its round: still 128 keyed bits, so sets stay exact.  A sticky
         # key has one set for the whole window: selection must not count its units again.
-        marked[:, 1] ^= states.round[slots].astype(np.uint64) * _ROUND_MIX
-    fresh = states.pairs.add(slots, marked, stale)
-    slots, marked = slots[fresh], marked[fresh]
-    _add_at(states.units, slots, np.ones(len(slots), np.int64))
-    return slots, marked
+        marked[:, 1] ^= states.round[slots[chosen]].astype(np.uint64) * _ROUND_MIX
+    fresh = states.pairs.add(slots[chosen], marked, stale)
+    return chosen[fresh], marked[fresh]

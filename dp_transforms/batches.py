@@ -145,11 +145,13 @@ def record_schema(plan: Plan) -> pa.Schema:
 def admitted_schema(plan: Plan) -> pa.Schema:
     """Admitted (record, window) pairs: what BOUND hands to the key shards.
 
-    ``window``: window index; ``leaf``: trigger index inside the window, 1 .. T.
+    ``window``: window index; ``leaf``: trigger index inside the window, 1 .. T; ``rank``: pairs
+    of the unit admitted before this one, 0 .. C-1, only where that order matters.
     """
     fields = [
         pa.field("window", pa.int32(), nullable=False),
         pa.field("leaf", pa.int32(), nullable=False),
+        *([pa.field("rank", pa.int32(), nullable=False)] * plan.ranked),
         pa.field("unit", ID, nullable=False),
         *key_fields(plan),
         *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),

@@ -25,14 +25,22 @@ Int64 = npt.NDArray[np.int64]
 
 @njit(cache=True, nogil=True)
 def _admit(
-    order: Int64, unit: Int64, wanted: Int64, repeat: Bool, counts: Int32, limit: int, out: Int64
+    order: Int64,
+    unit: Int64,
+    wanted: Int64,
+    repeat: Bool,
+    counts: Int32,
+    limit: int,
+    out: Int64,
+    rank: Int32,
 ) -> None:  # pragma: no cover - compiled
     for k in range(order.size):
         row = order[k]
+        slot = unit[row]
+        rank[row] = counts[slot]
         if repeat[k]:
             out[row] = 0
             continue
-        slot = unit[row]
         take = min(wanted[row], np.int64(limit - counts[slot]))
         counts[slot] += take
         out[row] = take
@@ -61,7 +69,7 @@ def admit(
     wanted: Int64,
     counts: Int32,
     limit: int,
-) -> Int64:
+) -> tuple[Int64, Int32]:
     """How many of each record's windows are admitted; ``counts`` is updated.
 
     Args:
@@ -73,15 +81,16 @@ def admit(
         limit: C.
 
     Returns:
-        (n,) pairs admitted, 0 .. wanted; a record delivered twice is admitted once.
+        (n,) pairs admitted, 0 .. wanted (a record delivered twice is admitted once), and the
+        (n,) rank of its first: pairs of the unit admitted before it.
     """
     order = stamp_order(stamp, partition, offset)
     repeat = np.zeros(len(order), np.bool_)
     where, at, whose = partition[order], offset[order], unit[order]
     repeat[1:] = (where[1:] == where[:-1]) & (at[1:] == at[:-1]) & (whose[1:] == whose[:-1])
-    out = np.empty(len(order), np.int64)
-    _admit(order, unit, wanted, repeat, counts, limit, out)
-    return out
+    out, rank = np.empty(len(order), np.int64), np.empty(len(order), np.int32)
+    _admit(order, unit, wanted, repeat, counts, limit, out, rank)
+    return out, rank
 
 
 def open_windows(line: Timeline, event_cut: Int64, leaf_cut: Int64) -> tuple[Int64, Int64]:
@@ -139,91 +148,107 @@ def bound(
         raise
 
 
+class _Batch:
+    """Records of one unit shard and what is decided on each; arrays by row.
+
+    Attributes:
+        stamp, partition, offset, event_cut, ids: of the records.
+        unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
+        cut: trigger at which it was or will be decided; known: decided before.
+        undelivered: turned up when no open cut was left.
+    """
+
+    def __init__(self, plan: Plan, records: pa.RecordBatch) -> None:
+        rows = records.num_rows
+        self.stamp = numbers(records.column("stamp"))
+        self.partition = numbers(records.column("partition"))
+        self.offset = numbers(records.column("offset"))
+        self.ids = ids_of(records.column("unit"))
+        self.event_cut = event_cuts(plan, records)
+        # A stamp may lie before the start (by max_skew): it belongs to the first cut.
+        self.cut = np.maximum(1, plan.timeline.cut_of(self.stamp))
+        self.unit, self.pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self.rank = np.zeros(rows, np.int32)
+        self.known, self.undelivered = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+
+
 def _decide(
     plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
     """See ``bound``; changes the counters in memory before they are committed."""
-    line = plan.timeline
     units = store.unit_shard(shard)
-    # A stamp may lie before the start (by max_skew): it belongs to the first cut.
-    stamp_cut = np.maximum(1, line.cut_of(numbers(records.column("stamp"))))
-    event_cut = event_cuts(plan, records)
-    partition, offset = numbers(records.column("partition")), numbers(records.column("offset"))
-    pairs = np.zeros(records.num_rows, np.int64)
-    decision = stamp_cut.copy()
-    known = np.zeros(records.num_rows, np.bool_)
-    undelivered = np.zeros(records.num_rows, np.bool_)
-    everyone = np.zeros(records.num_rows, np.int64)
-    if (stamp_cut <= units.decided).any():
-        everyone = units.intern(ids_of(records.column("unit")))
-        known = _recall(store, shard, partition, offset, everyone, pairs, decision)
-        missed = ~known & (stamp_cut <= units.decided)
-        full = units.counts[everyone] >= plan.privacy.contributions
-        undelivered = missed & ~full & (upto <= units.decided)
-        decision[missed] = units.decided + 1
-    undecided = np.flatnonzero(~known & (decision <= upto) & ~undelivered)
-    rejected = late = 0
+    batch = _Batch(plan, records)
+    late = rejected = 0
+    if (batch.cut <= units.decided).any():
+        _recall(plan, store, shard, batch, upto)
     if upto > units.decided:
-        slots = units.intern(ids_of(records.column("unit")))[undecided]
-        leaf_cut = np.maximum(event_cut, decision)[undecided]
-        _, wanted = open_windows(line, event_cut[undecided], leaf_cut)
-        _, possible = open_windows(line, event_cut[undecided], event_cut[undecided])
-        late = int((possible - wanted).sum())
-        taken = admit(
-            slots,
-            numbers(records.column("stamp"))[undecided],
-            partition[undecided],
-            offset[undecided],
-            wanted,
-            units.counts,
-            plan.privacy.contributions,
-        )
-        pairs[undecided] = taken
-        rejected = int((wanted - taken).sum())
-        kept = undecided[taken > 0]
-        decided = Admitted(
-            partition[kept],
-            offset[kept],
-            slots[taken > 0].astype(np.int32),
-            pairs[kept].astype(np.int32),
-            decision[kept].astype(np.int32),
-        )
-        store.commit_units(shard, upto, units, decided)
-    rows = _unrepeated(np.flatnonzero(pairs > 0), partition, offset, everyone, known)
-    rows = rows[stamp_order(numbers(records.column("stamp"))[rows], partition[rows], offset[rows])]
-    leaf_cut = np.maximum(event_cut, decision)[rows]
-    out = expand(plan, records, rows, pairs[rows], event_cut[rows], leaf_cut)
+        late, rejected = _admit_new(plan, store, shard, batch, upto)
+    rows = _unrepeated(np.flatnonzero(batch.pairs > 0), batch)
+    order = stamp_order(batch.stamp[rows], batch.partition[rows], batch.offset[rows])
+    out = expand(plan, records, rows[order], batch)
     return out, {
         "operator_pairs_admitted": out.num_rows,
         "operator_pairs_rejected": rejected,
         "operator_pairs_late": late,
-        "operator_records_undelivered": int(undelivered.sum()),
+        "operator_records_undelivered": int(batch.undelivered.sum()),
     }
 
 
-def _recall(
-    store: Store,
-    shard: int,
-    partition: Int32,
-    offset: Int64,
-    unit: Int64,
-    pairs: Int64,
-    decision: Int64,
-) -> Bool:
-    """Fill in committed decisions; True for the records that have one."""
+def _recall(plan: Plan, store: Store, shard: int, batch: _Batch, upto: int) -> None:
+    """Fill in committed decisions; what has none although its cut was decided comes late."""
+    units = store.unit_shard(shard)
+    batch.unit = units.intern(batch.ids)
     index, before = store.admitted_before(shard)
-    at = index.find(position_ids(partition, offset, unit))
-    known = at >= 0
-    pairs[known] = before.pairs[at[known]]
-    decision[known] = np.maximum(decision[known], before.cut[at[known]])
-    return known
+    at = index.find(position_ids(batch.partition, batch.offset, batch.unit))
+    known = batch.known = at >= 0
+    missed = ~known & (batch.cut <= units.decided)
+    batch.pairs[known] = before.pairs[at[known]]
+    batch.cut[known] = np.maximum(batch.cut[known], before.cut[at[known]])
+    if before.rank is not None:
+        batch.rank[known] = before.rank[at[known]]
+    full = units.counts[batch.unit] >= plan.privacy.contributions
+    batch.undelivered = missed & ~full & (upto <= units.decided)
+    batch.cut[missed] = units.decided + 1
 
 
-def _unrepeated(rows: Int64, partition: Int32, offset: Int64, unit: Int64, known: Bool) -> Int64:
+def _admit_new(plan: Plan, store: Store, shard: int, batch: _Batch, upto: int) -> tuple[int, int]:
+    """Decide what is undecided up to a cut and commit it; returns (late, rejected) pairs."""
+    units = store.unit_shard(shard)
+    batch.unit = units.intern(batch.ids)
+    new = np.flatnonzero(~batch.known & (batch.cut <= upto) & ~batch.undelivered)
+    event_cut = batch.event_cut[new]
+    _, wanted = open_windows(plan.timeline, event_cut, np.maximum(event_cut, batch.cut[new]))
+    _, possible = open_windows(plan.timeline, event_cut, event_cut)
+    taken, rank = admit(
+        batch.unit[new],
+        batch.stamp[new],
+        batch.partition[new],
+        batch.offset[new],
+        wanted,
+        units.counts,
+        plan.privacy.contributions,
+    )
+    batch.pairs[new], batch.rank[new] = taken, rank
+    kept = new[taken > 0]
+    admitted = Admitted(
+        batch.partition[kept],
+        batch.offset[kept],
+        batch.unit[kept].astype(np.int32),
+        batch.pairs[kept].astype(np.int32),
+        batch.cut[kept].astype(np.int32),
+        batch.rank[kept] if plan.ranked else None,
+    )
+    store.commit_units(shard, upto, units, admitted)
+    return int((possible - wanted).sum()), int((wanted - taken).sum())
+
+
+def _unrepeated(rows: Int64, batch: _Batch) -> Int64:
     """One row of each recalled position (new decisions already give pairs to one row only)."""
-    if not known[rows].any():
+    if not batch.known[rows].any():
         return rows
-    places = np.stack([partition[rows].astype(np.int64), offset[rows], unit[rows]])
+    places = np.stack(
+        [batch.partition[rows].astype(np.int64), batch.offset[rows], batch.unit[rows]]
+    )
     _, first = np.unique(places, axis=1, return_index=True)
     return rows[np.sort(first)]
 
@@ -236,14 +261,7 @@ def event_cuts(plan: Plan, records: pa.RecordBatch) -> Int64:
     return cuts
 
 
-def expand(
-    plan: Plan,
-    records: pa.RecordBatch,
-    rows: Int64,
-    pairs: Int64,
-    event_cut: Int64,
-    leaf_cut: Int64,
-) -> pa.RecordBatch:
+def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: _Batch) -> pa.RecordBatch:
     """One row per admitted (record, window) pair, with its window and leaf, in order of ``rows``.
 
     The leaf is the later of the event's trigger and the stamp's (or decision's) trigger,
@@ -251,15 +269,17 @@ def expand(
     """
     line = plan.timeline
     stride = line.slide // line.trigger_every
+    event_cut, pairs = batch.event_cut[rows], batch.pairs[rows]
+    leaf_cut = np.maximum(event_cut, batch.cut[rows])
     first, _ = open_windows(line, event_cut, leaf_cut)
     repeated = np.repeat(np.arange(len(rows)), pairs)
     nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
     window = first[repeated] + nth
     leaf = leaf_cut[repeated] - window * stride
+    own = [pa.array(window.astype(np.int32)), pa.array(leaf.astype(np.int32))]
+    if plan.ranked:
+        own.append(pa.array((batch.rank[rows][repeated] + nth).astype(np.int32)))
     take = pa.array(rows[repeated])
     names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]
     arrays = [records.column(name).take(take) for name in names]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(window.astype(np.int32)), pa.array(leaf.astype(np.int32)), *arrays],
-        schema=admitted_schema(plan),
-    )
+    return pa.RecordBatch.from_arrays([*own, *arrays], schema=admitted_schema(plan))

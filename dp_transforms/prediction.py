@@ -20,14 +20,14 @@ Int64 = npt.NDArray[np.int64]
 
 @njit(cache=True, nogil=True)
 def _first_pass(
-    needs: Int32, slots: Int64, units: Int64, leaf: Int64, known: Int64, out: Int64
+    needs: Int32, slots: Int64, statistic: Int64, leaf: Int64, known: Int64, out: Int64
 ) -> None:  # pragma: no cover - compiled
     horizon = needs.shape[1]
     for i in range(slots.size):
         row = slots[i]
         out[i] = known[row] + 1
         for t in range(leaf[i] + 1, known[row] + 1):
-            if units[row] >= needs[row, t % horizon]:
+            if statistic[i] >= needs[row, t % horizon]:
                 out[i] = t
                 break
 
@@ -37,7 +37,8 @@ def predict(plan: Plan, needs: Needs, states: KeyShard, slots: Int64, trigger: i
     base = states.base[slots].astype(np.int64)
     leaf = trigger - base
     due = np.empty(len(slots), np.int64)
-    _first_pass(needs.needs, slots, states.units, leaf, needs.known, due)
+    statistic = needs.statistic(states, slots)
+    _first_pass(needs.needs, slots, statistic, leaf, needs.known, due)
     due += base
     last = plan.timeline.triggers
     states.due[slots] = np.where(due <= last, due, NEVER)

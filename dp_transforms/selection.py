@@ -1,19 +1,26 @@
 """SELECT: which keys pass the noisy threshold (Algorithm 2; mechanism.md section 4).
 
-A key is selected at leaf j of its round when ``units + n_j > tau_j``, n_j the decoded noise of
-the selection stream.  With everything on the lattice of 2^-DECODE_BITS this is the integer
-test ``units >= need_j`` with ``need_j = floor(tau_j - n_j) + 1``, and need_j does
-not depend on data: prediction and test compare with the same number, bit for bit.
+A key is selected at leaf j of its round when ``statistic + n_j > tau_j``: the statistic is the
+exact count of units, or ``a * weighted count + d * count`` (``accounting.weights``), and n_j
+the same combination of the decoded noises of its streams.  With everything on the lattice of
+2^-DECODE_BITS this is the integer test ``statistic >= need_j``, ``need_j = floor(tau_j - n_j)
++ 1``, and need_j does not depend on data: prediction and test compare with the same number,
+bit for bit.
 
-Sensitivity: an added unit raises one (key, round) count by 1 from its leaf on, so the encoded
-stream moves by one column of the encoder, squared norm <= col2, in at most C (key, round)
-pairs.  The test is made only where the exact count exceeds mu_count; the thresholds carry the
-probability that this matters (C b of delta).
+Sensitivity: an added unit raises one (key, round) count by 1 (or its weight) from its leaf on,
+so the encoded stream moves by one column of the encoder, squared norm <= col2 (times the squared
+weight), in at most C (key, round) pairs.  A plain count that joins the statistic is a published
+stream with its own share of the budget: the test is post-processing of both.  It is made only
+where the exact count exceeds mu_count; the thresholds carry the probability that this matters
+(C b of delta).
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from accounting.budget import Budget
 from accounting.limits import DECODE_BITS
 from accounting.plan import Plan
 from dp_transforms.noise.paths import NoiseStream, Paths
@@ -27,49 +34,67 @@ class Needs:
     """``need`` of the next leaves of each key's round, each noise node drawn once.
 
     Args:
-        stream: selection noise of the window.
-        tau: (T,) int64 thresholds in units of 2^-DECODE_BITS.
-        pre_threshold: mu_count.
+        terms: (noise stream, coefficient) of each part of the statistic.
+        budget: what the statistic is and its thresholds.
         look_ahead: leaves computed beyond the one that is asked for (performance only).
     """
 
     def __init__(
-        self, stream: NoiseStream, tau: Int64, pre_threshold: int, look_ahead: int
+        self, terms: Sequence[tuple[NoiseStream, int]], budget: Budget, look_ahead: int
     ) -> None:
-        self._paths = Paths(stream)
-        self._tau, self._least = tau, pre_threshold + 1
-        self.horizon = max(1, min(look_ahead, len(tau)))
+        assert budget.tau is not None and budget.statistic is not None
+        self._paths = [(Paths(stream), coefficient) for stream, coefficient in terms]
+        self._tau, self._statistic = budget.tau, budget.statistic
+        self._weighted = budget.statistic.alone != 1
+        self.horizon = max(1, min(look_ahead, len(self._tau)))
         #: (slots, horizon) needs; leaf t of the round stands in column t mod horizon.
         self.needs = np.zeros((0, self.horizon), np.int32)
         #: last leaf of the round that is computed, and the round it belongs to; by slot.
         self.known = np.zeros(0, np.int64)
         self._round = np.zeros(0, np.int64)
 
+    def statistic(self, states: KeyShard, slots: Int64) -> Int64:
+        """Exact statistic of the slots."""
+        units: Int64 = states.units[slots]
+        if not self._weighted:
+            return units
+        weighted = states.values[slots, -1]
+        return np.asarray(self._statistic.weighted * weighted + self._statistic.counted * units)
+
     def ensure(self, states: KeyShard, slots: Int64, leaf: Int64) -> None:
         """Compute needs so that ``leaf`` of each slot's current round is covered."""
         self._grow(states.size)
         fresh = slots[self._round[slots] != states.round[slots]]
         if len(fresh):
-            self._paths.start(fresh, states.table.ids[fresh], states.round[fresh].astype(np.int64))
+            for paths, _ in self._paths:
+                paths.start(fresh, states.table.ids[fresh], states.round[fresh].astype(np.int64))
             self._round[fresh] = states.round[fresh]
             self.known[fresh] = 0
         short = self.known[slots] < leaf
         slots, leaf = slots[short], leaf[short]
         if len(slots) == 0:
             return
-        behind = self.known[slots] < leaf - 1
-        if behind.any():
-            self._paths.seek(slots[behind], leaf[behind] - 1)
         upto = np.minimum(leaf + self.horizon - 1, len(self._tau))
-        noise = self._paths.advance(slots, upto, self.horizon)
+        noise = self._noise(slots, leaf, upto)
         leaves = leaf[:, None] + np.arange(self.horizon)
         tau = self._tau[np.minimum(leaves, len(self._tau)) - 1]
         need = ((tau - noise) >> DECODE_BITS) + 1
         # Column t mod horizon: the window of needs slides without moving; columns past T are
         # never read.
-        np.clip(need, self._least, np.iinfo(np.int32).max, out=need)
+        np.clip(need, 0, np.iinfo(np.int32).max, out=need)
         self.needs[slots[:, None], leaves % self.horizon] = need
         self.known[slots] = upto
+
+    def _noise(self, slots: Int64, leaf: Int64, upto: Int64) -> Int64:
+        """(n, horizon) noise of the statistic from ``leaf`` on, in 2^-DECODE_BITS."""
+        behind = self.known[slots] < leaf - 1
+        total = np.zeros((len(slots), self.horizon), np.int64)
+        for paths, coefficient in self._paths:
+            if behind.any():
+                paths.seek(slots[behind], leaf[behind] - 1)
+            noise = paths.advance(slots, upto, self.horizon)
+            total += noise if coefficient == 1 else coefficient * noise
+        return total
 
     def at(self, slots: Int64, leaf: Int64) -> Int64:
         """Needs of one covered leaf each."""
@@ -97,4 +122,4 @@ def select(needs: Needs, states: KeyShard, slots: Int64, trigger: int) -> Bool:
     """Which candidates pass at window trigger ``trigger``."""
     leaf = trigger - states.base[slots].astype(np.int64)
     needs.ensure(states, slots, leaf)
-    return states.units[slots] >= needs.at(slots, leaf)
+    return needs.statistic(states, slots) >= needs.at(slots, leaf)

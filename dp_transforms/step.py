@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.budget import Budget, StreamNoise, allocate
+from accounting.budget import Budget, StreamNoise, allocate, plain_count
 from accounting.plan import Plan
 from accounting.strategies import Strategy, make_strategy
 from dp_transforms.aggregation import aggregate, distinct
@@ -178,11 +178,16 @@ class Stepper:
 
     def _needs(self, states: KeyShard, window: int) -> Needs:
         if "needs" not in states.scratch:
-            assert self.budget.selection is not None and self.budget.tau is not None
-            stream = self._stream(window, "selection", self.budget.selection)
-            states.scratch["needs"] = Needs(
-                stream, self.budget.tau, self.plan.privacy.pre_threshold, self._look_ahead
-            )
+            budget = self.budget
+            assert budget.selection is not None and budget.statistic is not None
+            selection = self._stream(window, "selection", budget.selection)
+            terms = [(selection, budget.statistic.weighted)]
+            plain = plain_count(self.plan, budget.units, budget.values)
+            if plain is not None:
+                # The stream that is published: same name, same noise.
+                role = "units" if plain is budget.units else "value"
+                terms.append((self._stream(window, role, plain), budget.statistic.counted))
+            states.scratch["needs"] = Needs(terms, budget, self._look_ahead)
         needs: Needs = states.scratch["needs"]
         return needs
 
@@ -190,8 +195,8 @@ class Stepper:
         if "paths" not in states.scratch:
             units = None
             if self.budget.units is not None:
-                # With selected keys the count of units IS the selection stream continued.
-                role = "selection" if self.plan.selects else "units"
+                # The count of units may be the selection stream continued.
+                role = "units" if self.plan.units_stream_apart else "selection"
                 units = self._stream(window, role, self.budget.units)
             values = [self._stream(window, "value", noise) for noise in self.budget.values]
             states.scratch["paths"] = PublishedPaths(values, units)

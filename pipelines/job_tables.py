@@ -11,6 +11,7 @@ import msgspec
 
 from accounting import limits
 from accounting.plan import Aggregate, Field, Mode, StrategyName
+from accounting.weights import SelectionWeights
 
 FileKind = Literal["parquet", "csv", "jsonl"]
 
@@ -73,6 +74,9 @@ class PrivacyConfig(_Table, frozen=True):
     selection_share: float | None = None
     final_flush: bool = False
     allow_unsound: bool = False
+    per_key_bound: int | None = None
+    weights: SelectionWeights | None = None
+    combine: bool = False
     key_file: str | None = None
     insecure_test_key: str | None = None
     insecure_test_run_id: str | None = None

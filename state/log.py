@@ -101,6 +101,7 @@ def unit_blobs(units: UnitShard, admitted: Admitted) -> Iterator[tuple[bytes, by
     rows = max(len(ids), len(admitted.offset), 1)
     for at in range(0, rows, _PIECE_ROWS):
         piece = slice(at, at + _PIECE_ROWS)
+        ranks = {} if admitted.rank is None else {"rank": pa.array(admitted.rank[piece])}
         records = pa.RecordBatch.from_pydict(
             {
                 "partition": pa.array(admitted.partition[piece]),
@@ -108,6 +109,7 @@ def unit_blobs(units: UnitShard, admitted: Admitted) -> Iterator[tuple[bytes, by
                 "unit": pa.array(admitted.unit[piece]),
                 "pairs": pa.array(admitted.pairs[piece]),
                 "cut": pa.array(admitted.cut[piece]),
+                **ranks,
             }
         )
         new = pa.RecordBatch.from_arrays([_ids(ids[piece])], names=["unit"])
@@ -139,8 +141,9 @@ def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitte
     def column(name: str) -> npt.NDArray[Any]:
         return np.asarray(table.column(name).to_numpy())
 
+    rank = column("rank") if "rank" in table.column_names else None
     everything = Admitted(
-        column("partition"), offset, column("unit"), column("pairs"), column("cut")
+        column("partition"), offset, column("unit"), column("pairs"), column("cut"), rank
     )
     index.intern(position_ids(everything.partition, everything.offset, everything.unit))
     return index, everything

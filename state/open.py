@@ -80,7 +80,7 @@ def open_store(url: str, plan: Plan, run_id: str) -> Store:
     with _LOCK:
         store = _OPEN.get(url)
         if store is None:
-            store = SqliteStore(_path(url), key_schema(plan), len(plan.value_streams))
+            store = SqliteStore(_path(url), key_schema(plan), plan.sums)
             _OPEN[url] = store
         if (store.identity.plan_hash, store.identity.run_id) != (plan.hash, run_id):
             _OPEN.pop(url).close()

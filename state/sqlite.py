@@ -40,7 +40,7 @@ class SqliteStore(Store):
     Args:
         path: the database file; it must exist (see ``create_store``).
         key_schema: Arrow schema of the key columns.
-        streams: number of value streams.
+        streams: integer sums kept per key (``Plan.sums``).
     """
 
     def __init__(self, path: str | Path, key_schema: pa.Schema, streams: int) -> None:

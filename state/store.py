@@ -59,7 +59,8 @@ class KeyShard:
 
     Attributes (arrays by slot; only the first ``size`` entries mean anything):
         units: exact units of the current round.
-        values: (n, V) exact prefix of each value stream.
+        values: (n, V) exact prefix of each value stream; with selection weights the weighted
+            count of units stands last.
         due: trigger at which the key must be looked at even without data.
         round: times selected; base: trigger at which the current round began.
         keys: Arrow key columns, in the plan's order.
@@ -186,6 +187,7 @@ class Admitted(msgspec.Struct, frozen=True):
         partition, offset: position of each record.
         unit: (n,) slot of its unit; pairs: (n,) admitted windows; cut: (n,) cut at which it
             was decided (later than its stamp's only when it was delivered late).
+        rank: (n,) pairs of the unit admitted before it, kept where their order matters.
     """
 
     partition: Int32
@@ -193,6 +195,7 @@ class Admitted(msgspec.Struct, frozen=True):
     unit: Int32
     pairs: Int32
     cut: Int32
+    rank: Int32 | None = None
 
 
 class Store(ABC):

@@ -11,11 +11,13 @@ import pytest
 from dp_accounting import pld
 
 from accounting import limits
-from accounting.budget import Budget, allocate, joint_cost, largest_values, value_costs
+from accounting.budget import Budget, allocate
 from accounting.errors import PolicyError, UsageError
 from accounting.gaussian import cdp_delta, delta_of
 from accounting.plan import Aggregate, Plan
+from accounting.shares import costs_of, value_costs
 from accounting.strategies import make_strategy
+from accounting.weights import SelectionWeights
 
 Make = Callable[..., Plan]
 
@@ -44,7 +46,22 @@ SOUND = [
     {"mode": "rounds", "triggers": 1, "contributions": 4},
     {"mode": "rounds", "triggers": 5, "contributions": 12, "windows": 3},
     {"pre_threshold": 4, "triggers": 64},
-]
+    {"strategy": "toeplitz"},
+    {"strategy": "toeplitz", "mode": "rounds"},
+    {"strategy": "blt", "triggers": 1000, "aggregates": MIXED},
+    {"strategy": "blt", "mode": "rounds", "triggers": 300},
+    {"per_key_bound": 1, "aggregates": MIXED},
+    {"per_key_bound": 1, "aggregates": (UNITS,)},
+    {"per_key_bound": 1, "aggregates": MIXED, "public_keys": "list"},
+    {"weights": SelectionWeights()},
+    {"weights": SelectionWeights(6.0, 1.5), "aggregates": MIXED, "strategy": "blt"},
+    {"weights": SelectionWeights(3.0, 0.5), "aggregates": (UNITS, *MIXED), "triggers": 1},
+    {"weights": SelectionWeights(), "aggregates": (UNITS,), "selection_share": 0.9},
+    {"weights": SelectionWeights(), "per_key_bound": 1, "aggregates": MIXED},
+    {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True},
+    {"weights": SelectionWeights(3.0, 0.5), "per_key_bound": 1, "combine": True,
+     "aggregates": (UNITS, *MIXED), "strategy": "toeplitz", "pre_threshold": 2},
+]  # fmt: skip
 
 
 def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
@@ -53,11 +70,16 @@ def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
     cost = Fraction(0)
     streams = {id(s): s for s in (budget.selection, budget.units) if s is not None}
     for stream in streams.values():
-        cost += Fraction(n * stream.col2) / Fraction(stream.sigma) ** 2
+        squares = Fraction(n)
+        if plan.privacy.weights is not None and stream is budget.selection:
+            weights = plan.privacy.weights.integers(count).tolist()
+            squares = Fraction(sum(w * w for w in sorted(weights)[::-1][:n]))
+        cost += squares * Fraction(stream.col2) / Fraction(stream.sigma) ** 2
     for value, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
-        square = Fraction(((count - n + 1) ** 2 + n - 1) * noise.col2)
+        spread = n if plan.privacy.per_key_bound else (count - n + 1) ** 2 + n - 1
+        square = spread * Fraction(noise.col2)
         if plan.privacy.mode == "rounds" and n <= triggers:
-            square = Fraction(int(noise.strategy_object.worst_split(n, count)))
+            square = Fraction(noise.strategy_object.worst_split(n, count))
         cost += square * value.sensitivity**2 / Fraction(noise.sigma) ** 2
     return cost
 
@@ -92,7 +114,7 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
     plan = make_plan(**case)
     budget, privacy = allocate(plan), plan.privacy
     gaussian, failures = delta_of(privacy.epsilon, budget.mu), budget.b * privacy.contributions
-    if plan.selects and plan.timeline.triggers > 1:
+    if plan.selects and (plan.timeline.triggers > 1 or plan.privacy.weights):
         assert budget.theta == 0.4
         assert gaussian + failures <= privacy.delta
         assert failures == pytest.approx(0.4 * privacy.delta)
@@ -147,12 +169,12 @@ def test_figures_of_the_design(make_plan: Make) -> None:
 
 
 def test_selection_share_leaves_the_largest_value_share(make_plan: Make) -> None:
-    for mode in ("sticky", "rounds"):
-        costs = value_costs(mode, "tree", 100, 32)
+    for options in ({}, {"mode": "rounds"}, {"per_key_bound": 1}, {"weights": SelectionWeights()}):
+        costs = costs_of(make_plan(**options))
         for share in (0.01, 0.3, 0.9, 0.999):
-            values = largest_values(share, costs)
-            assert joint_cost(share, values, costs) <= 1
-            assert joint_cost(share, values * 1.000001, costs) > 1
+            values = costs.largest(share, 0.0, 1.0)
+            assert costs.most(share, 0.0, values) <= 1
+            assert costs.most(share, 0.0, values * 1.000001) > 1
     budget = allocate(make_plan(selection_share=0.2))
     assert budget.selection is not None and budget.selection.share == 0.2
 
@@ -286,12 +308,7 @@ def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPat
 
 
 def test_many_contributions_are_quick(make_plan: Make) -> None:
-    budget = allocate(make_plan(1000, contributions=2000, mode="rounds"))
-    assert (
-        joint_cost(
-            budget.selection.share,  # type: ignore[union-attr]
-            budget.values[0].share,
-            value_costs("rounds", "tree", 1000, 2000),
-        )
-        <= 1
-    )
+    plan = make_plan(1000, contributions=2000, mode="rounds")
+    budget = allocate(plan)
+    assert budget.selection is not None
+    assert costs_of(plan).most(budget.selection.share, 0.0, budget.values[0].share) <= 1

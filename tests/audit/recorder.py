@@ -144,9 +144,9 @@ def watched(trace: Trace, serials: dict[tuple[int, int], int]) -> Iterator[None]
 
 
 def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> Any:
-    def expand(plan: Plan, records: pa.RecordBatch, rows: Any, pairs: Any, *cuts: Any) -> Any:
-        out = real(plan, records, rows, pairs, *cuts)
-        where = np.repeat(rows, pairs)
+    def expand(plan: Plan, records: pa.RecordBatch, rows: Any, batch: Any) -> Any:
+        out = real(plan, records, rows, batch)
+        where = np.repeat(rows, batch.pairs[rows])
         positions = zip(
             records.column("partition").to_numpy()[where].tolist(),
             records.column("offset").to_numpy()[where].tolist(),

@@ -49,7 +49,10 @@ def _half_scale(real: Any) -> Any:
 
 
 def _every_pair(real: Any) -> Any:
-    return lambda unit, stamp, partition, offset, wanted, counts, limit: wanted.copy()
+    return lambda unit, stamp, partition, offset, wanted, counts, limit: (
+        wanted.copy(),
+        np.zeros(len(wanted), np.int32),
+    )
 
 
 def _windows_once(real: Any) -> Any:
@@ -58,8 +61,9 @@ def _windows_once(real: Any) -> Any:
     def admit(
         unit: Any, stamp: Any, partition: Any, offset: Any, wanted: Any, counts: Any, limit: int
     ) -> Any:
-        taken = real(unit, stamp, partition, offset, np.minimum(wanted, 1), counts, limit)
-        return np.where(taken > 0, wanted, 0)
+        once = np.minimum(wanted, 1)
+        taken, rank = real(unit, stamp, partition, offset, once, counts, limit)
+        return np.where(taken > 0, wanted, 0), rank
 
     return admit
 
@@ -179,12 +183,20 @@ def _counted_from_the_crossing_on(real: Any) -> Any:
 
 
 def _counted_again_once_selected(real: Any) -> Any:
-    def count_units(plan: Any, states: Any, slots: Any, units: Any) -> Any:
-        marked = units.copy()
-        marked[:, 1] ^= states.round[slots].astype(np.uint64)
-        return real(plan, states, slots, marked)
+    """A selected key has a set of its own, as if a new round had begun."""
 
-    return count_units
+    def fresh_units(plan: Any, states: Any, slots: Any, rows: Any) -> Any:
+        add = states.pairs.add
+
+        def marked(owners: Any, units: Any, stale: Any = None) -> Any:
+            units = units.copy()
+            units[:, 1] ^= states.round[owners].astype(np.uint64)
+            return add(owners, units, stale)
+
+        with mock.patch.object(states.pairs, "add", marked):
+            return real(plan, states, slots, rows)
+
+    return fresh_units
 
 
 def _short_fingerprints(real: Any) -> Any:
@@ -276,7 +288,7 @@ TWINS = {
         _wrapped(step, "aggregate", _units_per_batch), "rounds", "ordinary", "counts"
     ),
     "units counted again once selected": Sabotage(
-        _wrapped(aggregation, "_count_units", _counted_again_once_selected),
+        _wrapped(aggregation, "_fresh_units", _counted_again_once_selected),
         "refresh", "flood", "counts",
     ),
     "units known by short fingerprints": Sabotage(

@@ -260,9 +260,9 @@ def test_equal_positions_of_two_units_are_two_records() -> None:
     counts = np.zeros(2, np.int32)
     where = np.zeros(2, np.int32), np.zeros(2, np.int64)
     wanted = np.ones(2, np.int64)
-    taken = admit(np.array([0, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
+    taken, _ = admit(np.array([0, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
     assert taken.tolist() == [1, 1]
-    taken = admit(np.array([1, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
+    taken, _ = admit(np.array([1, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
     assert taken.tolist() == [1, 0] and counts.tolist() == [1, 2]
 
 
@@ -272,7 +272,7 @@ def test_a_million_records_of_one_unit_stay_c_pairs() -> None:
     size = 1_000_000
     stamp = rng.integers(0, 1000, size)
     counts = np.zeros(1, np.int32)
-    taken = admit(
+    taken, _ = admit(
         np.zeros(size, np.int64),
         stamp,
         np.zeros(size, np.int32),

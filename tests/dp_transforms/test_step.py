@@ -299,13 +299,13 @@ def test_a_unit_counts_once_per_round_over_micro_batches(
     assert {at: len(rows) for at, rows in got.items() if rows} == dict.fromkeys(
         [(0, 3), (0, 6), (0, 9)], 5
     )
-    honest = aggregation._count_units
+    honest = aggregation._fresh_units
 
-    def per_batch(plan: Plan, states: object, slots: np.ndarray, units: np.ndarray) -> object:
+    def per_batch(plan: Plan, states: object, slots: np.ndarray, rows: object) -> object:
         states.pairs.__init__()
-        return honest(plan, states, slots, units)
+        return honest(plan, states, slots, rows)
 
-    monkeypatch.setattr(aggregation, "_count_units", per_batch)
+    monkeypatch.setattr(aggregation, "_fresh_units", per_batch)
     assert any(run(quiet, store_paths, repeated_units(quiet, 5, 8)).values())
 
 

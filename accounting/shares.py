@@ -1,0 +1,153 @@
+"""How mu^2 is divided: what a unit can cost each stream, and shares that no unit can exceed.
+
+A unit of C admitted pairs that touches n selections, n = 1..C, costs at most
+
+    S s(n) + U n/C + V g(n) <= 1      for ALL n
+
+with S, U, V the shares of key selection, of a plain count of units that is a stream of its
+own, and of all value columns; s(n) the part of the selection stream's squared sensitivity n
+selections can use (n/C, with weights the n largest squares), and g(n) the worst squared effect
+on a value column, C pairs on one leaf being 1 (mechanism.md sections 4 and 8).
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from accounting.plan import Plan
+from accounting.strategies import Strategy, make_strategy
+from accounting.strategies.base import Float64
+from accounting.weights import square_parts
+
+#: Shares are cut by this much, far above the float error of a division.
+SLACK = 1e-12
+#: Share of selection where it adds to the share of the values (per_key_bound, mechanism.md 7).
+SPLIT = 0.8
+#: The same with weights: combined with the plain count, and alone (section 8).
+COMBINED = 0.65
+WEIGHTED = 0.97
+
+
+@functools.lru_cache(maxsize=64)
+def strategy_of(name: str, triggers: int) -> Strategy:
+    """The strategy of a plan; shared, stateless."""
+    return make_strategy(name, triggers)
+
+
+class Costs(NamedTuple):
+    """(C,) fractions for n = 1..C selections: s(n), n/C and g(n)."""
+
+    selected: Float64
+    counted: Float64
+    values: Float64
+
+    def most(self, selection: float, units: float, values: float) -> float:
+        """Largest fraction of mu^2 any unit can use (safe: <= 1)."""
+        total = self.selected * selection + self.counted * units + self.values * values
+        return float(np.max(total))
+
+    def largest(self, selection: float, units: float, values: float) -> float:
+        """Largest t with ``most(S, t U, t V) <= 1``, rounded down; S in [0, 1)."""
+        free = 1 - self.selected * selection
+        return float(np.min(free / (self.counted * units + self.values * values))) * (1 - SLACK)
+
+
+class Shares(NamedTuple):
+    """Shares of mu^2: key selection, a separate count of units, all value columns."""
+
+    selection: float
+    units: float
+    values: float
+
+
+def costs_of(plan: Plan) -> Costs:
+    """What a unit can cost the plan's streams."""
+    privacy, count = plan.privacy, plan.privacy.contributions
+    weights = None if privacy.weights is None else privacy.weights.integers(count)
+    counted = square_parts(None, count)
+    if privacy.per_key_bound:
+        # One pair per (unit, window, key): n pairs are n keys, L on one leaf of each.
+        return Costs(square_parts(weights, count), counted, counted)
+    values = value_costs(privacy.mode, privacy.strategy, plan.timeline.triggers, count)
+    return Costs(square_parts(weights, count), counted, values)
+
+
+@functools.lru_cache(maxsize=64)
+def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> Float64:
+    """(C,) g(n) for n = 1..C without a bound per key.
+
+    ``sticky``: a (window, key) is selected once, so n selections are n keys, and the worst
+    is C-n+1 pairs on one of them: ((C-n+1)^2 + n - 1) / C^2.
+
+    ``rounds``: a key can be selected again, so n selections can be n different leaves of one
+    value tree (``Strategy.worst_split``).  Rounds beyond T must lie in other trees, where a
+    leaf costs at most the largest worst_split(m, m) / m.  Rounded up.
+    """
+    total = contributions
+    n = np.arange(1, total + 1, dtype=np.float64)
+    if mode == "sticky":
+        return np.asarray(((total - n + 1) ** 2 + n - 1) / total**2 * (1 + SLACK))
+    encoder = strategy_of(strategy, triggers)
+    per_leaf = max(encoder.worst_split(m, m) / m for m in range(1, min(total, triggers) + 1))
+    bits, costs = range(triggers.bit_length()), []
+    for selections in range(1, total + 1):
+        if selections <= triggers:
+            cost = encoder.worst_split(selections, total)
+        else:
+            # One tree of m rounds takes all excess; m is bounded between powers of two.
+            cost = max(
+                encoder.worst_split(most, most + total - selections) + (selections - m) * per_leaf
+                for m, most in ((1 << i, min((2 << i) - 1, triggers)) for i in bits)
+            )
+        costs.append(cost)
+    return np.asarray(costs) / (encoder.col2 * total**2) * (1 + SLACK)
+
+
+def divide(plan: Plan) -> Shares:
+    """Shares of the sound modes: the plan's own, or the best known for its kind."""
+    costs, values = costs_of(plan), float(bool(plan.value_streams))
+    units = float(plan.units_stream_apart)
+    if not plan.selects:
+        if not units:
+            return Shares(0.0, 0.0, costs.largest(0.0, 0.0, 1.0))
+        u, v = _direction(plan)
+        scale = costs.largest(0.0, u, v)
+        return Shares(0.0, scale * u, scale * v)
+    if not values and not units:
+        return Shares(1 - SLACK, 0.0, 0.0)
+    share = plan.privacy.selection_share or _selection_share(plan, costs)
+    u, v = _direction(plan) if units else (0.0, 1.0)
+    scale = costs.largest(share, u, v)
+    return Shares(share, scale * u, scale * v)
+
+
+def _selection_share(plan: Plan, costs: Costs) -> float:
+    """Default share of key selection where something else is published too."""
+    if plan.privacy.combine:
+        return COMBINED
+    if plan.privacy.per_key_bound or plan.units_stream_apart:
+        return SPLIT
+    if plan.privacy.weights:
+        return WEIGHTED
+    return (1 - SLACK) / costs.most(1.0, 0.0, 1.0)
+
+
+def _direction(plan: Plan) -> tuple[float, float]:
+    """(U, V) up to a factor: by the weights the job gives its columns.
+
+    Where the worst units of the two differ (no bound per key) the point of largest
+    U^units V^values is the kink, both in full, unless one weight is C times the other.
+    """
+    total = plan.privacy.contributions
+    values = sum(s.share for s in plan.value_streams)
+    aggregate = plan.units_aggregate
+    part = values / (values + ((aggregate and aggregate.share) or 1.0))
+    if plan.privacy.per_key_bound or not values:
+        return 1 - part, part
+    kink = total / (total + 1)
+    if part > kink:
+        return total * (1 - part), part
+    if 1 - part > kink:
+        return 1 - part, total * part
+    return kink, kink

@@ -1,0 +1,130 @@
+"""Decaying selection weights, and the statistic a key is tested on (mechanism.md section 8).
+
+Most units have few records, so their first ones should count more: the i-th admitted
+(record, window) pair of a unit (i = 0 .. C-1, in admission order, each pair its own index)
+adds w_i instead of 1 to the selection count of its key.  A unit counts once per (key, round):
+the first of its pairs that is applied counts, the lowest index within a micro-batch.
+
+Sensitivity: a unit's pairs in n different (key, round) trees have n different indices, so
+their squared effect is at most (sum of the n largest w_i^2) col2.  Weights are whole numbers
+of 2^-WEIGHT_BITS, rounded DOWN from c (i + offset)^-power with c such that the real ones have
+sum of squares 1; the accounting uses the integers.
+
+Combined: the test uses ``a * (weighted count) + d * (plain count)``, both noisy streams, the
+plain one published anyway: post-processing of two Gaussian mechanisms.  A unit alone in a key
+adds at most a max w + d to it, which is what the thresholds are raised by.
+"""
+
+import functools
+
+import flint
+import msgspec
+import numpy as np
+
+from accounting.errors import UsageError
+from accounting.strategies.base import Float64, Int64
+
+#: Weighted counts are integers in units of 2^-WEIGHT_BITS.
+WEIGHT_BITS = 8
+#: The weighted term of a combined statistic; the plain one's coefficient is set by precision.
+_COMBINED_SCALE = 8
+_PRECISION = 256
+_SLACK = 1e-12
+
+
+class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Public, decreasing weights proportional to (i + offset)^-power.
+
+    Attributes:
+        offset: > 0; 3 keeps the second pair at 3/4 (power 1) of the first.
+        power: 0 < power <= 4; larger ones favour units with few records.
+    """
+
+    offset: float = 3.0
+    power: float = 1.0
+
+    def check(self, contributions: int) -> None:
+        """Refuse weights that do not decay, or vanish on their lattice."""
+        if not (0 < self.offset <= 1e6 and 0 < self.power <= 4):
+            raise UsageError(
+                "privacy.weights",
+                "needs 0 < offset <= 1e6 and 0 < power <= 4",
+                "write e.g. weights = { offset = 3, power = 1 }",
+            )
+        if self.integers(contributions)[-1] < 1:
+            raise UsageError(
+                "privacy.weights",
+                f"the weight of a unit's last pair is below the lattice of 2^-{WEIGHT_BITS}",
+                "use a smaller power or fewer contributions",
+            )
+
+    def integers(self, contributions: int) -> Int64:
+        """(C,) weights in units of 2^-WEIGHT_BITS, decreasing, sum of squares <= 2^(2 bits)."""
+        return _integers(self.offset, self.power, contributions)
+
+
+@functools.lru_cache(maxsize=64)
+def _integers(offset: float, power: float, contributions: int) -> Int64:
+    """Ball arithmetic, so that every machine rounds alike."""
+    before, flint.ctx.prec = flint.ctx.prec, _PRECISION
+    try:
+        exponent = -flint.arb(power)
+        raw = [(flint.arb(offset) + i) ** exponent for i in range(contributions)]
+        norm = sum((w * w for w in raw), flint.arb(0)).sqrt()
+        scaled = [(w / norm * (1 << WEIGHT_BITS)).floor().unique_fmpz() for w in raw]
+    finally:
+        flint.ctx.prec = before
+    if any(w is None for w in scaled):  # an exact whole number: one step down is safe
+        raise UsageError("privacy.weights", "lie on their lattice exactly", "change the offset")
+    weights = np.array([int(w) for w in scaled], np.int64)
+    weights.setflags(write=False)
+    return weights
+
+
+def square_parts(weights: Int64 | None, contributions: int) -> Float64:
+    """(C,) sum of the n largest squared weights for n = 1..C, the whole being 1; rounded up."""
+    if weights is None:
+        return np.arange(1, contributions + 1) / contributions
+    squares = np.cumsum(np.sort(weights.astype(np.float64) ** 2)[::-1])
+    return np.asarray(np.minimum(squares / squares[-1] * (1 + _SLACK), 1.0))
+
+
+class Statistic(msgspec.Struct, frozen=True, eq=False):
+    """What a key is tested on: ``weighted * W + counted * U``, both with their noise.
+
+    W is the selection stream's count (in 2^-WEIGHT_BITS with weights), U the plain published
+    count of units (``counted`` = 0: not used).
+
+    Attributes:
+        weighted, counted: public integer coefficients.
+        alone: the most one unit alone in a key adds.
+        sd: (T,) sd of the statistic; rounding: (T,) its D_t; both in its own units, rounded up.
+    """
+
+    weighted: int
+    counted: int
+    alone: int
+    sd: Float64
+    rounding: Float64
+
+
+def precision_weighted(
+    weights: Int64, selection_variance: float, count_variance: float
+) -> tuple[int, int]:
+    """Coefficients that see most: a typical unit's weight over the variance, for each stream.
+
+    The typical unit is public, the mean of the first quarter of the weights (a unit's first
+    records are its most common ones); any coefficients are private.
+
+    Args:
+        weights: (C,) in 2^-WEIGHT_BITS.
+        selection_variance: of the weighted stream's node noise, in 2^-WEIGHT_BITS squared.
+        count_variance: of the plain count's, in counts squared.
+
+    Returns:
+        (weighted, counted): the statistic adds ``weighted`` per 2^-WEIGHT_BITS and
+        ``counted`` per unit.
+    """
+    typical = float(weights[: max(1, len(weights) // 4)].mean())
+    ratio = selection_variance / count_variance / typical
+    return _COMBINED_SCALE, max(1, round(_COMBINED_SCALE * ratio))
