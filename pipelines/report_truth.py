@@ -61,11 +61,12 @@ def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> li
     """
     upto = np.zeros(job.plan.timeline.windows, np.int64)
     upto[findings.windows] = findings.last_trigger
-    totals = _totals(job, pattern, upto)
-    parts = []
+    totals = _totals(job, pattern, upto).sort_by("window")
+    windows, parts = totals["window"].to_numpy(), []
     for window, group in found.by_window():
-        mine = totals.filter(pc.equal(totals["window"], window)).drop_columns(["window"])
+        begin, end = np.searchsorted(windows, (window, window + 1))
         shown = pa.concat_tables(newest(job.plan, group))
+        mine = totals.slice(begin, end - begin).drop_columns(["window"])
         parts.append(_beside(job.plan, mine, shown))
     return _decades(job.plan, pa.concat_tables(parts)) if parts else []
 

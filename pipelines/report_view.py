@@ -7,7 +7,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from accounting.guarantee import duration
+from accounting.guarantee import NOT_SOUND, duration
 from accounting.plan import Aggregate
 from dp_transforms.batches import key_fields
 from pipelines import report_charts as charts
@@ -39,6 +39,7 @@ def context(report: Report) -> dict[str, Any]:
         "plan": plan,
         "run_ids": report.run_ids,
         "stamps": report.stamps,
+        "warnings": [w for w in report.figures["warnings"] if w != NOT_SOUND],  # it has a banner
         "present": len(report.found.releases),
         "expected": report.expected,
         "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
@@ -142,8 +143,8 @@ def _scatter(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
     relative = sds / np.abs(values)
     words = (
         f"Relative noise against size of {len(values):,} released values: the sd is "
-        f"{human(float(relative.min()))} to {human(float(relative.max()))} times the value, for half "
-        f"of them less than {human(float(np.median(relative)))} times"
+        f"{human(float(relative.min()))} to {human(float(relative.max()))} times the value, for "
+        f"half of them less than {human(float(np.median(relative)))} times"
     )
     return _shown(charts.relative_noise(chart, values, sds, words))
 
