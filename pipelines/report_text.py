@@ -26,7 +26,9 @@ def human(number: float | None) -> str:
     if size < 1e-3 or size >= 1e12:
         digits, exponent = f"{number:.2e}".split("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
-    places = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 4
+    if size < 1:
+        return f"{number:.3g}"
+    places = 0 if size >= 100 else 1 if size >= 10 else 2
     text = f"{number:,.{places}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

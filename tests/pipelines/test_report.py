@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import tomllib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from state.store import RunIdentity
 from tests.reports import RUN, call, check_page, edit, put, report, row, three_triggers
 
 MakeJob = Callable[..., Job]
+UNITS = '[[aggregate]]\nname = "people"\nkind = "units"\n[time]'
 EVIL = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -170,6 +172,28 @@ def test_runs_without_releases_or_keys_say_so(make_job: MakeJob, tmp_path: Path)
     assert len(page.every("svg")) == 2  # the noise, which needs no release
 
 
+def test_public_keys_and_a_single_trigger(make_job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "keys.csv").write_text("key\na\nb\n")
+    public = ("[performance]", '[keys]\npublic = "keys.csv"\n[performance]')
+    job = edit(make_job(), public, ('"6h"', '"1d"'), ("[time]", UNITS))
+    put(job, 1, [{**row("a", 50.0), "people": 9.0, "people_sd": 2.0}])
+    page, text, figures = report(job, tmp_path)
+    check_page(page, text)
+    assert "All keys are public: none has to be selected" in page.text
+    assert "tau" not in page.text and figures["plan"]["tau"] is None
+    assert "The run is finished: all 1 releases are written." in page.text
+    assert "sd of units" in page.of("li")
+
+
+def test_template_is_installed_with_the_package() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    listed = project["tool"]["setuptools"]["package-data"]["pipelines"]
+    packed = {path for pattern in listed for path in (root / "pipelines").glob(pattern)}
+    assert set((root / "pipelines" / "templates").iterdir()) <= packed
+    assert any(name.startswith("jinja2") for name in project["project"]["dependencies"])
+
+
 def test_values_that_are_not_defined(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
     put(job, 1, [{**row("a", 0.0), "total": None, "total_sd": None}])
@@ -241,7 +265,7 @@ def test_same_releases_same_bytes_in_every_format(make_job: MakeJob, tmp_path: P
             three_triggers(job, ["007", "true", "a,\"b'"])
         _, text, figures = report(job, tmp_path)
         figures["settings"].pop("sink.kind")
-        found.append((text.replace(f"<td>{kind}</td>", ""), figures))
+        found.append((text.replace(f'<td class="note">{kind}</td>', ""), figures))
     assert all(other == found[0] for other in found[1:])
 
 
@@ -263,6 +287,6 @@ def test_typed_keys(make_job: MakeJob, tmp_path: Path) -> None:
 def test_numbers_for_people() -> None:
     numbers = [0, 1, 12_345.6, 999.5, 45.67, 4.567, 0.12345, 1e-9, 2.18e-8, -5.0, 1e15, None]
     assert [human(n) for n in [*numbers, math.nan]] == [
-        "0", "1", "12,346", "1,000", "45.7", "4.57", "0.1235", "1e-9", "2.18e-8", "-5", "1e15",
+        "0", "1", "12,346", "1,000", "45.7", "4.57", "0.123", "1e-9", "2.18e-8", "-5", "1e15",
         "–", "–",
     ]  # fmt: skip
