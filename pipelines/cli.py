@@ -113,6 +113,45 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
 
 
+@cli.command(
+    epilog=_examples(
+        "dpstream report job.toml",
+        "dpstream report job.toml --out week.html",
+        "dpstream report job.toml --truth 'public/*.parquet'",
+    )
+)
+@JOB
+@click.option(
+    "--out",
+    default="report.html",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The page.",
+)
+@click.option(
+    "--truth",
+    type=click.Path(path_type=Path),
+    help="Raw records of the job's schema (file or glob): adds true errors. Public data only.",
+)
+@AS_JSON
+def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
+    """Write one HTML page about a run, finished or not, from its plan and its releases."""
+    from pipelines.job import load_job
+    from pipelines.report import TRUTH_LABEL, as_dict, build, write
+    from pipelines.report_view import render
+
+    found = build(load_job(job), truth)
+    write(found, render(found), out)
+    if as_json:
+        _print_json({"page": str(out), **as_dict(found)})
+        return
+    click.echo(f"Report in {out}: {len(found.found.releases):,} of {found.expected:,} releases.")
+    for stamp in found.stamps:
+        click.echo(f"{stamp}: do not publish.")
+    if truth is not None:
+        click.echo(f"True errors are {TRUTH_LABEL}.")
+
+
 @cli.command(epilog=_examples("dpstream demo", "dpstream demo --folder flights"))
 @click.option(
     "--folder",

@@ -16,6 +16,8 @@ from pyarrow import csv as pacsv
 from accounting.errors import UsageError
 
 KINDS = ("parquet", "csv", "jsonl")
+#: Rows of a Parquet release decoded at once by `read_parts`.
+PART_ROWS = 1 << 18
 
 
 def encode(batch: pa.RecordBatch, kind: str) -> bytes:
@@ -125,6 +127,27 @@ def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table
     return pa.concat_tables(tables, promote_options="permissive")
 
 
+def read_parts(file: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of one release file, only the columns of ``schema``.
+
+    Parquet comes in parts of at most ``PART_ROWS`` rows, so that the memory needed does not
+    grow with the release; CSV and JSON Lines come as one part.
+
+    Raises:
+        UsageError: the file is not a readable release of these columns.
+    """
+    try:
+        if file.suffix == ".parquet":
+            with pq.ParquetFile(file) as source:
+                for batch in source.iter_batches(PART_ROWS, columns=schema.names):
+                    yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        else:
+            read = _read_csv if file.suffix == ".csv" else _read_jsonl
+            yield read([file], schema)
+    except (pa.ArrowException, OSError, ValueError, KeyError):
+        raise _unreadable(f"{file.parent.name}/{file.name}") from None
+
+
 def release_files(path: str | Path) -> Iterator[Path]:
     """Files of releases below a sink's folder, ordered by (window, trigger)."""
     found = (p for kind in KINDS for p in Path(path).glob(f"window-*/trigger-*.{kind}"))
@@ -162,7 +185,9 @@ def _read_csv(files: list[Path], schema: pa.Schema | None) -> pa.Table:
         pa.BufferReader(text),
         pacsv.ReadOptions(block_size=len(text) + 1),
         pacsv.ParseOptions(newlines_in_values=True),
-        pacsv.ConvertOptions(column_types=_text_types(schema)),
+        pacsv.ConvertOptions(
+            column_types=_text_types(schema), include_columns=schema.names if schema else None
+        ),
     )
     return table if schema is None else _from_hex(table, schema)
 
@@ -173,7 +198,9 @@ def _read_jsonl(files: list[Path], schema: pa.Schema | None) -> pa.Table:
         return pa.Table.from_pylist(msgspec.json.Decoder().decode_lines(text))
     if not text:
         return schema.empty_table()
-    options = pajson.ParseOptions(explicit_schema=pa.schema(_text_types(schema)))
+    options = pajson.ParseOptions(
+        explicit_schema=pa.schema(_text_types(schema)), unexpected_field_behavior="ignore"
+    )
     reading = pajson.ReadOptions(block_size=len(text) + 1)
     return _from_hex(pajson.read_json(pa.BufferReader(text), reading, options), schema)
 

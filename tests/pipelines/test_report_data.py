@@ -1,0 +1,202 @@
+"""What the report reads: newest values, bounded samples, and the truth row by row."""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines import report_data, sink_formats
+from pipelines.job import Job
+from pipelines.report import TRUTH_LABEL
+from pipelines.report_charts import LINE_POINTS, Line, _kept, lines
+from tests.reports import RUN, check_page, edit, execute, put, report, row
+
+MakeJob = Callable[..., Job]
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def keep_logging() -> Iterator[None]:
+    """The command line silences the process's logs; other tests need theirs."""
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def values_of(job: Job) -> dict[str, float]:
+    found = report_data.inventory(job)
+    table = pa.concat_tables(report_data.newest(job.plan, found.releases))
+    return dict(zip(table["key"].to_pylist(), table["records"].to_pylist(), strict=True))
+
+
+def test_newest_values_between_refreshes(make_job: MakeJob) -> None:
+    job = edit(make_job(), ("contributions = 4", "contributions = 4\nrefresh_every = 2"))
+    put(job, 1, [row("early", 1.0)])
+    put(job, 2, [row("early", 2.0), row("mid", 2.0)])
+    put(job, 3, [row("late", 3.0)])
+    assert values_of(job) == {"early": 2.0, "mid": 2.0, "late": 3.0}
+    findings = report_data.collect(job.plan, report_data.inventory(job))
+    assert findings.keys.tolist() == [3] and findings.last_trigger.tolist() == [3]
+    assert [t["trigger"].to_pylist() for t in findings.series] == [[3], [1, 2], [2]]
+
+
+@pytest.mark.parametrize("held", [1, 1_000_000])
+def test_newest_values_of_rounds(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(report_data, "_HELD_ROWS", held)
+    job = edit(make_job(), ("contributions = 4", 'contributions = 4\nmode = "rounds"'))
+    put(job, 1, [row("a", 1.0), row("b", 1.0)])
+    put(job, 2, [row("a", 2.0)])
+    put(job, 3, [{**row("b", 3.0), "total": None}])
+    assert values_of(job) == {"a": 2.0, "b": 3.0}
+    newest = pa.concat_tables(
+        report_data.newest(job.plan, report_data.inventory(job).releases)
+    ).sort_by("key")
+    assert newest["total"].to_pylist() == [6.0, None]  # not the older 3.0 of b
+
+
+def test_large_releases_are_read_in_parts(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = make_job()
+    rows = [row(f"{i:04}", 10.0 + i) for i in range(1000)]
+    put(job, 1, rows)
+    whole = report(job, tmp_path)[2]
+    monkeypatch.setattr(sink_formats, "PART_ROWS", 64)
+    path = next(Path(job.sink.path).rglob("*.parquet"))
+    parts = list(sink_formats.read_parts(path, pa.schema([("records", pa.float64())])))
+    assert len(parts) == 16 and max(p.num_rows for p in parts) == 64
+    assert parts[0].schema.names == ["records"]
+    again = report(job, tmp_path)[2]
+    assert again["busiest"] == whole["busiest"] and whole["busiest"][0]["key"] == "0999"
+    assert again["releases"] == whole["releases"]
+    values, _ = report_data.collect(job.plan, report_data.inventory(job)).scatter["records"]
+    assert len(values) == report_data.POINTS and values.max() == 1009.0
+
+
+def test_thinning_keeps_the_largest_and_the_range() -> None:
+    values = np.arange(-500.0, 10_000.0)
+    kept, sds = report_data.thin(values, values + 1, 400)
+    assert len(kept) == 400 and (sds == kept + 1).all()
+    assert set(range(9_900, 10_000)) <= set(kept) and np.abs(kept).min() == 0
+    assert report_data.thin(values[:5], values[:5], 400)[0].tolist() == [-500, -499, -498, -497, -496]  # fmt: skip  # noqa: E501
+    assert report_data.evenly(0, 5).tolist() == [] and report_data.evenly(3, 5).tolist() == [0, 1, 2]  # fmt: skip  # noqa: E501
+    few = report_data.evenly(1_000_000, 400)
+    assert len(few) == 400 and few[0] == 0 and few[-1] == 999_999
+
+
+def test_long_lines_keep_their_extremes() -> None:
+    values = np.full(100_000, 5.0)
+    values[77_777], values[33_333] = 9.0, 1.0
+    kept = _kept(values)
+    assert len(kept) <= LINE_POINTS + 2 and {0, 33_333, 77_777, 99_999} <= set(kept.tolist())
+    picture = lines("x", [Line("a", values)], "a line of a hundred thousand", "t", "y")
+    assert len(picture.svg) < 100_000
+
+
+def crowd(path: Path) -> list[tuple[str, str, datetime, float]]:
+    """Users with keys of very different sizes, one of them <script>, some records unusable."""
+    sizes = {"<script>": 900, "mid": 300, "small": 50, "rare": 4}
+    rng = np.random.default_rng(1)
+    records = [
+        (f"u{rng.integers(2000)}", key, START + timedelta(seconds=int(rng.integers(86_400))),
+         float(rng.integers(-5, 15)))
+        for key, size in sizes.items()
+        for _ in range(size)
+    ]  # fmt: skip
+    text = [f"{u},{k},{t:%Y-%m-%dT%H:%M:%SZ},{v}" for u, k, t, v in records]
+    text += ["u1,mid,yesterday,1", "u1,mid,2025-01-01T00:00:00Z,1", ",mid,2024-01-01T00:00:00Z,1"]
+    path.write_text("user,key,time,value\n" + "\n".join(text) + "\n")
+    return records
+
+
+def expected_truth(
+    records: list[tuple[str, str, datetime, float]], released: list[dict[str, Any]], until: datetime
+) -> list[dict[str, Any]]:
+    """The same table without Arrow, row by row."""
+    n: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    users: defaultdict[str, set[str]] = defaultdict(set)
+    for user, key, time, value in records:
+        if time < until:
+            n[key] += 1
+            total[key] += max(0.0, min(10.0, value))
+            users[key].add(user)
+    groups: defaultdict[int, list[str]] = defaultdict(list)
+    for key, count in n.items():
+        groups[10 ** (len(str(count)) - 1)].append(key)
+    shown = {r["key"]: r for r in released}
+    out = []
+    for low, keys in sorted(groups.items()):
+        mine = [k for k in keys if k in shown]
+        true: dict[str, Callable[[str], float]] = {
+            "records": lambda k: n[k],
+            "total": lambda k: total[k],
+            "people": lambda k: len(users[k]),
+            "level": lambda k: total[k] / n[k],
+        }
+        errors = {
+            name: [abs(shown[k][name] - f(k)) for k in mine if shown[k][name] is not None]
+            for name, f in true.items()
+        }
+        medians = {name: median(found) if found else None for name, found in errors.items()}
+        out.append({"low": low, "high": 10 * low - 1, "keys": len(keys), "released": len(mine), "errors": medians})  # fmt: skip  # noqa: E501
+    return out
+
+
+#: The same noise every time.
+FIXED = ("[sink]", f'insecure_test_run_id = "{RUN}"\n[sink]')
+MORE = """[[aggregate]]
+name = "people"
+kind = "units"
+[[aggregate]]
+name = "level"
+kind = "mean"
+column = "value"
+clamp = [0, 10]
+[time]"""
+
+
+def test_truth_of_a_real_run(make_job: MakeJob, tmp_path: Path) -> None:
+    job = edit(make_job(), ("[time]", MORE), FIXED)
+    records = crowd(tmp_path / "in" / "a.csv")
+    execute(job)
+    triggers = sorted(Path(job.sink.path).rglob("*.parquet"))
+    assert len(triggers) == 4
+    triggers[-1].unlink()  # the window has come to its third trigger
+    page, text, figures = report(job, tmp_path, "--truth", tmp_path / "in" / "*.csv")
+    check_page(page, text)
+    released = sink_formats.read_releases(job.sink.path).to_pylist()
+    newest = [r for r in released if r["trigger"] == 3]
+    assert {r["key"] for r in newest} >= {"<script>", "mid"} and figures["private"]
+    truth = figures["truth"]["by_true_records"]
+    wanted = expected_truth(records, newest, START + timedelta(hours=18))
+    assert [d["errors"].keys() for d in truth] == [d["errors"].keys() for d in wanted]
+    for got, want in zip(truth, wanted, strict=True):
+        assert got.pop("errors") == pytest.approx(want.pop("errors"))
+        assert got == want
+    assert figures["truth"]["label"] == TRUTH_LABEL
+    assert page.text.count(TRUTH_LABEL) == 3 and "This page is not private." in page.of("strong")
+    assert "may be published" not in page.text
+    assert (tmp_path / "page.html").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_truth_nothing_private_is_read(make_job: MakeJob, tmp_path: Path) -> None:
+    job = edit(make_job(), FIXED)
+    crowd(tmp_path / "in" / "a.csv")
+    execute(job)
+    (tmp_path / "in" / "a.csv").unlink()
+    job.state.path.unlink()
+    page, text, figures = report(job, tmp_path)
+    check_page(page, text)
+    assert figures["truth"] is None and not figures["private"]
+    assert TRUTH_LABEL not in text and "true records" not in text
+    assert figures["releases"]["rows"] == sink_formats.read_releases(job.sink.path).num_rows
+    assert "The run is finished: all 4 releases are written." in page.text
