@@ -148,7 +148,7 @@ def bound(
         raise
 
 
-class _Batch:
+class Batch:
     """Records of one unit shard and what is decided on each; arrays by row.
 
     Attributes:
@@ -177,7 +177,7 @@ def _decide(
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
     """See ``bound``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
-    batch = _Batch(plan, records)
+    batch = Batch(plan, records)
     late = rejected = 0
     if (batch.cut <= units.decided).any():
         _recall(plan, store, shard, batch, upto)
@@ -194,7 +194,7 @@ def _decide(
     }
 
 
-def _recall(plan: Plan, store: Store, shard: int, batch: _Batch, upto: int) -> None:
+def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> None:
     """Fill in committed decisions; what has none although its cut was decided comes late."""
     units = store.unit_shard(shard)
     batch.unit = units.intern(batch.ids)
@@ -211,7 +211,7 @@ def _recall(plan: Plan, store: Store, shard: int, batch: _Batch, upto: int) -> N
     batch.cut[missed] = units.decided + 1
 
 
-def _admit_new(plan: Plan, store: Store, shard: int, batch: _Batch, upto: int) -> tuple[int, int]:
+def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> tuple[int, int]:
     """Decide what is undecided up to a cut and commit it; returns (late, rejected) pairs."""
     units = store.unit_shard(shard)
     batch.unit = units.intern(batch.ids)
@@ -242,7 +242,7 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: _Batch, upto: int) -
     return int((possible - wanted).sum()), int((wanted - taken).sum())
 
 
-def _unrepeated(rows: Int64, batch: _Batch) -> Int64:
+def _unrepeated(rows: Int64, batch: Batch) -> Int64:
     """One row of each recalled position (new decisions already give pairs to one row only)."""
     if not batch.known[rows].any():
         return rows
@@ -261,7 +261,7 @@ def event_cuts(plan: Plan, records: pa.RecordBatch) -> Int64:
     return cuts
 
 
-def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: _Batch) -> pa.RecordBatch:
+def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa.RecordBatch:
     """One row per admitted (record, window) pair, with its window and leaf, in order of ``rows``.
 
     The leaf is the later of the event's trigger and the stamp's (or decision's) trigger,

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from accounting.errors import RunError, UsageError
 from accounting.plan import Aggregate, Plan
 from dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
-from dp_transforms.bounding import event_cuts, expand, open_windows
+from dp_transforms.bounding import Batch, expand, open_windows
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
 from pipelines.job import Job
@@ -120,12 +120,10 @@ def _pairs(job: Job, pattern: Path) -> Iterator[pa.RecordBatch]:
     plan, door = job.plan, _door(job)
     for batch in _batches(job, pattern):
         records, _ = door(batch)
-        stamp_cut = np.maximum(1, plan.timeline.cut_of(numbers(records.column("stamp"))))
-        event_cut = event_cuts(plan, records)
-        leaf_cut = np.maximum(event_cut, stamp_cut)
-        _, wanted = open_windows(plan.timeline, event_cut, leaf_cut)
-        rows = np.flatnonzero(wanted > 0)
-        yield expand(plan, records, rows, wanted[rows], event_cut[rows], leaf_cut[rows])
+        everything = Batch(plan, records)
+        leaf_cut = np.maximum(everything.event_cut, everything.cut)
+        _, everything.pairs = open_windows(plan.timeline, everything.event_cut, leaf_cut)
+        yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
 
 
 def _door(job: Job) -> Canonicaliser:
