@@ -1,7 +1,7 @@
 """Decaying selection weights, and the statistic a key is tested on (mechanism.md section 8).
 
 Most units have few records, so their first ones should count more: the i-th admitted
-(record, window) pair of a unit (i = 0 .. C-1, in admission order, each pair its own index)
+(record, window) pair of a unit (i = 1 .. C, in admission order, each pair its own index)
 adds w_i instead of 1 to the selection count of its key.  A unit counts once per (key, round):
 the first of its pairs that is applied counts, the lowest index within a micro-batch.
 
@@ -16,6 +16,7 @@ adds at most a max w + d to it, which is what the thresholds are raised by.
 """
 
 import functools
+from typing import Any
 
 import flint
 import msgspec
@@ -36,7 +37,7 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Public, decreasing weights proportional to (i + offset)^-power.
 
     Attributes:
-        offset: > 0; 3 keeps the second pair at 3/4 (power 1) of the first.
+        offset: >= 0; 3 keeps the second pair at 4/5 (power 1) of the first.
         power: 0 < power <= 4; larger ones favour units with few records.
     """
 
@@ -45,10 +46,10 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self, contributions: int) -> None:
         """Refuse weights that do not decay, or vanish on their lattice."""
-        if not (0 < self.offset <= 1e6 and 0 < self.power <= 4):
+        if not (0 <= self.offset <= 1e6 and 0 < self.power <= 4):
             raise UsageError(
                 "privacy.weights",
-                "needs 0 < offset <= 1e6 and 0 < power <= 4",
+                "needs 0 <= offset <= 1e6 and 0 < power <= 4",
                 "write e.g. weights = { offset = 3, power = 1 }",
             )
         if self.integers(contributions)[-1] < 1:
@@ -69,16 +70,20 @@ def _integers(offset: float, power: float, contributions: int) -> Int64:
     before, flint.ctx.prec = flint.ctx.prec, _PRECISION
     try:
         exponent = -flint.arb(power)
-        raw = [(flint.arb(offset) + i) ** exponent for i in range(contributions)]
+        raw = [(flint.arb(offset) + i) ** exponent for i in range(1, contributions + 1)]
         norm = sum((w * w for w in raw), flint.arb(0)).sqrt()
-        scaled = [(w / norm * (1 << WEIGHT_BITS)).floor().unique_fmpz() for w in raw]
+        scaled = [_floor(w / norm * (1 << WEIGHT_BITS)) for w in raw]
     finally:
         flint.ctx.prec = before
-    if any(w is None for w in scaled):  # an exact whole number: one step down is safe
-        raise UsageError("privacy.weights", "lie on their lattice exactly", "change the offset")
-    weights = np.array([int(w) for w in scaled], np.int64)
+    weights = np.array(scaled, np.int64)
     weights.setflags(write=False)
     return weights
+
+
+def _floor(ball: Any) -> int:
+    """floor, or one less where the number is whole as far as its ball tells."""
+    floor = ball.floor().unique_fmpz()
+    return round(float(ball)) - 1 if floor is None else int(floor)
 
 
 def square_parts(weights: Int64 | None, contributions: int) -> Float64:
