@@ -46,7 +46,8 @@ def describe(plan: Plan, budget: Budget) -> dict[str, Any]:
 
     Returns:
         ``guarantee``, ``unit``, ``split`` of delta and mu^2, ``streams`` (sensitivity, sigma
-        and sd_t per trigger in grid units), ``tau`` (counts of units, per trigger),
+        and sd_t per trigger in grid units; weighted counts in 2^-8 units), ``tau`` (per
+        trigger, in counts of units that count in full),
         ``selection``, ``columns`` (expected error in the column's units), ``periods``
         (sqrt(k) mu), ``publishing``, ``warnings`` and ``assumptions``.  Figures keep the
         safe direction of ``allocate``: mu and b rounded down; sigma, sd_t, tau_t, epsilon
@@ -89,8 +90,9 @@ def describe(plan: Plan, budget: Budget) -> dict[str, Any]:
 
 
 def _streams(budget: Budget) -> list[StreamNoise]:
-    first = [s for s in (budget.selection, budget.units) if s is not None][:1]
-    return [*first, *budget.values]
+    apart = budget.units is not budget.selection
+    counts = [budget.selection, budget.units] if apart else [budget.selection]
+    return [*(s for s in counts if s is not None), *budget.values]
 
 
 def _unit(plan: Plan) -> str:
@@ -128,9 +130,19 @@ def _stream(noise: StreamNoise) -> dict[str, Any]:
 
 
 def _tau(budget: Budget) -> Float64:
-    if budget.tau is None:
+    """(T,) thresholds in units of what one unit adds at most (1 for plain counts)."""
+    if budget.tau is None or budget.statistic is None:
         raise ValueError("no key selection")
-    return np.asarray(budget.tau / float(1 << DECODE_BITS))
+    return np.asarray(budget.tau / float(1 << DECODE_BITS) / budget.statistic.alone)
+
+
+def _least(plan: Plan, budget: Budget) -> float:
+    """What a unit adds at least (its last pair), relative to the most it adds."""
+    statistic, weights = budget.statistic, plan.privacy.weights
+    if weights is None or statistic is None:
+        return 1.0
+    last = int(weights.integers(plan.privacy.contributions)[-1])
+    return (statistic.weighted * last + statistic.counted) / statistic.alone
 
 
 def _half(budget: Budget, trigger: int) -> int:
@@ -148,6 +160,7 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
         "units_for_half_chance_last": _half(budget, len(budget.tau)),
         "easiest_trigger": easiest,
         "units_for_half_chance_easiest": _half(budget, easiest),
+        "last_pair_counts": _least(plan, budget),
     }
 
 
@@ -235,7 +248,7 @@ def text(plan: Plan, budget: Budget) -> str:
         "(record, window) pairs",
         f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
         f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
-        f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}",
+        f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}{_extras(plan)}",
         f"Published   {figures['publishing']}",
         f"Budget      mu {split['mu']:.6g}; delta {split['delta_gaussian']:.3g} noise + "
         f"{split['delta_thresholds']:.3g} thresholds (b = {split['b']:.3g} per key and round)",
@@ -252,6 +265,21 @@ def text(plan: Plan, budget: Budget) -> str:
     lines += [f"Warning     {w}" for w in figures["warnings"]]
     lines += [f"Assumed     {a}" for a in figures["assumptions"]]
     return "\n".join(lines) + "\n"
+
+
+def _extras(plan: Plan) -> str:
+    """Options of the mechanism that change what a record counts."""
+    privacy, words = plan.privacy, ""
+    if privacy.per_key_bound:
+        words += "; one record per unit, window and key counts"
+    if privacy.weights is not None:
+        words += (
+            f"; the i-th pair of a unit weighs (i + {privacy.weights.offset:g})"
+            f"^-{privacy.weights.power:g} in selection"
+        )
+    if privacy.combine:
+        words += "; tested together with the published count"
+    return words
 
 
 def _trigger_table(figures: dict[str, Any]) -> list[str]:
@@ -281,10 +309,16 @@ def _selection_lines(figures: dict[str, Any]) -> list[str]:
     chosen = figures["selection"]
     if chosen is None:
         return []
-    return [
+    lines = [
         f"Selection   a key has an even chance with {chosen['units_for_half_chance_first']} units "
         f"at the first trigger, {chosen['units_for_half_chance_last']} at the last"
     ]
+    if chosen["last_pair_counts"] < 1:
+        lines.append(
+            "            if these are every unit's first pairs; a unit's last pair counts "
+            f"{chosen['last_pair_counts']:.2g} of that"
+        )
+    return lines
 
 
 def _period_lines(figures: dict[str, Any]) -> list[str]:

@@ -69,17 +69,21 @@ def cli() -> None:
 @JOB
 @AS_JSON
 def plan(job: Path, as_json: bool) -> None:
-    """Print what a job promises and what it costs; reads no data."""
+    """Print what a job promises, what it costs and what would serve it better; reads no data."""
+    import msgspec
+
+    from accounting import alternatives
     from accounting.budget import allocate
     from accounting.guarantee import describe, text
     from pipelines.job import load_job
 
     checked = load_job(job).plan
     budget = allocate(checked)
+    others = alternatives.compare(checked)
     if as_json:
-        _print_json(describe(checked, budget))
+        _print_json(describe(checked, budget) | {"alternatives": msgspec.to_builtins(others)})
     else:
-        click.echo(text(checked, budget), nl=False)
+        click.echo(text(checked, budget) + alternatives.text(others), nl=False)
 
 
 @cli.command(

@@ -31,6 +31,7 @@ contributions = {contributions}
 mode = "{mode}"
 allow_unsound = {unsound}
 final_flush = {flush}
+{privacy}
 key_file = "noise.key"
 [state]
 store = "sqlite:{name}/state.db"
@@ -54,6 +55,7 @@ def write_job(folder: Path, name: str, triggers: int, **fields: Any) -> Path:
         "contributions": 32,
         "mode": "sticky",
         "flush": "false",
+        "privacy": "",
         "shards": 4,
     }
     values = {**defaults, **fields}
