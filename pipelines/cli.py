@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from accounting.errors import DpstreamError, RunError
+from pipelines.cli_choose import choose
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 JOB = click.argument("job", type=click.Path(path_type=Path))
@@ -72,14 +73,16 @@ def plan(job: Path, as_json: bool) -> None:
     """Print what a job promises and what it costs; reads no data."""
     from accounting.budget import allocate
     from accounting.guarantee import describe, text
+    from pipelines.choice_check import chosen_of
     from pipelines.job import load_job
 
-    checked = load_job(job).plan
+    loaded = load_job(job)
+    checked, chosen = loaded.plan, chosen_of(loaded)
     budget = allocate(checked)
     if as_json:
-        _print_json(describe(checked, budget))
+        _print_json(describe(checked, budget, chosen))
     else:
-        click.echo(text(checked, budget), nl=False)
+        click.echo(text(checked, budget, chosen), nl=False)
 
 
 @cli.command(
@@ -201,6 +204,9 @@ def doctor(as_json: bool) -> None:
         _print_report(report)
     if not report["ready"]:
         raise SystemExit(RunError.exit_code)
+
+
+cli.add_command(choose)
 
 
 def _print_json(value: Any) -> None:
