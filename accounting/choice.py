@@ -20,18 +20,17 @@ together are mu-GDP: one Gaussian mechanism.  The number of units is not public:
 last noisy prefix.  Every figure and every refusal is computed from noisy counts alone, so it
 is post-processing; that the decoder is a float matter therefore costs nothing.
 
-Which A: a quantile compares prefix_t with q * total.  Plain cells (col2 = 1) sum up to G cell
-noises, sd about sqrt(G); a binary tree over G cells has col2 = log2 G + 1, and least squares
-over all its nodes (offline, so both up and down) gives 2.3 / mu at G = 16, 3.0 at 64, 3.7 at
-200 for q = 0.9, where cells give 3.5, 7.1 and 12.7.  Cells win up to G = 4.  ``design``
-computes both for the grid at hand and takes the better; square-root Toeplitz would be 10 to 20%
-better at the median and no better at q = 0.9.
+Which A: a quantile compares prefix_t with q * total.  G plain cells (col2 = 1) sum up to G
+cell noises, sd sqrt(G) / mu for the total.  A binary tree over the cells has col2 = ceil(log2 G)
++ 1, and least squares over all its nodes (offline, so both up and down) has at worst 1.65 / mu
+at G = 4, 2.4 at 16, 3.1 at 64 and 3.7 at 200 where cells have 2, 4, 8 and 14: the tree wins
+from G = 2 on (``worst_factor``; a test repeats it).  Square-root Toeplitz would be 10
+to 20% better still at G = 64.
 """
 
 import functools
 import math
 from fractions import Fraction
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -40,7 +39,7 @@ from scipy.special import ndtri
 from accounting import limits
 from accounting.errors import UsageError
 from accounting.gaussian import mu_of
-from accounting.strategies.base import Float64, Int64
+from accounting.strategies.base import Int64
 
 #: The histogram of pairs per unit; no aggregate can be called so (a space).
 CONTRIBUTIONS = "pairs per unit"
@@ -49,8 +48,6 @@ GOOD, POOR = 0.05, 0.2
 #: Chance that some prefix errs by more than the stated rank error.
 _MISS = 0.05
 _SLACK = 1e-12
-
-EncoderName = Literal["cells", "tree"]
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -61,7 +58,7 @@ class Histogram(msgspec.Struct, frozen=True):
         candidates: increasing upper edges of the cells (pairs, or grid units of a value).
         cells: number of cells; one more than candidates where the last takes all beyond.
         targets: quantiles that are read.
-        encoder, col2: matrix A, and the most ones in one of its columns.
+        col2: the most ones in a column of A.
         sensitivity: L2 of A x for one unit.
         share: fraction of mu^2.
         sigma: sd of one node's noise in units of count, rounded up.
@@ -72,7 +69,6 @@ class Histogram(msgspec.Struct, frozen=True):
     candidates: tuple[int, ...]
     cells: int
     targets: tuple[float, ...]
-    encoder: EncoderName
     col2: int
     sensitivity: float
     share: float
@@ -115,15 +111,15 @@ def contributions_of(pairs: int, scale: Fraction, most: int) -> int:
 
 
 @functools.lru_cache(maxsize=32)
-def encoder_matrix(name: EncoderName, cells: int) -> Int64:
-    """(nodes, cells) matrix A of zeros and ones; read-only."""
+def encoder_matrix(cells: int) -> Int64:
+    """(nodes, cells) 0/1 matrix A of a binary tree over the cells, leaves first; read-only."""
     rows, width = [], 1
     while True:
         for begin in range(0, cells, width):
             row = np.zeros(cells, np.int64)
             row[begin : begin + width] = 1
             rows.append(row)
-        if name == "cells" or width >= cells:
+        if width >= cells:
             break
         width *= 2
     matrix = np.array(rows)
@@ -131,18 +127,17 @@ def encoder_matrix(name: EncoderName, cells: int) -> Int64:
     return matrix
 
 
-@functools.lru_cache(maxsize=32)
-def _factors(name: EncoderName, cells: int, target: float) -> Float64:
-    """(cells,) sd of the estimate of prefix_t - target * total for node noise of sd 1."""
-    matrix = encoder_matrix(name, cells).astype(np.float64)
-    weights = np.tril(np.ones((cells, cells))) - target
-    covariance = np.linalg.inv(matrix.T @ matrix)
-    variance = np.einsum("ij,jk,ik->i", weights, covariance, weights)
-    return np.asarray(np.sqrt(variance), np.float64)
-
-
-def _worst(name: EncoderName, cells: int, targets: tuple[float, ...]) -> float:
-    return max(float(_factors(name, cells, q).max()) for q in (*targets, 0.0))
+def worst_factor(matrix: Int64, targets: tuple[float, ...]) -> float:
+    """Largest sd, for node noise of sd 1, of prefix_t - q * total over cells t, q in targets
+    and q = 0 (prefixes and the total themselves), by least squares over all nodes."""
+    encoder, cells = matrix.astype(np.float64), matrix.shape[1]
+    covariance = np.linalg.inv(encoder.T @ encoder)
+    worst = 0.0
+    for target in (*targets, 0.0):
+        weights = np.tril(np.ones((cells, cells))) - target
+        variance = np.einsum("ij,jk,ik->i", weights, covariance, weights)
+        worst = max(worst, math.sqrt(float(variance.max())))
+    return worst
 
 
 def histogram(
@@ -154,17 +149,13 @@ def histogram(
     share: float,
     mu: float,
 ) -> Histogram:
-    """The better encoder of the two with its noise; ``per_unit`` is m.
+    """A histogram with its noise and accuracy; ``per_unit`` is m.
 
     Raises:
         UsageError: the noise would exceed what the sampler's table covers.
     """
-    options: list[tuple[float, EncoderName, int]] = []
-    encoders: tuple[EncoderName, ...] = ("cells", "tree")
-    for encoder in encoders:
-        col2 = int(encoder_matrix(encoder, cells).sum(axis=0).max())
-        options.append((math.sqrt(col2) * _worst(encoder, cells, targets), encoder, col2))
-    _, encoder, col2 = min(options)
+    matrix = encoder_matrix(cells)
+    col2 = int(matrix.sum(axis=0).max())
     sensitivity = per_unit * math.sqrt(col2) * (1 + _SLACK)
     sigma = sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
     if sigma > limits.MAX_SIGMA:
@@ -173,11 +164,9 @@ def histogram(
         )
     # Rounding adds at most 1/12 to a node's variance; a union bound over the cells.
     rounding = 0.0 if math.isinf(mu) else 1 / 12
-    sd = math.sqrt(sigma**2 + rounding) * _worst(encoder, cells, targets)
+    sd = math.sqrt(sigma**2 + rounding) * worst_factor(matrix, targets)
     rank_error = sd * float(-ndtri(_MISS / (2 * cells)))
-    return Histogram(
-        name, candidates, cells, targets, encoder, col2, sensitivity, share, sigma, rank_error
-    )
+    return Histogram(name, candidates, cells, targets, col2, sensitivity, share, sigma, rank_error)
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -223,7 +212,7 @@ class Design(msgspec.Struct, frozen=True):
 
 
 def design(question: Question, private: bool = True) -> Design:
-    """Divide the budget equally over the histograms and choose their encoders.
+    """Divide the budget equally over the histograms in one Gaussian mechanism.
 
     Args:
         private: False for proxy data: the same histograms, read exactly.

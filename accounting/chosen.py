@@ -101,7 +101,6 @@ def _expected(of: Histogram) -> dict[str, Any]:
     return {
         "name": of.name,
         "candidates": len(of.candidates),
-        "encoder": of.encoder,
         "sensitivity": of.sensitivity,
         "share_of_mu_squared": of.share,
         "sigma": of.sigma,

@@ -21,7 +21,7 @@ def prefixes(of: Histogram, noisy: Int64) -> Float64:
     Args:
         noisy: (nodes,) A x + noise.
     """
-    matrix = encoder_matrix(of.encoder, of.cells).astype(np.float64)
+    matrix = encoder_matrix(of.cells).astype(np.float64)
     counts = np.linalg.lstsq(matrix, noisy.astype(np.float64), rcond=None)[0]
     return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
 

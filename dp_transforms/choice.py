@@ -158,7 +158,7 @@ def noisy(keys: KeyRing, run_name: tuple[bytes, ...], of: Histogram, counts: Int
     A node's name is (run name, digest of the sampler's table, histogram, number of the node);
     the same name gives the same noise, so a run that is resumed says the same again.
     """
-    exact = encoder_matrix(of.encoder, of.cells) @ counts
+    exact = encoder_matrix(of.cells) @ counts
     sampler = RoundedGaussian(of.sigma)
     name = keys.name((b"choice noise", *run_name, sampler.digest, of.name.encode()))
     message = np.array([(1, 0), name], np.uint64)  # one block follows; streams' names have three

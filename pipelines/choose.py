@@ -169,7 +169,8 @@ def _tell(asked: Asked, text: str, digest: str, resumed: bool) -> Outcome:
             "--first",
             f"the noisy count of units for '{receipt.unanswered}' is too small to choose by, and "
             "the charge stands",
-            "use a longer --first or a larger --epsilon (a new charge), or choose by --proxy",
+            "check the job's columns and types, use a longer --first or a larger --epsilon (a new "
+            "charge), or choose by --proxy",
         )
     table = ChoiceConfig(
         how="private",
@@ -197,16 +198,12 @@ def _proxy(asked: Asked) -> Outcome:
     pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
     job = msgspec.structs.replace(
         asked.job,
-        source=msgspec.structs.replace(
-            asked.job.source, path=str(Path(request.proxy or "").absolute())
-        ),
+        source=msgspec.structs.replace(asked.job.source, path=pattern),
         plan=msgspec.structs.replace(asked.job.plan, timeline=moved),
     )
     counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
-    nodes = [
-        encoder_matrix(of.encoder, of.cells) @ x for of, x in zip(histograms, counts, strict=True)
-    ]
+    nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
     figures = _runnable(asked, read_off(asked.question, asked.design, nodes))
     if figures.unanswered is not None:
         raise UsageError(

@@ -128,7 +128,7 @@ def _outward(units: int, grid: Fraction, sign: int) -> int | float:
 def _choice_table(choice: ChoiceConfig) -> Any:
     table = tomlkit.table()
     for name, value in msgspec.to_builtins(choice).items():
-        if value is None or (value in ([], {}) and name != "how"):
+        if value is None or value in ((), [], {}):
             continue
         if isinstance(value, dict):
             inline = tomlkit.inline_table()
