@@ -138,7 +138,7 @@ class Chosen(msgspec.Struct, frozen=True):
             return {"how": self.how, "words": "; ".join(self.warnings())}
         thresholds = budget.b * plan.privacy.contributions
         mu = math.sqrt(self.mu**2 + budget.mu**2) * (1 + 1e-12)
-        delta = (budget.delta + self.delta) * (1 + 1e-15)
+        delta = budget.delta + self.delta  # its float error is covered by the slack below
         total = None
         if plan.privacy.mode != "paper" and delta > thresholds:
             total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
@@ -147,7 +147,8 @@ class Chosen(msgspec.Struct, frozen=True):
             f"a ({self.epsilon:g}, {self.delta:g})-DP mechanism, charged as run {self.run_id}"
         )
         if total is not None:
-            words += f"; choice and stream together: ({_up(total):g}, {_up(delta):g})"
+            words += f"; choice and stream together: ({_up(total):g}, {_up(delta):g}); "
+            words += "the ledger holds every other run on the data set"
         return {
             "how": self.how,
             "words": words,

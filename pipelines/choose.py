@@ -41,6 +41,7 @@ class Outcome(NamedTuple):
         out: the new job file; how: ``private`` or ``proxy``.
         contributions: C; clamps: [low, high] by aggregate, in the column's units.
         notes: remarks; run_id: of the charge; resumed: whether it was charged before.
+        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
     """
 
     out: str
@@ -50,6 +51,7 @@ class Outcome(NamedTuple):
     notes: tuple[str, ...]
     run_id: str | None
     resumed: bool
+    insecure: bool
 
 
 def choose(asked: Asked) -> Outcome:
@@ -230,5 +232,12 @@ def _write(
     text = choose_file.render(asked.request.job, figures.contributions, figures.clamps, table)
     choose_file.write(out, text)
     return Outcome(
-        str(out), table.how, figures.contributions, clamps, figures.notes, run_id, resumed
+        out=str(out),
+        how=table.how,
+        contributions=figures.contributions,
+        clamps=clamps,
+        notes=figures.notes,
+        run_id=run_id,
+        resumed=resumed,
+        insecure=run_id is not None and asked.job.insecure,
     )

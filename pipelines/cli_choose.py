@@ -93,4 +93,6 @@ def _told(outcome: "Outcome") -> str:
         lines.append(f"Run         {outcome.run_id}{again}; the receipt is in the ledger")
     else:
         lines.append("Label       from other data: not charged, shown in every plan")
+    if outcome.insecure:
+        lines.append("INSECURE: a fixed test key was used; do not publish.")
     return "\n".join([*lines, f"Job         {Path(outcome.out).name}"]) + "\n"

@@ -124,7 +124,8 @@ def test_exit_codes_and_silence(
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("plan",), ("run",), ("generate", "zipf"), ("key", "new"), ("doctor",)]
+    "command",
+    [(), ("plan",), ("run",), ("choose",), ("generate", "zipf"), ("key", "new"), ("doctor",)],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")
