@@ -17,6 +17,7 @@ from accounting.chosen import BIAS, expectation, rule_in_words
 from accounting.errors import PolicyError, UsageError
 from pipelines import choose_file
 from pipelines.job import Job
+from pipelines.job_tables import ChoiceConfig
 from pipelines.job_text import duration_micros
 
 
@@ -129,6 +130,8 @@ def ask(request: Request) -> Asked:
     if quantile is not None and request.cover is not None:
         raise UsageError("--cover", "excludes --quantile", "give one of the two")
     allocate(job.plan)  # the widest clamps with C = 1 can be run: so can whatever is chosen
+    widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
+    choose_file.render(request.job, 1, widest, ChoiceConfig())  # or refused before it is paid for
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
     return Asked(request, job, question, design(question, private), ranges)
 

@@ -41,9 +41,10 @@ def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:
     if isinstance(privacy, dict):
         privacy["contributions"] = 1
     names = []
-    entries = tables.get("aggregate")
-    for entry in entries if isinstance(entries, list) else ():
-        if not isinstance(entry, dict) or entry.get("kind") not in ("sum", "mean"):
+    listed = tables.get("aggregate")
+    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    for entry in entries:
+        if entry.get("kind") not in ("sum", "mean"):
             continue
         if "clamp" in entry and not clamps:
             continue
@@ -51,10 +52,11 @@ def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:
         entry["clamp"] = _range(entry, declared)
     # What an earlier choice wrote is not what is checked now; ranges are.
     tables["choice"] = {"range": declared}
-    unknown = sorted(set(declared) - {str(e.get("name")) for e in entries or ()})
+    unknown = sorted(set(declared) - {str(e.get("name")) for e in entries})
+    job = job_of(decode_tables(tables), path)
     if unknown:
         raise UsageError("choice.range", "names an aggregate that there is not", "correct it")
-    return job_of(decode_tables(tables), path), tuple(names)
+    return job, tuple(names)
 
 
 def _table(value: Any) -> dict[str, Any]:

@@ -398,6 +398,7 @@ def test_units_beyond_the_largest_candidate_take_it(job: Path) -> None:
     assert result["contributions"] == 8 and "beyond --max-contributions" in result["notes"][0]
 
 
+TWO = '[[aggregate]]\nname = "records"\nkind = "count"\n[[aggregate]]'
 REFUSED: list[tuple[Callable[[Path], Result], str]] = [
     (lambda j: choose(j, "new.toml", ask=("--epsilon", "1")), "--first"),
     (lambda j: choose(j, "new.toml", ask=("--first", "12h")), "--epsilon"),
@@ -433,6 +434,11 @@ def test_refused_before_any_charge(job: Path, index: int) -> None:
         ("[-100, 200]", '["a", 2]', "aggregate[1].clamp[0]"),
         ("key_file", "keyfile", "privacy.keyfile"),
         ("[privacy]", "[privaci]", "privaci"),
+        (
+            '[[aggregate]]\nname = "records"\nkind = "count"\n[[aggregate]]',
+            "[aggregate]",
+            "aggregate",
+        ),
     ],
 )
 def test_jobs_that_cannot_be_chosen_for(job: Path, old: str, new: str, field: str) -> None:
