@@ -174,7 +174,7 @@ def text(rows: list[Alternative]) -> str:
     lines = [
         "",
         "Alternatives on a public reference population (keys with n units at density n^-1.7),",
-        "same guarantee; keys and error relative to this job, * most keys within 2% of least error:",
+        "same guarantee; keys and error against this job's, * most keys within 2% of least error:",
         "  keys   error  units for 1/2  final sd  settings of [privacy]",
     ]
     for row in rows:

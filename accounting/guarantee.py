@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from accounting.budget import Budget, StreamNoise
+from accounting.chosen import Chosen
 from accounting.gaussian import epsilon_of
 from accounting.limits import DECODE_BITS, MICROS_PER_SECOND
 from accounting.plan import Aggregate, Plan
@@ -41,8 +42,11 @@ def duration(micros: int) -> str:
     return f"{micros} microseconds"
 
 
-def describe(plan: Plan, budget: Budget) -> dict[str, Any]:
+def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[str, Any]:
     """Everything ``dpstream plan`` prints, JSON-able.
+
+    Args:
+        chosen: where C and clamps come from, if the job says so.
 
     Returns:
         ``guarantee``, ``unit``, ``split`` of delta and mu^2, ``streams`` (sensitivity, sigma
@@ -84,7 +88,8 @@ def describe(plan: Plan, budget: Budget) -> dict[str, Any]:
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
         "periods": _periods(plan, budget) if sound else [],
         "publishing": _publishing(plan),
-        "warnings": _warnings(plan, budget),
+        "choice": chosen.describe(plan, budget) if chosen else None,
+        "warnings": _warnings(plan, budget) + (chosen.warnings() if chosen else []),
         "assumptions": list(budget.assumptions),
     }
 
@@ -236,9 +241,9 @@ def _warnings(plan: Plan, budget: Budget) -> list[str]:
     return found
 
 
-def text(plan: Plan, budget: Budget) -> str:
+def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
     """The same for a person, about 40 lines; figures shortened to 6 digits for reading."""
-    figures = describe(plan, budget)
+    figures = describe(plan, budget, chosen)
     line, split = plan.timeline, figures["split"]
     lines = [
         f"Guarantee   {figures['guarantee']['words']}",
@@ -262,6 +267,8 @@ def text(plan: Plan, budget: Budget) -> str:
     ]
     lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
     lines += _selection_lines(figures) + _period_lines(figures)
+    if figures["choice"] and figures["choice"]["how"] == "private":
+        lines.append(f"Choice      {figures['choice']['words']}")
     lines += [f"Warning     {w}" for w in figures["warnings"]]
     lines += [f"Assumed     {a}" for a in figures["assumptions"]]
     return "\n".join(lines) + "\n"

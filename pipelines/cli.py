@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from accounting.errors import DpstreamError, RunError
+from pipelines.cli_choose import choose
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 JOB = click.argument("job", type=click.Path(path_type=Path))
@@ -75,15 +76,18 @@ def plan(job: Path, as_json: bool) -> None:
     from accounting import alternatives
     from accounting.budget import allocate
     from accounting.guarantee import describe, text
+    from pipelines.choice_check import chosen_of
     from pipelines.job import load_job
 
-    checked = load_job(job).plan
+    loaded = load_job(job)
+    checked, chosen = loaded.plan, chosen_of(loaded)
     budget = allocate(checked)
     others = alternatives.compare(checked)
     if as_json:
-        _print_json(describe(checked, budget) | {"alternatives": msgspec.to_builtins(others)})
+        figures = describe(checked, budget, chosen)
+        _print_json(figures | {"alternatives": msgspec.to_builtins(others)})
     else:
-        click.echo(text(checked, budget) + alternatives.text(others), nl=False)
+        click.echo(text(checked, budget, chosen) + alternatives.text(others), nl=False)
 
 
 @cli.command(
@@ -244,6 +248,9 @@ def doctor(as_json: bool) -> None:
         _print_report(report)
     if not report["ready"]:
         raise SystemExit(RunError.exit_code)
+
+
+cli.add_command(choose)
 
 
 def _print_json(value: Any) -> None:

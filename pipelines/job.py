@@ -8,6 +8,7 @@ and cannot change a released byte.
 
 import glob
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,9 @@ from accounting import limits
 from accounting.errors import UsageError
 from accounting.plan import Plan, Privacy
 from accounting.timeline import Timeline
+from pipelines.choice_check import check_choice
 from pipelines.job_tables import (
+    ChoiceConfig,
     JobFile,
     KeysConfig,
     LedgerConfig,
@@ -46,6 +49,7 @@ class Job(msgspec.Struct, frozen=True):
         source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
             path in them is absolute.
         plan: what is released and promised; checked.
+        choice: where C and clamps come from, if the job says so.
     """
 
     path: Path
@@ -58,6 +62,7 @@ class Job(msgspec.Struct, frozen=True):
     sink: SinkConfig
     performance: PerformanceConfig
     plan: Plan
+    choice: ChoiceConfig | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -85,9 +90,21 @@ def load_job(path: str | Path) -> Job:
 
     Raises:
         UsageError: unreadable, unknown or missing keys, values that are not usable.
-        PolicyError: settings that no privacy guarantee survives.
+        PolicyError: settings that no privacy guarantee survives, or a [choice] that its ledger
+            does not know.
     """
     path = Path(path).absolute()
+    job = job_of(decode_job(read_text(path)), path)
+    check_choice(job)
+    return job
+
+
+def read_text(path: Path) -> bytes:
+    """The text of a job file.
+
+    Raises:
+        UsageError: unreadable or too long.
+    """
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_JOB_BYTES + 1)
@@ -95,12 +112,16 @@ def load_job(path: str | Path) -> Job:
         raise UsageError("job file", "cannot be read", "check its path and permissions") from None
     if len(text) > MAX_JOB_BYTES:
         raise UsageError("job file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
-    return job_of(decode_job(text), path)
+    return text
 
 
 def decode_job(text: bytes) -> JobFile:
     """The tables of a job file's text; raises as `load_job` does."""
-    tables = parse_toml(text)
+    return decode_tables(parse_toml(text))
+
+
+def decode_tables(tables: dict[str, Any]) -> JobFile:
+    """Parsed tables as structs; raises as `load_job` does."""
     refuse_data_dependent(tables)
     try:
         return msgspec.convert(tables, JobFile)
@@ -140,6 +161,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         sink=replace(file.sink, path=str(folder / file.sink.path)),
         performance=file.performance,
         plan=plan,
+        choice=file.choice,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from accounting import limits
+from accounting.chosen import How
 from accounting.plan import Aggregate, Field, Mode, StrategyName
 from accounting.weights import SelectionWeights
 
@@ -135,6 +136,23 @@ class PerformanceConfig(_Table, frozen=True):
     look_ahead: int | None = None
 
 
+class ChoiceConfig(_Table, frozen=True):
+    """``[choice]``: where C and clamps come from; written by ``dpstream choose``, but for
+    ``range``: the declared [low, high] of an aggregate whose clamp is to be chosen."""
+
+    how: How = "public"
+    first: str | None = None
+    rule: str | None = None
+    clamps: tuple[str, ...] = ()
+    epsilon: float | None = None
+    delta: float | None = None
+    mu: float | None = None
+    run_id: str | None = None
+    question: str | None = None
+    receipt: str | None = None
+    range: dict[str, tuple[float, float]] = {}
+
+
 class JobFile(_Table, frozen=True):
     """The tables of a job file, as written."""
 
@@ -148,3 +166,4 @@ class JobFile(_Table, frozen=True):
     state: StateConfig = StateConfig()
     ledger: LedgerConfig | None = None
     performance: PerformanceConfig = PerformanceConfig()
+    choice: ChoiceConfig | None = None
