@@ -82,8 +82,8 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
             "b": budget.b,
             "shares_of_mu_squared": {s.name: s.share for s in _streams(budget)},
         },
-        "streams": [_stream(s) for s in _streams(budget)],
-        "tau": None if budget.tau is None else _tau(budget).tolist(),
+        "streams": [_stream(plan, s) for s in _streams(budget)],
+        "tau": None if budget.tau is None else _by_trigger(plan, _tau(budget)).tolist(),
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
         "periods": _periods(plan, budget) if sound else [],
@@ -121,7 +121,13 @@ def _delta_gaussian(plan: Plan, budget: Budget) -> float:
     return budget.delta * (1 - budget.theta)
 
 
-def _stream(noise: StreamNoise) -> dict[str, Any]:
+def _by_trigger(plan: Plan, by_test: Float64) -> Float64:
+    """(T,) figures of the tests of a key, each at all triggers whose data it holds."""
+    return np.repeat(by_test, plan.select_every)[: plan.timeline.triggers]
+
+
+def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
+    tests = noise.name == "selection"
     return {
         "name": noise.name,
         "strategy": noise.strategy,
@@ -130,7 +136,7 @@ def _stream(noise: StreamNoise) -> dict[str, Any]:
         "sensitivity": noise.sensitivity,
         "share": noise.share,
         "sigma": noise.sigma,
-        "sd": noise.sd.tolist(),
+        "sd": (_by_trigger(plan, noise.sd) if tests else noise.sd).tolist(),
     }
 
 
@@ -150,9 +156,9 @@ def _least(plan: Plan, budget: Budget) -> float:
     return (statistic.weighted * last + statistic.counted) / statistic.alone
 
 
-def _half(budget: Budget, trigger: int) -> int:
+def _half(budget: Budget, test: int) -> int:
     """Smallest count above the threshold: there n_t > tau_t - count in half of all cases."""
-    return math.floor(float(_tau(budget)[trigger - 1])) + 1
+    return math.floor(float(_tau(budget)[test - 1])) + 1
 
 
 def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
@@ -163,7 +169,7 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
         "pre_threshold": plan.privacy.pre_threshold,
         "units_for_half_chance_first": _half(budget, 1),
         "units_for_half_chance_last": _half(budget, len(budget.tau)),
-        "easiest_trigger": easiest,
+        "easiest_trigger": min(easiest * plan.select_every, plan.timeline.triggers),
         "units_for_half_chance_easiest": _half(budget, easiest),
         "last_pair_counts": _least(plan, budget),
     }
@@ -223,7 +229,10 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
 def _publishing(plan: Plan) -> str:
     if plan.privacy.mode == "sticky":
         chosen = "every selected key" if plan.selects else "every key of the public list"
-        return f"{chosen}, every {plan.refresh_every} trigger(s) and at window close"
+        tested = ""
+        if plan.selects and plan.select_every > 1:
+            tested = f"; keys are tested every {plan.select_every} triggers"
+        return f"{chosen}, every {plan.refresh_every} trigger(s) and at window close{tested}"
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
     return "a key at each trigger at which it is selected (again)" + flush
 
@@ -292,7 +301,7 @@ def _extras(plan: Plan) -> str:
 def _trigger_table(figures: dict[str, Any]) -> list[str]:
     """sd_t and tau_t at a handful of triggers."""
     streams, tau = figures["streams"], figures["tau"]
-    last = streams[0]["triggers"]
+    last = len(streams[0]["sd"])
     shown = sorted({1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last})
     names = [s["name"] for s in streams]
     header = "Trigger   " + "".join(f"{'sd ' + name:<18}" for name in names)

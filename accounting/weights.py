@@ -103,7 +103,7 @@ class Statistic(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         weighted, counted: public integer coefficients.
         alone: the most one unit alone in a key adds.
-        sd: (T,) sd of the statistic; rounding: (T,) its D_t; both in its own units, rounded up.
+        sd: sd of the statistic at each test; rounding: its D_t; in its own units, rounded up.
     """
 
     weighted: int
@@ -123,7 +123,7 @@ def precision_weighted(
 
     Args:
         weights: (C,) in 2^-WEIGHT_BITS.
-        selection_variance: of the weighted stream's node noise, in 2^-WEIGHT_BITS squared.
+        selection_variance: of the weighted stream's final prefix, in 2^-WEIGHT_BITS squared.
         count_variance: of the plain count's, in counts squared.
 
     Returns:

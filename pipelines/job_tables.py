@@ -78,6 +78,7 @@ class PrivacyConfig(_Table, frozen=True):
     per_key_bound: int | None = None
     weights: SelectionWeights | None = None
     combine: bool = False
+    select_every: int | None = None
     key_file: str | None = None
     insecure_test_key: str | None = None
     insecure_test_run_id: str | None = None
