@@ -9,115 +9,31 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.budget import Budget, StreamNoise, allocate
+from accounting.budget import Budget, allocate
 from accounting.plan import Plan
 from dp_transforms import aggregation, step
 from dp_transforms.batches import concat, record_schema
 from dp_transforms.flow import BoundCallback, ReleaseCallback
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
-from dp_transforms.records import CanonicaliserFactory, typed_ids
-from dp_transforms.step import run_name
+from dp_transforms.records import CanonicaliserFactory
 from state import open as stores
 from state.sqlite import SqliteStore
-from state.store import RunIdentity
-from tests.dp_transforms.reference import Pair, Row, SlowNoise, admitted, exhaustive
-from tests.streams import (
-    COUNT,
-    MEAN,
-    RUN_ID,
-    STEP,
-    SUM,
-    UNITS,
-    Stream,
-    as_rows,
-    begin,
-    generate,
-    key_name,
-    make_plan,
-    public_table,
-    released,
-    sealed_bytes,
+from tests.dp_transforms.reference import Pair, admitted
+from tests.dp_transforms.runs import (
+    MODES,
+    PLANS,
+    PUBLIC,
+    SELECTING,
+    Released,
+    Silent,
+    options_of,
+    run,
+    slow,
+    stream_of,
+    without_noise,
 )
-
-ALL = (COUNT, MEAN, SUM, UNITS)
-PUBLIC = range(0, 90, 2)
-PLANS: dict[str, Plan] = {
-    "sticky": make_plan(),
-    "sticky pre-threshold": make_plan(pre_threshold=3),
-    "sticky refresh 5": make_plan(triggers=13, refresh_every=5),
-    "sticky units": make_plan(aggregates=(UNITS,)),
-    "sticky all": make_plan(aggregates=ALL),
-    "sticky late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP),
-    "sticky sliding": make_plan(triggers=8, slide=4, windows=5, aggregates=(COUNT, UNITS)),
-    "sticky periods": make_plan(triggers=6, windows=4, period=6),
-    "one trigger": make_plan(triggers=1, windows=3),
-    "rounds": make_plan(mode="rounds"),
-    "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
-    "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
-    "rounds long": make_plan(mode="rounds", triggers=40, windows=1),
-    "toeplitz": make_plan(strategy="toeplitz", aggregates=(COUNT, UNITS)),
-    "toeplitz rounds": make_plan(strategy="toeplitz", mode="rounds", triggers=40, windows=1),
-    "blt": make_plan(strategy="blt", aggregates=(COUNT, SUM)),
-    "blt rounds": make_plan(strategy="blt", mode="rounds", final_flush=True),
-    "public": make_plan(public="fixed list"),
-    "public all": make_plan(public="fixed list", aggregates=ALL, refresh_every=3, triggers=13),
-}
-MODES = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in PLANS.items()]
-SELECTING = [p for p in MODES if p.values[0].public_keys is None]
-
-Released = dict[tuple[int, int], list[Row]]
-
-
-def identity(plan: Plan) -> tuple[bytes, ...]:
-    return run_name(RunIdentity(plan.hash, RUN_ID, 0, 3, "", "", ""))
-
-
-def key_ids(ring: KeyRing) -> dict[str, bytes]:
-    names = [key_name(k) for k in range(100)]
-    ids = typed_ids(ring.key, [("string", pa.array(names))])
-    return {name: ids[i].tobytes() for i, name in enumerate(names)}
-
-
-def rows_of(plan: Plan, sealed: dict[tuple[int, int], bytes]) -> Released:
-    """Key and figures of each released row."""
-    return {
-        name: [
-            (
-                str(row["page"]),
-                {a.name: (row[a.name], row[f"{a.name}_sd"]) for a in plan.aggregates},
-            )
-            for row in as_rows(data)
-        ]
-        for name, data in sealed.items()
-    }
-
-
-def stream_of(plan: Plan, seed: int = 1) -> Stream:
-    return generate(plan, seed)
-
-
-def options_of(plan: Plan) -> dict[str, object]:
-    return {} if plan.public_keys is None else {"public": public_table(plan, PUBLIC)}
-
-
-def run(
-    plan: Plan, paths: Iterator[str], stream: Stream | None = None, **options: object
-) -> Released:
-    stream = stream_of(plan) if stream is None else stream
-    settings = options_of(plan) | options
-    return rows_of(plan, released(plan, stream.batches(400), next(paths), **settings))
-
-
-def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
-    stream = stream_of(plan) if stream is None else stream
-    public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
-    if public:
-        listed = {int(name[1:]) for name in public}
-        stream = stream.take(np.flatnonzero(np.isin(stream.key, list(listed))))
-    noise = SlowNoise(plan, ring, identity(plan))
-    return exhaustive(plan, admitted(plan, stream), key_ids(ring), noise, public)
+from tests.streams import STEP, Stream, begin, key_name, make_plan, released, sealed_bytes
 
 
 @pytest.mark.parametrize("plan", MODES)
@@ -214,27 +130,6 @@ def unit_counts(plan: Plan, pairs: list[Pair], window: int, trigger: int) -> dic
         if p.window == window and p.leaf <= trigger:
             units.setdefault(p.key, set()).add(p.unit)
     return {key: len(found) for key, found in units.items()}
-
-
-class Silent(RoundedGaussian):
-    """A sampler without noise."""
-
-    def __init__(self, noise: StreamNoise) -> None:
-        super().__init__(noise.sigma)
-
-    def draw(
-        self, prf: object, tweaks: np.ndarray, first: np.ndarray, last: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        counts = last - first
-        return np.zeros(int(counts.sum()), np.int32), np.cumsum(counts) - counts
-
-
-def without_noise(plan: Plan) -> Budget:
-    budget = allocate(plan)
-    if budget.tau is None:
-        return budget
-    tau = np.full_like(budget.tau, plan.privacy.pre_threshold << 8)
-    return msgspec.structs.replace(budget, tau=tau)
 
 
 @pytest.fixture

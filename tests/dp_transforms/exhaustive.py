@@ -1,0 +1,229 @@
+"""Every key tested at every trigger, in slow plain Python, written from mechanism.md.
+
+Noise is recomputed from scratch; ``slow_weights`` are the weights of section 8, ``exhaustive``
+keeps plain sets and sums and publishes by the public calendar.
+"""
+
+import dataclasses
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import ROUND_FLOOR, Context, Decimal
+
+import numpy as np
+
+from accounting.budget import Budget, StreamNoise, allocate
+from accounting.plan import Plan
+from dp_transforms.noise.continuous import ContinuousGaussian
+from dp_transforms.noise.paths import NoiseStream, Sampler
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.noise.sampler import RoundedGaussian
+from tests.dp_transforms.reference import Pair
+
+#: Weighted counts are whole numbers of 2^-8.
+LATTICE = 256
+
+
+@functools.cache
+def slow_weights(offset: float, power: float, contributions: int) -> tuple[int, ...]:
+    """Section 8: proportional to (i + offset)^-power, sum of squares 1, rounded down to 2^-8."""
+    digits = Context(prec=60, rounding=ROUND_FLOOR)
+    exact = [digits.power(Decimal(offset) + i, -Decimal(power)) for i in range(contributions)]
+    norm = digits.sqrt(sum((w * w for w in exact), Decimal(0)))
+    weights = tuple(math.floor(digits.divide(w, norm) * LATTICE) for w in exact)
+    assert sum(w * w for w in weights) <= LATTICE**2
+    return weights
+
+
+def weights_of(plan: Plan) -> tuple[int, ...] | None:
+    """The plan's weights in 2^-8, by rank; ``None`` without."""
+    given = plan.privacy.weights
+    if given is None:
+        return None
+    return slow_weights(given.offset, given.power, plan.privacy.contributions)
+
+
+class SlowNoise:
+    """Decoded noise of one named path, recomputed from its first leaf."""
+
+    def __init__(self, plan: Plan, ring: KeyRing, identity: tuple[bytes, ...]) -> None:
+        self._plan, self._ring, self._identity = plan, ring, identity
+        self._samplers: dict[float, Sampler] = {}
+        self._known: dict[tuple[object, ...], np.ndarray] = {}
+
+    def path(
+        self, role: str, noise: StreamNoise, window: int, key_id: bytes, round_number: int = 0
+    ) -> np.ndarray:
+        """(T,) n_t * 256 for t = 1 .. T."""
+        name = (role, noise.name, window, key_id, round_number)
+        if name not in self._known:
+            sampler = self._samplers.get(noise.sigma)
+            if sampler is None:
+                rounded = noise.strategy_object.rounds_nodes
+                kind = RoundedGaussian if rounded else ContinuousGaussian
+                sampler = self._samplers[noise.sigma] = kind(noise.sigma)
+            bounds = self._plan.timeline.window_bounds(window)
+            stream = NoiseStream(self._ring, self._identity, bounds, role, noise, sampler)
+            ids = np.frombuffer(key_id, np.uint64).reshape(1, 2)
+            tweak = stream.names(ids, np.array([round_number]))
+            leaves = np.array([0]), np.array([noise.triggers])
+            path = stream.advance(tweak, *leaves, stream.no_state(1), noise.triggers)
+            self._known[name] = path[0]
+        return self._known[name]
+
+
+@dataclasses.dataclass
+class _Key:
+    """State of one key of one window."""
+
+    streams: list[int]
+    units: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    weighted: int = 0
+    round: int = 0
+    base: int = 0
+
+    def feed(self, plan: Plan, pairs: Iterable[Pair]) -> None:
+        """Apply one leaf's pairs; of a unit's several the lowest rank makes the unit count."""
+        weights = weights_of(plan)
+        for pair in sorted(pairs, key=lambda p: p.rank):
+            first = pair.unit not in self.units
+            self.units.add(pair.unit)
+            if first and weights is not None:
+                self.weighted += weights[pair.rank]
+            if first or not plan.privacy.per_key_bound:
+                columns = iter(pair.values)
+                for i, stream in enumerate(plan.value_streams):
+                    self.streams[i] += 1 if stream.column is None else next(columns)
+
+    def statistic(self, plan: Plan, budget: Budget) -> int:
+        """What the key is tested on, exactly: units, weight, or a mix of both."""
+        if plan.privacy.weights is None:
+            return len(self.units)
+        assert budget.statistic is not None
+        mixed = budget.statistic.counted * len(self.units) if plan.privacy.combine else 0
+        return budget.statistic.weighted * self.weighted + mixed
+
+
+@functools.lru_cache(maxsize=64)
+def budget_of(plan: Plan) -> Budget:
+    """The plan's budget; allocating it takes milliseconds."""
+    return allocate(plan)
+
+
+Row = tuple[str, dict[str, tuple[float | None, float | None]]]
+
+
+def exhaustive(
+    plan: Plan,
+    pairs: Iterable[Pair],
+    key_ids: Mapping[str, bytes],
+    noise: SlowNoise,
+    public: Iterable[str] = (),
+) -> dict[tuple[int, int], list[Row]]:
+    """(window, trigger) -> sorted released rows, every key tested at every trigger."""
+    line = plan.timeline
+    cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+    for pair in pairs:
+        cells[pair.window, pair.leaf][pair.key].append(pair)
+    out = {}
+    for window in range(line.windows):
+        keys = {k: _Key([0] * len(plan.value_streams), round=1) for k in public}
+        for t in range(1, line.triggers + 1):
+            for key, fed in cells[window, t].items():
+                keys.setdefault(key, _Key([0] * len(plan.value_streams))).feed(plan, fed)
+            selected = set(_selected(plan, keys, noise, window, key_ids, t))
+            chosen = _calendar(plan, keys, selected, t)
+            out[window, t] = [
+                (key, _figures(plan, keys[key], noise, window, key_ids[key], t))
+                for key in sorted(chosen)
+            ]
+            if plan.privacy.mode == "rounds":
+                for key in selected:
+                    state = keys[key]
+                    state.units, state.round, state.base = set(), state.round + 1, t
+    return out
+
+
+def _selected(
+    plan: Plan,
+    keys: Mapping[str, _Key],
+    noise: SlowNoise,
+    window: int,
+    key_ids: Mapping[str, bytes],
+    t: int,
+) -> Iterator[str]:
+    """Keys that pass their test at trigger t."""
+    budget = budget_of(plan)
+    for key, state in keys.items():
+        if plan.public_keys is not None or (plan.privacy.mode != "rounds" and state.round):
+            continue
+        assert budget.selection is not None and budget.tau is not None
+        assert budget.statistic is not None
+        leaf = t - state.base
+        name = (window, key_ids[key], state.round)
+        drawn = int(noise.path("selection", budget.selection, *name)[leaf - 1])
+        if plan.privacy.weights is not None:
+            drawn *= budget.statistic.weighted
+        if plan.privacy.combine:
+            # The very noise of the count that is published.
+            count = ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
+            drawn += budget.statistic.counted * int(noise.path(*count, *name)[leaf - 1])
+        statistic = (state.statistic(plan, budget) << 8) + drawn
+        if len(state.units) > plan.privacy.pre_threshold and statistic > int(budget.tau[leaf - 1]):
+            yield key
+
+
+def _calendar(plan: Plan, keys: Mapping[str, _Key], selected: set[str], t: int) -> set[str]:
+    """Keys to publish at trigger t; marks those that are now selected for the window."""
+    last = t == plan.timeline.triggers
+    every = plan.privacy.refresh_every or max(1, plan.timeline.triggers // 100)
+    chosen = set(selected)
+    if plan.privacy.mode == "sticky":
+        for key in selected:
+            keys[key].round = 1
+        if last or t % every == 0:
+            chosen |= {k for k, s in keys.items() if s.round}
+    elif plan.privacy.final_flush and last:
+        chosen |= {k for k, s in keys.items() if s.round}
+    return chosen
+
+
+def _figures(
+    plan: Plan, state: _Key, noise: SlowNoise, window: int, key_id: bytes, t: int
+) -> dict[str, tuple[float | None, float | None]]:
+    budget = budget_of(plan)
+    noisy, sd = {}, {}
+    for i, stream in enumerate(plan.value_streams):
+        drawn = noise.path("value", budget.values[i], window, key_id)
+        noisy[stream.name] = ((state.streams[i] << 8) + int(drawn[t - 1])) / 256
+        sd[stream.name] = float(budget.values[i].sd[t - 1])
+    out: dict[str, tuple[float | None, float | None]] = {}
+    for a in plan.aggregates:
+        if a.kind == "count":
+            out[a.name] = noisy["count"], sd["count"]
+        elif a.kind == "sum":
+            out[a.name] = noisy[a.name] * a.grid, sd[a.name] * a.grid
+        elif a.kind == "units":
+            assert budget.units is not None
+            fused = plan.public_keys is None and plan.privacy.weights is None
+            role = "selection" if fused else "units"
+            drawn = noise.path(role, budget.units, window, key_id)
+            exact = (len(state.units) << 8) + int(drawn[t - 1])
+            out[a.name] = exact / 256, float(budget.units.sd[t - 1])
+        else:
+            out[a.name] = _mean(a, noisy, sd)
+    return out
+
+
+def _mean(
+    a: object, noisy: dict[str, float], sd: dict[str, float]
+) -> tuple[float | None, float | None]:
+    count = noisy["count"]
+    if count < 1:
+        return None, None
+    lo, hi = a.grid_bounds()  # type: ignore[attr-defined]
+    offset = noisy[a.name] / count  # type: ignore[attr-defined]
+    value = min(max((lo + hi) // 2 + offset, lo), hi) * a.grid  # type: ignore[attr-defined]
+    error = math.sqrt(sd[a.name] ** 2 + (offset * sd["count"]) ** 2)  # type: ignore[attr-defined]
+    return value, error / count * a.grid  # type: ignore[attr-defined]

@@ -1,0 +1,174 @@
+"""Plans, streams and runs of the step tests, and a sampler without noise."""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from accounting.budget import Budget, StreamNoise, allocate
+from accounting.plan import Plan
+from accounting.weights import SelectionWeights
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.noise.sampler import RoundedGaussian
+from dp_transforms.records import typed_ids
+from dp_transforms.step import run_name
+from state.store import RunIdentity
+from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive
+from tests.dp_transforms.reference import admitted
+from tests.streams import (
+    COUNT,
+    MEAN,
+    RUN_ID,
+    STEP,
+    SUM,
+    UNITS,
+    Stream,
+    as_rows,
+    generate,
+    key_name,
+    make_plan,
+    public_table,
+    released,
+)
+
+ALL = (COUNT, MEAN, SUM, UNITS)
+PUBLIC = range(0, 90, 2)
+PLANS: dict[str, Plan] = {
+    "sticky": make_plan(),
+    "sticky pre-threshold": make_plan(pre_threshold=3),
+    "sticky refresh 5": make_plan(triggers=13, refresh_every=5),
+    "sticky units": make_plan(aggregates=(UNITS,)),
+    "sticky all": make_plan(aggregates=ALL),
+    "sticky late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP),
+    "sticky sliding": make_plan(triggers=8, slide=4, windows=5, aggregates=(COUNT, UNITS)),
+    "sticky periods": make_plan(triggers=6, windows=4, period=6),
+    "one trigger": make_plan(triggers=1, windows=3),
+    "rounds": make_plan(mode="rounds"),
+    "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
+    "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
+    "rounds long": make_plan(mode="rounds", triggers=40, windows=1),
+    "toeplitz": make_plan(strategy="toeplitz", aggregates=(COUNT, UNITS)),
+    "toeplitz rounds": make_plan(strategy="toeplitz", mode="rounds", triggers=40, windows=1),
+    "blt": make_plan(strategy="blt", aggregates=(COUNT, SUM)),
+    "blt rounds": make_plan(strategy="blt", mode="rounds", final_flush=True),
+    "public": make_plan(public="fixed list"),
+    "public all": make_plan(public="fixed list", aggregates=ALL, refresh_every=3, triggers=13),
+}
+
+
+def ranked_plan(weights: tuple[float, float] | None = None, **options: object) -> Plan:
+    """A plan in which the order of a unit's pairs matters, with more pairs for each unit."""
+    given = None if weights is None else SelectionWeights(*weights)
+    settings = {"contributions": 5, "epsilon": 9.0, "weights": given, **options}
+    return make_plan(**settings)  # type: ignore[arg-type]
+
+
+LATE: dict[str, object] = {"stamped": True, "lateness": 3, "skew": STEP}
+SLIDING: dict[str, object] = {"triggers": 9, "slide": 3, "windows": 4}
+RANKED: dict[str, Plan] = {
+    "per key": ranked_plan(per_key_bound=1, aggregates=(COUNT, SUM, MEAN)),
+    "per key units": ranked_plan(per_key_bound=1, aggregates=(UNITS,), strategy="toeplitz"),
+    "per key sliding": ranked_plan(
+        per_key_bound=1, aggregates=(COUNT, SUM), strategy="blt", **SLIDING, **LATE
+    ),
+    "per key public": ranked_plan(
+        per_key_bound=1, aggregates=ALL, strategy="toeplitz", public="list", refresh_every=3
+    ),
+    "weights": ranked_plan((3, 1)),
+    "weights units": ranked_plan((3, 0.5), aggregates=(UNITS, MEAN), strategy="blt"),
+    "weights sliding": ranked_plan(
+        (6, 1.5), aggregates=(COUNT, SUM), strategy="toeplitz", **SLIDING, **LATE
+    ),
+    "weights periods": ranked_plan((2, 1), triggers=6, windows=4, period=6, pre_threshold=3),
+    "weights per key": ranked_plan((3, 1), per_key_bound=1, aggregates=(SUM,), refresh_every=5),
+    "combined": ranked_plan(
+        (3, 1), per_key_bound=1, combine=True, pre_threshold=3, aggregates=(COUNT, SUM)
+    ),
+    "combined units": ranked_plan(
+        (3, 0.75), per_key_bound=1, combine=True, aggregates=(COUNT, UNITS), strategy="toeplitz"
+    ),
+    "combined late": ranked_plan(
+        (3, 1), per_key_bound=1, combine=True, aggregates=(MEAN,), strategy="blt",
+        triggers=14, **LATE,
+    ),
+}  # fmt: skip
+PLANS |= RANKED
+MODES = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in PLANS.items()]
+SELECTING = [p for p in MODES if p.values[0].public_keys is None]
+
+Released = dict[tuple[int, int], list[Row]]
+
+
+def identity(plan: Plan) -> tuple[bytes, ...]:
+    return run_name(RunIdentity(plan.hash, RUN_ID, 0, 3, "", "", ""))
+
+
+def key_ids(ring: KeyRing) -> dict[str, bytes]:
+    names = [key_name(k) for k in range(100)]
+    ids = typed_ids(ring.key, [("string", pa.array(names))])
+    return {name: ids[i].tobytes() for i, name in enumerate(names)}
+
+
+def rows_of(plan: Plan, sealed: dict[tuple[int, int], bytes]) -> Released:
+    """Key and figures of each released row."""
+    return {
+        name: [
+            (
+                str(row["page"]),
+                {a.name: (row[a.name], row[f"{a.name}_sd"]) for a in plan.aggregates},
+            )
+            for row in as_rows(data)
+        ]
+        for name, data in sealed.items()
+    }
+
+
+def stream_of(plan: Plan, seed: int = 1) -> Stream:
+    if plan.ranked:  # units with many records, several of them of one key in one micro-batch
+        return generate(plan, seed, records=2500, users=320, keys=40, heavy=True)
+    return generate(plan, seed)
+
+
+def options_of(plan: Plan) -> dict[str, object]:
+    return {} if plan.public_keys is None else {"public": public_table(plan, PUBLIC)}
+
+
+def run(
+    plan: Plan, paths: Iterator[str], stream: Stream | None = None, **options: object
+) -> Released:
+    stream = stream_of(plan) if stream is None else stream
+    settings = options_of(plan) | options
+    return rows_of(plan, released(plan, stream.batches(400), next(paths), **settings))
+
+
+def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
+    stream = stream_of(plan) if stream is None else stream
+    public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
+    if public:
+        listed = {int(name[1:]) for name in public}
+        stream = stream.take(np.flatnonzero(np.isin(stream.key, list(listed))))
+    noise = SlowNoise(plan, ring, identity(plan))
+    return exhaustive(plan, admitted(plan, stream), key_ids(ring), noise, public)
+
+
+class Silent(RoundedGaussian):
+    """A sampler without noise."""
+
+    def __init__(self, noise: StreamNoise) -> None:
+        super().__init__(noise.sigma)
+
+    def draw(
+        self, prf: object, tweaks: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        counts = last - first
+        return np.zeros(int(counts.sum()), np.int32), np.cumsum(counts) - counts
+
+
+def without_noise(plan: Plan) -> Budget:
+    budget = allocate(plan)
+    if budget.tau is None:
+        return budget
+    tau = np.full_like(budget.tau, plan.privacy.pre_threshold << 8)
+    return msgspec.structs.replace(budget, tau=tau)
