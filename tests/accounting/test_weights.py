@@ -167,4 +167,10 @@ def test_refusals(make_plan: Make) -> None:
     wide = (Aggregate("s", "sum", "x", (0.0, 1e4)),)
     refused("aggregate.s.grid", aggregates=wide, strategy="toeplitz")
     assert allocate(make_plan(aggregates=wide, strategy="blt")).values
-    refused("privacy.epsilon", strategy="toeplitz", weights=SelectionWeights(), triggers=2000)
+    refused(
+        "privacy.epsilon",
+        strategy="toeplitz",
+        weights=SelectionWeights(),
+        triggers=2000,
+        select_every=1,
+    )
