@@ -15,9 +15,8 @@ Assumed, so that the generated data has the figures of Table 2 that depend on th
   solve: mean 2.749 posts a user, P(> 17 posts) = 1%, 17.3% cut.
 * A second subreddit holds 9.15% (from Table 2's L2 beside its Linf); the others, 29,648 of
   them, follow a Zipf-Mandelbrot law, q = 14, s = 1.28, a compromise: the mechanism as published
-  (mode ``paper``, simulated at full size) finds 1,319 keys with L1 1.18M and L2 121,762 where Table 2
-  has 1,473, 989,249 and 127,721 (T = 100), 1,181 keys
-  and 1,074,724 where this data gives 993 and 1.27M (T = 1000).
+  (mode ``paper``, simulated at full size) finds 1,319 keys with L1 1.18M and L2 121,762 where
+  Table 2 has 1,473, 0.99M and 127,721 (T = 100); 993 and 1.27M for 1,181 and 1.07M (T = 1000).
 * A post's subreddit is independent of its author.
 
 With fewer users everything but the number of subreddits shrinks in proportion.
@@ -63,6 +62,13 @@ class Reddit(NamedTuple):
     seed: int = 0
     row_group_rows: int = 1_000_000
 
+    def check(self) -> "Reddit":
+        """Refuse sizes beyond the limits; returns itself."""
+        self.layout.check()
+        if not 2 <= self.users <= MAX_USERS:
+            raise UsageError("users", f"must be from 2 to {MAX_USERS}", "correct it")
+        return self
+
     @property
     def layout(self) -> Synth:
         """Schema, day and row groups, as of the other generator, with users as text."""
@@ -89,9 +95,7 @@ def batches(params: Reddit) -> Iterator[pa.RecordBatch]:
     Raises:
         UsageError: a size is beyond its limit.
     """
-    params.layout.check()
-    if not 2 <= params.users <= MAX_USERS:
-        raise UsageError("users", f"must be from 2 to {MAX_USERS}", "correct it")
+    params.check()
     root = np.random.SeedSequence((params.seed, 17))
     count_rng, time_rng, key_rng = (np.random.default_rng(s) for s in root.spawn(3))
     sizes = posts_by_account(params.users, count_rng)

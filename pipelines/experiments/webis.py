@@ -92,6 +92,20 @@ def batches(stream: BinaryIO, layout: Synth, tally: Tally) -> Iterator[pa.Record
         yield _joined(held, layout)
 
 
+def some(source: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of ``source``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    empty = True
+    for batch in source:
+        empty = False
+        yield batch
+    if empty:
+        raise UsageError("--webis", "holds no post", "give corpus-webis-tldr-17.json or its zip")
+
+
 def _timed(posts: pa.RecordBatch, layout: Synth, rng: np.random.Generator) -> pa.RecordBatch:
     times = layout.start + rng.integers(0, DAY_MICROS, posts.num_rows)
     time = pa.array(times).view(pa.timestamp("us", tz="UTC"))
