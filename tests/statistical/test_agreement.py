@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.experiments.jobs import Frame, Setting, write_job
+from pipelines.experiments.metrics import errors
+from pipelines.experiments.modes import parse_mode
+from pipelines.experiments.one_run import in_child
+from pipelines.experiments.truth import Truth, load
 from pipelines.sinks import read_releases
 from pipelines.synth import Synth, generate
-from tests.bench.common import in_child, write_job
-from tests.bench.table1 import Truth, errors
 from tests.oracle.simulation import Design, admit, simulate, table1_plan, table1_records
 
 SIZES = [
@@ -35,10 +38,11 @@ def test_pipeline_agrees_with_the_simulation(
 ) -> None:
     data = tmp_path / "records.parquet"
     generate(Synth(users=users, keys=keys, seed=5), data)
-    job = write_job(tmp_path, "run", triggers, mode=mode)
-    in_child("tests.bench.one_run", str(job))
-    truth = Truth(data, triggers)
-    got = errors(truth, read_releases(tmp_path / "run" / "releases"))
+    frame = Frame(data, "int", tmp_path / "runs", 6.0, 1e-9)
+    job = write_job(frame, Setting(parse_mode(mode), triggers, 32))
+    in_child("pipelines.experiments.one_run", str(job))
+    truth = Truth(load(data, users=False), triggers)
+    got = errors(truth, read_releases(job.parent / "releases"))
 
     raw = table1_records(users, keys, seed=9)
     bounded = admit(raw, 32)
