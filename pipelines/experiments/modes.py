@@ -7,6 +7,7 @@
 Keys and values are not judged here: they pass into the job, which refuses what it does not know.
 """
 
+import itertools
 import re
 import tomllib
 from typing import Any, NamedTuple
@@ -61,7 +62,9 @@ def parse_mode(text: str) -> Mode:
 
 def _parts(text: str) -> list[str]:
     """Split at commas that are in no bracket."""
-    return [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]
+    depth = itertools.accumulate((c in "[{") - (c in "]}") for c in text)
+    cut = "".join("\0" if c == "," and not d else c for c, d in zip(text, depth, strict=True))
+    return [part.strip() for part in cut.split("\0")]
 
 
 def _value(text: str) -> Any:
