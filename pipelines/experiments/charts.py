@@ -134,19 +134,21 @@ def sweep_chart(rows: Sequence[Row], title: str) -> Figure:
         if measure in FIGURE10_BEST:
             at = FIGURE10_BEST[measure]
             axes.axvline(at, color=_PAPER, lw=1, ls=":")
+            left = 2 * at > max(row["contributions"] for row in rows)
             axes.annotate(
-                f"paper's best, C = {at}",
-                (at, 1.0),
-                (4, -9),
+                f"paper (10M users): C = {at}",
+                (at, 0.0),
+                (-5 if left else 5, 6),
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",
+                ha="right" if left else "left",
                 fontsize=8,
                 color=_PAPER,
             )
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_xlabel("C, records of a user that count", fontsize=9)
+        axes.margins(y=0.12)
         axes.set_ylim(bottom=0)
-        axes.margins(y=0.15)
         axes.grid(alpha=0.25)
         axes.tick_params(labelsize=8)
         axes.yaxis.set_major_formatter(FuncFormatter(_short))
