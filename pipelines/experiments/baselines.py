@@ -69,6 +69,8 @@ from pipelines.experiments.truth import (
 from pipelines.synth import DAY_MICROS
 
 NAMES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
+#: C T of Baseline 1: its accounting goes through all numbers of lonely cells.
+MAX_CELLS = 1_000_000
 _SLACK = 1e-9
 
 
@@ -99,11 +101,14 @@ def query_of(name: str, promise: Guarantee, triggers: int) -> Query:
     """Noise and threshold of one query of a baseline of `NAMES`.
 
     Raises:
-        UsageError: no such baseline, or noise beyond the sampler's range.
+        UsageError: no such baseline, no guarantee, or noise beyond the sampler's range.
     """
     if name not in NAMES:
         raise UsageError("--baselines", "names no baseline", f"choose from {', '.join(NAMES)}")
+    _one_shot_plan(promise).check()
     queries = triggers if name.startswith("baseline1") else 1
+    if queries * promise.contributions > MAX_CELLS:
+        raise UsageError(name, f"has more than {MAX_CELLS} cells C T", "use fewer triggers")
     black_box = name.endswith("+published")
     query = (_black_box if black_box else _fair)(promise, queries)
     if max(query.value_sigma, query.selection_sigma or 0.0) > MAX_SIGMA:

@@ -242,6 +242,11 @@ def test_refusals() -> None:
         query_of("baseline3", PAPER, 10)
     with pytest.raises(UsageError, match="noise"):
         query_of("baseline1+published", Guarantee(0.01, 1e-9, 32), 1000)
+    with pytest.raises(UsageError, match="cells"):
+        query_of("baseline1", Guarantee(6.0, 1e-9, 10_000), 1000)
+    for name in NAMES:
+        with pytest.raises(UsageError, match="epsilon"):
+            query_of(name, Guarantee(0.0, 1e-9, 32), 10)
 
 
 def test_baseline_2_is_the_job_with_a_window_for_every_batch(

@@ -15,7 +15,8 @@ from matplotlib.image import imread
 
 from accounting.errors import UsageError
 from pipelines.cli import cli
-from pipelines.experiments import charts, runs
+from pipelines.experiments import charts, commands, runs
+from pipelines.experiments.baselines import NAMES
 from pipelines.experiments.jobs import _toml
 from pipelines.experiments.metrics import Scoreboard, errors
 from pipelines.experiments.modes import parse_mode
@@ -244,6 +245,20 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="job file"):
         in_child("pipelines.experiments.one_run", str(tmp_path / "none.toml"))
+
+
+def test_the_command_line_knows_all_baselines() -> None:
+    assert commands.BASELINES == NAMES
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    args = ("--triggers", "2", "--modes", "sticky", "--baselines", "none", "--folder", tmp_path)
+    result = call("table1", *SMALL, *args)
+    assert result.exit_code == 0, result.output
+    saved = json.loads((tmp_path / "table1.json").read_text())
+    assert [row["method"] for row in saved["runs"]] == ["sticky"]
+    assert f"{saved['runs'][0]['l1']:,.0f}" in result.stdout
+    assert "--baselines none" in saved["command"]
 
 
 def test_help_has_examples() -> None:
