@@ -226,7 +226,8 @@ class Design:
     """What is simulated: noise, thresholds (in counts) and the way of publishing."""
 
     triggers: int
-    strategy: Strategy
+    strategy: Strategy  # of the selection stream, which has a leaf for each test
+    value_strategy: Strategy
     selection_sigma: float
     value_sigma: float | None  # None: the selection stream is what is published
     tau: Float64
@@ -237,6 +238,7 @@ class Design:
     mode: Mode = "sticky"
     mu_count: int = 0
     refresh_every: int = 1
+    select_every: int = 1
     final_flush: bool = False
     window_indexed: bool = False  # a restarted tree continues at the window's trigger index
 
@@ -246,10 +248,12 @@ class Design:
         statistic, selection = budget.statistic, budget.selection
         if statistic is None or selection is None or budget.tau is None:
             raise ValueError("simulates selected keys")
+        published = budget.values[0] if budget.values else selection
         count, weights = plan.privacy.contributions, plan.privacy.weights
         return cls(
             plan.timeline.triggers,
             selection.strategy_object,
+            published.strategy_object,
             selection.sigma,
             budget.values[0].sigma if budget.values else None,
             budget.tau / 2.0**DECODE_BITS,
@@ -260,6 +264,7 @@ class Design:
             plan.privacy.mode,
             plan.privacy.pre_threshold,
             plan.refresh_every,
+            plan.select_every,
             plan.privacy.final_flush,
         )
 
@@ -280,7 +285,8 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
     feed = make_feed(bounded, keys, triggers, float(np.min(design.tau - 6 * design.sd)) / most)
     size = len(feed.keys)
     selection = noise_of(rng, size, design.strategy, design.selection_sigma)
-    values = design.value_sigma and noise_of(rng, size, design.strategy, design.value_sigma)
+    values = design.value_sigma and noise_of(rng, size, design.value_strategy, design.value_sigma)
+    noise = np.zeros(size)
     units, total, weighted, released = (np.zeros(size, np.int64) for _ in range(4))
     published, truth = np.zeros(size), np.zeros(size)
     selected = np.zeros(size, bool)
@@ -296,10 +302,12 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
         gained = design.weights[feed.rank[part][fresh]]
         weighted += np.bincount(key[fresh], gained, minlength=size).astype(np.int64)
         total += np.bincount(key[~feed.again[part]] if design.per_key else key, minlength=size)
-        noise = selection.advance()
+        testing = t % design.select_every == 0 or t == triggers
+        noise = selection.advance() if testing else noise
         published_noise = values.advance() if values else noise
         statistic = a * (weighted + noise) + d * (total + published_noise)
-        wins = (units > design.mu_count) & (statistic > design.tau[selection.leaf - 1])
+        tau = design.tau[np.maximum(selection.leaf, 1) - 1]
+        wins = testing & (units > design.mu_count) & (statistic > tau)
         due = _publish(design, t, wins, selected)
         if design.mode != "sticky":
             rows = np.flatnonzero(wins)
@@ -313,9 +321,13 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
         errors.append(missed + float(np.abs(published - truth).sum()))
     histogram = np.bincount(raw.key, minlength=keys).astype(np.float64)
     histogram[feed.keys] -= published
-    error = np.abs(histogram)
+    return _result(int(selected.sum()), np.abs(histogram), errors, updates)
+
+
+def _result(keys: int, error: Float64, errors: list[float], updates: int) -> Result:
+    """Figures of a run from the error of every key at the last trigger."""
     return Result(
-        int(selected.sum()),
+        keys,
         float(error.sum()),
         float(np.sqrt((error**2).sum())),
         float(error.max()),
