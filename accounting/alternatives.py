@@ -25,10 +25,8 @@ from accounting.errors import DpstreamError
 from accounting.limits import DECODE_BITS
 from accounting.plan import Plan, Privacy
 from accounting.strategies.base import Float64
-from accounting.weights import SelectionWeights
+from accounting.weights import EVEN, MILD, STEEP
 
-#: Weights worth their noise: the front of keys against L1 is nearly flat around them.
-MILD, STEEP = SelectionWeights(3.0, 0.5), SelectionWeights(3.0, 1.5)
 #: Errors within this factor count as equal; then keys decide.
 _NEAR = 1.02
 #: Sizes of the reference keys and the exponent of their density.
@@ -84,6 +82,7 @@ def _candidates() -> list[dict[str, Any]]:
     kinds = [
         none,
         {**none, "weights": MILD},
+        {**none, "weights": EVEN},
         {**none, "weights": STEEP},
         {**none, "per_key_bound": 1},
         {"per_key_bound": 1, "weights": STEEP, "combine": True},

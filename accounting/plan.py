@@ -148,7 +148,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: float
     contributions: int
     mode: Mode = "sticky"
-    strategy: StrategyName = "tree"
+    strategy: StrategyName = "blt"
     theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None

@@ -94,6 +94,14 @@ def square_parts(weights: Int64 | None, contributions: int) -> Float64:
     return np.asarray(np.minimum(squares / squares[-1] * (1 + _SLACK), 1.0))
 
 
+#: More keys at the same error than with equal weights, for every record counted.
+MILD = SelectionWeights(3.0, 0.35)
+#: Many more keys for a little more error.
+EVEN = SelectionWeights(3.0, 0.5)
+#: For the combined statistic, where values do not depend on the selection's weights.
+STEEP = SelectionWeights(3.0, 1.5)
+
+
 class Statistic(msgspec.Struct, frozen=True, eq=False):
     """What a key is tested on: ``weighted * W + counted * U``, both with their noise.
 

@@ -16,6 +16,7 @@ from accounting import limits
 from accounting.errors import UsageError
 from accounting.plan import Plan, Privacy
 from accounting.timeline import Timeline
+from accounting.weights import MILD, STEEP, SelectionWeights
 from pipelines.choice_check import check_choice
 from pipelines.job_tables import (
     ChoiceConfig,
@@ -141,7 +142,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         event_time=file.schema.event_time.column,
         aggregates=file.aggregate,
         timeline=_timeline(file),
-        privacy=_privacy(file.privacy),
+        privacy=_privacy(file),
         stamp=file.source.stamp,
     ).check()
     if keys.public is not None:
@@ -192,8 +193,27 @@ def _timeline(file: JobFile) -> Timeline:
     )
 
 
-def _privacy(config: PrivacyConfig) -> Privacy:
-    return Privacy(**{name: getattr(config, name) for name in Privacy.__struct_fields__})
+def _privacy(file: JobFile) -> Privacy:
+    given = {name: getattr(file.privacy, name) for name in Privacy.__struct_fields__}
+    given["weights"] = _weights(file)
+    given["strategy"] = file.privacy.strategy or ("tree" if file.privacy.mode == "paper" else "blt")
+    return Privacy(**given)
+
+
+def _weights(file: JobFile) -> SelectionWeights | None:
+    """``auto``: steep where the statistic is combined, mild where every record counts and
+    selection has noise of its own; equal where the published count of units IS the selection,
+    where units have few pairs, and where nothing is selected."""
+    privacy = file.privacy
+    if isinstance(privacy.weights, SelectionWeights):
+        return privacy.weights
+    if privacy.weights == "uniform":
+        return None
+    if privacy.combine:
+        return STEEP
+    fused = any(a.kind == "units" for a in file.aggregate)
+    selecting = privacy.mode == "sticky" and file.keys.public is None
+    return MILD if selecting and not fused and privacy.contributions >= 8 else None
 
 
 def _check_tables(file: JobFile) -> None:

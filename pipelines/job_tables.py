@@ -59,6 +59,9 @@ class TimeConfig(_Table, frozen=True):
 class PrivacyConfig(_Table, frozen=True):
     """``[privacy]``: see `accounting.plan.Privacy`; plus the period and where the key is.
 
+    ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
+    ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.job`).
+
     ``insecure_test_key`` (64 hex digits) and ``insecure_test_run_id`` (32) are for tests on
     public data: whoever knows them can subtract the noise.
     """
@@ -68,7 +71,7 @@ class PrivacyConfig(_Table, frozen=True):
     contributions: int
     period: str | None = None
     mode: Mode = "sticky"
-    strategy: StrategyName = "tree"
+    strategy: StrategyName | None = None
     theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None
@@ -76,7 +79,7 @@ class PrivacyConfig(_Table, frozen=True):
     final_flush: bool = False
     allow_unsound: bool = False
     per_key_bound: int | None = None
-    weights: SelectionWeights | None = None
+    weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
     combine: bool = False
     select_every: int | None = None
     key_file: str | None = None

@@ -361,7 +361,8 @@ def table1_plan(triggers: int, contributions: int = 32, **privacy: object) -> Pl
     day = 86_400_000_000
     day -= day % triggers
     kind: Kind = "units" if privacy.pop("fused", False) else "count"
-    settings = {"epsilon": 6.0, "delta": 1e-9, "contributions": contributions, **privacy}
+    given = {"epsilon": 6.0, "delta": 1e-9, "contributions": contributions}
+    settings = {"strategy": "tree", **given, **privacy}
     return Plan(
         source="synthetic",
         unit=Field("user", "int"),
