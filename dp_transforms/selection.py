@@ -13,6 +13,7 @@ probability that this matters (C b of delta).
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from accounting.limits import DECODE_BITS
 from accounting.plan import Plan
@@ -20,7 +21,20 @@ from dp_transforms.noise.paths import NoiseStream, Paths
 from state.store import KeyShard
 
 Bool = npt.NDArray[np.bool_]
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+
+
+@njit(cache=True, nogil=True)
+def _need(
+    needs: Int32, slots: Int64, leaf: Int64, upto: Int64, noise: Int64, tau: Int64, least: int
+) -> None:  # pragma: no cover - compiled
+    """Needs of leaves ``leaf .. upto``; leaf t goes to column t mod horizon, so nothing moves."""
+    horizon = needs.shape[1]
+    for i in range(slots.size):
+        for t in range(leaf[i], upto[i] + 1):
+            need = ((tau[t - 1] - noise[i, t - leaf[i]]) >> DECODE_BITS) + 1
+            needs[slots[i], t % horizon] = min(max(need, least), 2147483647)
 
 
 class Needs:
@@ -62,13 +76,7 @@ class Needs:
             self._paths.advance(slots[behind], leaf[behind] - 1)
         upto = np.minimum(leaf + self.horizon - 1, len(self._tau))
         noise = self._paths.advance(slots, upto, self.horizon)
-        leaves = leaf[:, None] + np.arange(self.horizon)
-        tau = self._tau[np.minimum(leaves, len(self._tau)) - 1]
-        need = ((tau - noise) >> DECODE_BITS) + 1
-        # Column t mod horizon: the window of needs slides without moving; columns past T are
-        # never read.
-        np.clip(need, self._least, np.iinfo(np.int32).max, out=need)
-        self.needs[slots[:, None], leaves % self.horizon] = need
+        _need(self.needs, slots, leaf, upto, noise, self._tau, self._least)
         self.known[slots] = upto
 
     def at(self, slots: Int64, leaf: Int64) -> Int64:

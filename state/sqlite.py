@@ -5,12 +5,13 @@ releases (the outbox), its progress and the changed states as Arrow blobs.  Row-
 would be an order of magnitude slower (components.md).  A cold start replays the log.
 """
 
+import contextlib
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -19,7 +20,15 @@ from typing_extensions import override
 from accounting.errors import PolicyError, RunError, UsageError
 from state import log
 from state.idtable import IdTable
-from state.store import Admitted, KeyShard, RunIdentity, StepResult, Store, UnitShard
+from state.store import (
+    Admitted,
+    KeyShard,
+    OvertakenError,
+    RunIdentity,
+    StepResult,
+    Store,
+    UnitShard,
+)
 
 SCHEMA_VERSION = 1
 _DDL = """
@@ -32,6 +41,33 @@ CREATE TABLE IF NOT EXISTS admissions (
   shard INTEGER NOT NULL, cut INTEGER NOT NULL, units BLOB NOT NULL, records BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS admissions_by_shard ON admissions (shard);
 """
+
+#: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
+_CHECKPOINT_PAGES = 8192
+#: Rows hold blobs of many kB: larger pages are shorter chains.
+_PAGE_BYTES = 8192
+
+
+class _StepRow(NamedTuple):
+    """A row of ``steps``."""
+
+    window: int
+    shard: int
+    trigger: int
+    releases: bytes
+    keys: bytes | None
+    states: bytes | None
+    pairs: bytes | None
+
+
+#: Rows that wait for their group's commit, and whether each closes its window.
+_Steps = list[tuple[_StepRow, bool]]
+
+
+class _Group(threading.local):
+    """The group that the thread has open."""
+
+    steps: _Steps | None = None
 
 
 class SqliteStore(Store):
@@ -46,6 +82,7 @@ class SqliteStore(Store):
     def __init__(self, path: str | Path, key_schema: pa.Schema, streams: int) -> None:
         self._schema, self._streams = key_schema, streams
         self._lock = threading.RLock()
+        self._group = _Group()
         self._db = _connect(path)
         self.identity = read_identity(self._db)
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
@@ -70,36 +107,64 @@ class SqliteStore(Store):
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
-        name = (window, shard, trigger)
         releases = log.to_bytes(result.releases)
         blobs = (None, None, None) if result.closes else log.step_blobs(states, result)
-        try:
-            with self._lock, self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._db.execute(
-                    "INSERT INTO steps (window, shard, trigger, releases, keys, states, pairs)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*name, releases, *blobs),
-                )
-                if result.closes:
-                    self._db.execute(
-                        "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
-                        " WHERE window = ? AND shard = ? AND states IS NOT NULL",
-                        (window, shard),
-                    )
-        except sqlite3.IntegrityError:
-            self.forget(window, shard)
-            committed = self.committed_releases(*name)
-            if committed is None:
-                raise RunError("state.store", "a step's row is unreadable", "check disk") from None
-            return committed
-        except sqlite3.Error as error:
-            self.forget(window, shard)
-            raise _failed(error) from None
+        row = _StepRow(window, shard, trigger, releases, *blobs)
+        group = self._group.steps
+        if group is not None:
+            group.append((row, result.closes))
+        else:
+            try:
+                self._write_steps([(row, result.closes)])
+            except OvertakenError:
+                committed = self.committed_releases(window, shard, trigger)
+                if committed is None:
+                    raise RunError(
+                        "state.store", "a step's row is unreadable", "check disk"
+                    ) from None
+                return committed
         states.mark_committed(trigger)
         if result.closes:
             self.forget(window, shard)
         return result.releases
+
+    @override
+    @contextlib.contextmanager
+    def grouped(self) -> Iterator[None]:
+        group: _Steps = []
+        self._group.steps = group
+        try:
+            yield
+            self._write_steps(group)
+        except BaseException:
+            for row, _ in group:
+                self.forget(row.window, row.shard)
+            raise
+        finally:
+            self._group.steps = None
+
+    def _write_steps(self, steps: "_Steps") -> None:
+        """Commit steps in one transaction, all or none; their states are dropped if it fails."""
+        closed = {(row.window, row.shard) for row, closes in steps if closes}
+        try:
+            with self._lock, self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                for row, _ in steps:
+                    kept = row[:4] if (row.window, row.shard) in closed else row
+                    values = (*kept, *(None,) * (7 - len(kept)))
+                    self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                for name in closed:
+                    self._db.execute(
+                        "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
+                        " WHERE window = ? AND shard = ? AND states IS NOT NULL",
+                        name,
+                    )
+        except sqlite3.Error as error:
+            for row, _ in steps:
+                self.forget(row.window, row.shard)
+            if isinstance(error, sqlite3.IntegrityError):
+                raise OvertakenError from None
+            raise _failed(error) from None
 
     @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -246,7 +311,9 @@ def _connect(path: str | Path) -> sqlite3.Connection:
         # Exact counts live here: for the owner only, like the noise key.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+        db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         db.execute("PRAGMA synchronous = FULL")
     except (sqlite3.Error, OSError) as error:
         raise _failed(error) from None
