@@ -22,12 +22,13 @@ import pyarrow.parquet as pq
 
 from tests.bench.common import COUNT, emit, machine, peak_gib, write_job
 
-_SUM = COUNT + (
+COUNT_AND_SUM = COUNT + (
     '[[aggregate]]\nname = "total"\nkind = "sum"\ncolumn = "value"\nclamp = [0, 100]\ngrid = 1\n'
 )
 
 
-def _write(path: Path, records: int, users: int, keys: int) -> None:
+def write_records(path: Path, records: int, users: int, keys: int) -> None:
+    """Records of one day in time order: a uniform user, a Zipf key, a whole value below 100."""
     rng = np.random.default_rng(0)
     start = 1_704_067_200_000_000
     table = pa.table(
@@ -48,8 +49,8 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from pipelines.job import load_job
     from pipelines.stream import run_job
 
-    _write(folder / "small.parquet", 10_000, 1_000, args.keys)
-    _write(folder / "large.parquet", args.records, args.users, args.keys)
+    write_records(folder / "small.parquet", 10_000, 1_000, args.keys)
+    write_records(folder / "large.parquet", args.records, args.users, args.keys)
     seconds = []
     for name in ["small"] + ["large"] * args.repeats:
         shutil.rmtree(folder / "run", ignore_errors=True)
@@ -58,7 +59,7 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "run",
             1,
             data=f"{name}.parquet",
-            aggregates=_SUM,
+            aggregates=COUNT_AND_SUM,
             epsilon=1.0,
             delta=1e-6,
             contributions=10,
