@@ -39,7 +39,7 @@ def main(path: str, plain: bool) -> dict[str, Any]:
         "cpu_seconds": round(time.process_time() - cpu, 2),
         "records_per_second": round(records / seconds),
         "stage_seconds": {k: round(v, 2) for k, v in stage_seconds.items()},
-        "peak_gib": round(peak_gib(), 2),
+        "peak_gib": round(peak_gib(), 3),
         "state_mib": round(sum(p.stat().st_size for p in folder.glob("state.db*")) / 2**20, 1),
     }
 
