@@ -66,7 +66,7 @@ def measure_within(name: str, folder: Path, repeats: int, most_seconds: float) -
         part = measure(name, folder, 1, part=True)
         if PART * part["seconds"] > most_seconds:
             return part
-        repeats = 1 if PART * part["seconds"] > most_seconds / repeats else repeats
+        repeats = 1 if PART * part["seconds"] > most_seconds / 6 else repeats
     return measure(name, folder, repeats)
 
 
