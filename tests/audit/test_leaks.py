@@ -222,7 +222,7 @@ def test_full_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], store_pages: int, missing: int
 ) -> None:
     """SQLite has no room; afterwards the run goes on from the same store."""
-    real, pages = sqlite._connect, store_pages - missing
+    real, pages = sqlite.connect, store_pages - missing
 
     def connect(path: Any) -> Any:
         db = real(path)
@@ -230,7 +230,7 @@ def test_full_disk(
         return db
 
     job = make_job(tmp_path / "job")
-    full = mock.patch.object(sqlite, "_connect", connect)
+    full = mock.patch.object(sqlite, "connect", connect)
     with Logs() as logs, full, pytest.raises(RunError) as caught:
         run_job(job)
     search(tmp_path / "job", caught.value, logs.text, *capfd.readouterr())
