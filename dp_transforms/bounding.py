@@ -167,9 +167,8 @@ def _decide(
         slots = units.intern(ids_of(records.column("unit")))[undecided]
         leaf_cut = np.maximum(event_cut, decision)[undecided]
         _, wanted = open_windows(line, event_cut[undecided], leaf_cut)
-        if (leaf_cut != event_cut[undecided]).any():
-            _, possible = open_windows(line, event_cut[undecided], event_cut[undecided])
-            late = int((possible - wanted).sum())
+        _, possible = open_windows(line, event_cut[undecided], event_cut[undecided])
+        late = int((possible - wanted).sum())
         taken = admit(
             slots,
             numbers(records.column("stamp"))[undecided],

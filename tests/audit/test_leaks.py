@@ -53,11 +53,12 @@ PLACES: list[tuple[Any, str]] = [
     (step, "predict"), (step, "publish"), (step, "id_array"),
     (RoundedGaussian, "draw"), (PairSet, "add"), (KeyShard, "intern"), (KeyShard, "key_columns"),
     (SqliteStore, "key_shard"), (SqliteStore, "commit_step"), (SqliteStore, "commit_units"),
-    (SqliteStore, "committed_releases"), (SqliteStore, "unit_shard"), (log, "step_blobs"),
+    (SqliteStore, "_write_steps"), (SqliteStore, "unit_shard"), (log, "step_blobs"),
     (log, "unit_blobs"), (log, "to_bytes"),
     (flow, "seal"), (release, "concat"),
     (pa.ipc, "new_stream"), (pa.ipc, "open_stream"),
-    (sinks, "write_release"), (sinks, "encode"), (sinks, "put_once"), (sinks, "write_dead_letters"),
+    (sinks, "write_releases"), (sinks, "encode"), (sinks, "put_entry"),
+    (sinks, "put_once"), (sinks, "write_dead_letters"),
 ]  # fmt: skip
 
 FORCED = [

@@ -7,7 +7,7 @@ dpstream runs first and last, so that a machine that changes its speed shows; ra
 the mean of both.  Every peer has a process of its own, which first runs on a small file; then
 the median of ``--repeats`` runs counts, from reading the file to the written result.  A peer
 that would take more than ``--most-seconds`` runs on a tenth of the users, and its rate is
-labelled as extrapolated.  ``cpu_seconds`` is steadier than ``seconds`` on a shared machine.
+labelled as extrapolated.  CPU seconds are steadier than seconds on a shared machine.
 
 Both extras install with this project's pins (apache-beam 2.77, numpy 2.4, Python 3.11); a peer
 that is not installed is an entry ``missing``, and the exit code is 1 unless ``--allow-missing``.
@@ -70,6 +70,12 @@ def measure_within(name: str, folder: Path, repeats: int, most_seconds: float) -
     return measure(name, folder, repeats)
 
 
+def times(run: dict[str, Any], ours: list[dict[str, Any]], measured: str) -> float:
+    """How many times our time a peer takes for a record."""
+    mine = np.mean([own[measured] / own["records"] for own in ours])
+    return round(float(run[measured] / run["records"] / mine), 2)
+
+
 def write_files(folder: Path, args: argparse.Namespace) -> None:
     """The records, a tenth of their users, and a small file for start-up."""
     write_records(folder / "small.parquet", 10_000, 1_000, args.keys)
@@ -89,10 +95,10 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if name != "dpstream"
     ]
     ours.append(measure("dpstream", folder, args.repeats))
-    rate = float(np.mean([run["records_per_second"] for run in ours]))
     for run in others:
         if "missing" not in run:
-            run["dpstream_is_faster_by"] = round(rate / run["records_per_second"], 2)
+            run["times_our_seconds"] = times(run, ours, "seconds")
+            run["times_our_cpu_seconds"] = times(run, ours, "cpu_seconds")
     return {
         "benchmark": "peers",
         "epsilon": EPSILON,
