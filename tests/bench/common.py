@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -76,8 +75,12 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
 
 
 def peak_gib() -> float:
-    """Largest resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    """Largest resident size of this process so far.
+
+    Not ``ru_maxrss``: a child begins with its parent's, however small it is itself.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
 
 
 def machine() -> dict[str, Any]:
