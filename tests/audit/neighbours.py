@@ -62,7 +62,7 @@ def plans() -> dict[str, Plan]:
     late = {"stamped": True, "lateness": 2, "skew": STEP // 2}
     return {
         "sticky": plan(COUNT, MEAN, triggers=8),
-        "refresh": plan(UNITS, COUNT, triggers=7, refresh_every=3),
+        "refresh": plan(UNITS, COUNT, triggers=7, refresh_every=3, select_every=1),
         "sliding": plan(COUNT, SUM, triggers=7, slide=3, windows=3, lateness=1, stamped=True),
         "buffered": plan(COUNT, SUM, triggers=8, pre_threshold=3, **late),
         "rounds": plan(COUNT, SUM, triggers=8, mode="rounds"),
