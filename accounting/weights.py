@@ -71,11 +71,10 @@ def _integers(offset: float, power: float, contributions: int) -> Int64:
         exponent = -flint.arb(power)
         raw = [(flint.arb(offset) + i) ** exponent for i in range(contributions)]
         norm = sum((w * w for w in raw), flint.arb(0)).sqrt()
-        scaled = [(w / norm * (1 << WEIGHT_BITS)).floor().unique_fmpz() for w in raw]
+        # Of a ball around a whole number (C = 1: the only weight is 1) the lower one is safe.
+        scaled = [(w / norm * (1 << WEIGHT_BITS)).lower().floor().unique_fmpz() for w in raw]
     finally:
         flint.ctx.prec = before
-    if any(w is None for w in scaled):  # an exact whole number: one step down is safe
-        raise UsageError("privacy.weights", "lie on their lattice exactly", "change the offset")
     weights = np.array([int(w) for w in scaled], np.int64)
     weights.setflags(write=False)
     return weights

@@ -74,12 +74,13 @@ RANKED: dict[str, Plan] = {
         per_key_bound=1, aggregates=(COUNT, SUM), strategy="blt", **SLIDING, **LATE
     ),
     "per key public": ranked_plan(
-        per_key_bound=1, aggregates=ALL, strategy="toeplitz", public="list", refresh_every=3
+        per_key_bound=1, aggregates=ALL, strategy="toeplitz", public="list",
+        refresh_every=3, epsilon=40.0,
     ),
     "weights": ranked_plan((3, 1)),
     "weights units": ranked_plan((3, 0.5), aggregates=(UNITS, MEAN), strategy="blt"),
     "weights sliding": ranked_plan(
-        (6, 1.5), aggregates=(COUNT, SUM), strategy="toeplitz", **SLIDING, **LATE
+        (6, 1.5), aggregates=(COUNT, SUM), strategy="toeplitz", epsilon=40.0, **SLIDING, **LATE
     ),
     "weights periods": ranked_plan((2, 1), triggers=6, windows=4, period=6, pre_threshold=3),
     "weights per key": ranked_plan((3, 1), per_key_bound=1, aggregates=(SUM,), refresh_every=5),
@@ -87,7 +88,8 @@ RANKED: dict[str, Plan] = {
         (3, 1), per_key_bound=1, combine=True, pre_threshold=3, aggregates=(COUNT, SUM)
     ),
     "combined units": ranked_plan(
-        (3, 0.75), per_key_bound=1, combine=True, aggregates=(COUNT, UNITS), strategy="toeplitz"
+        (3, 0.75), per_key_bound=1, combine=True, aggregates=(COUNT, UNITS),
+        strategy="toeplitz", epsilon=40.0,
     ),
     "combined late": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, aggregates=(MEAN,), strategy="blt",
@@ -146,11 +148,15 @@ def run(
 def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
     stream = stream_of(plan) if stream is None else stream
     public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
-    if public:
-        listed = {int(name[1:]) for name in public}
-        stream = stream.take(np.flatnonzero(np.isin(stream.key, list(listed))))
     noise = SlowNoise(plan, ring, identity(plan))
-    return exhaustive(plan, admitted(plan, stream), key_ids(ring), noise, public)
+    return exhaustive(plan, admitted(plan, listed(plan, stream)), key_ids(ring), noise, public)
+
+
+def listed(plan: Plan, stream: Stream) -> Stream:
+    """What the door lets pass of a stream: with public keys only records of these."""
+    if plan.public_keys is None:
+        return stream
+    return stream.take(np.flatnonzero(np.isin(stream.key, list(PUBLIC))))
 
 
 class Silent(RoundedGaussian):
