@@ -47,6 +47,8 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         yield "noise: a node was named or drawn twice with different results"
     if len(set(trace.names.values())) != len(trace.names):
         yield "names: two trees have one name"
+    if {path[1:3] for path in trace.names} - mechanism.labels:
+        yield "noise: a stream is drawn that the plan does not have"
     if trace.tau and any(
         have < need for have, need in zip(trace.tau, _tau(mechanism), strict=True)
     ):
@@ -290,6 +292,8 @@ def scale_problems(mechanism: Mechanism, traces: list[Trace]) -> Iterator[str]:
         by_name = {tweak: path for path, tweak in trace.names.items()}
         for (tweak, _), value in trace.draws.items():
             _, role, name, _, _ = by_name[tweak]
+            if (role, name) not in mechanism.labels:
+                continue
             stream = f"value {name}" if role == "value" else role
             sigma = mechanism.noise_of(stream).sigma
             # A rounded Gaussian has variance sigma^2 + 1/12 (to 1e-4 at these sigmas).

@@ -78,6 +78,16 @@ class Mechanism:
             return None
         return "units" if self.plan.units_aggregate is not None else "value count"
 
+    @property
+    def labels(self) -> set[tuple[str, str]]:
+        """(role, name) of every stream that has noise."""
+        out = {("value", spec.name) for spec in self.values}
+        if self.plan.selects:
+            out.add(("selection", "selection"))
+        if self.plan.units_aggregate is not None and self.plain_units == "units":
+            out.add(("units", "units"))
+        return out
+
     def noise_of(self, stream: str) -> StreamNoise:
         """Calibrated noise of a stream."""
         budget = self.budget

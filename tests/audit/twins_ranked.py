@@ -135,7 +135,7 @@ def _noise_of_its_own(real: Any) -> Any:
 
 def _shares_of_one_record_a_key(real: Any) -> Any:
     def budget(plan: Any) -> Any:
-        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=1)
+        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=1, selection_share=0.3)
         return real(msgspec.structs.replace(plan, privacy=privacy))
 
     return budget
@@ -229,11 +229,11 @@ RANKED_TWINS = {
     ),
     "set of a selected key forgotten": Sabotage(
         _wrapped(aggregation, "_fresh_units", _set_forgotten_once_selected),
-        "per_key", "flood", "sensitivity",
+        "per_key", "ordinary", "counts",
     ),
     "shares of a bound per key without it": Sabotage(
         _wrapped(step, "allocate", _shares_of_one_record_a_key),
-        "sticky", "first", "sensitivity",
+        "toeplitz", "first", "sensitivity",
     ),
     "weighted stream published": Sabotage(
         _wrapped(step, "publish", _weights_published), "weights_units", "ordinary", "noise"
