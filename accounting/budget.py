@@ -254,10 +254,9 @@ def _paper(plan: Plan) -> Budget:
 
 def _check_ranges(plan: Plan, budget: Budget) -> None:
     """Refuse sigmas the sampler's table does not cover and integers that could wrap."""
-    if budget.selection is not None or budget.units is not None:
-        noise = budget.selection or budget.units
-        assert noise is not None
-        _check_sigma("privacy.epsilon", noise, "use a larger epsilon or fewer contributions")
+    for counts in (budget.selection, budget.units):
+        if counts is not None:
+            _check_sigma("privacy.epsilon", counts, "use a larger epsilon or fewer contributions")
     for stream, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
         field = "privacy.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
         fix = "use a larger epsilon or fewer contributions"

@@ -289,6 +289,10 @@ def test_refusals(make_plan: Make) -> None:
 
     assert "epsilon" in refused("privacy.epsilon", epsilon=1e-5).fix
     assert refused("privacy.selection_share", public_keys="x", selection_share=0.5).fix == "omit it"
+    # A count of units of its own, beside weights that take nearly all.
+    apart = {"aggregates": (UNITS,), "weights": SelectionWeights(3.0, 0.5), "epsilon": 0.1}
+    small = refused("privacy.epsilon", selection_share=0.99999, **apart)
+    assert "'units'" in small.rule
     fine = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e-3),)
     assert "coarser grid" in refused("aggregate.s.grid", aggregates=fine).fix
     coarse = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e4),)
