@@ -311,6 +311,24 @@ def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPat
     allocate(make_plan(pre_threshold=1 << 30))
 
 
+def test_needs_stay_within_32_bits_whatever_the_noise(make_plan: Make) -> None:
+    """A clipped need would compare exact counts; weighted statistics come near it first."""
+    refused = near = 0
+    for epsilon in np.geomspace(1e-4, 1e-2, 60):
+        options = {"strategy": "blt", "epsilon": float(epsilon), "weights": SelectionWeights()}
+        try:
+            budget = allocate(make_plan(**options, per_key_bound=1, combine=True))
+        except UsageError as error:
+            assert "32-bit" in error.rule
+            refused += 1
+            continue
+        assert budget.tau is not None and budget.statistic is not None
+        largest = float(budget.tau.max()) / 256 + 16 * float(budget.statistic.sd.max())
+        assert largest < 2**31
+        near += largest > 2**29
+    assert refused and near
+
+
 def test_many_contributions_are_quick(make_plan: Make) -> None:
     plan = make_plan(1000, contributions=2000, mode="rounds")
     budget = allocate(plan)
