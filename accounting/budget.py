@@ -84,7 +84,8 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
             are selected by plain counts), ``None`` when none is published.
         values: one per ``plan.value_streams``, in that order.
         statistic: what a key is tested on, ``None`` with public keys.
-        tau: (T,) int64 thresholds in 2^-DECODE_BITS of the statistic, ``None`` with public keys.
+        tau: int64 threshold of each test (``Plan.selection_leaves``) in 2^-DECODE_BITS of the
+            statistic, ``None`` with public keys.
         assumptions: in words, what the figures rest on.
     """
 
@@ -108,7 +109,8 @@ def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
 
 def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
-    privacy, triggers = plan.privacy, plan.timeline.triggers
+    privacy = plan.privacy
+    triggers = plan.selection_leaves if name == "selection" else plan.timeline.triggers
     col2 = strategy_of(privacy.strategy, triggers).col2
     if privacy.mode == "paper":
         # As published (theorem 2.3): ceil(log2 T), one less than a leaf touches at T = 2^k.
@@ -140,7 +142,7 @@ def _delta_split(plan: Plan) -> tuple[float, float, float]:
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    once = plan.timeline.triggers == 1 and plan.timeline.end is not None
+    once = plan.selection_leaves == 1 and plan.timeline.end is not None
     if once and plan.timeline.windows == 1 and privacy.weights is None:
         # The sharper rule: j of C pairs gone leave (C-j)/C of the cost, without weights.
         mu = mu_of(epsilon, delta)
@@ -204,10 +206,11 @@ def _statistic(plan: Plan, selection: StreamNoise, plain: StreamNoise | None) ->
     largest = int(integers[0])
     if plain is None:
         return Statistic(1, 0, largest, selection.sd, rounding)
-    a, d = precision_weighted(integers, selection.sigma**2, plain.sigma**2)
-    # Both streams have one strategy, so one ratio of their sds serves every trigger.
-    sd = np.hypot(a * selection.sd, d * plain.sd) * (1 + _SLACK)
-    return Statistic(a, d, a * largest + d, sd, (a + d) * rounding)
+    a, d = precision_weighted(integers, selection.sd[-1] ** 2, plain.sd[-1] ** 2)
+    at = np.minimum(np.arange(1, len(selection.sd) + 1) * plan.select_every, plain.triggers) - 1
+    sd = np.hypot(a * selection.sd, d * plain.sd[at]) * (1 + _SLACK)
+    plain_rounding = plain.strategy_object.rounding[at] * (1 + _SLACK)
+    return Statistic(a, d, a * largest + d, sd, a * rounding + d * plain_rounding)
 
 
 _ASSUMPTIONS = (

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from accounting.budget import Budget, StreamNoise
+from accounting.chosen import Chosen
 from accounting.gaussian import epsilon_of
 from accounting.limits import DECODE_BITS, MICROS_PER_SECOND
 from accounting.plan import Aggregate, Plan
@@ -41,12 +42,16 @@ def duration(micros: int) -> str:
     return f"{micros} microseconds"
 
 
-def describe(plan: Plan, budget: Budget) -> dict[str, Any]:
+def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[str, Any]:
     """Everything ``dpstream plan`` prints, JSON-able.
+
+    Args:
+        chosen: where C and clamps come from, if the job says so.
 
     Returns:
         ``guarantee``, ``unit``, ``split`` of delta and mu^2, ``streams`` (sensitivity, sigma
-        and sd_t per trigger in grid units), ``tau`` (counts of units, per trigger),
+        and sd_t per trigger in grid units; weighted counts in 2^-8 units), ``tau`` (per
+        trigger, in counts of units that count in full),
         ``selection``, ``columns`` (expected error in the column's units), ``periods``
         (sqrt(k) mu), ``publishing``, ``warnings`` and ``assumptions``.  Figures keep the
         safe direction of ``allocate``: mu and b rounded down; sigma, sd_t, tau_t, epsilon
@@ -77,20 +82,22 @@ def describe(plan: Plan, budget: Budget) -> dict[str, Any]:
             "b": budget.b,
             "shares_of_mu_squared": {s.name: s.share for s in _streams(budget)},
         },
-        "streams": [_stream(s) for s in _streams(budget)],
-        "tau": None if budget.tau is None else _tau(budget).tolist(),
+        "streams": [_stream(plan, s) for s in _streams(budget)],
+        "tau": None if budget.tau is None else _by_trigger(plan, _tau(budget)).tolist(),
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
         "periods": _periods(plan, budget) if sound else [],
         "publishing": _publishing(plan),
-        "warnings": _warnings(plan, budget),
+        "choice": chosen.describe(plan, budget) if chosen else None,
+        "warnings": _warnings(plan, budget) + (chosen.warnings() if chosen else []),
         "assumptions": list(budget.assumptions),
     }
 
 
 def _streams(budget: Budget) -> list[StreamNoise]:
-    first = [s for s in (budget.selection, budget.units) if s is not None][:1]
-    return [*first, *budget.values]
+    apart = budget.units is not budget.selection
+    counts = [budget.selection, budget.units] if apart else [budget.selection]
+    return [*(s for s in counts if s is not None), *budget.values]
 
 
 def _unit(plan: Plan) -> str:
@@ -114,7 +121,13 @@ def _delta_gaussian(plan: Plan, budget: Budget) -> float:
     return budget.delta * (1 - budget.theta)
 
 
-def _stream(noise: StreamNoise) -> dict[str, Any]:
+def _by_trigger(plan: Plan, by_test: Float64) -> Float64:
+    """(T,) figures of the tests of a key, each at all triggers whose data it holds."""
+    return np.repeat(by_test, plan.select_every)[: plan.timeline.triggers]
+
+
+def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
+    tests = noise.name == "selection"
     return {
         "name": noise.name,
         "strategy": noise.strategy,
@@ -123,19 +136,29 @@ def _stream(noise: StreamNoise) -> dict[str, Any]:
         "sensitivity": noise.sensitivity,
         "share": noise.share,
         "sigma": noise.sigma,
-        "sd": noise.sd.tolist(),
+        "sd": (_by_trigger(plan, noise.sd) if tests else noise.sd).tolist(),
     }
 
 
 def _tau(budget: Budget) -> Float64:
-    if budget.tau is None:
+    """(T,) thresholds in units of what one unit adds at most (1 for plain counts)."""
+    if budget.tau is None or budget.statistic is None:
         raise ValueError("no key selection")
-    return np.asarray(budget.tau / float(1 << DECODE_BITS))
+    return np.asarray(budget.tau / float(1 << DECODE_BITS) / budget.statistic.alone)
 
 
-def _half(budget: Budget, trigger: int) -> int:
+def _least(plan: Plan, budget: Budget) -> float:
+    """What a unit adds at least (its last pair), relative to the most it adds."""
+    statistic, weights = budget.statistic, plan.privacy.weights
+    if weights is None or statistic is None:
+        return 1.0
+    last = int(weights.integers(plan.privacy.contributions)[-1])
+    return (statistic.weighted * last + statistic.counted) / statistic.alone
+
+
+def _half(budget: Budget, test: int) -> int:
     """Smallest count above the threshold: there n_t > tau_t - count in half of all cases."""
-    return math.floor(float(_tau(budget)[trigger - 1])) + 1
+    return math.floor(float(_tau(budget)[test - 1])) + 1
 
 
 def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
@@ -146,8 +169,9 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
         "pre_threshold": plan.privacy.pre_threshold,
         "units_for_half_chance_first": _half(budget, 1),
         "units_for_half_chance_last": _half(budget, len(budget.tau)),
-        "easiest_trigger": easiest,
+        "easiest_trigger": min(easiest * plan.select_every, plan.timeline.triggers),
         "units_for_half_chance_easiest": _half(budget, easiest),
+        "last_pair_counts": _least(plan, budget),
     }
 
 
@@ -205,7 +229,10 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
 def _publishing(plan: Plan) -> str:
     if plan.privacy.mode == "sticky":
         chosen = "every selected key" if plan.selects else "every key of the public list"
-        return f"{chosen}, every {plan.refresh_every} trigger(s) and at window close"
+        tested = ""
+        if plan.selects and plan.select_every > 1:
+            tested = f"; keys are tested every {plan.select_every} triggers"
+        return f"{chosen}, every {plan.refresh_every} trigger(s) and at window close{tested}"
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
     return "a key at each trigger at which it is selected (again)" + flush
 
@@ -223,9 +250,9 @@ def _warnings(plan: Plan, budget: Budget) -> list[str]:
     return found
 
 
-def text(plan: Plan, budget: Budget) -> str:
+def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
     """The same for a person, about 40 lines; figures shortened to 6 digits for reading."""
-    figures = describe(plan, budget)
+    figures = describe(plan, budget, chosen)
     line, split = plan.timeline, figures["split"]
     lines = [
         f"Guarantee   {figures['guarantee']['words']}",
@@ -235,7 +262,7 @@ def text(plan: Plan, budget: Budget) -> str:
         "(record, window) pairs",
         f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
         f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
-        f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}",
+        f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}{_extras(plan)}",
         f"Published   {figures['publishing']}",
         f"Budget      mu {split['mu']:.6g}; delta {split['delta_gaussian']:.3g} noise + "
         f"{split['delta_thresholds']:.3g} thresholds (b = {split['b']:.3g} per key and round)",
@@ -249,15 +276,32 @@ def text(plan: Plan, budget: Budget) -> str:
     ]
     lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
     lines += _selection_lines(figures) + _period_lines(figures)
+    if figures["choice"] and figures["choice"]["how"] == "private":
+        lines.append(f"Choice      {figures['choice']['words']}")
     lines += [f"Warning     {w}" for w in figures["warnings"]]
     lines += [f"Assumed     {a}" for a in figures["assumptions"]]
     return "\n".join(lines) + "\n"
 
 
+def _extras(plan: Plan) -> str:
+    """Options of the mechanism that change what a record counts."""
+    privacy, words = plan.privacy, ""
+    if privacy.per_key_bound:
+        words += "; one record per unit, window and key counts"
+    if privacy.weights is not None:
+        words += (
+            f"; the i-th pair of a unit weighs (i + {privacy.weights.offset:g})"
+            f"^-{privacy.weights.power:g} in selection"
+        )
+    if privacy.combine:
+        words += "; tested together with the published count"
+    return words
+
+
 def _trigger_table(figures: dict[str, Any]) -> list[str]:
     """sd_t and tau_t at a handful of triggers."""
     streams, tau = figures["streams"], figures["tau"]
-    last = streams[0]["triggers"]
+    last = len(streams[0]["sd"])
     shown = sorted({1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last})
     names = [s["name"] for s in streams]
     header = "Trigger   " + "".join(f"{'sd ' + name:<18}" for name in names)
@@ -281,10 +325,16 @@ def _selection_lines(figures: dict[str, Any]) -> list[str]:
     chosen = figures["selection"]
     if chosen is None:
         return []
-    return [
+    lines = [
         f"Selection   a key has an even chance with {chosen['units_for_half_chance_first']} units "
         f"at the first trigger, {chosen['units_for_half_chance_last']} at the last"
     ]
+    if chosen["last_pair_counts"] < 1:
+        lines.append(
+            "            if these are every unit's first pairs; a unit's last pair counts "
+            f"{chosen['last_pair_counts']:.2g} of that"
+        )
+    return lines
 
 
 def _period_lines(figures: dict[str, Any]) -> list[str]:

@@ -139,6 +139,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             then need sqrt(C) times less noise.
         weights: decaying weights of a unit's pairs in selection (sticky).
         combine: test the weighted count together with the published plain count.
+        select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
+            Fewer tests need less noise and lower thresholds; a key appears that much later.
         allow_unsound: needed by the ``paper`` preset.
     """
 
@@ -146,7 +148,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: float
     contributions: int
     mode: Mode = "sticky"
-    strategy: StrategyName = "tree"
+    strategy: StrategyName = "blt"
     theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None
@@ -156,6 +158,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_key_bound: int | None = None
     weights: SelectionWeights | None = None
     combine: bool = False
+    select_every: int | None = None
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
@@ -196,7 +199,9 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(
                 "privacy.per_key_bound", "must be 1 or omitted", "raise contributions instead"
             )
-        for name in ("per_key_bound", "weights", "combine"):
+        if self.select_every is not None and self.select_every < 1:
+            raise UsageError("privacy.select_every", "must be 1 or more", "omit it")
+        for name in ("per_key_bound", "weights", "combine", "select_every"):
             if getattr(self, name) and self.mode != "sticky":
                 raise UsageError(
                     f"privacy.{name}", "needs mode 'sticky' (one selection a window)", "omit it"
@@ -271,6 +276,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         privacy = self.privacy
         if privacy.weights is not None and not self.selects:
             raise UsageError("privacy.weights", "public keys need no selection", "omit it")
+        if self.units_aggregate and self.selects and self.refresh_every % self.select_every:
+            raise UsageError(
+                "privacy.select_every",
+                "must divide refresh_every where a count of units is published",
+                "omit it, or choose a divisor",
+            )
         plain = any(a.kind in ("count", "mean", "units") for a in self.aggregates)
         if privacy.combine and not plain:
             raise UsageError(
@@ -358,6 +369,26 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def refresh_every(self) -> int:
         """Triggers between two publications of a selected key (sticky)."""
         return self.privacy.refresh_every or max(1, self.timeline.triggers // 100)
+
+    @property
+    def select_every(self) -> int:
+        """Triggers between two tests of a key; the window's last trigger is always one."""
+        if self.privacy.mode != "sticky":
+            return 1
+        return min(self.privacy.select_every or self.refresh_every, self.timeline.triggers)
+
+    @property
+    def selection_leaves(self) -> int:
+        """Tests of a key in one window = leaves of the selection stream."""
+        return -(-self.timeline.triggers // self.select_every)
+
+    def selection_leaf(self, trigger: int) -> int:
+        """Leaf of the selection stream that holds a trigger's data: the next test, 1-based."""
+        return -(-trigger // self.select_every)
+
+    def selects_at(self, trigger: int) -> bool:
+        """Whether keys are tested at a trigger."""
+        return trigger % self.select_every == 0 or trigger == self.timeline.triggers
 
     @property
     def value_streams(self) -> tuple[ValueStream, ...]:

@@ -1,7 +1,7 @@
 """Decaying selection weights, and the statistic a key is tested on (mechanism.md section 8).
 
 Most units have few records, so their first ones should count more: the i-th admitted
-(record, window) pair of a unit (i = 0 .. C-1, in admission order, each pair its own index)
+(record, window) pair of a unit (i = 1 .. C, in admission order, each pair its own index)
 adds w_i instead of 1 to the selection count of its key.  A unit counts once per (key, round):
 the first of its pairs that is applied counts, the lowest index within a micro-batch.
 
@@ -16,6 +16,7 @@ adds at most a max w + d to it, which is what the thresholds are raised by.
 """
 
 import functools
+from typing import Any
 
 import flint
 import msgspec
@@ -36,7 +37,7 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Public, decreasing weights proportional to (i + offset)^-power.
 
     Attributes:
-        offset: > 0; 3 keeps the second pair at 3/4 (power 1) of the first.
+        offset: >= 0; 3 keeps the second pair at 4/5 (power 1) of the first.
         power: 0 < power <= 4; larger ones favour units with few records.
     """
 
@@ -45,10 +46,10 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self, contributions: int) -> None:
         """Refuse weights that do not decay, or vanish on their lattice."""
-        if not (0 < self.offset <= 1e6 and 0 < self.power <= 4):
+        if not (0 <= self.offset <= 1e6 and 0 < self.power <= 4):
             raise UsageError(
                 "privacy.weights",
-                "needs 0 < offset <= 1e6 and 0 < power <= 4",
+                "needs 0 <= offset <= 1e6 and 0 < power <= 4",
                 "write e.g. weights = { offset = 3, power = 1 }",
             )
         if self.integers(contributions)[-1] < 1:
@@ -69,15 +70,20 @@ def _integers(offset: float, power: float, contributions: int) -> Int64:
     before, flint.ctx.prec = flint.ctx.prec, _PRECISION
     try:
         exponent = -flint.arb(power)
-        raw = [(flint.arb(offset) + i) ** exponent for i in range(contributions)]
+        raw = [(flint.arb(offset) + i) ** exponent for i in range(1, contributions + 1)]
         norm = sum((w * w for w in raw), flint.arb(0)).sqrt()
-        # Of a ball around a whole number (C = 1: the only weight is 1) the lower one is safe.
-        scaled = [(w / norm * (1 << WEIGHT_BITS)).lower().floor().unique_fmpz() for w in raw]
+        scaled = [_floor(w / norm * (1 << WEIGHT_BITS)) for w in raw]
     finally:
         flint.ctx.prec = before
-    weights = np.array([int(w) for w in scaled], np.int64)
+    weights = np.array(scaled, np.int64)
     weights.setflags(write=False)
     return weights
+
+
+def _floor(ball: Any) -> int:
+    """floor, or one less where the number is whole as far as its ball tells."""
+    floor = ball.floor().unique_fmpz()
+    return round(float(ball)) - 1 if floor is None else int(floor)
 
 
 def square_parts(weights: Int64 | None, contributions: int) -> Float64:
@@ -86,6 +92,14 @@ def square_parts(weights: Int64 | None, contributions: int) -> Float64:
         return np.arange(1, contributions + 1) / contributions
     squares = np.cumsum(np.sort(weights.astype(np.float64) ** 2)[::-1])
     return np.asarray(np.minimum(squares / squares[-1] * (1 + _SLACK), 1.0))
+
+
+#: More keys at the same error than with equal weights, for every record counted.
+MILD = SelectionWeights(3.0, 0.35)
+#: Many more keys for a little more error.
+EVEN = SelectionWeights(3.0, 0.5)
+#: For the combined statistic, where values do not depend on the selection's weights.
+STEEP = SelectionWeights(3.0, 1.5)
 
 
 class Statistic(msgspec.Struct, frozen=True, eq=False):
@@ -97,7 +111,7 @@ class Statistic(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         weighted, counted: public integer coefficients.
         alone: the most one unit alone in a key adds.
-        sd: (T,) sd of the statistic; rounding: (T,) its D_t; both in its own units, rounded up.
+        sd: sd of the statistic at each test; rounding: its D_t; in its own units, rounded up.
     """
 
     weighted: int
@@ -117,7 +131,7 @@ def precision_weighted(
 
     Args:
         weights: (C,) in 2^-WEIGHT_BITS.
-        selection_variance: of the weighted stream's node noise, in 2^-WEIGHT_BITS squared.
+        selection_variance: of the weighted stream's final prefix, in 2^-WEIGHT_BITS squared.
         count_variance: of the plain count's, in counts squared.
 
     Returns:

@@ -47,15 +47,17 @@ class PublishedPaths:
         self._rows = 0
 
     def noise(
-        self, states: KeyShard, slots: Int64, trigger: int
+        self, states: KeyShard, slots: Int64, trigger: int, units_leaf: int
     ) -> tuple[list[Int64], Int64 | None]:
-        """Decoded noise (units of 2^-DECODE_BITS) of each stream, and of the count of units."""
+        """Decoded noise (units of 2^-DECODE_BITS) of each stream at its leaf ``trigger``, and of
+        the count of units at its leaf ``units_leaf``."""
         self._enter(states, slots)
         rows = self._row[slots]
         upto = np.full(len(slots), trigger, np.int64)
         values = [paths.advance(rows, upto)[:, 0] for paths in self._paths]
-        units = None if self._units is None else self._units.advance(rows, upto)[:, 0]
-        return values, units
+        if self._units is None:
+            return values, None
+        return values, self._units.advance(rows, np.full(len(slots), units_leaf))[:, 0]
 
     def _enter(self, states: KeyShard, slots: Int64) -> None:
         """Give rows to slots published for the first time and start their paths."""
@@ -77,7 +79,9 @@ def publish(
     plan: Plan, budget: Budget, states: KeyShard, paths: PublishedPaths, slots: Int64, trigger: int
 ) -> Published:
     """Released columns of the slots at a window trigger."""
-    noise, unit_noise = paths.noise(states, slots, trigger)
+    # The selection stream continued has a leaf for each test; publications fall on tests.
+    units_leaf = trigger if plan.units_stream_apart else plan.selection_leaf(trigger)
+    noise, unit_noise = paths.noise(states, slots, trigger, units_leaf)
     noisy = [
         ((states.values[slots, i] << DECODE_BITS) + n).astype(np.float64) * _UNIT
         for i, n in enumerate(noise)
@@ -89,7 +93,7 @@ def publish(
         if aggregate.kind == "units" and unit_noise is not None and budget.units is not None:
             exact = states.units[slots] << DECODE_BITS
             values[aggregate.name] = (exact + unit_noise).astype(np.float64) * _UNIT
-            sds[aggregate.name] = _sd(budget.units, trigger, len(slots))
+            sds[aggregate.name] = _sd(budget.units, units_leaf, len(slots))
         elif aggregate.kind == "count":
             values[aggregate.name] = noisy[index["count"]]
             sds[aggregate.name] = _sd(budget.values[index["count"]], trigger, len(slots))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numba import njit
 
 from accounting.plan import Plan
-from dp_transforms.selection import Needs
+from dp_transforms.selection import Needs, leaf_of
 from state.store import NEVER, KeyShard
 
 Int32 = npt.NDArray[np.int32]
@@ -34,14 +34,20 @@ def _first_pass(
 
 def predict(plan: Plan, needs: Needs, states: KeyShard, slots: Int64, trigger: int) -> None:
     """Set ``due`` of tested, unselected slots after trigger ``trigger``."""
-    base = states.base[slots].astype(np.int64)
-    leaf = trigger - base
+    leaf = leaf_of(plan, states, slots, trigger)
     due = np.empty(len(slots), np.int64)
     statistic = needs.statistic(states, slots)
     _first_pass(needs.needs, slots, statistic, leaf, needs.known, due)
-    due += base
+    due += states.base[slots]
     last = plan.timeline.triggers
-    states.due[slots] = np.where(due <= last, due, NEVER)
+    test = np.minimum(due * plan.select_every, last)
+    states.due[slots] = np.where(due <= plan.selection_leaves, test, NEVER)
+
+
+def wait_for_test(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> None:
+    """Between two tests: set ``due`` of unselected slots to the next one."""
+    test = min(plan.selection_leaf(trigger) * plan.select_every, plan.timeline.triggers)
+    states.due[slots] = test
 
 
 def next_publication(plan: Plan, trigger: int) -> int:

@@ -35,14 +35,15 @@ class Needs:
 
     Args:
         terms: (noise stream, coefficient) of each part of the statistic.
-        budget: what the statistic is and its thresholds.
+        plan, budget: when keys are tested, on what statistic, against which thresholds.
         look_ahead: leaves computed beyond the one that is asked for (performance only).
     """
 
     def __init__(
-        self, terms: Sequence[tuple[NoiseStream, int]], budget: Budget, look_ahead: int
+        self, terms: Sequence[tuple[NoiseStream, int]], plan: Plan, budget: Budget, look_ahead: int
     ) -> None:
         assert budget.tau is not None and budget.statistic is not None
+        self._every, self._triggers = plan.select_every, plan.timeline.triggers
         self._paths = [(Paths(stream), coefficient) for stream, coefficient in terms]
         self._tau, self._statistic = budget.tau, budget.statistic
         self._weighted = budget.statistic.alone != 1
@@ -87,12 +88,19 @@ class Needs:
 
     def _noise(self, slots: Int64, leaf: Int64, upto: Int64) -> Int64:
         """(n, horizon) noise of the statistic from ``leaf`` on, in 2^-DECODE_BITS."""
-        behind = self.known[slots] < leaf - 1
         total = np.zeros((len(slots), self.horizon), np.int64)
-        for paths, coefficient in self._paths:
+        behind = self.known[slots] < leaf - 1
+        for number, (paths, coefficient) in enumerate(self._paths):
+            # The first term has a leaf for each test, a published count one for each trigger.
+            every = self._every if number else 1
+            last = self._triggers if number else len(self._tau)
             if behind.any():
-                paths.seek(slots[behind], leaf[behind] - 1)
-            noise = paths.advance(slots, upto, self.horizon)
+                paths.seek(slots[behind], every * (leaf[behind] - 1))
+            noise = paths.advance(slots, np.minimum(every * upto, last), every * self.horizon)
+            if every > 1:
+                tests = np.minimum(every * (leaf[:, None] + np.arange(self.horizon)), last)
+                column = tests - every * (leaf[:, None] - 1) - 1
+                noise = np.take_along_axis(noise, column, axis=1)
             total += noise if coefficient == 1 else coefficient * noise
         return total
 
@@ -110,6 +118,11 @@ class Needs:
         self.needs = np.concatenate([self.needs, np.zeros((more, self.horizon), np.int32)])
 
 
+def leaf_of(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> Int64:
+    """Leaf of each slot's current round at a trigger (sticky rounds begin with the window)."""
+    return np.asarray(plan.selection_leaf(trigger) - states.base[slots].astype(np.int64))
+
+
 def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
     """Slots that are tested: more units than mu_count, and (sticky) not yet selected."""
     tested = states.units[slots] > plan.privacy.pre_threshold
@@ -118,8 +131,8 @@ def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
     return slots[tested]
 
 
-def select(needs: Needs, states: KeyShard, slots: Int64, trigger: int) -> Bool:
+def select(plan: Plan, needs: Needs, states: KeyShard, slots: Int64, trigger: int) -> Bool:
     """Which candidates pass at window trigger ``trigger``."""
-    leaf = trigger - states.base[slots].astype(np.int64)
+    leaf = leaf_of(plan, states, slots, trigger)
     needs.ensure(states, slots, leaf)
     return needs.statistic(states, slots) >= needs.at(slots, leaf)

@@ -22,7 +22,7 @@ from dp_transforms.noise.paths import NoiseStream, Sampler
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
 from dp_transforms.perturbation import Published, PublishedPaths, publish
-from dp_transforms.prediction import next_publication, predict, publishes
+from dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
 from dp_transforms.selection import Needs, candidates, select
 from state.store import NEVER, KeyShard, RunIdentity, StepResult, Store
 
@@ -66,7 +66,7 @@ class Stepper:
         self.budget: Budget = allocate(plan)
         self._run_name = run_name(store.identity)
         self._public = public
-        strategy = make_strategy(plan.privacy.strategy, plan.timeline.triggers)
+        strategy = make_strategy(plan.privacy.strategy, plan.selection_leaves)
         self._look_ahead = look_ahead or default_look_ahead(strategy)
         self._input = admitted_schema(plan)
 
@@ -127,11 +127,14 @@ class Stepper:
         newly = slots[:0]
         if self.plan.selects:
             tested = candidates(self.plan, states, slots)
-            needs = self._needs(states, window)
-            passed = select(needs, states, tested, trigger)
-            newly = tested[passed]
-            states.round[newly] = 1
-            predict(self.plan, needs, states, tested[~passed], trigger)
+            if self.plan.selects_at(trigger):
+                needs = self._needs(states, window)
+                passed = select(self.plan, needs, states, tested, trigger)
+                newly = tested[passed]
+                states.round[newly] = 1
+                predict(self.plan, needs, states, tested[~passed], trigger)
+            else:
+                wait_for_test(self.plan, states, tested, trigger)
         if publishes(self.plan, trigger):
             # Every selected key, data or not: publication follows the public calendar alone.
             chosen = np.flatnonzero(states.round[: states.size] > 0)
@@ -146,7 +149,7 @@ class Stepper:
         """(slots to publish, slots selected) when every release starts a new round."""
         tested = candidates(self.plan, states, slots)
         needs = self._needs(states, window)
-        passed = select(needs, states, tested, trigger)
+        passed = select(self.plan, needs, states, tested, trigger)
         selected = tested[passed]
         predict(self.plan, needs, states, tested[~passed], trigger)
         chosen = selected
@@ -187,7 +190,7 @@ class Stepper:
                 # The stream that is published: same name, same noise.
                 role = "units" if plain is budget.units else "value"
                 terms.append((self._stream(window, role, plain), budget.statistic.counted))
-            states.scratch["needs"] = Needs(terms, budget, self._look_ahead)
+            states.scratch["needs"] = Needs(terms, self.plan, budget, self._look_ahead)
         needs: Needs = states.scratch["needs"]
         return needs
 

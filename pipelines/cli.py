@@ -9,18 +9,18 @@ import json
 import logging
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from accounting.errors import DpstreamError, RunError
+from pipelines.cli_choose import choose
+from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
+from pipelines.experiments.commands import experiment, reddit
 
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 JOB = click.argument("job", type=click.Path(path_type=Path))
 
 
@@ -46,14 +46,9 @@ class _Coded(click.Group):
         ctx.exit(coded.exit_code)
 
 
-def _examples(*lines: str) -> str:
-    """Help text at the end of a command: examples, not re-wrapped."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 @click.group(
     cls=_Coded,
-    epilog=_examples(
+    epilog=examples(
         "dpstream key new noise.key", "dpstream plan job.toml", "dpstream run job.toml"
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,26 +60,33 @@ def cli() -> None:
     _silence()
 
 
-@cli.command(epilog=_examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
+@cli.command(epilog=examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
 @JOB
 @AS_JSON
 def plan(job: Path, as_json: bool) -> None:
-    """Print what a job promises and what it costs; reads no data."""
+    """Print what a job promises, what it costs and what would serve it better; reads no data."""
+    import msgspec
+
+    from accounting import alternatives
     from accounting.budget import allocate
     from accounting.guarantee import describe, text
+    from pipelines.choice_check import chosen_of
     from pipelines.job import load_job
 
-    checked = load_job(job).plan
+    loaded = load_job(job)
+    checked, chosen = loaded.plan, chosen_of(loaded)
     budget = allocate(checked)
+    others = alternatives.compare(checked)
     if as_json:
-        _print_json(describe(checked, budget))
+        figures = describe(checked, budget, chosen)
+        print_json(figures | {"alternatives": msgspec.to_builtins(others)})
     else:
-        click.echo(text(checked, budget), nl=False)
+        click.echo(text(checked, budget, chosen) + alternatives.text(others), nl=False)
 
 
 @cli.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    epilog=_examples(
+    epilog=examples(
         "dpstream run job.toml", "dpstream run job.toml --runner=DirectRunner --job_name=flights"
     ),
 )
@@ -101,10 +103,10 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
-    with _Bar(hidden=quiet or as_json) as bar:
+    with Bar(hidden=quiet or as_json) as bar:
         result = run_job(checked, runner, ctx.args, progress=bar.update)
     if as_json:
-        _print_json({**result._asdict(), "insecure": checked.insecure})
+        print_json({**result._asdict(), "insecure": checked.insecure})
         return
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: all triggers done.")
     _print_operator(result.operator_only, dead_letter_folder(checked))
@@ -114,7 +116,7 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
 
 
 @cli.command(
-    epilog=_examples(
+    epilog=examples(
         "dpstream report job.toml",
         "dpstream report job.toml --out week.html",
         "dpstream report job.toml --truth 'public/*.parquet'",
@@ -143,7 +145,7 @@ def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
     found = build(load_job(job), truth)
     write(found, render(found), out)
     if as_json:
-        _print_json({"page": str(out), **as_dict(found)})
+        print_json({"page": str(out), **as_dict(found)})
         return
     click.echo(f"Report in {out}: {len(found.found.releases):,} of {found.expected:,} releases.")
     for stamp in found.stamps:
@@ -152,7 +154,7 @@ def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
         click.echo(f"True errors are {TRUTH_LABEL}.")
 
 
-@cli.command(epilog=_examples("dpstream demo", "dpstream demo --folder flights"))
+@cli.command(epilog=examples("dpstream demo", "dpstream demo --folder flights"))
 @click.option(
     "--folder",
     default="demo",
@@ -170,7 +172,7 @@ def demo(folder: Path) -> None:
     job = prepare(folder)
     promised = text(job.plan, allocate(job.plan))
     click.echo(promised)
-    with _Bar(hidden=False) as bar:
+    with Bar(hidden=False) as bar:
         run_job(job, progress=bar.update)
     show(job, promised, Console(file=sys.stdout))
 
@@ -181,7 +183,7 @@ def generate() -> None:
 
 
 @generate.command(
-    epilog=_examples(
+    epilog=examples(
         "dpstream generate zipf small.parquet --users 10000",
         "dpstream generate zipf table1.parquet --users 10000000 --seed 1",
     )
@@ -203,9 +205,13 @@ def zipf(out: Path, start: str, overwrite: bool, as_json: bool, **sizes: Any) ->
 
     rows = write(Synth(start=instant_micros("--start", start), **sizes), out, overwrite)
     if as_json:
-        _print_json({"records": rows, **sizes})
+        print_json({"records": rows, **sizes})
     else:
         click.echo(f"{rows:,} records of {sizes['users']:,} users in {out.name}")
+
+
+generate.add_command(reddit)
+cli.add_command(experiment)
 
 
 @cli.group()
@@ -213,7 +219,7 @@ def key() -> None:
     """Noise keys."""
 
 
-@key.command("new", epilog=_examples("dpstream key new noise.key"))
+@key.command("new", epilog=examples("dpstream key new noise.key"))
 @click.argument("file", type=click.Path(path_type=Path))
 @AS_JSON
 def key_new(file: Path, as_json: bool) -> None:
@@ -222,12 +228,12 @@ def key_new(file: Path, as_json: bool) -> None:
 
     new_key(file)
     if as_json:
-        _print_json({"created": file.name})
+        print_json({"created": file.name})
     else:
         click.echo(f"New noise key in {file.name} (mode 0600). Keep it secret and back it up.")
 
 
-@cli.command(epilog=_examples("dpstream doctor", "dpstream doctor --json"))
+@cli.command(epilog=examples("dpstream doctor", "dpstream doctor --json"))
 @AS_JSON
 def doctor(as_json: bool) -> None:
     """Say what this machine can run."""
@@ -235,15 +241,14 @@ def doctor(as_json: bool) -> None:
 
     report = examine()
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
         _print_report(report)
     if not report["ready"]:
         raise SystemExit(RunError.exit_code)
 
 
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value))
+cli.add_command(choose)
 
 
 def _print_operator(counts: dict[str, int], dead_letters: Path) -> None:
@@ -277,29 +282,6 @@ def _silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-
-
-@dataclass
-class _Bar:
-    """A progress bar on stderr that counts steps (windows x triggers x shards), not records."""
-
-    hidden: bool
-
-    def __enter__(self) -> "_Bar":
-        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(
-            *columns, console=Console(stderr=True), disable=self.hidden, transient=True
-        )
-        self._progress.start()
-        self._task = self._progress.add_task("steps", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, done: int, total: int) -> None:
-        """Show ``done`` of ``total`` steps."""
-        self._progress.update(self._task, completed=done, total=total)
 
 
 def main() -> None:

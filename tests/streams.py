@@ -53,7 +53,7 @@ def make_plan(
     """
     window = (triggers - lateness) * STEP
     hop = window if slide is None else slide * STEP
-    settings = {"epsilon": 6.0, "delta": 1e-3, "contributions": 3, **privacy}
+    settings = {"strategy": "tree", "epsilon": 6.0, "delta": 1e-3, "contributions": 3, **privacy}
     names = ["page", "lang", "zone", "kind"][: len(key)]
     return Plan(
         source="test",

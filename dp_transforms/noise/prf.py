@@ -92,6 +92,7 @@ class KeyRing:
         self.unit = Prf(child("unit id"))
         self.key = Prf(child("key id"))
         self.release = Prf(child("release id"))
+        self.sample = Prf(child("sampling"))
         self._name = child("name prefix")
         self._source = child("source fingerprint")
         self.fingerprint = hashlib.blake2b(

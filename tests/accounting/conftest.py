@@ -21,7 +21,7 @@ def build(
     **privacy: object,
 ) -> Plan:
     window = triggers * SECOND
-    settings = {"epsilon": 6.0, "delta": 1e-9, "contributions": 32, **privacy}
+    settings = {"strategy": "tree", "epsilon": 6.0, "delta": 1e-9, "contributions": 32, **privacy}
     return Plan(
         source="files",
         unit=Field("user"),

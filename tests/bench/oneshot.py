@@ -9,10 +9,8 @@ the second, timed run starts from an empty store and includes reading, commits a
 import argparse
 import json
 import logging
-import shutil
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.bench.common import COUNT, emit, machine, peak_gib, write_job
+from pipelines.experiments.jobs import COUNT, Frame, Setting, write_job
+from pipelines.experiments.modes import parse_mode
+from pipelines.experiments.one_run import measure
+from pipelines.job import load_job
+from pipelines.stream import run_job
+from tests.bench.common import emit, machine
 
-_SUM = COUNT + (
-    '[[aggregate]]\nname = "total"\nkind = "sum"\ncolumn = "value"\nclamp = [0, 100]\ngrid = 1\n'
+_AGGREGATES = (
+    *COUNT,
+    {"name": "total", "kind": "sum", "column": "value", "clamp": [0, 100], "grid": 1},
 )
 
 
@@ -45,39 +49,24 @@ def _write(path: Path, records: int, users: int, keys: int) -> None:
 
 def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Warm up on a small file, then time ``--repeats`` runs on the large one."""
-    from pipelines.job import load_job
-    from pipelines.stream import run_job
-
     _write(folder / "small.parquet", 10_000, 1_000, args.keys)
     _write(folder / "large.parquet", args.records, args.users, args.keys)
     seconds = []
     for name in ["small"] + ["large"] * args.repeats:
-        shutil.rmtree(folder / "run", ignore_errors=True)
-        job = write_job(
-            folder,
-            "run",
-            1,
-            data=f"{name}.parquet",
-            aggregates=_SUM,
-            epsilon=1.0,
-            delta=1e-6,
-            contributions=10,
-            shards=args.shards,
-        )
-        checked = load_job(job)
-        start = time.perf_counter()
-        run_job(checked)
-        seconds.append(time.perf_counter() - start)
+        frame = Frame(folder / f"{name}.parquet", "int", folder / "runs", 1.0, 1e-6, args.shards)
+        job = load_job(write_job(frame, Setting(parse_mode("sticky"), 1, 10), _AGGREGATES))
+        figures = measure(job, run_job)
+        seconds.append(figures["seconds"])
     timed = statistics.median(seconds[1:])
     return {
         "benchmark": "oneshot",
         "records": args.records,
         "users": args.users,
         **machine(),
-        "first_run_seconds": round(seconds[0], 2),
-        "seconds": [round(s, 2) for s in seconds[1:]],
+        "first_run_seconds": seconds[0],
+        "seconds": seconds[1:],
         "records_per_second": round(args.records / timed),
-        "peak_gib": round(peak_gib(), 2),
+        "peak_gib": figures["peak_gib"],
     }
 
 

@@ -29,7 +29,8 @@ LATTICE = 256
 def slow_weights(offset: float, power: float, contributions: int) -> tuple[int, ...]:
     """Section 8: proportional to (i + offset)^-power, sum of squares 1, rounded down to 2^-8."""
     digits = Context(prec=60, rounding=ROUND_FLOOR)
-    exact = [digits.power(Decimal(offset) + i, -Decimal(power)) for i in range(contributions)]
+    ranks = range(1, contributions + 1)
+    exact = [digits.power(Decimal(offset) + i, -Decimal(power)) for i in ranks]
     norm = digits.sqrt(sum((w * w for w in exact), Decimal(0)))
     weights = tuple(math.floor(digits.divide(w, norm) * LATTICE) for w in exact)
     assert sum(w * w for w in weights) <= LATTICE**2
@@ -111,6 +112,18 @@ def budget_of(plan: Plan) -> Budget:
     return allocate(plan)
 
 
+def refreshes_every(plan: Plan) -> int:
+    """Triggers between two publications of a selected key."""
+    return plan.privacy.refresh_every or max(1, plan.timeline.triggers // 100)
+
+
+def tests_every(plan: Plan) -> int:
+    """Triggers between two tests of a key (sticky)."""
+    if plan.privacy.mode != "sticky":
+        return 1
+    return plan.privacy.select_every or refreshes_every(plan)
+
+
 Row = tuple[str, dict[str, tuple[float | None, float | None]]]
 
 
@@ -153,14 +166,17 @@ def _selected(
     key_ids: Mapping[str, bytes],
     t: int,
 ) -> Iterator[str]:
-    """Keys that pass their test at trigger t."""
-    budget = budget_of(plan)
+    """Keys that pass their test at trigger t, if there is one."""
+    budget, line = budget_of(plan), plan.timeline
+    every = tests_every(plan)
+    if t % every and t != line.triggers:
+        return
     for key, state in keys.items():
         if plan.public_keys is not None or (plan.privacy.mode != "rounds" and state.round):
             continue
         assert budget.selection is not None and budget.tau is not None
         assert budget.statistic is not None
-        leaf = t - state.base
+        leaf = math.ceil(t / every) - state.base
         name = (window, key_ids[key], state.round)
         drawn = int(noise.path("selection", budget.selection, *name)[leaf - 1])
         if plan.privacy.weights is not None:
@@ -168,7 +184,7 @@ def _selected(
         if plan.privacy.combine:
             # The very noise of the count that is published.
             count = ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
-            drawn += budget.statistic.counted * int(noise.path(*count, *name)[leaf - 1])
+            drawn += budget.statistic.counted * int(noise.path(*count, *name)[t - 1])
         statistic = (state.statistic(plan, budget) << 8) + drawn
         if len(state.units) > plan.privacy.pre_threshold and statistic > int(budget.tau[leaf - 1]):
             yield key
@@ -177,7 +193,7 @@ def _selected(
 def _calendar(plan: Plan, keys: Mapping[str, _Key], selected: set[str], t: int) -> set[str]:
     """Keys to publish at trigger t; marks those that are now selected for the window."""
     last = t == plan.timeline.triggers
-    every = plan.privacy.refresh_every or max(1, plan.timeline.triggers // 100)
+    every = refreshes_every(plan)
     chosen = set(selected)
     if plan.privacy.mode == "sticky":
         for key in selected:
@@ -209,8 +225,9 @@ def _figures(
             fused = plan.public_keys is None and plan.privacy.weights is None
             role = "selection" if fused else "units"
             drawn = noise.path(role, budget.units, window, key_id)
-            exact = (len(state.units) << 8) + int(drawn[t - 1])
-            out[a.name] = exact / 256, float(budget.units.sd[t - 1])
+            leaf = math.ceil(t / tests_every(plan)) if fused else t
+            exact = (len(state.units) << 8) + int(drawn[leaf - 1])
+            out[a.name] = exact / 256, float(budget.units.sd[leaf - 1])
         else:
             out[a.name] = _mean(a, noisy, sd)
     return out

@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from accounting.budget import Budget, allocate
 from accounting.limits import DECODE_BITS
-from accounting.plan import Aggregate, Field, Plan, Privacy
+from accounting.plan import Aggregate, Field, Kind, Plan, Privacy
+from accounting.strategies import Strategy
 from accounting.timeline import Timeline
+from accounting.weights import SelectionWeights
 
 Float64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger]
@@ -34,6 +36,7 @@ class Records:
     user: Ints
     key: Ints
     instant: npt.NDArray[np.uint32]
+    rank: Ints | None = None  # index among the user's records, see ``ranked``
 
     def __len__(self) -> int:
         return len(self.user)
@@ -45,7 +48,8 @@ class Records:
 
     def take(self, mask: npt.NDArray[np.bool_]) -> "Records":
         """The records selected by a mask."""
-        return Records(self.user[mask], self.key[mask], self.instant[mask])
+        rank = None if self.rank is None else self.rank[mask]
+        return Records(self.user[mask], self.key[mask], self.instant[mask], rank)
 
 
 def zipf_mandelbrot(rng: np.random.Generator, size: int, q: float, s: float, top: int) -> Ints:
@@ -66,6 +70,17 @@ def table1_records(users: int, keys: int, seed: int) -> Records:
     user = np.repeat(np.arange(users, dtype=np.int32), per_user)
     key = zipf_mandelbrot(rng, len(user), 1000, 1.4, keys)
     return Records(user, key, rng.integers(0, 1 << 32, len(user), np.uint32))
+
+
+def ranked(raw: Records) -> Records:
+    """The records with their index among their user's, in time order."""
+    order = np.lexsort((raw.instant, raw.user))
+    user = raw.user[order]
+    index = np.arange(len(user))
+    first = np.r_[True, user[1:] != user[:-1]]
+    rank = np.empty(len(user), np.int32)
+    rank[order] = index - np.maximum.accumulate(np.where(first, index, 0))
+    return dataclasses.replace(raw, rank=rank)
 
 
 def admit(raw: Records, contributions: int) -> Records:
@@ -122,6 +137,38 @@ class Trees:
             self.block[level, rows] = self.rng.normal(0, 1, len(rows)) * sd
 
 
+class Convolved:
+    """The same interface for ``toeplitz`` and ``blt``: all prefixes by one matrix product."""
+
+    def __init__(self, rng: np.random.Generator, keys: int, strategy: Strategy, sigma: float):
+        self.leaf = np.zeros(keys, np.int64)
+        size = strategy.triggers
+        encoder = strategy.matrix().astype(np.float64)
+        decoder = np.tril(np.ones((size, size))) @ np.linalg.inv(encoder)
+        self._noise = np.empty((keys, size), np.float32)
+        for start in range(0, keys, 10_000):
+            rows = slice(start, min(start + 10_000, keys))
+            self._noise[rows] = rng.normal(0, sigma, (rows.stop - start, size)) @ decoder.T
+
+    def advance(self) -> Float64:
+        """One more leaf for every key; returns the noise of each prefix."""
+        self.leaf += 1
+        return self._noise[:, self.leaf[0] - 1].astype(np.float64)
+
+    def restart(self, rows: Ints, leaf: int) -> None:
+        """Sticky mode never restarts."""
+        raise NotImplementedError
+
+
+def noise_of(
+    rng: np.random.Generator, keys: int, strategy: Strategy, sigma: float
+) -> "Trees | Convolved":
+    """Noise of one stream for all keys."""
+    if strategy.name == "tree":
+        return Trees(rng, keys, strategy.triggers, sigma)
+    return Convolved(rng, keys, strategy, sigma)
+
+
 @dataclasses.dataclass
 class Feed:
     """Admitted records of the keys that can be selected at all, by leaf."""
@@ -129,6 +176,8 @@ class Feed:
     keys: Ints  # (k,) ids of the candidate keys
     key: Ints  # (n,) index into ``keys``
     previous: Ints  # (n,) leaf of the same user's previous record of that key, 0 if none
+    rank: Ints  # (n,) index of the record among its user's
+    again: npt.NDArray[np.bool_]  # (n,) whether the user has an earlier record of that key
     start: Ints  # (T + 2,) records of leaf t are start[t] .. start[t + 1]
 
 
@@ -142,15 +191,22 @@ def make_feed(bounded: Records, keys: int, triggers: int, least: float) -> Feed:
     code = bounded.user[keep].astype(np.int64) * keys + bounded.key[keep]
     code *= triggers + 1
     code += bounded.leaf(triggers)[keep]
+    top = 1 if bounded.rank is None else int(bounded.rank.max()) + 1
+    code *= top
+    code += 0 if bounded.rank is None else bounded.rank[keep]
     code.sort()
+    rank = (code % top).astype(np.int16)
+    code //= top
     leaf = (code % (triggers + 1)).astype(np.int16 if triggers < 32000 else np.int32)
     code //= triggers + 1
     previous = np.zeros_like(leaf)
-    previous[1:] = np.where(code[1:] == code[:-1], leaf[:-1], 0)
+    again = np.zeros(len(leaf), np.bool_)
+    again[1:] = code[1:] == code[:-1]
+    previous[1:] = np.where(again[1:], leaf[:-1], 0)
     key = index[code % keys]
     order = np.argsort(leaf, kind="stable")
     start = np.searchsorted(leaf[order], np.arange(triggers + 2))
-    return Feed(candidates, key[order], previous[order], start)
+    return Feed(candidates, key[order], previous[order], rank[order], again[order], start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,30 +226,45 @@ class Design:
     """What is simulated: noise, thresholds (in counts) and the way of publishing."""
 
     triggers: int
+    strategy: Strategy  # of the selection stream, which has a leaf for each test
+    value_strategy: Strategy
     selection_sigma: float
-    value_sigma: float
+    value_sigma: float | None  # None: the selection stream is what is published
     tau: Float64
-    selection_sd: Float64
+    sd: Float64  # of the statistic that is tested
+    weights: Ints  # what a user's i-th record adds to the selection count
+    coefficients: tuple[int, int] = (1, 0)  # of the selection count and the published count
+    per_key: bool = False
     mode: Mode = "sticky"
     mu_count: int = 0
     refresh_every: int = 1
+    select_every: int = 1
     final_flush: bool = False
     window_indexed: bool = False  # a restarted tree continues at the window's trigger index
 
     @classmethod
     def of(cls, plan: Plan, budget: Budget) -> "Design":
         """The design of a plan with one COUNT column."""
-        if budget.selection is None or budget.tau is None or len(budget.values) != 1:
-            raise ValueError("simulates selected keys with one count")
+        statistic, selection = budget.statistic, budget.selection
+        if statistic is None or selection is None or budget.tau is None:
+            raise ValueError("simulates selected keys")
+        published = budget.values[0] if budget.values else selection
+        count, weights = plan.privacy.contributions, plan.privacy.weights
         return cls(
             plan.timeline.triggers,
-            budget.selection.sigma,
-            budget.values[0].sigma,
+            selection.strategy_object,
+            published.strategy_object,
+            selection.sigma,
+            budget.values[0].sigma if budget.values else None,
             budget.tau / 2.0**DECODE_BITS,
-            budget.selection.sd,
+            statistic.sd,
+            np.ones(count, np.int64) if weights is None else weights.integers(count),
+            (statistic.weighted, statistic.counted),
+            bool(plan.privacy.per_key_bound) or not budget.values,
             plan.privacy.mode,
             plan.privacy.pre_threshold,
             plan.refresh_every,
+            plan.select_every,
             plan.privacy.final_flush,
         )
 
@@ -209,11 +280,14 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
     """
     triggers = design.triggers
     rng = np.random.default_rng(seed)
-    feed = make_feed(bounded, keys, triggers, float(np.min(design.tau - 6 * design.selection_sd)))
+    a, d = design.coefficients
+    most = a * int(design.weights[0]) + d
+    feed = make_feed(bounded, keys, triggers, float(np.min(design.tau - 6 * design.sd)) / most)
     size = len(feed.keys)
-    selection = Trees(rng, size, triggers, design.selection_sigma)
-    values = Trees(rng, size, triggers, design.value_sigma)
-    units, total, released = (np.zeros(size, np.int64) for _ in range(3))
+    selection = noise_of(rng, size, design.strategy, design.selection_sigma)
+    values = design.value_sigma and noise_of(rng, size, design.value_strategy, design.value_sigma)
+    noise = np.zeros(size)
+    units, total, weighted, released = (np.zeros(size, np.int64) for _ in range(4))
     published, truth = np.zeros(size), np.zeros(size)
     selected = np.zeros(size, bool)
     order, cells = _by_leaf(raw, triggers)
@@ -223,18 +297,23 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
     for t in range(1, triggers + 1):
         part = slice(feed.start[t], feed.start[t + 1])
         key, previous = feed.key[part], feed.previous[part]
-        counted = key[previous <= released[key]]
-        units += np.bincount(counted, minlength=size)
-        total += np.bincount(key, minlength=size)
-        noise = selection.advance()
-        wins = (units > design.mu_count) & (units + noise > design.tau[selection.leaf - 1])
+        fresh = (previous <= released[key]) & ~(feed.again[part] & (design.mode == "sticky"))
+        units += np.bincount(key[fresh], minlength=size)
+        gained = design.weights[feed.rank[part][fresh]]
+        weighted += np.bincount(key[fresh], gained, minlength=size).astype(np.int64)
+        total += np.bincount(key[~feed.again[part]] if design.per_key else key, minlength=size)
+        testing = t % design.select_every == 0 or t == triggers
+        noise = selection.advance() if testing else noise
+        published_noise = values.advance() if values else noise
+        statistic = a * (weighted + noise) + d * (total + published_noise)
+        tau = design.tau[np.maximum(selection.leaf, 1) - 1]
+        wins = testing & (units > design.mu_count) & (statistic > tau)
         due = _publish(design, t, wins, selected)
         if design.mode != "sticky":
             rows = np.flatnonzero(wins)
             selection.restart(rows, t if design.window_indexed else 0)
-            units[rows], released[rows] = 0, t
-        fresh = values.advance()
-        published[due] = (total + fresh)[due]
+            units[rows], weighted[rows], released[rows] = 0, 0, t
+        published[due] = (total + published_noise)[due]
         updates += int(due.sum())
         now = back[raw.key[order[cells[t] : cells[t + 1]]]]
         missed += int((now < 0).sum())
@@ -242,9 +321,13 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
         errors.append(missed + float(np.abs(published - truth).sum()))
     histogram = np.bincount(raw.key, minlength=keys).astype(np.float64)
     histogram[feed.keys] -= published
-    error = np.abs(histogram)
+    return _result(int(selected.sum()), np.abs(histogram), errors, updates)
+
+
+def _result(keys: int, error: Float64, errors: list[float], updates: int) -> Result:
+    """Figures of a run from the error of every key at the last trigger."""
     return Result(
-        int(selected.sum()),
+        keys,
         float(error.sum()),
         float(np.sqrt((error**2).sum())),
         float(error.max()),
@@ -277,16 +360,38 @@ def table1_plan(triggers: int, contributions: int = 32, **privacy: object) -> Pl
     """The plan of Table 1: COUNT per key over one day, (epsilon, delta) = (6, 1e-9)."""
     day = 86_400_000_000
     day -= day % triggers
-    settings = {"epsilon": 6.0, "delta": 1e-9, "contributions": contributions, **privacy}
+    kind: Kind = "units" if privacy.pop("fused", False) else "count"
+    given = {"epsilon": 6.0, "delta": 1e-9, "contributions": contributions}
+    settings = {"strategy": "tree", **given, **privacy}
     return Plan(
         source="synthetic",
         unit=Field("user", "int"),
         key=(Field("key", "int"),),
         event_time="time",
-        aggregates=(Aggregate("count", "count"),),
+        aggregates=(Aggregate("count", kind),),
         timeline=Timeline(0, day, day, day, day // triggers),
         privacy=Privacy(**settings),  # type: ignore[arg-type]
     )
+
+
+DESIGNS: tuple[dict[str, object], ...] = (
+    {"mode": "paper", "strategy": "tree", "allow_unsound": True},
+    {"mode": "rounds", "strategy": "tree"},
+    {"mode": "rounds", "strategy": "tree", "final_flush": True},
+    {"strategy": "tree"},
+    {"strategy": "toeplitz"},
+    {"strategy": "blt"},
+    {"strategy": "toeplitz", "per_key_bound": 1},
+    {"strategy": "toeplitz", "fused": True},
+    {"strategy": "blt", "weights": SelectionWeights(3.0, 0.5)},
+    {"strategy": "blt", "weights": SelectionWeights(3.0, 1.0)},
+    {
+        "strategy": "blt",
+        "weights": SelectionWeights(3.0, 1.5),
+        "per_key_bound": 1,
+        "combine": True,
+    },
+)
 
 
 def main() -> None:
@@ -298,21 +403,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     raw = table1_records(args.users, args.keys, args.seed)
-    bounded = admit(raw, 32)
+    bounded = admit(ranked(raw), 32)
     print(json.dumps({"raw": len(raw), "bounded": len(bounded)}), flush=True)
     for triggers in args.triggers:
-        for privacy in (
-            {"mode": "paper", "allow_unsound": True},
-            {"mode": "rounds"},
-            {"mode": "rounds", "final_flush": True},
-            {"mode": "sticky"},
-        ):
+        for privacy in DESIGNS:
             plan = table1_plan(triggers, **privacy)
             begin = time.monotonic()
             design = Design.of(plan, allocate(plan))
             result = simulate(design, bounded, raw, args.keys, args.seed + 1)
             figures = dataclasses.asdict(result) | {"seconds": time.monotonic() - begin}
-            print(json.dumps({"T": triggers, **privacy, **figures}), flush=True)
+            settings = {k: str(v) for k, v in privacy.items()}
+            print(json.dumps({"T": triggers, **settings, **figures}), flush=True)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,16 @@ def test_exit_codes_and_silence(
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("plan",), ("run",), ("report",), ("generate", "zipf"), ("key", "new"), ("doctor",)],
+    [
+        (),
+        ("plan",),
+        ("run",),
+        ("report",),
+        ("choose",),
+        ("generate", "zipf"),
+        ("key", "new"),
+        ("doctor",),
+    ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     result = call(*command, "--help")

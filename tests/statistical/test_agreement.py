@@ -9,40 +9,67 @@ from pathlib import Path
 
 import pytest
 
+from accounting.weights import SelectionWeights
+from pipelines.experiments.jobs import Frame, Setting, write_job
+from pipelines.experiments.metrics import errors
+from pipelines.experiments.modes import parse_mode
+from pipelines.experiments.one_run import in_child
+from pipelines.experiments.truth import Truth, load
 from pipelines.sinks import read_releases
 from pipelines.synth import Synth, generate
-from tests.bench.common import in_child, write_job
-from tests.bench.table1 import Truth, errors
-from tests.oracle.simulation import Design, admit, simulate, table1_plan, table1_records
+from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
+
+KINDS: dict[str, dict[str, object]] = {
+    "sticky,strategy=tree": {"strategy": "tree"},
+    "rounds,strategy=tree": {"strategy": "tree", "mode": "rounds"},
+    "paper,strategy=tree": {"strategy": "tree", "mode": "paper", "allow_unsound": True},
+    "strategy=toeplitz": {"strategy": "toeplitz"},
+    "strategy=blt": {"strategy": "blt"},
+    "strategy=blt,weights={offset=3.0,power=0.5}": {
+        "strategy": "blt",
+        "weights": SelectionWeights(3.0, 0.5),
+    },
+    "strategy=toeplitz,per_key_bound=1": {"strategy": "toeplitz", "per_key_bound": 1},
+    "strategy=blt,per_key_bound=1,combine=true,weights={offset=3.0,power=1.5}": {
+        "strategy": "blt",
+        "per_key_bound": 1,
+        "combine": True,
+        "weights": SelectionWeights(3.0, 1.5),
+    },
+}
 
 SIZES = [
-    pytest.param(60_000, 60_000, 20, "sticky", 0.08, id="small-sticky"),
-    pytest.param(60_000, 60_000, 20, "rounds", 0.08, id="small-rounds"),
+    *(
+        pytest.param(60_000, 60_000, 20, kind, 0.08, id=f"small-{kind}")
+        for number, kind in enumerate(KINDS)
+        if number in (0, 1, 4, 7)
+    ),
     *(
         pytest.param(
-            1_000_000, 1_000_000, triggers, mode, 0.03,
-            id=f"tenth-{mode}-{triggers}", marks=pytest.mark.slow,
+            1_000_000, 1_000_000, triggers, kind, 0.03,
+            id=f"tenth-{triggers}-{kind}", marks=pytest.mark.slow,
         )
         for triggers in (100, 1000)
-        for mode in ("sticky", "rounds", "paper")
+        for kind in KINDS
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("users", "keys", "triggers", "mode", "tolerance"), SIZES)
+@pytest.mark.parametrize(("users", "keys", "triggers", "kind", "tolerance"), SIZES)
 def test_pipeline_agrees_with_the_simulation(
-    tmp_path: Path, users: int, keys: int, triggers: int, mode: str, tolerance: float
+    tmp_path: Path, users: int, keys: int, triggers: int, kind: str, tolerance: float
 ) -> None:
     data = tmp_path / "records.parquet"
     generate(Synth(users=users, keys=keys, seed=5), data)
-    job = write_job(tmp_path, "run", triggers, mode=mode)
-    in_child("tests.bench.one_run", str(job))
-    truth = Truth(data, triggers)
-    got = errors(truth, read_releases(tmp_path / "run" / "releases"))
+    frame = Frame(data, "int", tmp_path / "runs", 6.0, 1e-9)
+    job = write_job(frame, Setting(parse_mode(kind), triggers, 32))
+    in_child("pipelines.experiments.one_run", str(job))
+    truth = Truth(load(data, users=False), triggers)
+    got = errors(truth, read_releases(job.parent / "releases"))
 
     raw = table1_records(users, keys, seed=9)
-    bounded = admit(raw, 32)
-    privacy = {"mode": mode, "allow_unsound": mode == "paper"}
+    bounded = admit(ranked(raw), 32)
+    privacy = KINDS[kind]
     plan = table1_plan(triggers, **privacy)
     from accounting.budget import allocate
 

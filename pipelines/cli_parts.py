@@ -1,0 +1,83 @@
+"""What the commands of ``dpstream`` share: options, help texts, progress, JSON."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typing_extensions import override
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def examples(*lines: str) -> str:
+    """Help text at the end of a command: examples, not re-wrapped."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on stdout."""
+    click.echo(json.dumps(value))
+
+
+def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Several options as one decorator, in their order in the help."""
+
+    def apply(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+class ListCommand(click.Command):
+    """A command without arguments whose repeatable options take several values at once:
+    ``--triggers 100 1000`` is ``--triggers 100 --triggers 1000``."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        lists = {
+            flag
+            for option in self.params
+            if isinstance(option, click.Option) and option.multiple
+            for flag in option.opts
+        }
+        spread, flag, values = list[str](), "", 0
+        for arg in [*args, "--"]:
+            if arg.startswith("--"):
+                if flag and not values:
+                    spread.append(flag)  # click says that it needs a value
+                flag, values = (arg, 0) if arg in lists else ("", 0)
+                spread += [arg] if not flag and arg != "--" else []
+            else:
+                spread += [flag, arg] if flag else [arg]
+                values += 1
+        return super().parse_args(ctx, spread)
+
+
+@dataclass
+class Bar:
+    """A progress bar on stderr that counts steps (windows x triggers x shards), not records."""
+
+    hidden: bool
+
+    def __enter__(self) -> "Bar":
+        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(
+            *columns, console=Console(stderr=True), disable=self.hidden, transient=True
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("steps", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Show ``done`` of ``total`` steps."""
+        self._progress.update(self._task, completed=done, total=total)

@@ -1,0 +1,6 @@
+"""The paper's experiments as commands: ``dpstream experiment table1 | figure10 | table2``.
+
+Data is generated (or loaded), every mode runs the product's own pipeline, the paper's two
+baselines run as code on the same records, and all are held against the raw histogram.  Truth
+and differences are exact, so this is for public or generated data only.
+"""

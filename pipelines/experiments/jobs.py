@@ -1,0 +1,90 @@
+"""Job files of experiments: the generated day, one key column, COUNT(*) by default."""
+
+import glob
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.experiments.modes import Mode
+from pipelines.keys import new_key
+from pipelines.synth import DAY_MICROS
+
+COUNT = ({"name": "count", "kind": "count"},)
+
+
+class Frame(NamedTuple):
+    """What all runs of an experiment share.
+
+    Attributes:
+        data: Parquet file with user, key and time of 2024-01-01; user_type: ``int``, ``string``.
+        folder: where runs are kept; epsilon, delta: the guarantee; shards: key shards.
+    """
+
+    data: Path
+    user_type: str
+    folder: Path
+    epsilon: float
+    delta: float
+    shards: int = 4
+
+
+class Setting(NamedTuple):
+    """One run: a mode, T and C."""
+
+    mode: Mode
+    triggers: int
+    contributions: int
+
+
+def write_job(frame: Frame, setting: Setting, aggregates: Sequence[dict[str, Any]] = COUNT) -> Path:
+    """Write a job file and a fresh noise key into a fresh folder below ``frame.folder``."""
+    name = f"{setting.mode.slug}-T{setting.triggers}-C{setting.contributions}-"
+    frame.folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=name, dir=frame.folder))
+    new_key(folder / "noise.key")
+    tables = {
+        "source": {"kind": "parquet", "path": glob.escape(str(frame.data.absolute()))},
+        "schema": {
+            "unit": {"column": "user", "type": frame.user_type},
+            "key": [{"column": "key", "type": "string"}],
+            "event_time": {"column": "time"},
+        },
+        "time": {
+            "start": "2024-01-01T00:00:00Z",
+            "end": "2024-01-02T00:00:00Z",
+            "window": "1d",
+            "trigger_every": f"{DAY_MICROS // setting.triggers}us",
+        },
+        "privacy": {
+            "epsilon": frame.epsilon,
+            "delta": frame.delta,
+            "contributions": setting.contributions,
+            "key_file": "noise.key",
+            **setting.mode.privacy,
+        },
+        "state": {"store": "sqlite:state.db", "shards": frame.shards},
+        "sink": {"kind": "parquet", "path": "releases"},
+    }
+    path = folder / "job.toml"
+    path.write_text(_toml({"aggregate": list(aggregates), **tables}), encoding="utf-8")
+    return path
+
+
+def _toml(tables: dict[str, Any]) -> str:
+    """A job file: top-level arrays first, then a section for each table."""
+    lines = [f"{k} = {_inline(v)}" for k, v in tables.items() if not isinstance(v, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += [f"[{name}]", *(f"{k} = {_inline(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _inline(value: Any) -> str:
+    """A TOML value; JSON's strings, numbers and booleans are TOML's."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_inline(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return json.dumps(value)

@@ -1,0 +1,75 @@
+"""What ``--modes`` names: settings of a job's ``[privacy]`` table.
+
+    sticky                             a named setting
+    sticky,strategy=toeplitz           with one more key of [privacy]
+    per_key_bound=1,weights={power=1}  keys of [privacy] alone; values as in TOML, texts unquoted
+
+Keys and values are not judged here: they pass into the job, which refuses what it does not know.
+"""
+
+import itertools
+import re
+import tomllib
+from typing import Any, NamedTuple
+
+from accounting.errors import UsageError
+
+NAMED: dict[str, dict[str, Any]] = {
+    "sticky": {"mode": "sticky"},
+    "rounds": {"mode": "rounds"},
+    "rounds+flush": {"mode": "rounds", "final_flush": True},
+    "paper": {"mode": "paper", "allow_unsound": True},
+}
+#: Set by options of their own, alike for all modes and baselines.
+_ELSEWHERE = {"epsilon", "delta", "contributions", "period", "key_file"}
+
+
+class Mode(NamedTuple):
+    """A mode: its name as written, and the keys of ``[privacy]`` it sets."""
+
+    name: str
+    privacy: dict[str, Any]
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a folder's name."""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", self.name).strip("-")[:60] or "mode"
+
+
+def parse_mode(text: str) -> Mode:
+    """Read one mode; see the module's docstring.
+
+    Raises:
+        UsageError: neither a known name nor key=value.
+    """
+    privacy: dict[str, Any] = {}
+    for index, part in enumerate(_parts(text)):
+        key, equals, value = part.partition("=")
+        if not equals and index == 0 and part in NAMED:
+            privacy |= NAMED[part]
+        elif not equals or not re.fullmatch(r"[a-z_]+", key):
+            raise UsageError(
+                "--modes",
+                "is not NAME, NAME,key=value or key=value,...",
+                f"names are {', '.join(NAMED)}; keys are those of [privacy]",
+            )
+        elif key in _ELSEWHERE:
+            raise UsageError("--modes", f"cannot set {key}", "it is the same for all modes")
+        else:
+            privacy[key] = _value(value)
+    return Mode(text, privacy)
+
+
+def _parts(text: str) -> list[str]:
+    """Split at commas that are in no bracket."""
+    depth = itertools.accumulate((c in "[{") - (c in "]}") for c in text)
+    cut = "".join("\0" if c == "," and not d else c for c, d in zip(text, depth, strict=True))
+    return [part.strip() for part in cut.split("\0")]
+
+
+def _value(text: str) -> Any:
+    """A TOML value; anything else is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,83 @@
+"""One measured run: ``python -m pipelines.experiments.one_run JOB``.
+
+The last line on stdout is JSON: what was measured, or the refusal and its exit code.  Its own
+process, so that peak memory is the run's and the memory is returned.
+"""
+
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from pipelines.job import Job
+
+
+def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
+    """Seconds, rate, seconds by stage, peak memory and size of the state of one run.
+
+    Args:
+        job: a job on one Parquet file with a fresh store; run: runs it to its end.
+    """
+    from dp_transforms.telemetry import stage_seconds
+
+    records = pq.ParquetFile(job.source.path).metadata.num_rows
+    start, cpu = time.perf_counter(), time.process_time()
+    run(job)
+    seconds = time.perf_counter() - start
+    state = sum(p.stat().st_size for p in job.state.path.parent.glob("state.db*"))
+    return {
+        "records": records,
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(time.process_time() - cpu, 2),
+        "records_per_second": round(records / seconds),
+        "stage_seconds": {k: round(v, 2) for k, v in stage_seconds.items()},
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "state_mib": round(state / 2**20, 1),
+    }
+
+
+def in_child(module: str, *args: str) -> dict[str, Any]:
+    """Run ``python -m module args`` and return the JSON of its last line.
+
+    Raises:
+        DpstreamError: what the child was refused with, or that it failed.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", module, *args]
+    out = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    try:
+        result: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise RunError("run", "ended without a result", "run `dpstream doctor`") from None
+    if out.returncode == 0:
+        return result
+    kinds = {kind.exit_code: kind for kind in (UsageError, PolicyError, RunError)}
+    kind = kinds.get(out.returncode, RunError)
+    raise kind(result["field"], result["rule"], result["fix"])
+
+
+def main(path: str) -> None:
+    """Run and measure one job."""
+    logging.disable(logging.CRITICAL)
+    from pipelines.cli_parts import Bar
+    from pipelines.job import load_job
+    from pipelines.stream import run_job
+
+    try:
+        with Bar(hidden=not sys.stderr.isatty()) as bar:
+            result = measure(load_job(path), lambda job: run_job(job, progress=bar.update))
+    except DpstreamError as error:
+        print(json.dumps(error.as_dict()))
+        raise SystemExit(error.exit_code) from None
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(str(Path(sys.argv[1])))

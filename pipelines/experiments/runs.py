@@ -1,0 +1,135 @@
+"""Run modes and baselines on one data set and hold them against the truth.
+
+First every job file is written and checked, then every mode runs in a process of its own, then
+the truth is read and everything is measured: a mistake is reported before anything is computed,
+and the truth's memory is not there beside a run's.
+"""
+
+import json
+import platform
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from accounting.budget import allocate
+from accounting.errors import RunError, UsageError
+from dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from pipelines.experiments.baselines import Guarantee, query_of, run_baseline
+from pipelines.experiments.jobs import Frame, Setting, write_job
+from pipelines.experiments.metrics import errors
+from pipelines.experiments.one_run import in_child
+from pipelines.experiments.truth import Columns, Truth, load
+from pipelines.job import load_job
+from pipelines.sinks import read_releases
+from pipelines.synth import DAY_MICROS
+
+ONE_RUN = "pipelines.experiments.one_run"
+Say = Callable[[str], None]
+Row = dict[str, Any]
+
+
+class Contest(NamedTuple):
+    """What is compared on one data set.
+
+    Attributes:
+        frame: data and guarantee; settings: the modes' runs.
+        baselines: names of `baselines.NAMES`, run at every T of ``triggers`` with C =
+            ``contributions``.
+    """
+
+    frame: Frame
+    settings: Sequence[Setting]
+    baselines: Sequence[str] = ()
+    triggers: Sequence[int] = ()
+    contributions: int = 1
+
+    @property
+    def promise(self) -> Guarantee:
+        """Guarantee of the baselines."""
+        return Guarantee(self.frame.epsilon, self.frame.delta, self.contributions)
+
+
+def check(contest: Contest) -> list[Path]:
+    """Write and check every job and baseline; returns the job files.
+
+    Raises:
+        UsageError, PolicyError: a setting is refused.
+    """
+    for triggers in {*contest.triggers, *(s.triggers for s in contest.settings)}:
+        if triggers < 1 or DAY_MICROS % triggers:
+            raise UsageError("--triggers", "must divide a day", "write e.g. 100 or 1000")
+        for name in contest.baselines:
+            query_of(name, contest.promise, triggers)
+    jobs = [write_job(contest.frame, setting) for setting in contest.settings]
+    for job in jobs:
+        allocate(load_job(job).plan)
+    return jobs
+
+
+def compare(contest: Contest, jobs: Sequence[Path], say: Say) -> list[Row]:
+    """Run everything and measure it: one row for each setting and baseline.
+
+    Args:
+        jobs: from `check`; say: told what goes on.
+    """
+    rows = [_run(setting, job, say) for setting, job in zip(contest.settings, jobs, strict=True)]
+    say("measuring against the raw records")
+    data = load(contest.frame.data, users=bool(contest.baselines))
+    for triggers in sorted({*contest.triggers, *(s.triggers for s in contest.settings)}):
+        truth = Truth(data, triggers)
+        for row, job in zip(rows, jobs, strict=False):
+            if row["triggers"] == triggers:
+                row.update(errors(truth, read_releases(job.parent / "releases")))
+        rows += [_baseline(contest, name, data, truth, say) for name in contest.baselines]
+    return rows
+
+
+def _run(setting: Setting, job: Path, say: Say) -> Row:
+    where = {"triggers": setting.triggers, "contributions": setting.contributions}
+    say(f"{setting.mode.name}: T = {setting.triggers}, C = {setting.contributions}")
+    return {"method": setting.mode.name, **where, **in_child(ONE_RUN, str(job))}
+
+
+def _baseline(contest: Contest, name: str, data: Columns, truth: Truth, say: Say) -> Row:
+    say(f"{name}: T = {truth.triggers}, C = {contest.contributions}")
+    start = time.perf_counter()
+    ring = KeyRing(secrets.token_bytes(KEY_BYTES))
+    found = run_baseline(name, data, truth, contest.promise, ring)
+    where = {"triggers": truth.triggers, "contributions": contest.contributions}
+    seconds = round(time.perf_counter() - start, 2)
+    return {"method": name, **where, "records": len(data), "seconds": seconds, **found}
+
+
+def provenance() -> Row:
+    """Date, versions and machine of a result."""
+    packages = ("dpstream", "apache-beam", "pyarrow", "numpy", "dp-accounting")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
+        "machine": platform.machine(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return None
+
+
+def save(result: Row, out: Path) -> None:
+    """Write a result as JSON, complete or not at all.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    draft = out.with_name(f".{out.name}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        draft.replace(out)
+    except OSError:
+        raise RunError("--out", "cannot be written", "check disk and permissions") from None

@@ -1,0 +1,176 @@
+"""Selection weights, their accounting and the statistic a key is tested on."""
+
+import itertools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from accounting.budget import allocate, plain_count
+from accounting.errors import UsageError
+from accounting.limits import DECODE_BITS
+from accounting.plan import Aggregate, Plan
+from accounting.shares import costs_of, divide
+from accounting.weights import WEIGHT_BITS, SelectionWeights, precision_weighted, square_parts
+
+Make = Callable[..., Plan]
+WHOLE = 1 << WEIGHT_BITS
+UNITS = Aggregate("people", "units")
+SUM = Aggregate("total", "sum", "x", (0.0, 9.0))
+
+
+@pytest.mark.parametrize("power", [0.25, 0.5, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("offset", [0.0, 3.0, 6.0])
+@pytest.mark.parametrize("contributions", [1, 2, 9, 32])
+def test_integers_are_rounded_down_and_normalised(
+    power: float, offset: float, contributions: int
+) -> None:
+    found = SelectionWeights(offset, power).integers(contributions)
+    real = (np.arange(1, contributions + 1) + offset) ** -power
+    real *= WHOLE / np.sqrt((real**2).sum())
+    assert found.shape == (contributions,) and not found.flags.writeable
+    assert np.all(found <= real * (1 + 1e-12)) and np.all(found >= real - 1 - 1e-9)
+    assert np.all(np.diff(found) <= 0)
+    assert int((found**2).sum()) <= WHOLE**2
+
+
+def test_one_more_on_every_weight_breaks_the_norm() -> None:
+    """The check is sharp: weights rounded up instead exceed the sensitivity."""
+    up = SelectionWeights().integers(32) + 1
+    assert int((up**2).sum()) > WHOLE**2
+
+
+def test_square_parts_bound_every_choice_of_indices() -> None:
+    weights = SelectionWeights(3.0, 0.7).integers(7)
+    parts = square_parts(weights, 7)
+    total = int((weights**2).sum())
+    for n in range(1, 8):
+        chosen = itertools.combinations(weights.tolist(), n)
+        most = max(sum(w * w for w in some) for some in chosen)
+        assert Fraction(float(parts[n - 1])) >= Fraction(most, total)
+        assert parts[n - 1] == pytest.approx(most / total)
+    assert np.allclose(square_parts(None, 4), [0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("power", "offset", "values"), [(0.5, 3, 0.81), (1.0, 3, 0.38), (1.5, 6, 0.28)]
+)
+def test_value_shares_of_the_design(
+    make_plan: Make, power: float, offset: float, values: float
+) -> None:
+    """mechanism.md section 8: with S = .97, V = .81, .38 and .28 (weights on the lattice)."""
+    plan = make_plan(weights=SelectionWeights(offset, power), selection_share=0.97)
+    assert divide(plan).values == pytest.approx(values, abs=0.015)
+
+
+def test_shares_with_a_bound_per_key_add_up(make_plan: Make) -> None:
+    for options in ({}, {"weights": SelectionWeights()}):
+        shares = divide(make_plan(per_key_bound=1, **options))
+        assert shares.selection == 0.8
+        assert shares.selection + shares.values == pytest.approx(1)
+    combined = divide(make_plan(per_key_bound=1, weights=SelectionWeights(), combine=True))
+    assert combined.selection == 0.65 and combined.values == pytest.approx(0.35)
+    apart = divide(make_plan(per_key_bound=1, weights=SelectionWeights(), aggregates=(UNITS, SUM)))
+    assert sum(apart) == pytest.approx(1) and min(apart) > 0.05
+
+
+def test_fused_is_the_selection_stream_alone(make_plan: Make) -> None:
+    budget = allocate(make_plan(aggregates=(UNITS,)))
+    assert budget.units is budget.selection and not budget.values
+    assert budget.selection is not None and budget.selection.share == pytest.approx(1)
+
+
+def test_sensitivities(make_plan: Make) -> None:
+    weights = SelectionWeights()
+    plan = make_plan(aggregates=(Aggregate("n", "count"), SUM), per_key_bound=1, weights=weights)
+    budget = allocate(plan)
+    assert budget.selection is not None
+    square = int((weights.integers(32) ** 2).sum())
+    assert budget.selection.sensitivity == pytest.approx(math.sqrt(square * 7))
+    assert budget.values[0].sensitivity == pytest.approx(math.sqrt(32 * 7))
+    assert budget.values[1].sensitivity == pytest.approx(9 * math.sqrt(32 * 7))
+
+
+@pytest.mark.parametrize("strategy", ["tree", "toeplitz", "blt"])
+@pytest.mark.parametrize("least", [0, 5])
+@pytest.mark.parametrize("combine", [False, True])
+def test_a_unit_alone_is_selected_with_chance_b(
+    make_plan: Make, strategy: str, least: int, combine: bool
+) -> None:
+    """Union over triggers of the Gaussian tails above what mu_count + 1 units can add."""
+    weights = SelectionWeights(3.0, 1.0)
+    options = {"per_key_bound": 1, "combine": True} if combine else {}
+    plan = make_plan(strategy=strategy, weights=weights, pre_threshold=least, **options)
+    budget = allocate(plan)
+    statistic, noise, largest = budget.statistic, budget.selection, weights.integers(32)[0]
+    assert statistic is not None and noise is not None and budget.tau is not None
+    tau = budget.tau / 2.0**DECODE_BITS
+    plain = plain_count(plan, budget.units, budget.values)
+    alone, rounding, variance = int(largest), noise.strategy_object.rounding, noise.sd**2
+    if combine:
+        assert plain is not None and plain is budget.values[0]
+        a, d = statistic.weighted, statistic.counted
+        alone = a * alone + d
+        rounding, variance = (a + d) * rounding, a**2 * variance + d**2 * plain.sd**2
+    else:
+        assert plain is None and (statistic.weighted, statistic.counted) == (1, 0)
+    assert statistic.alone == alone
+    chance = norm.sf((tau - rounding - (least + 1) * alone) / np.sqrt(variance)).sum()
+    assert budget.b * 0.98 <= chance <= budget.b
+    too_low = norm.sf((tau - rounding - least * alone) / np.sqrt(variance)).sum()
+    assert too_low < chance  # a threshold for one unit less would be exceeded more often
+
+
+def test_combined_statistic_sees_more_than_either_stream(make_plan: Make) -> None:
+    """Signal over noise of a typical unit, against the weighted stream and the count alone."""
+    weights = SelectionWeights()
+    budget = allocate(make_plan(per_key_bound=1, weights=weights, combine=True))
+    s = budget.statistic
+    assert s is not None and budget.selection is not None
+    typical = weights.integers(32)[:8].mean()
+    both = (s.weighted * typical + s.counted) / s.sd[-1]
+    assert both > 1.05 * typical / budget.selection.sd[-1]
+    assert both > 1.05 / budget.values[0].sd[-1]
+    best = math.hypot(typical / budget.selection.sd[-1], 1 / budget.values[0].sd[-1])
+    assert both == pytest.approx(best, rel=0.01)
+    assert precision_weighted(weights.integers(32), 1e9, 1e-9)[1] >= 1
+
+
+def test_joint_condition_of_weighted_plans_is_sharp(make_plan: Make) -> None:
+    plan = make_plan(weights=SelectionWeights(3.0, 0.5), aggregates=(UNITS, SUM))
+    costs, shares = costs_of(plan), divide(plan)
+    assert 1 - 1e-9 <= costs.most(*shares) <= 1
+
+
+def test_refusals(make_plan: Make) -> None:
+    def refused(field: str, **case: object) -> None:
+        with pytest.raises(UsageError) as caught:
+            allocate(make_plan(**case))
+        assert caught.value.field == field
+
+    for bad in ((-1.0, 1.0), (3.0, 0.0), (3.0, 5.0), (math.nan, 1.0), (3.0, math.inf)):
+        refused("privacy.weights", weights=SelectionWeights(*bad))
+    refused("privacy.weights", weights=SelectionWeights(0.0, 4.0))
+    refused("privacy.weights", weights=SelectionWeights(), public_keys="list")
+    refused("privacy.weights", weights=SelectionWeights(), mode="rounds")
+    refused("privacy.per_key_bound", per_key_bound=2)
+    refused("privacy.per_key_bound", per_key_bound=1, mode="rounds")
+    refused("privacy.combine", combine=True)
+    refused("privacy.combine", combine=True, weights=SelectionWeights())
+    refused("privacy.combine", combine=True, weights=SelectionWeights(), per_key_bound=1,
+            aggregates=(SUM,))  # fmt: skip
+    refused("privacy.strategy", triggers=4097, strategy="toeplitz")
+    refused("privacy.strategy", mode="paper", allow_unsound=True, strategy="blt")
+    wide = (Aggregate("s", "sum", "x", (0.0, 1e4)),)
+    refused("aggregate.s.grid", aggregates=wide, strategy="toeplitz")
+    assert allocate(make_plan(aggregates=wide, strategy="blt")).values
+    refused(
+        "privacy.epsilon",
+        strategy="toeplitz",
+        weights=SelectionWeights(),
+        triggers=2000,
+        select_every=1,
+    )
