@@ -53,7 +53,7 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         have < need for have, need in zip(trace.tau, _tau(mechanism), strict=True)
     ):
         yield "threshold: lower than a union bound over the triggers allows"
-    if budget.selection is not None and plan.timeline.triggers > 1:
+    if budget.selection is not None and mechanism.leaves("selection") > 1:
         spent = delta_of(budget.epsilon, budget.mu) + plan.privacy.contributions * budget.b
         if spent > budget.delta:
             yield "budget: the deltas do not add up"
@@ -80,14 +80,17 @@ def _tau(mechanism: Mechanism) -> list[float]:
     """
     plan, budget = mechanism.plan, mechanism.budget
     assert budget.selection is not None and budget.statistic is not None
-    quantile = norm.isf(budget.b / plan.timeline.triggers)
+    tests = [t for t in _triggers(mechanism) if mechanism.tested(t)]
+    quantile = norm.isf(budget.b / len(tests))
     a, d = budget.statistic.weighted, 0
     variance = (a * budget.selection.sd) ** 2
+    rounding = a * budget.selection.strategy_object.rounding
     if mechanism.plain_count is not None:
-        d = budget.statistic.counted
-        variance = variance + (d * mechanism.noise_of(mechanism.plain_count).sd) ** 2
+        d, plain = budget.statistic.counted, mechanism.noise_of(mechanism.plain_count)
+        at = np.array(tests) - 1
+        variance = variance + (d * plain.sd[at]) ** 2
+        rounding = rounding + d * plain.strategy_object.rounding[at]
     alone = a * (1 if mechanism.weights is None else mechanism.weights[0]) + d
-    rounding = (a + d) * budget.selection.strategy_object.rounding
     tau = (plan.privacy.pre_threshold + 1) * alone + rounding + np.sqrt(variance) * quantile
     return [float(t) * (1 << DECODE_BITS) * (1 - 1e-9) for t in tau]
 
@@ -191,12 +194,15 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
                 moved["selection"] = -1
             for stream, i in moved.items():
                 of_round, leaf = (0, trigger) if i >= 0 else (number, trigger - started)
-                inputs = out.setdefault((window, page, stream, of_round), [0] * triggers)
-                inputs[leaf - 1] += now[1][i] - before[1][i]
-            if mechanism.plain_units is not None and now[0] != before[0]:
-                name = (window, page, mechanism.plain_units, number)
-                inputs = out.setdefault(name, [0] * triggers)
-                inputs[trigger - started - 1] += now[0] - before[0]
+                name = (window, page, stream, of_round)
+                inputs = out.setdefault(name, [0] * mechanism.leaves(stream))
+                inputs[mechanism.leaf(stream, leaf) - 1] += now[1][i] - before[1][i]
+            units = mechanism.plain_units
+            if units is not None and now[0] != before[0]:
+                inputs = out.setdefault(
+                    (window, page, units, number), [0] * mechanism.leaves(units)
+                )
+                inputs[mechanism.leaf(units, trigger - started) - 1] += now[0] - before[0]
             before = now
             if plan.privacy.mode != "sticky" and trigger in here:
                 before, started, number = (0, now[1]), trigger, number + 1
@@ -210,11 +216,11 @@ def _sensitivity(mechanism: Mechanism, x: Streams, y: Streams, sigmas: Sigmas) -
         sigmas: of the noise that was in use, by (role, name).
     """
     budget, strategy = mechanism.budget, mechanism.plan.privacy.strategy
-    encoder = encoders.matrix(strategy, mechanism.plan.timeline.triggers)
     by_stream: dict[str, Fraction] = {}
     in_trees: dict[str, list[int]] = {}
     for name in x.keys() | y.keys():
-        zero = [0] * mechanism.plan.timeline.triggers
+        zero = [0] * mechanism.leaves(name[2])
+        encoder = encoders.matrix(strategy, len(zero))
         pairs = zip(x.get(name, zero), y.get(name, zero), strict=True)
         moved = {leaf: a - b for leaf, (a, b) in enumerate(pairs) if a != b}
         if moved:

@@ -68,7 +68,7 @@ def plans() -> dict[str, Plan]:
     both = {**heavy(3, 1), "per_key_bound": 1, "combine": True}
     return {
         "sticky": plan(COUNT, MEAN, triggers=8),
-        "refresh": plan(UNITS, COUNT, triggers=7, refresh_every=3),
+        "refresh": plan(UNITS, COUNT, triggers=7, refresh_every=3, select_every=1),
         "sliding": plan(COUNT, SUM, triggers=7, slide=3, windows=3, lateness=1, stamped=True),
         "buffered": plan(COUNT, SUM, triggers=8, pre_threshold=3, **late),
         "rounds": plan(COUNT, SUM, triggers=8, mode="rounds"),
@@ -79,6 +79,10 @@ def plans() -> dict[str, Plan]:
         "public": plan(UNITS, COUNT, MEAN, triggers=6, public="f" * 32),
         "one_trigger": plan(COUNT, UNITS, triggers=1, windows=6),
         "columns": plan(SUM, AGAIN, triggers=7),
+        "tests_apart": plan(COUNT, UNITS, triggers=8, refresh_every=4, select_every=2),
+        "combined_apart": plan(
+            COUNT, triggers=8, strategy="blt", refresh_every=2, select_every=3, **late, **both
+        ),
         "single": plan(COUNT, triggers=8, contributions=1),
         "toeplitz": plan(COUNT, triggers=8, strategy="toeplitz"),
         "toeplitz_rounds": plan(COUNT, SUM, triggers=7, mode="rounds", strategy="toeplitz"),
@@ -104,6 +108,7 @@ def plans() -> dict[str, Plan]:
 
 STAMPED = ("sliding", "buffered", "flush", "rounds_sliding", "periods", "periods_rounds")
 STAMPED += ("blt", "fused", "weights_periods", "combined_units", "combined_buffered")
+STAMPED += ("combined_apart",)
 PERIODS = ("periods", "periods_rounds", "weights_periods")
 
 

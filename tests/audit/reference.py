@@ -26,7 +26,7 @@ from dp_transforms.noise.sampler import RoundedGaussian
 from tests.audit import encoders
 from tests.audit.neighbours import PUBLIC
 from tests.audit.recorder import Row
-from tests.dp_transforms.exhaustive import weights_of
+from tests.dp_transforms.exhaustive import tests_every, weights_of
 from tests.streams import KEYS, RUN_ID
 
 _Rounded, _Real = RoundedGaussian, ContinuousGaussian
@@ -50,12 +50,26 @@ class Mechanism:
         object.__setattr__(self, "budget", _thresholds_of(self.plan))
         object.__setattr__(self, "values", self.plan.value_streams)
         object.__setattr__(self, "weights", weights_of(self.plan))
+        object.__setattr__(self, "every", tests_every(self.plan))
         object.__setattr__(self, "drawn", {})
 
     budget: Budget = dataclasses.field(init=False)
     values: tuple[ValueStream, ...] = dataclasses.field(init=False)
     weights: tuple[int, ...] | None = dataclasses.field(init=False)
+    every: int = dataclasses.field(init=False)
     drawn: dict[tuple[object, ...], list[Any]] = dataclasses.field(init=False)
+
+    def leaves(self, stream: str) -> int:
+        """Leaves of a stream's tree: tests of a key for the selection stream, else triggers."""
+        return self.leaf(stream, self.plan.timeline.triggers)
+
+    def leaf(self, stream: str, trigger: int) -> int:
+        """The leaf of a round at which data of its ``trigger``-th trigger counts."""
+        return -(-trigger // self.every) if stream == "selection" else trigger
+
+    def tested(self, trigger: int) -> bool:
+        """Whether keys are tested at a trigger: every so often, and at the last one."""
+        return trigger % self.every == 0 or trigger == self.plan.timeline.triggers
 
     @property
     def plain_units(self) -> str | None:
@@ -115,7 +129,7 @@ class Mechanism:
         ring = key_ring()
         _stream(path, ring, name, window_bounds, stream.split(maxsplit=1)[0], noise, sampler)
         tweaks = _names(path, page_id(page), np.array([number]))
-        nodes = len(encoders.matrix(self.plan.privacy.strategy, self.plan.timeline.triggers))
+        nodes = len(encoders.matrix(self.plan.privacy.strategy, self.leaves(stream)))
         if isinstance(sampler, RoundedGaussian):
             zero = np.zeros(1, np.int64)
             drawn = [int(z) for z in _draw(sampler, ring.node, tweaks, zero, zero + nodes)[0]]
@@ -154,13 +168,14 @@ def page_id(page: str) -> np.ndarray:
 def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript) -> Streams:
     """x of every tree, given which keys were selected when."""
     plan = mechanism.plan
-    triggers = plan.timeline.triggers
     sticky = plan.privacy.mode == "sticky"
     out: Streams = {}
     counted: set[tuple[int, str, int, bytes]] = set()
 
     def add(name: tuple[int, str, str, int], leaf: int, amount: int) -> None:
-        out.setdefault(name, [0] * triggers)[leaf - 1] += amount
+        """Add at a trigger of the stream's round."""
+        inputs = out.setdefault(name, [0] * mechanism.leaves(name[2]))
+        inputs[mechanism.leaf(name[2], leaf) - 1] += amount
 
     for row in sorted(rows, key=lambda r: (r.leaf, r.rank)):
         earlier = [t for t in transcript.get((row.window, row.page), []) if t < row.leaf]
@@ -214,7 +229,7 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
         values[spec.name] = (np.cumsum(inputs).tolist(), noisy)
     base, number, units = 0, 0, 0
     counted: set[bytes] = set()
-    inputs_of: dict[str, list[int]] = {s: [0] * triggers for s in ("selection", "units")}
+    inputs_of = {s: [0] * mechanism.leaves(s) for s in ("selection", "units")}
     for trigger in range(1, triggers + 1):
         for row in sorted((r for r in rows if r.leaf == trigger), key=lambda r: r.rank):
             closed = sticky and run.selected and not plan.keeps_counting_units
@@ -222,30 +237,33 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
                 counted.add(row.unit)
                 units += 1
                 for stream, amount in mechanism.unit_amounts(row.rank).items():
-                    inputs_of[stream][trigger - base - 1] += amount
+                    inputs_of[stream][mechanism.leaf(stream, trigger - base) - 1] += amount
         sums = [exact[trigger - 1] for exact, _ in values.values()]
         weighted = [] if mechanism.weights is None else [sum(inputs_of["selection"])]
         run.counts.append((units, (*sums, *weighted)))
         at = {name: noisy[trigger - 1] for name, (_, noisy) in values.items()}
 
         def noisy_units(stream: str, place: tuple[int, int]) -> int:
-            """A stream of units at (round, leaf), decoded from its noisy nodes."""
+            """A stream of units at (round, its trigger), decoded from its noisy nodes."""
             inputs = inputs_of[stream]  # noqa: B023 - called at once
-            return mechanism.prefixes(window, page, stream, place[0], inputs)[place[1] - 1]
+            noisy = mechanism.prefixes(window, page, stream, place[0], inputs)
+            return noisy[mechanism.leaf(stream, place[1]) - 1]
 
         passed = False
-        if plan.selects and units > plan.privacy.pre_threshold and not (sticky and run.selected):
+        may = plan.selects and mechanism.tested(trigger) and not (sticky and run.selected)
+        if may and units > plan.privacy.pre_threshold:
             place = number, trigger - base
             plain = None
             if mechanism.plain_count is not None:
                 combined = mechanism.plain_count
                 plain = at["count"] if combined != "units" else noisy_units("units", place)
-            passed = _passes(mechanism, trigger - base, noisy_units("selection", place), plain)
+            leaf = mechanism.leaf("selection", trigger - base)
+            passed = _passes(mechanism, leaf, noisy_units("selection", place), plain)
         if passed:
             run.selected.append(trigger)
             if not sticky:
                 base, number, units, counted = trigger, number + 1, 0, set()
-                inputs_of = {s: [0] * triggers for s in inputs_of}
+                inputs_of = {s: [0] * mechanism.leaves(s) for s in inputs_of}
         rounds = len(run.selected) if plan.selects else 1
         run.marks.append((rounds, base))
         if _published(plan, run, trigger, passed):

@@ -218,7 +218,7 @@ RANKED_TWINS = {
         _wrapped(step, "aggregate", _weight_added_again), "weights", "flood", "sensitivity"
     ),
     "weights calibrated as plain counts": Sabotage(
-        _wrapped(step, "allocate", _weights_as_if_plain), "weights", "ordinary", "sensitivity"
+        _wrapped(step, "allocate", _weights_as_if_plain), "weights", "flood", "sensitivity"
     ),
     "every record of a key adds values": Sabotage(
         _wrapped(step, "aggregate", _every_record_of_a_key), "per_key", "flood", "sensitivity"

@@ -40,6 +40,8 @@ PLANS: dict[str, Plan] = {
     "sticky pre-threshold": make_plan(pre_threshold=3),
     "sticky refresh 5": make_plan(triggers=13, refresh_every=5, select_every=1),
     "sticky both 3": make_plan(triggers=13, refresh_every=3),
+    "tests apart": make_plan(triggers=13, select_every=4, refresh_every=1, strategy="blt"),
+    "tests apart units": make_plan(triggers=14, refresh_every=4, select_every=2, aggregates=ALL),
     "sticky units": make_plan(aggregates=(UNITS,)),
     "sticky all": make_plan(aggregates=ALL),
     "sticky late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP),
@@ -79,11 +81,9 @@ RANKED: dict[str, Plan] = {
         refresh_every=3, epsilon=40.0,
     ),
     "weights": ranked_plan((3, 1)),
-    "tests apart": make_plan(triggers=13, select_every=4, refresh_every=1, strategy="blt"),
-    "tests apart units": make_plan(triggers=14, refresh_every=4, select_every=2, aggregates=ALL),
     "tests apart combined": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, triggers=17, select_every=5, refresh_every=2,
-        strategy="toeplitz", pre_threshold=1, aggregates=(COUNT, SUM),
+        strategy="toeplitz", pre_threshold=1, aggregates=(COUNT, SUM), epsilon=40.0,
     ),
     "weights units": ranked_plan((3, 0.5), aggregates=(UNITS, MEAN), strategy="blt"),
     "weights sliding": ranked_plan(
