@@ -204,7 +204,17 @@ def _units_from_the_selection_stream() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _tested_at_every_trigger() -> Iterator[None]:
+    """The thresholds' union is over few tests, but every trigger is one."""
+    with mock.patch.object(Plan, "selects_at", lambda plan, trigger: True):
+        yield
+
+
 RANKED_TWINS = {
+    "tested more often than the union says": Sabotage(
+        _tested_at_every_trigger, "combined_apart", "ordinary", "selection"
+    ),
     "weights rounded up": Sabotage(
         _wrapped(step, "aggregate", _rounded_up), "weights", "flood", "sensitivity"
     ),

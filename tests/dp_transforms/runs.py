@@ -42,6 +42,9 @@ PLANS: dict[str, Plan] = {
     "sticky both 3": make_plan(triggers=13, refresh_every=3),
     "tests apart": make_plan(triggers=13, select_every=4, refresh_every=1, strategy="blt"),
     "tests apart units": make_plan(triggers=14, refresh_every=4, select_every=2, aggregates=ALL),
+    "refresh at close alone": make_plan(
+        triggers=5, refresh_every=6, windows=3, aggregates=(UNITS,)
+    ),
     "sticky units": make_plan(aggregates=(UNITS,)),
     "sticky all": make_plan(aggregates=ALL),
     "sticky late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP),
