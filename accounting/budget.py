@@ -257,10 +257,9 @@ def _paper(plan: Plan) -> Budget:
 
 def _check_ranges(plan: Plan, budget: Budget) -> None:
     """Refuse sigmas the sampler's table does not cover and integers that could wrap."""
-    if budget.selection is not None or budget.units is not None:
-        noise = budget.selection or budget.units
-        assert noise is not None
-        _check_sigma("privacy.epsilon", noise, "use a larger epsilon or fewer contributions")
+    for counts in (budget.selection, budget.units):
+        if counts is not None:
+            _check_sigma("privacy.epsilon", counts, "use a larger epsilon or fewer contributions")
     for stream, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
         field = "privacy.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
         fix = "use a larger epsilon or fewer contributions"
@@ -268,10 +267,16 @@ def _check_ranges(plan: Plan, budget: Budget) -> None:
             fix = "choose a coarser grid or narrower bounds, or " + fix[4:]
         _check_sigma(field, noise, fix)
         _check_wrap(stream, noise)
-    if budget.tau is not None and int(budget.tau.max()) >= 1 << (31 + limits.DECODE_BITS):
+    if budget.tau is not None and budget.statistic is not None:
+        # Needs are tau less noise: clipping one would test exact counts (16 sds: never drawn).
+        _check_needs(int(budget.tau.max()), float(budget.statistic.sd.max()))
+
+
+def _check_needs(tau: int, sd: float) -> None:
+    if tau + int(16 * sd * (1 << limits.DECODE_BITS)) >= 1 << (31 + limits.DECODE_BITS):
         raise UsageError(
             "privacy.epsilon",
-            "a selection threshold would exceed the 32-bit counts of units",
+            "a selection threshold and its noise would exceed the 32-bit counts of units",
             "use a larger epsilon, fewer contributions or a smaller pre_threshold",
         )
 

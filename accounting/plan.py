@@ -276,7 +276,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         privacy = self.privacy
         if privacy.weights is not None and not self.selects:
             raise UsageError("privacy.weights", "public keys need no selection", "omit it")
-        if self.units_aggregate and self.selects and self.refresh_every % self.select_every:
+        # Publications: new selections, refreshes before the last trigger, the last (always a test).
+        refreshes = self.refresh_every < self.timeline.triggers
+        uneven = refreshes and self.refresh_every % self.select_every
+        if self.units_aggregate and self.selects and uneven:
             raise UsageError(
                 "privacy.select_every",
                 "must divide refresh_every where a count of units is published",

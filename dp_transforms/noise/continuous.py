@@ -107,9 +107,11 @@ class ContinuousGaussian:
         bits = [(int(h) << 64) | int(low_) for h, low_ in zip(high, low, strict=True)]
 
         def balls(precision: int) -> Sequence[Any]:
-            scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
-            # 2 (u + 1/2) / 2^128 - 1 = (2 u + 1 - 2^128) / 2^128
-            return [scale * (flint.arb(2 * u + 1 - (1 << 128)) / (1 << 128)).erfinv() for u in bits]
+            with flint.ctx.workprec(precision):
+                scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
+                # 2 (u + 1/2) / 2^128 - 1 = (2 u + 1 - 2^128) / 2^128
+                signed = [flint.arb(2 * u + 1 - (1 << 128)) / (1 << 128) for u in bits]
+                return [scale * x.erfinv() for x in signed]
 
         return balls
 
@@ -118,8 +120,8 @@ def _far(high: Ids, low: Ids) -> Float64:
     """Draws in the tails from all 128 bits, in sds."""
     upper = high >> np.uint64(63) == 1
     high, low = np.where(upper, ~high, high), np.where(upper, ~low, low)
-    tail = (high.astype(np.float64) + low.astype(np.float64) * 2.0**-64) * 2.0**-64
-    value: Float64 = ndtri(np.maximum(tail, 2.0**-129))
+    tail = (high.astype(np.float64) + (low.astype(np.float64) + 0.5) * 2.0**-64) * 2.0**-64
+    value: Float64 = ndtri(tail)
     return np.asarray(np.where(upper, -value, value))
 
 

@@ -289,6 +289,10 @@ def test_refusals(make_plan: Make) -> None:
 
     assert "epsilon" in refused("privacy.epsilon", epsilon=1e-5).fix
     assert refused("privacy.selection_share", public_keys="x", selection_share=0.5).fix == "omit it"
+    # A count of units of its own, beside weights that take nearly all.
+    apart = {"aggregates": (UNITS,), "weights": SelectionWeights(3.0, 0.5), "epsilon": 0.1}
+    small = refused("privacy.epsilon", selection_share=0.99999, **apart)
+    assert "'units'" in small.rule
     fine = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e-3),)
     assert "coarser grid" in refused("aggregate.s.grid", aggregates=fine).fix
     coarse = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e4),)
@@ -305,6 +309,24 @@ def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="32-bit"):
         allocate(make_plan(pre_threshold=1 << 33))
     allocate(make_plan(pre_threshold=1 << 30))
+
+
+def test_needs_stay_within_32_bits_whatever_the_noise(make_plan: Make) -> None:
+    """A clipped need would compare exact counts; weighted statistics come near it first."""
+    refused = near = 0
+    for epsilon in np.geomspace(1e-4, 1e-2, 60):
+        options = {"strategy": "blt", "epsilon": float(epsilon), "weights": SelectionWeights()}
+        try:
+            budget = allocate(make_plan(**options, per_key_bound=1, combine=True))
+        except UsageError as error:
+            assert "32-bit" in error.rule
+            refused += 1
+            continue
+        assert budget.tau is not None and budget.statistic is not None
+        largest = float(budget.tau.max()) / 256 + 16 * float(budget.statistic.sd.max())
+        assert largest < 2**31
+        near += largest > 2**29
+    assert refused and near
 
 
 def test_many_contributions_are_quick(make_plan: Make) -> None:

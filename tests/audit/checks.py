@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +12,7 @@ from accounting.gaussian import delta_of
 from accounting.limits import DECODE_BITS
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
+from tests.audit import encoders
 from tests.audit.neighbours import Pair
 from tests.audit.recorder import Trace
 from tests.audit.reference import (
@@ -23,8 +23,12 @@ from tests.audit.reference import (
     key_ring,
     page_id,
     replay,
+    sampler_of,
     streams_of,
 )
+
+#: sd of a node by (role, stream).
+Sigmas = Mapping[tuple[str, str], float]
 
 #: A statistical check fails below this chance, so that honest runs never do.
 SMALLEST_P = 1e-6
@@ -43,27 +47,52 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         yield "noise: a node was named or drawn twice with different results"
     if len(set(trace.names.values())) != len(trace.names):
         yield "names: two trees have one name"
+    if {path[1:3] for path in trace.names} - mechanism.labels:
+        yield "noise: a stream is drawn that the plan does not have"
     if trace.tau and any(
         have < need for have, need in zip(trace.tau, _tau(mechanism), strict=True)
     ):
         yield "threshold: lower than a union bound over the triggers allows"
-    if budget.selection is not None and plan.timeline.triggers > 1:
+    if budget.selection is not None and mechanism.leaves("selection") > 1:
         spent = delta_of(budget.epsilon, budget.mu) + plan.privacy.contributions * budget.b
         if spent > budget.delta:
             yield "budget: the deltas do not add up"
+    if plan.ranked and not _ranked(trace):
+        yield "rank: not the number of the unit's pairs admitted before"
     runs = replay(mechanism, trace.rows)
     yield from _against(mechanism, trace, runs)
 
 
+def _ranked(trace: Trace) -> bool:
+    """Whether every unit's pairs are ranked 0, 1, 2, ... in the order of admission."""
+    by_unit: dict[bytes, list[tuple[tuple[int, int, int], int, int]]] = {}
+    for row in trace.rows:
+        by_unit.setdefault(row.unit, []).append((row.order, row.window, row.rank))
+    ranks = ([rank for *_, rank in sorted(rows)] for rows in by_unit.values())
+    return all(found == list(range(len(found))) for found in ranks)
+
+
 def _tau(mechanism: Mechanism) -> list[float]:
-    """Lower bounds of the thresholds, by another library's quantiles."""
+    """Lower bounds of the thresholds, by another library's quantiles.
+
+    The statistic is a (weighted count) + d (plain count): an alone unit adds at most a w_0 + d,
+    the noises are independent, and their rounding bounds add up.
+    """
     plan, budget = mechanism.plan, mechanism.budget
-    assert budget.selection is not None
-    quantile = norm.isf(budget.b / plan.timeline.triggers)
-    alone = plan.privacy.pre_threshold + 1
-    rounding, sd = budget.selection.strategy_object.rounding, budget.selection.sd
-    tau = (alone + rounding + sd * quantile) * (1 << DECODE_BITS)
-    return [float(t) * (1 - 1e-9) for t in tau]
+    assert budget.selection is not None and budget.statistic is not None
+    tests = [t for t in _triggers(mechanism) if mechanism.tested(t)]
+    quantile = norm.isf(budget.b / len(tests))
+    a, d = budget.statistic.weighted, 0
+    variance = (a * budget.selection.sd) ** 2
+    rounding = a * budget.selection.strategy_object.rounding
+    if mechanism.plain_count is not None:
+        d, plain = budget.statistic.counted, mechanism.noise_of(mechanism.plain_count)
+        at = np.array(tests) - 1
+        variance = variance + (d * plain.sd[at]) ** 2
+        rounding = rounding + d * plain.strategy_object.rounding[at]
+    alone = a * (1 if mechanism.weights is None else mechanism.weights[0]) + d
+    tau = (plan.privacy.pre_threshold + 1) * alone + rounding + np.sqrt(variance) * quantile
+    return [float(t) * (1 << DECODE_BITS) * (1 - 1e-9) for t in tau]
 
 
 def _against(
@@ -127,9 +156,9 @@ def pair_problems(mechanism: Mechanism, pair: Pair, without: Trace, added: Trace
         transcript = _transcript(trace)
         x = streams_of(mechanism, without.rows, transcript)
         y = streams_of(mechanism, added.rows, transcript)
-        yield from sorted({*_sensitivity(mechanism, x, y)})
+        yield from sorted({*_sensitivity(mechanism, x, y, trace.sigmas)})
     x, y = _observed(mechanism, without, added), _observed(mechanism, added, without)
-    yield from sorted({*_sensitivity(mechanism, x, y)})
+    yield from sorted({*_sensitivity(mechanism, x, y, added.sigmas)})
 
 
 def _transcript(trace: Trace) -> Transcript:
@@ -155,56 +184,95 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
             longer = here if len(here) > len(there) else there
             split = longer[min(len(here), len(there))]
         upto = triggers if split is None else split
-        units, values, started, number = 0, [0] * len(mechanism.values), 0, 0
+        before, started, number = (0, (0,) * mechanism.plan.sums), 0, 0
         for trigger in range(1, upto + 1):
             now = trace.counts.get((window, page, trigger))
             if now is None:
                 continue
-            if now[0] != units:
-                name = (window, page, mechanism.units_stream, number)
-                inputs = out.setdefault(name, [0] * triggers)
-                inputs[trigger - started - 1] += now[0] - units
-            for i, spec in enumerate(mechanism.values):
-                name = (window, page, f"value {spec.name}", 0)
-                out.setdefault(name, [0] * triggers)[trigger - 1] += now[1][i] - values[i]
-            units, values = now[0], list(now[1])
+            moved = {f"value {spec.name}": i for i, spec in enumerate(mechanism.values)}
+            if mechanism.weights is not None:
+                moved["selection"] = -1
+            for stream, i in moved.items():
+                of_round, leaf = (0, trigger) if i >= 0 else (number, trigger - started)
+                name = (window, page, stream, of_round)
+                inputs = out.setdefault(name, [0] * mechanism.leaves(stream))
+                inputs[mechanism.leaf(stream, leaf) - 1] += now[1][i] - before[1][i]
+            units = mechanism.plain_units
+            if units is not None and now[0] != before[0]:
+                inputs = out.setdefault(
+                    (window, page, units, number), [0] * mechanism.leaves(units)
+                )
+                inputs[mechanism.leaf(units, trigger - started) - 1] += now[0] - before[0]
+            before = now
             if plan.privacy.mode != "sticky" and trigger in here:
-                units, started, number = 0, trigger, number + 1
+                before, started, number = (0, now[1]), trigger, number + 1
     return out
 
 
-def _sensitivity(mechanism: Mechanism, x: Streams, y: Streams) -> Iterator[str]:
-    """The joint cost sum |A (x - x')|^2 / sigma^2 and every stream's own, in rationals."""
-    budget, contributions = mechanism.budget, mechanism.plan.privacy.contributions
-    by_stream: dict[str, int] = {}
+def _sensitivity(mechanism: Mechanism, x: Streams, y: Streams, sigmas: Sigmas) -> Iterator[str]:
+    """The joint cost sum |A (x - x')|^2 / sigma^2 and every stream's own, in rationals.
+
+    Args:
+        sigmas: of the noise that was in use, by (role, name).
+    """
+    budget, strategy = mechanism.budget, mechanism.plan.privacy.strategy
+    by_stream: dict[str, Fraction] = {}
+    in_trees: dict[str, list[int]] = {}
     for name in x.keys() | y.keys():
-        zero = [0] * mechanism.plan.timeline.triggers
-        moved = np.array(x.get(name, zero)) - np.array(y.get(name, zero))
-        squared = sum(int(v) ** 2 for v in mechanism.tree @ moved)
-        by_stream[name[2]] = by_stream.get(name[2], 0) + squared
-        if name[2] == mechanism.units_stream and int(np.abs(moved).sum()) > 1:
-            yield "sensitivity: a unit moves the units of one (key, round) by more than one"
+        zero = [0] * mechanism.leaves(name[2])
+        encoder = encoders.matrix(strategy, len(zero))
+        pairs = zip(x.get(name, zero), y.get(name, zero), strict=True)
+        moved = {leaf: a - b for leaf, (a, b) in enumerate(pairs) if a != b}
+        if moved:
+            nodes = (sum(row[leaf] * v for leaf, v in moved.items()) for row in encoder)
+            squared = sum((v * v for v in nodes), Fraction(0))
+            by_stream[name[2]] = by_stream.get(name[2], Fraction(0)) + squared
+            in_trees.setdefault(name[2], []).append(sum(map(abs, moved.values())))
     cost = Fraction(0)
     for stream, squared in by_stream.items():
-        if squared == 0:
-            continue
+        yield from _own_bounds(mechanism, stream, squared, in_trees[stream])
         noise = mechanism.noise_of(stream)
-        bound = 1
-        if stream.startswith("value "):
-            spec = mechanism.values[mechanism.value_index(stream)]
-            bound = contributions * spec.sensitivity**2
-        if squared > contributions * bound * noise.col2:
-            yield f"sensitivity: {stream.split()[0]} exceeds the plan's"
-        cost += squared / Fraction(noise.sigma) ** 2
+        role = stream.split(maxsplit=1)[0]
+        cost += squared / Fraction(sigmas.get((role, noise.name), noise.sigma)) ** 2
     if cost > Fraction(budget.mu) ** 2:
         yield "sensitivity: the joint cost exceeds mu^2"
+
+
+def _own_bounds(
+    mechanism: Mechanism, stream: str, squared: Fraction, in_trees: list[int]
+) -> Iterator[str]:
+    """One stream: in all, in each of its trees, and (units) in any number of trees.
+
+    Args:
+        in_trees: sum of |x - x'| of each (window, key, round) that moved.
+    """
+    count, per_key = mechanism.plan.privacy.contributions, mechanism.plan.privacy.per_key_bound
+    col2 = Fraction(mechanism.noise_of(stream).col2)
+    if stream.startswith("value "):
+        most = mechanism.values[mechanism.value_index(stream)].sensitivity
+        bound = most**2 * (count if per_key else count**2)
+        if per_key and (max(in_trees) > most or len(in_trees) > count):
+            yield "sensitivity: a unit moves the values of one key by more than one record"
+    else:
+        alone = (1,) * count
+        if stream == "selection" and mechanism.weights is not None:
+            alone = mechanism.weights
+        bound = sum(w * w for w in alone)
+        if max(in_trees) > alone[0]:
+            yield "sensitivity: a unit moves the units of one (key, round) by more than one"
+        # n (key, round)s take n different pairs of the unit: the n largest at most.
+        if sum(v * v for v in in_trees) > sum(w * w for w in alone[: len(in_trees)]):
+            yield "sensitivity: pairs of a unit do not each have a weight of their own"
+    if squared > bound * col2:
+        yield f"sensitivity: {stream.split(maxsplit=1)[0]} exceeds the plan's"
 
 
 def name_problems(mechanism: Mechanism) -> Iterator[str]:
     """The name of a tree must depend on the secret key and on every part of its name."""
     plan, (other, window) = mechanism.plan, (KeyRing(b"other" + bytes(27)), (0, 1))
-    noise = mechanism.noise_of(f"value {mechanism.values[0].name}")
-    sampler = RoundedGaussian(noise.sigma)
+    name_ = f"value {mechanism.values[0].name}" if mechanism.values else "selection"
+    noise = mechanism.noise_of(name_)
+    sampler = sampler_of(noise.sigma, noise.strategy_object.rounds_nodes)
     page, run = page_id("k0"), (b"run", b"epoch", bytes.fromhex(plan.hash))
     seen = set()
     for ring, name, bounds, role in (
@@ -230,10 +298,13 @@ def scale_problems(mechanism: Mechanism, traces: list[Trace]) -> Iterator[str]:
         by_name = {tweak: path for path, tweak in trace.names.items()}
         for (tweak, _), value in trace.draws.items():
             _, role, name, _, _ = by_name[tweak]
+            if (role, name) not in mechanism.labels:
+                continue
             stream = f"value {name}" if role == "value" else role
             sigma = mechanism.noise_of(stream).sigma
             # A rounded Gaussian has variance sigma^2 + 1/12 (to 1e-4 at these sigmas).
-            squares.setdefault(stream, []).append(value**2 / (sigma**2 + 1 / 12))
+            rounding = 1 / 12 if mechanism.plan.privacy.strategy != "blt" else 0.0
+            squares.setdefault(stream, []).append(value**2 / (sigma**2 + rounding))
     for stream, values in squares.items():
         total, size = math.fsum(values), len(values)
         if min(chi2.sf(total, size), chi2.cdf(total, size)) * 2 < SMALLEST_P:

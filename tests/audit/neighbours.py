@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.plan import Aggregate, Plan
+from accounting.weights import SelectionWeights
 from tests.streams import COUNT, MEAN, START, STEP, SUM, UNITS, make_plan, positioned
 
 AGAIN = Aggregate("again", "sum", "value", (-3.0, 7.0), 0.5)
@@ -59,7 +60,12 @@ def plans() -> dict[str, Plan]:
     def plan(*aggregates: Aggregate, **options: object) -> Plan:
         return make_plan(aggregates=aggregates, **{**BUDGET, **options})  # type: ignore[arg-type]
 
-    late = {"stamped": True, "lateness": 2, "skew": STEP // 2}
+    def heavy(offset: float, power: float) -> dict[str, object]:
+        return {"weights": SelectionWeights(offset, power), "contributions": 4}
+
+    late: dict[str, object] = {"stamped": True, "lateness": 2, "skew": STEP // 2}
+    sliding: dict[str, object] = {"slide": 3, "windows": 3, "lateness": 1, "stamped": True}
+    both = {**heavy(3, 1), "per_key_bound": 1, "combine": True}
     return {
         "sticky": plan(COUNT, MEAN, triggers=8),
         "refresh": plan(UNITS, COUNT, triggers=7, refresh_every=3, select_every=1),
@@ -73,12 +79,37 @@ def plans() -> dict[str, Plan]:
         "public": plan(UNITS, COUNT, MEAN, triggers=6, public="f" * 32),
         "one_trigger": plan(COUNT, UNITS, triggers=1, windows=6),
         "columns": plan(SUM, AGAIN, triggers=7),
+        "tests_apart": plan(COUNT, UNITS, triggers=8, refresh_every=4, select_every=2),
+        "combined_apart": plan(
+            COUNT, triggers=8, strategy="blt", refresh_every=2, select_every=3, **late, **both
+        ),
         "single": plan(COUNT, triggers=8, contributions=1),
+        "toeplitz": plan(COUNT, triggers=8, strategy="toeplitz"),
+        "toeplitz_rounds": plan(COUNT, SUM, triggers=7, mode="rounds", strategy="toeplitz"),
+        "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
+        "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
+        "per_key": plan(COUNT, SUM, triggers=8, per_key_bound=1),
+        "fused": plan(UNITS, SUM, triggers=7, per_key_bound=1, strategy="blt", **sliding),
+        "per_key_public": plan(
+            UNITS, COUNT, MEAN, triggers=6, per_key_bound=1, public="f" * 32, strategy="toeplitz"
+        ),
+        "weights": plan(COUNT, MEAN, triggers=8, **heavy(3, 1)),
+        "weights_units": plan(
+            COUNT, UNITS, triggers=6, strategy="toeplitz", **{**heavy(2, 0.5), "epsilon": 90.0}
+        ),
+        "weights_periods": plan(COUNT, triggers=6, windows=3, period=5, **late, **heavy(2, 1)),
+        "combined": plan(COUNT, SUM, triggers=8, **both),
+        "combined_units": plan(
+            UNITS, COUNT, triggers=7, strategy="blt", **{**both, **sliding, "refresh_every": 3}
+        ),
+        "combined_buffered": plan(COUNT, triggers=8, pre_threshold=2, **late, **both),
     }
 
 
 STAMPED = ("sliding", "buffered", "flush", "rounds_sliding", "periods", "periods_rounds")
-PERIODS = ("periods", "periods_rounds")
+STAMPED += ("blt", "fused", "weights_periods", "combined_units", "combined_buffered")
+STAMPED += ("combined_apart",)
+PERIODS = ("periods", "periods_rounds", "weights_periods")
 
 
 def make_pair(seed: int, kind: str | None = None, name: str | None = None) -> Pair:
@@ -87,7 +118,7 @@ def make_pair(seed: int, kind: str | None = None, name: str | None = None) -> Pa
     kind = kind or KINDS[seed % len(KINDS)]
     if name is None:
         allowed = {"late": STAMPED, "straddle": PERIODS}.get(kind, tuple(plans()))
-        name = allowed[(2 * (seed % len(KINDS)) + seed // len(KINDS)) % len(allowed)]
+        name = allowed[(5 * (seed % len(KINDS)) + seed // len(KINDS)) % len(allowed)]
     plan = plans()[name]
     size = int(rng.integers(120, 260))
     others = [_ordinary(plan, rng, n, f"u{rng.integers(0, USERS)}") for n in range(size)]

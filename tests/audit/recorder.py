@@ -13,6 +13,7 @@ import pyarrow as pa
 from accounting.plan import Plan
 from dp_transforms import bounding, flow, step
 from dp_transforms.batches import concat, ids_of, record_schema
+from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.sampler import RoundedGaussian
 from dp_transforms.records import CanonicaliserFactory, canonical_public_keys
@@ -29,11 +30,13 @@ Path_ = tuple[int, str, str, bytes, int]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An admitted (record, window) pair."""
+    """An admitted (record, window) pair; ``rank`` as BOUND gave it (0 where it gives none)."""
 
     serial: int
     window: int
     leaf: int
+    rank: int
+    order: tuple[int, int, int]  # (stamp, partition, offset)
     unit: bytes
     page: str
     values: tuple[int, ...]
@@ -45,9 +48,11 @@ class Trace:
 
     Attributes:
         rows: admitted pairs as BOUND emitted them.
-        counts: (units, value prefixes) of a key at a step, before selection.
+        counts: (units, sums) of a key at a step, before selection; sums are the value prefixes
+            and, with weights, the weighted count of units.
         marks: (round, base) of a key after a step.
-        tau: thresholds in use; names: tweak of each noise path; draws: noise of its nodes.
+        tau: thresholds in use; sigmas: sd of a node by (role, stream); names: tweak of each
+            noise path; draws: noise of its nodes.
         clashes: nodes that were drawn twice with different noise.
         released: (window, trigger) -> page -> published columns.
     """
@@ -57,18 +62,19 @@ class Trace:
     counts: dict[Step, tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
     marks: dict[Step, tuple[int, int]] = dataclasses.field(default_factory=dict)
     tau: list[Any] = dataclasses.field(default_factory=list)
+    sigmas: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     names: dict[Path_, bytes] = dataclasses.field(default_factory=dict)
-    draws: dict[tuple[bytes, int], int] = dataclasses.field(default_factory=dict)
+    draws: dict[tuple[bytes, int], float] = dataclasses.field(default_factory=dict)
     clashes: int = 0
     released: dict[tuple[int, int], dict[str, dict[str, float]]] = dataclasses.field(
         default_factory=dict
     )
 
-    def admitted(self) -> dict[int, list[tuple[int, int]]]:
-        """Serial -> (window, leaf) of each admitted pair."""
-        out: dict[int, list[tuple[int, int]]] = {}
+    def admitted(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Serial -> (window, leaf, rank) of each admitted pair."""
+        out: dict[int, list[tuple[int, int, int]]] = {}
         for row in self.rows:
-            out.setdefault(row.serial, []).append((row.window, row.leaf))
+            out.setdefault(row.serial, []).append((row.window, row.leaf, row.rank))
         return {serial: sorted(pairs) for serial, pairs in out.items()}
 
 
@@ -137,9 +143,10 @@ def watched(trace: Trace, serials: dict[tuple[int, int], int]) -> Iterator[None]
         wrap(bounding, "expand", lambda real: _keep_rows(trace, serials, real))
         wrap(step, "aggregate", lambda real: _keep_counts(seen, real))
         wrap(SqliteStore, "commit_step", lambda real: _keep_steps(trace, seen, real))
-        wrap(step.Stepper, "_stream", _labelled)
+        wrap(step.Stepper, "_stream", lambda real: _labelled(trace, real))
         wrap(NoiseStream, "names", lambda real: _keep_names(trace, real))
         wrap(RoundedGaussian, "draw", lambda real: _keep_draws(trace, real))
+        wrap(ContinuousGaussian, "draw", lambda real: _keep_draws(trace, real))
         yield
 
 
@@ -147,17 +154,15 @@ def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> 
     def expand(plan: Plan, records: pa.RecordBatch, rows: Any, batch: Any) -> Any:
         out = real(plan, records, rows, batch)
         where = np.repeat(rows, batch.pairs[rows])
-        positions = zip(
-            records.column("partition").to_numpy()[where].tolist(),
-            records.column("offset").to_numpy()[where].tolist(),
-            strict=True,
+        columns_of = ("stamp", "partition", "offset")
+        orders = zip(
+            *(records.column(name).to_numpy()[where].tolist() for name in columns_of), strict=True
         )
         columns = [c for c in out.schema.names if c.startswith("v")]
-        for position, row in zip(positions, out.to_pylist(), strict=True):
+        for order, row in zip(orders, out.to_pylist(), strict=True):
+            place = (row["window"], row["leaf"], row.get("rank", 0), order)
             values = tuple(row[c] for c in columns)
-            trace.rows.append(
-                Row(serials[position], row["window"], row["leaf"], row["unit"], row["page"], values)
-            )
+            trace.rows.append(Row(serials[order[1:]], *place, row["unit"], row["page"], values))
         return out
 
     return expand
@@ -191,10 +196,11 @@ def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
     return commit_step
 
 
-def _labelled(real: Any) -> Any:
+def _labelled(trace: Trace, real: Any) -> Any:
     def stream(stepper: Any, window: int, role: str, noise: Any) -> Any:
         out = real(stepper, window, role, noise)
         out.label = (window, role, noise.name)
+        trace.sigmas[role, noise.name] = noise.sigma
         return out
 
     return stream
@@ -218,7 +224,7 @@ def _keep_draws(trace: Trace, real: Any) -> Any:
         for row in range(len(tweaks)):
             tweak = tweaks[row].tobytes()
             for node in range(int(first[row]), int(last[row])):
-                value = int(noise[starts[row] + node - first[row]])
+                value = noise[starts[row] + node - first[row]].item()
                 if trace.draws.setdefault((tweak, node), value) != value:
                     trace.clashes += 1
         return noise, starts

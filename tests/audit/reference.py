@@ -1,4 +1,4 @@
-"""The analysed mechanism in plain integers: y = A x + z, decode, test, publish.
+"""The analysed mechanism: y = A x + z, decode, test, publish.
 
 Written from mechanism.md.  It takes admitted pairs and says what the streams x are, what every
 state must be and what must be released; the noise of a node is drawn afresh from its name by
@@ -8,25 +8,30 @@ code that was bound at import, so that a sabotaged product cannot sabotage its j
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+import flint
 import numpy as np
 import pyarrow as pa
 
 from accounting.budget import Budget, StreamNoise, allocate
 from accounting.limits import DECODE_BITS
 from accounting.plan import Plan, ValueStream
-from accounting.strategies.tree import TreeStrategy
 from accounting.timeline import Timeline
 from dp_transforms.ids import typed_ids
-from dp_transforms.noise.paths import NoiseStream
+from dp_transforms.noise.continuous import ContinuousGaussian
+from dp_transforms.noise.paths import NoiseStream, Sampler
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
+from tests.audit import encoders
 from tests.audit.neighbours import PUBLIC
 from tests.audit.recorder import Row
+from tests.dp_transforms.exhaustive import tests_every, weights_of
 from tests.streams import KEYS, RUN_ID
 
-_Sampler = RoundedGaussian
-_names, _draw, _stream = NoiseStream.names, RoundedGaussian.draw, NoiseStream.__init__
+_Rounded, _Real = RoundedGaussian, ContinuousGaussian
+_names, _stream = NoiseStream.names, NoiseStream.__init__
+_draw, _exact = RoundedGaussian.draw, ContinuousGaussian.exact
 _thresholds_of, _typed_ids, _bounds = allocate, typed_ids, Timeline.window_bounds
 
 #: (window, page) -> triggers at which the key was selected.
@@ -43,19 +48,59 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _thresholds_of(self.plan))
-        object.__setattr__(self, "tree", TreeStrategy(self.plan.timeline.triggers).matrix())
-        object.__setattr__(self, "samplers", {})
         object.__setattr__(self, "values", self.plan.value_streams)
+        object.__setattr__(self, "weights", weights_of(self.plan))
+        object.__setattr__(self, "every", tests_every(self.plan))
+        object.__setattr__(self, "drawn", {})
 
     budget: Budget = dataclasses.field(init=False)
-    tree: np.ndarray = dataclasses.field(init=False)
-    samplers: dict[float, RoundedGaussian] = dataclasses.field(init=False)
     values: tuple[ValueStream, ...] = dataclasses.field(init=False)
+    weights: tuple[int, ...] | None = dataclasses.field(init=False)
+    every: int = dataclasses.field(init=False)
+    drawn: dict[tuple[object, ...], list[Any]] = dataclasses.field(init=False)
+
+    def leaves(self, stream: str) -> int:
+        """Leaves of a stream's tree: tests of a key for the selection stream, else triggers."""
+        return self.leaf(stream, self.plan.timeline.triggers)
+
+    def leaf(self, stream: str, trigger: int) -> int:
+        """The leaf of a round at which data of its ``trigger``-th trigger counts."""
+        return -(-trigger // self.every) if stream == "selection" else trigger
+
+    def tested(self, trigger: int) -> bool:
+        """Whether keys are tested at a trigger: every so often, and at the last one."""
+        return trigger % self.every == 0 or trigger == self.plan.timeline.triggers
 
     @property
-    def units_stream(self) -> str:
-        """The stream that holds exact counts of units."""
-        return "selection" if self.plan.selects else "units"
+    def plain_units(self) -> str | None:
+        """The stream that holds exact counts of units, if there is one."""
+        if self.plan.selects and self.weights is None:
+            return "selection"
+        return "units" if self.plan.units_aggregate is not None else None
+
+    def unit_amounts(self, rank: int) -> dict[str, int]:
+        """What a unit that counts for the first time adds to each stream of units."""
+        out = {} if self.plain_units is None else {self.plain_units: 1}
+        if self.weights is not None:
+            out["selection"] = self.weights[rank]
+        return out
+
+    @property
+    def plain_count(self) -> str | None:
+        """The published stream that a combined statistic uses."""
+        if not self.plan.privacy.combine:
+            return None
+        return "units" if self.plan.units_aggregate is not None else "value count"
+
+    @property
+    def labels(self) -> set[tuple[str, str]]:
+        """(role, name) of every stream that has noise."""
+        out = {("value", spec.name) for spec in self.values}
+        if self.plan.selects:
+            out.add(("selection", "selection"))
+        if self.plan.units_aggregate is not None and self.plain_units == "units":
+            out.add(("units", "units"))
+        return out
 
     def noise_of(self, stream: str) -> StreamNoise:
         """Calibrated noise of a stream."""
@@ -70,29 +115,42 @@ class Mechanism:
         """Number of the value column that a stream holds."""
         return [f"value {spec.name}" for spec in self.values].index(stream)
 
-    def node_noise(self, window: int, page: str, stream: str, number: int) -> list[int]:
-        """z of every node of one tree, from its name alone."""
+    def node_noise(self, window: int, page: str, stream: str, number: int) -> list[Any]:
+        """z of every node of one tree, from its name alone: integers, or balls of real numbers."""
+        place = (window, page, stream, number)
+        if place in self.drawn:
+            return self.drawn[place]
         noise = self.noise_of(stream)
-        if noise.sigma not in self.samplers:
-            self.samplers[noise.sigma] = _Sampler(noise.sigma)
-        sampler = self.samplers[noise.sigma]
+        rounded = self.plan.privacy.strategy != "blt"
+        sampler = sampler_of(noise.sigma, rounded)
         name = (bytes.fromhex(RUN_ID), (0).to_bytes(8, "little"), bytes.fromhex(self.plan.hash))
         window_bounds = _bounds(self.plan.timeline, window)
         path = object.__new__(NoiseStream)
         ring = key_ring()
         _stream(path, ring, name, window_bounds, stream.split(maxsplit=1)[0], noise, sampler)
         tweaks = _names(path, page_id(page), np.array([number]))
-        nodes = np.array([len(self.tree)])
-        drawn, _ = _draw(sampler, ring.node, tweaks, np.zeros(1, np.int64), nodes)
-        return [int(z) for z in drawn]
+        nodes = len(encoders.matrix(self.plan.privacy.strategy, self.leaves(stream)))
+        if isinstance(sampler, RoundedGaussian):
+            zero = np.zeros(1, np.int64)
+            drawn = [int(z) for z in _draw(sampler, ring.node, tweaks, zero, zero + nodes)[0]]
+        else:
+            with flint.ctx.workprec(encoders.PRECISION):
+                drawn = list(_exact(sampler, ring.node, tweaks[0], nodes)(encoders.PRECISION))
+        self.drawn[place] = drawn
+        return drawn
 
     def prefixes(
         self, window: int, page: str, stream: str, number: int, inputs: list[int]
     ) -> list[int]:
         """Decoded noisy prefix at every leaf, in units of 2^-DECODE_BITS."""
-        exact = self.tree @ np.array(inputs, np.int64)
         z = self.node_noise(window, page, stream, number)
-        return decode([int(y) + noise for y, noise in zip(exact, z, strict=True)], len(inputs))
+        return encoders.prefixes(self.plan.privacy.strategy, inputs, z)
+
+
+@functools.lru_cache(maxsize=128)
+def sampler_of(sigma: float, rounded: bool) -> Sampler:
+    """The sampler of a sd; its table takes a while at large ones."""
+    return _Rounded(sigma) if rounded else _Real(sigma)
 
 
 @functools.cache
@@ -107,50 +165,33 @@ def page_id(page: str) -> np.ndarray:
     return _typed_ids(key_ring().key, [("string", pa.array([page]))])
 
 
-def decode(nodes: list[int], leaves: int) -> list[int]:
-    """Bottom-up Honaker on noisy nodes in order of completion; no float, no noise apart."""
-    blocks: dict[int, int] = {}
-    out, node = [], 0
-    for leaf in range(1, leaves + 1):
-        level, total = 0, nodes[node]
-        node += 1
-        while leaf >> level & 1 == 0:
-            total += blocks.pop(level)
-            level += 1
-            total += nodes[node] << level
-            node += 1
-        blocks[level] = total
-        parts = []
-        for height, block in blocks.items():
-            divisor = (2 << height) - 1
-            parts.append((2 * (block << DECODE_BITS) + divisor) // (2 * divisor))
-        out.append(sum(parts))
-    return out
-
-
 def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript) -> Streams:
     """x of every tree, given which keys were selected when."""
     plan = mechanism.plan
-    triggers = plan.timeline.triggers
     sticky = plan.privacy.mode == "sticky"
     out: Streams = {}
     counted: set[tuple[int, str, int, bytes]] = set()
 
     def add(name: tuple[int, str, str, int], leaf: int, amount: int) -> None:
-        out.setdefault(name, [0] * triggers)[leaf - 1] += amount
+        """Add at a trigger of the stream's round."""
+        inputs = out.setdefault(name, [0] * mechanism.leaves(name[2]))
+        inputs[mechanism.leaf(name[2], leaf) - 1] += amount
 
-    for row in sorted(rows, key=lambda r: r.leaf):
-        amounts = iter(row.values)
-        for spec in mechanism.values:
-            amount = 1 if spec.column is None else next(amounts)
-            add((row.window, row.page, f"value {spec.name}", 0), row.leaf, amount)
+    for row in sorted(rows, key=lambda r: (r.leaf, r.rank)):
         earlier = [t for t in transcript.get((row.window, row.page), []) if t < row.leaf]
-        if not plan.counts_units or (sticky and earlier and not plan.keeps_counting_units):
-            continue
+        closed = sticky and bool(earlier) and not plan.keeps_counting_units
         number, base = (0, 0) if sticky or not earlier else (len(earlier), earlier[-1])
-        if (row.window, row.page, number, row.unit) not in counted:
-            counted.add((row.window, row.page, number, row.unit))
-            add((row.window, row.page, mechanism.units_stream, number), row.leaf - base, 1)
+        place = (row.window, row.page, number, row.unit)
+        first = plan.counts_units and not closed and place not in counted
+        if first:
+            counted.add(place)
+            for stream, amount in mechanism.unit_amounts(row.rank).items():
+                add((row.window, row.page, stream, number), row.leaf - base, amount)
+        if first or not plan.privacy.per_key_bound:
+            amounts = iter(row.values)
+            for spec in mechanism.values:
+                amount = 1 if spec.column is None else next(amounts)
+                add((row.window, row.page, f"value {spec.name}", 0), row.leaf, amount)
     return out
 
 
@@ -178,8 +219,7 @@ def replay(mechanism: Mechanism, rows: Iterable[Row]) -> dict[tuple[int, str], K
 
 
 def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -> KeyRun:
-    plan, budget = mechanism.plan, mechanism.budget
-    triggers, run = plan.timeline.triggers, KeyRun()
+    plan, triggers, run = mechanism.plan, mechanism.plan.timeline.triggers, KeyRun()
     sticky = plan.privacy.mode == "sticky"
     values, streams = {}, streams_of(mechanism, rows, {})
     for spec in mechanism.values:
@@ -187,34 +227,62 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
         inputs = streams.get((window, page, name, 0), [0] * triggers)
         noisy = mechanism.prefixes(window, page, name, 0, inputs)
         values[spec.name] = (np.cumsum(inputs).tolist(), noisy)
-    base, number, inputs = 0, 0, [0] * triggers
+    base, number, units = 0, 0, 0
     counted: set[bytes] = set()
+    inputs_of = {s: [0] * mechanism.leaves(s) for s in ("selection", "units")}
     for trigger in range(1, triggers + 1):
-        new = {row.unit for row in rows if row.leaf == trigger} - counted
-        if plan.counts_units and not (sticky and run.selected and not plan.keeps_counting_units):
-            counted |= new
-            inputs[trigger - base - 1] += len(new)
-        units, leaf = sum(inputs), trigger - base
-        run.counts.append((units, tuple(exact[trigger - 1] for exact, _ in values.values())))
+        for row in sorted((r for r in rows if r.leaf == trigger), key=lambda r: r.rank):
+            closed = sticky and run.selected and not plan.keeps_counting_units
+            if plan.counts_units and not closed and row.unit not in counted:
+                counted.add(row.unit)
+                units += 1
+                for stream, amount in mechanism.unit_amounts(row.rank).items():
+                    inputs_of[stream][mechanism.leaf(stream, trigger - base) - 1] += amount
+        sums = [exact[trigger - 1] for exact, _ in values.values()]
+        weighted = [] if mechanism.weights is None else [sum(inputs_of["selection"])]
+        run.counts.append((units, (*sums, *weighted)))
+        at = {name: noisy[trigger - 1] for name, (_, noisy) in values.items()}
+
+        def noisy_units(stream: str, place: tuple[int, int]) -> int:
+            """A stream of units at (round, its trigger), decoded from its noisy nodes."""
+            inputs = inputs_of[stream]  # noqa: B023 - called at once
+            noisy = mechanism.prefixes(window, page, stream, place[0], inputs)
+            return noisy[mechanism.leaf(stream, place[1]) - 1]
+
         passed = False
-        if plan.selects and units > plan.privacy.pre_threshold and not (sticky and run.selected):
-            assert budget.tau is not None
-            noisy = mechanism.prefixes(window, page, "selection", number, inputs)
-            passed = noisy[leaf - 1] > int(budget.tau[leaf - 1])
+        may = plan.selects and mechanism.tested(trigger) and not (sticky and run.selected)
+        if may and units > plan.privacy.pre_threshold:
+            place = number, trigger - base
+            plain = None
+            if mechanism.plain_count is not None:
+                combined = mechanism.plain_count
+                plain = at["count"] if combined != "units" else noisy_units("units", place)
+            leaf = mechanism.leaf("selection", trigger - base)
+            passed = _passes(mechanism, leaf, noisy_units("selection", place), plain)
         if passed:
             run.selected.append(trigger)
             if not sticky:
-                base, number, inputs, counted = trigger, number + 1, [0] * triggers, set()
+                base, number, units, counted = trigger, number + 1, 0, set()
+                inputs_of = {s: [0] * mechanism.leaves(s) for s in inputs_of}
         rounds = len(run.selected) if plan.selects else 1
         run.marks.append((rounds, base))
         if _published(plan, run, trigger, passed):
-            noisy_units = None
+            people = None
             if plan.units_aggregate is not None:
-                stream = mechanism.units_stream
-                noisy_units = mechanism.prefixes(window, page, stream, 0, inputs)[trigger - 1]
-            at = {name: noisy[trigger - 1] for name, (_, noisy) in values.items()}
-            run.published[trigger] = _columns(plan, at, noisy_units)
+                assert mechanism.plain_units is not None
+                people = noisy_units(mechanism.plain_units, (0, trigger))
+            run.published[trigger] = _columns(plan, at, people)
     return run
+
+
+def _passes(mechanism: Mechanism, leaf: int, selection: int, plain: int | None) -> bool:
+    """Whether the noisy statistic, a function of published streams' nodes alone, exceeds tau."""
+    tau, statistic = mechanism.budget.tau, mechanism.budget.statistic
+    assert tau is not None and statistic is not None
+    noisy = statistic.weighted * selection
+    if plain is not None:
+        noisy += statistic.counted * plain
+    return noisy > int(tau[leaf - 1])
 
 
 def _published(plan: Plan, run: KeyRun, trigger: int, passed: bool) -> bool:

@@ -1,5 +1,6 @@
 """P1: neighbouring streams through the whole flow (mechanism.md rules 0 to 5 and 10)."""
 
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_neighbours_long(tmp_path: Path) -> None:
 
 
 def test_noise_has_the_sd_of_the_plan(tmp_path: Path) -> None:
-    for name in ("sticky", "rounds", "public"):
+    for name in ("sticky", "rounds", "public", "blt", "toeplitz", "combined_units"):
         traces = []
         for seed in (0, 7):
             traces += audit(make_pair(seed, "ordinary", name), tmp_path)[1]
@@ -65,3 +66,15 @@ def test_the_pairs_reach_what_they_claim() -> None:
     assert {pair.plan.privacy.mode for pair in pairs} == {"sticky", "rounds"}
     assert {pair.plan for pair in pairs} == set(plans().values())
     assert all(pair.unit for pair in pairs)
+    assert {pair.plan.privacy.strategy for pair in pairs} == {"tree", "toeplitz", "blt"}
+
+
+def test_ranked_pairs_repeat_a_unit_within_a_micro_batch(tmp_path: Path) -> None:
+    """Also the unit that is added: several of its records of one key come at once."""
+    for name in ("per_key", "weights", "combined"):
+        pair = make_pair(3, "flood", name)
+        trace = record(pair.plan, pair.others + pair.unit, tmp_path, 1)
+        places = Counter((row.window, row.leaf, row.unit, row.page) for row in trace.rows)
+        assert max(places.values()) > 1
+        ranks = {row.rank for row in trace.rows}
+        assert ranks == set(range(pair.plan.privacy.contributions))

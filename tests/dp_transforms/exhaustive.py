@@ -45,12 +45,16 @@ def weights_of(plan: Plan) -> tuple[int, ...] | None:
     return slow_weights(given.offset, given.power, plan.privacy.contributions)
 
 
+@functools.lru_cache(maxsize=64)
+def _sampler(sigma: float, rounded: bool) -> Sampler:
+    return RoundedGaussian(sigma) if rounded else ContinuousGaussian(sigma)
+
+
 class SlowNoise:
     """Decoded noise of one named path, recomputed from its first leaf."""
 
     def __init__(self, plan: Plan, ring: KeyRing, identity: tuple[bytes, ...]) -> None:
         self._plan, self._ring, self._identity = plan, ring, identity
-        self._samplers: dict[float, Sampler] = {}
         self._known: dict[tuple[object, ...], np.ndarray] = {}
 
     def path(
@@ -59,11 +63,7 @@ class SlowNoise:
         """(T,) n_t * 256 for t = 1 .. T."""
         name = (role, noise.name, window, key_id, round_number)
         if name not in self._known:
-            sampler = self._samplers.get(noise.sigma)
-            if sampler is None:
-                rounded = noise.strategy_object.rounds_nodes
-                kind = RoundedGaussian if rounded else ContinuousGaussian
-                sampler = self._samplers[noise.sigma] = kind(noise.sigma)
+            sampler = _sampler(noise.sigma, noise.strategy_object.rounds_nodes)
             bounds = self._plan.timeline.window_bounds(window)
             stream = NoiseStream(self._ring, self._identity, bounds, role, noise, sampler)
             ids = np.frombuffer(key_id, np.uint64).reshape(1, 2)

@@ -40,6 +40,11 @@ PLANS: dict[str, Plan] = {
     "sticky pre-threshold": make_plan(pre_threshold=3),
     "sticky refresh 5": make_plan(triggers=13, refresh_every=5, select_every=1),
     "sticky both 3": make_plan(triggers=13, refresh_every=3),
+    "tests apart": make_plan(triggers=13, select_every=4, refresh_every=1, strategy="blt"),
+    "tests apart units": make_plan(triggers=14, refresh_every=4, select_every=2, aggregates=ALL),
+    "refresh at close alone": make_plan(
+        triggers=5, refresh_every=6, windows=3, aggregates=(UNITS,)
+    ),
     "sticky units": make_plan(aggregates=(UNITS,)),
     "sticky all": make_plan(aggregates=ALL),
     "sticky late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP),
@@ -75,18 +80,17 @@ RANKED: dict[str, Plan] = {
         per_key_bound=1, aggregates=(COUNT, SUM), strategy="blt", **SLIDING, **LATE
     ),
     "per key public": ranked_plan(
-        per_key_bound=1, aggregates=ALL, strategy="toeplitz", public="list", refresh_every=3
+        per_key_bound=1, aggregates=ALL, strategy="toeplitz", public="list",
+        refresh_every=3, epsilon=40.0,
     ),
     "weights": ranked_plan((3, 1)),
-    "tests apart": make_plan(triggers=13, select_every=4, refresh_every=1, strategy="blt"),
-    "tests apart units": make_plan(triggers=14, refresh_every=4, select_every=2, aggregates=ALL),
     "tests apart combined": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, triggers=17, select_every=5, refresh_every=2,
-        strategy="toeplitz", pre_threshold=1, aggregates=(COUNT, SUM),
+        strategy="toeplitz", pre_threshold=1, aggregates=(COUNT, SUM), epsilon=40.0,
     ),
     "weights units": ranked_plan((3, 0.5), aggregates=(UNITS, MEAN), strategy="blt"),
     "weights sliding": ranked_plan(
-        (6, 1.5), aggregates=(COUNT, SUM), strategy="toeplitz", **SLIDING, **LATE
+        (6, 1.5), aggregates=(COUNT, SUM), strategy="toeplitz", epsilon=40.0, **SLIDING, **LATE
     ),
     "weights periods": ranked_plan((2, 1), triggers=6, windows=4, period=6, pre_threshold=3),
     "weights per key": ranked_plan((3, 1), per_key_bound=1, aggregates=(SUM,), refresh_every=5),
@@ -94,7 +98,8 @@ RANKED: dict[str, Plan] = {
         (3, 1), per_key_bound=1, combine=True, pre_threshold=3, aggregates=(COUNT, SUM)
     ),
     "combined units": ranked_plan(
-        (3, 0.75), per_key_bound=1, combine=True, aggregates=(COUNT, UNITS), strategy="toeplitz"
+        (3, 0.75), per_key_bound=1, combine=True, aggregates=(COUNT, UNITS),
+        strategy="toeplitz", epsilon=40.0,
     ),
     "combined late": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, aggregates=(MEAN,), strategy="blt",
@@ -153,11 +158,15 @@ def run(
 def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
     stream = stream_of(plan) if stream is None else stream
     public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
-    if public:
-        listed = {int(name[1:]) for name in public}
-        stream = stream.take(np.flatnonzero(np.isin(stream.key, list(listed))))
     noise = SlowNoise(plan, ring, identity(plan))
-    return exhaustive(plan, admitted(plan, stream), key_ids(ring), noise, public)
+    return exhaustive(plan, admitted(plan, listed(plan, stream)), key_ids(ring), noise, public)
+
+
+def listed(plan: Plan, stream: Stream) -> Stream:
+    """What the door lets pass of a stream: with public keys only records of these."""
+    if plan.public_keys is None:
+        return stream
+    return stream.take(np.flatnonzero(np.isin(stream.key, list(PUBLIC))))
 
 
 class Silent(RoundedGaussian):

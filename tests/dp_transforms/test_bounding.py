@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from accounting.plan import Plan
+from accounting.weights import SelectionWeights
 from dp_transforms import bounding
 from dp_transforms.batches import concat, record_schema
 from dp_transforms.bounding import admit, bound, stamp_order
@@ -29,8 +30,17 @@ PLANS = {
     "sliding late": make_plan(
         stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP, contributions=7
     ),
+    "ranked": make_plan(per_key_bound=1, contributions=6),
+    "ranked late": make_plan(
+        stamped=True, windows=4, triggers=9, lateness=3, period=3, skew=STEP // 2,
+        weights=SelectionWeights(), contributions=5,
+    ),
+    "ranked sliding": make_plan(
+        stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP,
+        weights=SelectionWeights(2, 0.5), contributions=7, aggregates=(COUNT, SUM),
+    ),
     "means": make_plan(aggregates=(MEAN, SUM), contributions=1),
-}
+}  # fmt: skip
 Positions = list[tuple[int, int]]
 Row = tuple[object, ...]
 
@@ -64,7 +74,10 @@ class Case:
         return plain_rows(out)
 
     def expected(self, pairs: Iterable[Pair]) -> list[Row]:
-        return sorted((p.window, p.leaf, self.unit_id[p.unit], p.key, *p.values) for p in pairs)
+        return sorted(
+            (p.window, p.leaf, *[p.rank] * self.plan.ranked, self.unit_id[p.unit], p.key, *p.values)
+            for p in pairs
+        )
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[Row]:
@@ -99,7 +112,7 @@ def test_all_at_once_equals_the_reference(case: Case, seed: int) -> None:
 
 def test_a_unit_never_gets_more_than_c_pairs(case: Case) -> None:
     got = case.deliver(case.row, case.plan.timeline.last_cut)
-    per_unit = Counter(row[2] for row in got)
+    per_unit = Counter(row[2 + case.plan.ranked] for row in got)
     assert max(per_unit.values()) == case.plan.privacy.contributions
     # The same reference without the bound admits more: the figure above is the bound's doing.
     slow = SlowBound(case.plan, case.accepted)
@@ -222,7 +235,8 @@ def test_other_units_do_not_matter(case: Case, ring: KeyRing, store_paths: Itera
     assert len(rest) < 0.8 * len(case.row)
     stores.close_all()
     case.run = begin(case.plan, next(store_paths), shards=1)
-    assert case.deliver(rest, last) == [row for row in everyone if row[2] not in heavy]
+    at = 2 + case.plan.ranked
+    assert case.deliver(rest, last) == [row for row in everyone if row[at] not in heavy]
 
 
 def sabotage_arrival(stamp: np.ndarray, partition: np.ndarray, offset: np.ndarray) -> np.ndarray:
@@ -253,6 +267,18 @@ def test_stamp_order_sorts_ties_by_position() -> None:
         order = stamp_order(stamp, partition, offset)
         expected = np.lexsort((offset, partition, stamp))
         assert order.tolist() == expected.tolist()
+
+
+def test_ranks_of_a_unit_are_its_pairs_in_the_order_of_stamps(case: Case) -> None:
+    """0, 1, 2, ... whatever the delivery; forgetting them is noticed by the reference."""
+    if not case.plan.ranked:
+        return
+    got = case.deliver(shuffled(case.row, 4), case.plan.timeline.last_cut)
+    by_unit: dict[object, list[object]] = {}
+    for row in got:
+        by_unit.setdefault(row[3], []).append(row[2])
+    assert all(sorted(ranks) == list(range(len(ranks))) for ranks in by_unit.values())  # type: ignore
+    assert max(map(len, by_unit.values())) == case.plan.privacy.contributions
 
 
 def test_equal_positions_of_two_units_are_two_records() -> None:

@@ -18,6 +18,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
+from accounting.weights import SelectionWeights
 from dp_transforms import flow
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, ArrowBatchCoder, release_schema
 from dp_transforms.flow import DPStream, Output, run_in_memory
@@ -46,7 +47,11 @@ PLANS: dict[str, Plan] = {
     "late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP, period=6),
     "sliding rounds": make_plan(triggers=8, slide=4, windows=4, mode="rounds", final_flush=True),
     "public": make_plan(public="fixed list", aggregates=(COUNT, UNITS)),
-}
+    "combined": make_plan(
+        aggregates=(COUNT, SUM), strategy="blt", contributions=5, epsilon=9.0,
+        per_key_bound=1, weights=SelectionWeights(), combine=True,
+    ),
+}  # fmt: skip
 MODES = pytest.mark.parametrize(
     "plan", PLANS.values(), ids=[name.replace(" ", "-") for name in PLANS]
 )

@@ -69,7 +69,9 @@ def silent_selections(plan: Plan, stream: Stream, got: Released) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", ["sticky", "rounds", "rounds long", "sticky pre-threshold"])
+@pytest.mark.parametrize(
+    "name", ["sticky", "rounds", "rounds long", "sticky pre-threshold", "weights", "combined late"]
+)
 def test_prediction_is_needed_and_its_loss_noticed(
     name: str, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,13 +20,14 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.errors import RunError
 from accounting.plan import Plan
+from accounting.weights import SelectionWeights
 from dp_transforms import release
 from dp_transforms.flow import DPStream, run_in_memory
 from dp_transforms.run import Run
 from pipelines import sinks
 from state import open as stores
 from state.sqlite import SqliteStore
-from tests.streams import COUNT, MEAN, STEP, UNITS, begin, generate, make_plan, public_table
+from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, begin, generate, make_plan, public_table
 
 SHARDS = 2
 #: Steps that share a commit: a kill can fall inside a group and between two.
@@ -58,8 +59,12 @@ def plan_of(name: str) -> Plan:
     return {
         "sticky": make_plan(triggers=6, aggregates=(COUNT, MEAN, UNITS), **late),  # type: ignore
         "rounds": make_plan(triggers=6, mode="rounds", final_flush=True, **late),  # type: ignore
+        "combined": make_plan(
+            triggers=6, aggregates=(COUNT, SUM), strategy="blt", contributions=5, epsilon=9.0,
+            per_key_bound=1, weights=SelectionWeights(), combine=True, **late,  # type: ignore
+        ),
         "public": make_plan(triggers=6, aggregates=(COUNT, UNITS), public="f" * 32),
-    }[name]
+    }[name]  # fmt: skip
 
 
 def batches_of(plan: Plan, seed: int | None = None, rows: int = 97) -> list[pa.RecordBatch]:

@@ -13,7 +13,7 @@ from tests.faults.child import POINTS, Fault, plan_of
 from tests.faults.processes import files, finish, run_to_the_end, start
 
 LONG_KILLS = 200
-NAMES = ("sticky", "rounds", "public")
+NAMES = ("sticky", "rounds", "public", "combined")
 
 
 @functools.cache
@@ -59,6 +59,9 @@ CI_FAULTS = [
     ("rounds", Fault("before _write_steps", 4), False),
     ("rounds", Fault("after write_release", 3), False),
     ("sticky", Fault("after commit_step", 11), True),
+    # The second shard's units are decided after the restart, the first one's ranks recalled.
+    ("combined", Fault("after commit_units", 1), False),
+    ("combined", Fault("after commit_step", 9), False),
 ]
 
 

@@ -15,9 +15,10 @@ from accounting.budget import allocate
 from accounting.gaussian import epsilon_of
 from accounting.limits import DECODE_BITS
 from accounting.plan import Plan
+from accounting.weights import SelectionWeights
 from dp_transforms import step
 from tests.statistical.trials import least_mu, lower, released, smaller_noise, upper
-from tests.streams import COUNT, make_plan
+from tests.streams import COUNT, UNITS, make_plan
 
 #: A check fails an honest product with about this chance; draws are fixed, so never by chance.
 TAIL = 1e-6
@@ -25,20 +26,20 @@ SINGLES = 20_000
 SIDE = 10_000
 
 
-def large_delta(triggers: int, mode: str, pre_threshold: int = 0) -> Plan:
+def large_delta(triggers: int, mode: str, pre_threshold: int = 0, **options: object) -> Plan:
     """Noise far above the rounding bound D_t, and chances that 20,000 trials can see."""
+    settings = {"epsilon": 0.02, "delta": 0.05, "contributions": 1, **options}
     return make_plan(
-        triggers=triggers, windows=1, epsilon=0.02, delta=0.05, contributions=1,
-        mode=mode, pre_threshold=pre_threshold,
-    )  # fmt: skip
+        triggers=triggers, windows=1, mode=mode, pre_threshold=pre_threshold, **settings
+    )  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
 def tau_less_one_sd() -> Iterator[None]:
     def less(plan: Plan) -> Any:
         budget = allocate(plan)
-        assert budget.selection is not None and budget.tau is not None
-        sd = (budget.selection.sd * (1 << DECODE_BITS)).astype(np.int64)
+        assert budget.statistic is not None and budget.tau is not None
+        sd = (budget.statistic.sd * (1 << DECODE_BITS)).astype(np.int64)
         return msgspec.structs.replace(budget, tau=budget.tau - sd)
 
     with mock.patch.object(step, "allocate", less):
@@ -52,14 +53,33 @@ def ever_released(plan: Plan, folder: Path) -> int:
     return int(seen.any(axis=1).sum())
 
 
-CASES = [(1, "sticky", 0), (2, "sticky", 0), (8, "sticky", 0), (8, "rounds", 0), (2, "sticky", 2)]
+#: A unit's first pair, which weighs most, is what each trial's key gets.
+WEIGHTS: dict[str, object] = {"weights": SelectionWeights(3.0, 1.0), "contributions": 2}
+COMBINED: dict[str, object] = {**WEIGHTS, "per_key_bound": 1, "combine": True}
+#: The lattice of integer Toeplitz nodes is for smaller noise.
+FINE: dict[str, object] = {"strategy": "toeplitz", "epsilon": 3.0}
+BLT: dict[str, object] = {"strategy": "blt"}
+CASES: list[tuple[int, str, int, dict[str, object]]] = [
+    (1, "sticky", 0, {}),
+    (2, "sticky", 0, {}),
+    (8, "sticky", 0, {}),
+    (8, "rounds", 0, {}),
+    (2, "sticky", 2, {}),
+    (8, "sticky", 0, {"strategy": "toeplitz"}),
+    (8, "rounds", 0, BLT),
+    (8, "sticky", 0, WEIGHTS),
+    (1, "sticky", 0, {**WEIGHTS, **BLT}),
+    (4, "sticky", 1, COMBINED),
+    (8, "sticky", 0, {**COMBINED, **BLT}),
+    (4, "sticky", 0, {**COMBINED, **FINE, "aggregates": (COUNT, UNITS)}),
+]
 
 
-@pytest.mark.parametrize(("triggers", "mode", "pre_threshold"), CASES)
+@pytest.mark.parametrize(("triggers", "mode", "pre_threshold", "options"), CASES)
 def test_a_single_unit_is_released_at_most_with_its_chance(
-    tmp_path: Path, triggers: int, mode: str, pre_threshold: int
+    tmp_path: Path, triggers: int, mode: str, pre_threshold: int, options: dict[str, object]
 ) -> None:
-    plan = large_delta(triggers, mode, pre_threshold)
+    plan = large_delta(triggers, mode, pre_threshold, **options)
     trials, chance = SINGLES // (1 + pre_threshold), allocate(plan).b
     hits = ever_released(plan, tmp_path)
     assert lower(hits, trials, TAIL) <= chance
@@ -87,10 +107,17 @@ def normal_shape(noise: np.ndarray, sd: float, lattice: float) -> tuple[float, f
     return variance, float(kstest((noise + spread) / sd, "norm").pvalue)
 
 
+#: Distance of the values that a release at T = 1 can take.
+LATTICE = {"tree": 1.0, "toeplitz": 2.0**-6, "blt": 2.0**-DECODE_BITS}
+
+
+@pytest.mark.parametrize("strategy", LATTICE)
 @pytest.mark.parametrize("triggers", [1, 7, 8])
-def test_final_counts_are_gaussian(tmp_path: Path, triggers: int) -> None:
+def test_final_counts_are_gaussian(tmp_path: Path, triggers: int, strategy: str) -> None:
     """Keys far above the threshold: what is released at close is count + Normal(0, sd_T^2)."""
-    plan = make_plan(triggers=triggers, windows=1, epsilon=1.0, delta=1e-3, contributions=1)
+    plan = make_plan(
+        triggers=triggers, windows=1, epsilon=1.0, delta=1e-3, contributions=1, strategy=strategy
+    )
     noise = allocate(plan).values[0]
     units = 150
     for factor, honest in ((1.0, True), (1.25, False)):
@@ -98,7 +125,9 @@ def test_final_counts_are_gaussian(tmp_path: Path, triggers: int) -> None:
             final = released(plan, np.full(1500, units), tmp_path)[:, -1]
         assert not np.isnan(final).any()
         variance, shape = normal_shape(
-            final - units, float(noise.sd[-1]), 1.0 if triggers == 1 else 2.0**-DECODE_BITS
+            final - units,
+            float(noise.sd[-1]),
+            LATTICE[strategy] if triggers == 1 else 2.0**-DECODE_BITS,
         )
         assert (variance > TAIL) == honest
         assert shape > TAIL or not honest
@@ -112,15 +141,23 @@ def score(outputs: np.ndarray, without: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("triggers", "epsilon", "side"), [(1, 1.0, SIDE), (1, 6.0, SIDE), (4, 1.0, 4 * SIDE)]
+    ("triggers", "epsilon", "side", "strategy"),
+    [
+        (1, 1.0, SIDE, "tree"),
+        (1, 6.0, SIDE, "tree"),
+        (4, 1.0, 4 * SIDE, "tree"),
+        (4, 1.0, 4 * SIDE, "toeplitz"),
+        (4, 1.0, 4 * SIDE, "blt"),
+    ],
 )
 def test_audit_of_published_counts(
-    tmp_path: Path, triggers: int, epsilon: float, side: int
+    tmp_path: Path, triggers: int, epsilon: float, side: int, strategy: str
 ) -> None:
     """Keys without and with one unit, public: the whole budget is in the count."""
     plan = make_plan(
-        triggers=triggers, windows=1, epsilon=epsilon, delta=0.05, contributions=1, public="f" * 32
-    )
+        triggers=triggers, windows=1, epsilon=epsilon, delta=0.05, contributions=1,
+        public="f" * 32, strategy=strategy,
+    )  # fmt: skip
     budget = allocate(plan)
     found = {}
     for factor in (1.0, 1.25):
@@ -133,17 +170,20 @@ def test_audit_of_published_counts(
     assert found[1.25] > budget.mu, "noise / 1.25 must be noticed"
 
 
-def test_audit_of_selection(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [None, SelectionWeights(3.0, 1.0)])
+def test_audit_of_selection(tmp_path: Path, weights: SelectionWeights | None) -> None:
     """Keys whose neighbours have one unit more: how often they are selected at one trigger."""
     plan = make_plan(
-        triggers=1, windows=1, epsilon=1.0, delta=0.2, contributions=1,
-        selection_share=0.9, aggregates=(COUNT,),
+        triggers=1, windows=1, epsilon=1.0, delta=0.2, contributions=1 if weights is None else 2,
+        selection_share=0.9, aggregates=(COUNT,), weights=weights,
     )  # fmt: skip
     budget = allocate(plan)
     assert budget.selection is not None and budget.tau is not None
-    mu = budget.selection.sensitivity / budget.selection.sigma
+    assert budget.statistic is not None
+    # One more unit adds its first pair, the most that one can add.
+    mu = budget.statistic.alone / budget.selection.sigma
     assert mu <= budget.mu
-    middle = int(budget.tau[0]) / (1 << DECODE_BITS)
+    middle = int(budget.tau[0]) / (1 << DECODE_BITS) / budget.statistic.alone
     found = {}
     for factor in (1.0, 1.25):
         with smaller_noise(factor):

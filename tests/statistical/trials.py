@@ -10,9 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.stats import beta, norm
 
+from accounting.budget import StreamNoise
 from accounting.plan import Plan
 from dp_transforms import step
 from dp_transforms.flow import run_in_memory
+from dp_transforms.noise.continuous import ContinuousGaussian
+from dp_transforms.noise.paths import Sampler
 from dp_transforms.noise.sampler import RoundedGaussian
 from state import open as stores
 from tests.streams import START, begin, positioned, public_table
@@ -57,7 +60,12 @@ def released(
 @contextlib.contextmanager
 def smaller_noise(factor: float) -> Iterator[None]:
     """Sabotage: every node's noise has sd sigma / factor."""
-    with mock.patch.object(step, "_sampler", lambda noise: RoundedGaussian(noise.sigma / factor)):
+
+    def smaller(noise: StreamNoise) -> Sampler:
+        rounded = noise.strategy_object.rounds_nodes
+        return (RoundedGaussian if rounded else ContinuousGaussian)(noise.sigma / factor)
+
+    with mock.patch.object(step, "_sampler", smaller):
         yield
 
 

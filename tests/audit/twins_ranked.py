@@ -1,0 +1,284 @@
+"""Sabotaged twins of weights, combined statistics, one record per key, and real noise."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+
+from accounting.budget import allocate
+from accounting.limits import DECODE_BITS
+from accounting.plan import Plan
+from accounting.weights import SelectionWeights
+from dp_transforms import aggregation, bounding, step
+from dp_transforms.batches import ids_of, numbers
+from dp_transforms.noise.continuous import ContinuousGaussian
+from tests.audit.twins import Sabotage, _half_scale, _with_tau, _wrapped
+
+
+def _rounded_up(real: Any) -> Any:
+    """The states add weights that are rounded up: their squares add up to more than 1."""
+    integers = SelectionWeights.integers
+
+    def aggregate(plan: Any, *rest: Any) -> Any:
+        with mock.patch.object(SelectionWeights, "integers", lambda w, c: integers(w, c) + 1):
+            return real(plan, *rest)
+
+    return aggregate
+
+
+def _first_weight_always(real: Any) -> Any:
+    """The rank is not kept: every pair counts as its unit's first."""
+
+    def admit(*args: Any) -> Any:
+        taken, rank = real(*args)
+        return taken, np.zeros_like(rank)
+
+    return admit
+
+
+def _ranked_by_arrival(real: Any) -> Any:
+    def admit(unit: Any, *args: Any) -> Any:
+        taken, rank = real(unit, *args)
+        out, seen = np.zeros_like(rank), {}
+        for row in np.flatnonzero(taken):
+            out[row] = seen.get(unit[row], 0)
+            seen[unit[row]] = out[row] + taken[row]
+        return taken, out
+
+    return admit
+
+
+def _weight_added_again(real: Any) -> Any:
+    """A unit's later pairs in one (key, round) add their weights too."""
+
+    def aggregate(plan: Any, states: Any, rows: Any, ids: Any) -> Any:
+        before = states.values[: states.size, -1].copy()
+        out = real(plan, states, rows, ids)
+        slots = states.table.find(ids)
+        weights = plan.privacy.weights.integers(plan.privacy.contributions)
+        states.values[: states.size, -1] = 0
+        states.values[: len(before), -1] = before
+        open_ = states.round[slots] == 0
+        added = weights[numbers(rows.column("rank"))]
+        np.add.at(states.values[:, -1], slots[open_], added[open_])
+        return out
+
+    return aggregate
+
+
+def _every_record_of_a_key(real: Any) -> Any:
+    """per_key_bound is used by the accounting alone."""
+
+    def aggregate(plan: Any, *rest: Any) -> Any:
+        free = msgspec.structs.replace(plan.privacy, per_key_bound=None)
+        with mock.patch.object(Plan, "keeps_counting_units", True):
+            return real(msgspec.structs.replace(plan, privacy=free), *rest)
+
+    return aggregate
+
+
+def _set_forgotten_once_selected(real: Any) -> Any:
+    """The set of a selected key ends, as it may without a bound per key."""
+
+    def fresh_units(plan: Any, states: Any, slots: Any, rows: Any) -> Any:
+        chosen, _ = real(plan, states, slots, rows)
+        chosen = np.union1d(chosen, np.flatnonzero(states.round[slots] > 0))
+        return chosen, ids_of(rows.column("unit"))[chosen]
+
+    return fresh_units
+
+
+def _weights_published(real: Any) -> Any:
+    """The weighted stream is what the count of units shows."""
+
+    def publish(plan: Any, budget: Any, states: Any, paths: Any, slots: Any, trigger: int) -> Any:
+        out = real(plan, budget, states, paths, slots, trigger)
+        weighted = (states.values[slots, -1] - (states.units[slots] << 8)) / 256
+        values = {**out.values, "people": out.values["people"] + weighted}
+        return msgspec.structs.replace(out, values=values)
+
+    return publish
+
+
+def _tau_without(what: str) -> Any:
+    def less(_: Any, budget: Any) -> Any:
+        alone, counted = budget.statistic.alone, budget.statistic.counted
+        shift = {"all": alone, "weights": alone - counted, "count": counted}[what]
+        return budget.tau - (shift << DECODE_BITS)
+
+    return _with_tau(less)
+
+
+def _tau_of_the_weighted_noise(_: Any, budget: Any) -> Any:
+    """The sd of the plain count left out."""
+    missing = budget.statistic.sd - budget.statistic.weighted * budget.selection.sd
+    return budget.tau - (missing * (1 << DECODE_BITS)).astype(np.int64)
+
+
+def _noise_of_its_own(real: Any) -> Any:
+    """The test draws the plain count's noise anew: one more look at the same count."""
+
+    def needs(stepper: Any, states: Any, window: int) -> Any:
+        honest = stepper._stream
+
+        def stream(window: int, role: str, noise: Any) -> Any:
+            return honest(window, role if role == "selection" else "test", noise)
+
+        with mock.patch.object(stepper, "_stream", stream):
+            return real(stepper, states, window)
+
+    return needs
+
+
+def _shares_of_one_record_a_key(real: Any) -> Any:
+    def budget(plan: Any) -> Any:
+        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=1, selection_share=0.3)
+        return real(msgspec.structs.replace(plan, privacy=privacy))
+
+    return budget
+
+
+def _weights_as_if_plain(real: Any) -> Any:
+    """The weighted stream gets the share it would have if every pair weighed the least."""
+
+    def budget(plan: Any) -> Any:
+        given = allocate(plan)
+        assert given.selection is not None
+        squares = plan.privacy.weights.integers(plan.privacy.contributions).astype(float) ** 2
+        factor = float(np.sqrt(squares.min() * len(squares) / squares.sum()))
+        selection = msgspec.structs.replace(given.selection, sigma=given.selection.sigma * factor)
+        return msgspec.structs.replace(given, selection=selection)
+
+    return budget
+
+
+def _sigma_of_the_real_matrix(real: Any) -> Any:
+    """Noise calibrated to 2^6 c_k, while the encoder that is used has their roundings."""
+
+    def budget(plan: Any) -> Any:
+        given, exact, k = real(plan), 64.0, 0
+        squares = 0.0
+        while k < plan.timeline.triggers:
+            squares += exact**2
+            k += 1
+            exact *= (2 * k - 1) / (2 * k)
+
+        def less(noise: Any) -> Any:
+            return msgspec.structs.replace(noise, sigma=noise.sigma * (squares / noise.col2) ** 0.5)
+
+        return msgspec.structs.replace(
+            given, selection=less(given.selection), values=tuple(map(less, given.values))
+        )
+
+    return budget
+
+
+def _real_nodes(real: Any) -> Any:
+    """Toeplitz nodes off the lattice: floats on top of exact values."""
+    return lambda noise: ContinuousGaussian(noise.sigma)
+
+
+def _one_lane(real: Any) -> Any:
+    """Both nodes of a block get the block's first lane."""
+
+    def draw(sampler: Any, prf: Any, tweaks: Any, first: Any, last: Any) -> Any:
+        drawn, starts = real(sampler, prf, tweaks, first // 2 * 2, last)
+        counts = last - first
+        out, begins = np.empty(int(counts.sum())), np.cumsum(counts) - counts
+        for i in range(len(first)):
+            node = np.arange(first[i], last[i])
+            at = starts[i] + node // 2 * 2 - first[i] // 2 * 2
+            out[begins[i] : begins[i] + counts[i]] = drawn[at]
+        return out, begins
+
+    return draw
+
+
+@contextlib.contextmanager
+def _units_from_the_selection_stream() -> Iterator[None]:
+    """Weights or not, the count of units is the selection stream's noise continued."""
+    with mock.patch.object(Plan, "units_stream_apart", False):
+        yield
+
+
+@contextlib.contextmanager
+def _tested_at_every_trigger() -> Iterator[None]:
+    """The thresholds' union is over few tests, but every trigger is one."""
+    with mock.patch.object(Plan, "selects_at", lambda plan, trigger: True):
+        yield
+
+
+RANKED_TWINS = {
+    "tested more often than the union says": Sabotage(
+        _tested_at_every_trigger, "combined_apart", "ordinary", "selection"
+    ),
+    "weights rounded up": Sabotage(
+        _wrapped(step, "aggregate", _rounded_up), "weights", "flood", "sensitivity"
+    ),
+    "rank not kept": Sabotage(
+        _wrapped(bounding, "admit", _first_weight_always), "weights", "flood", "sensitivity"
+    ),
+    "rank by arrival": Sabotage(
+        _wrapped(bounding, "admit", _ranked_by_arrival), "weights", "flood", "others"
+    ),
+    "weight of a unit's second pair added": Sabotage(
+        _wrapped(step, "aggregate", _weight_added_again), "weights", "flood", "sensitivity"
+    ),
+    "weights calibrated as plain counts": Sabotage(
+        _wrapped(step, "allocate", _weights_as_if_plain), "weights", "flood", "sensitivity"
+    ),
+    "every record of a key adds values": Sabotage(
+        _wrapped(step, "aggregate", _every_record_of_a_key), "per_key", "flood", "sensitivity"
+    ),
+    "every record adds to public keys": Sabotage(
+        _wrapped(step, "aggregate", _every_record_of_a_key),
+        "per_key_public", "flood", "sensitivity",
+    ),
+    "set of a selected key forgotten": Sabotage(
+        _wrapped(aggregation, "_fresh_units", _set_forgotten_once_selected),
+        "per_key", "ordinary", "counts",
+    ),
+    "shares of a bound per key without it": Sabotage(
+        _wrapped(step, "allocate", _shares_of_one_record_a_key),
+        "toeplitz", "first", "sensitivity",
+    ),
+    "weighted stream published": Sabotage(
+        _wrapped(step, "publish", _weights_published), "weights_units", "ordinary", "noise"
+    ),
+    "units from the weighted stream's noise": Sabotage(
+        _units_from_the_selection_stream, "combined_units", "ordinary", "noise"
+    ),
+    "combined threshold without alone": Sabotage(
+        _wrapped(step, "allocate", _tau_without("all")), "combined", "ordinary", "threshold"
+    ),
+    "combined threshold of the plain count alone": Sabotage(
+        _wrapped(step, "allocate", _tau_without("weights")),
+        "combined_units", "ordinary", "threshold",
+    ),
+    "combined threshold of the weights alone": Sabotage(
+        _wrapped(step, "allocate", _tau_without("count")), "combined", "ordinary", "threshold"
+    ),
+    "combined threshold of one noise": Sabotage(
+        _wrapped(step, "allocate", _with_tau(_tau_of_the_weighted_noise)),
+        "combined_buffered", "ordinary", "threshold",
+    ),
+    "combined test with noise of its own": Sabotage(
+        _wrapped(step.Stepper, "_needs", _noise_of_its_own), "combined", "ordinary", "selection"
+    ),
+    "toeplitz calibrated to the real matrix": Sabotage(
+        _wrapped(step, "allocate", _sigma_of_the_real_matrix),
+        "toeplitz", "first", "sensitivity",
+    ),
+    "toeplitz with noise off the lattice": Sabotage(
+        _wrapped(step, "_sampler", _real_nodes), "toeplitz", "ordinary", "noise"
+    ),
+    "blt with noise of half the scale": Sabotage(
+        _wrapped(step, "_sampler", _half_scale), "blt", "ordinary", "scale"
+    ),
+    "blt with a lane used twice": Sabotage(
+        _wrapped(ContinuousGaussian, "draw", _one_lane), "blt", "ordinary", "noise"
+    ),
+}  # fmt: skip

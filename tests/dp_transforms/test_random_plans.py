@@ -1,0 +1,76 @@
+"""Random sticky plans of all modes together against the exhaustive reference."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from accounting.plan import Plan
+from accounting.weights import SelectionWeights
+from dp_transforms.noise.prf import KeyRing
+from tests.dp_transforms.runs import run, slow
+from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, generate, make_plan
+
+CI, LONG = 24, 400
+
+
+def random_plan(rng: np.random.Generator) -> Plan:
+    """Any strategy, selection, calendar and timeline; thresholds of few units."""
+    strategy = str(rng.choice(["tree", "toeplitz", "blt"]))
+    public = rng.random() < 0.15
+    aggregates = tuple(a for a in (COUNT, SUM, MEAN, UNITS) if rng.random() < 0.5) or (COUNT,)
+    per_key, weights = rng.random() < 0.6, not public and rng.random() < 0.7
+    counts = any(a.kind != "sum" for a in aggregates)
+    divisor = int(rng.integers(1, 4))
+    options: dict[str, object] = {
+        "strategy": strategy,
+        # The table of the rounded sampler grows with the noise.
+        "epsilon": 60.0 if strategy == "toeplitz" else float(rng.choice([5.0, 9.0, 40.0])),
+        "contributions": int(rng.integers(1, 8)),
+        "per_key_bound": 1 if per_key else None,
+        "combine": bool(per_key and weights and counts and rng.random() < 0.6),
+        "public": "list" if public else None,
+        "refresh_every": divisor * int(rng.integers(1, 3)),
+        "select_every": None if rng.random() < 0.5 else divisor,
+        "pre_threshold": 0 if public else int(rng.choice([0, 0, 1, 3])),
+    }
+    if weights:
+        offset, power = rng.choice([0.5, 2.0, 6.0]), rng.choice([0.25, 0.5, 1.0, 1.5])
+        options["weights"] = SelectionWeights(float(offset), float(power))
+    return make_plan(aggregates=aggregates, **random_timeline(rng), **options)  # type: ignore
+
+
+def random_timeline(rng: np.random.Generator) -> dict[str, object]:
+    """Lengths in triggers: tumbling or sliding windows, with or without stamps of their own."""
+    triggers = int(rng.integers(1, 16))
+    out: dict[str, object] = {"triggers": triggers, "windows": int(rng.integers(1, 4))}
+    if rng.random() < 0.4:
+        out |= {"stamped": True, "lateness": int(rng.integers(0, min(4, triggers)))}
+        out["skew"] = int(rng.choice([0, STEP]))
+    width = triggers - int(out.get("lateness", 0))  # type: ignore[call-overload]
+    if rng.random() < 0.4:
+        out["slide"] = int(rng.choice([d for d in range(1, width + 1) if width % d == 0]))
+        out["windows"] = int(rng.integers(1, 6))
+    return out
+
+
+def check(seed: int, ring: KeyRing, paths: Iterator[str]) -> int:
+    """Compare one random plan on a random stream; returns how many rows it released."""
+    rng = np.random.default_rng([seed, 11])
+    plan = random_plan(rng)
+    users, heavy = int(rng.integers(50, 300)), bool(rng.random() < 0.5)
+    stream = generate(plan, seed, users=users, keys=30, heavy=heavy)
+    layout = {"shards": int(rng.integers(1, 5)), "look_ahead": int(rng.integers(1, 20))}
+    got = run(plan, paths, stream, **layout)
+    assert got == slow(plan, ring, stream), f"seed {seed}"
+    return sum(map(len, got.values()))
+
+
+def test_random_plans(ring: KeyRing, store_paths: Iterator[str]) -> None:
+    assert sum(check(seed, ring, store_paths) > 20 for seed in range(CI)) > CI / 2
+
+
+@pytest.mark.slow
+def test_random_plans_long(ring: KeyRing, store_paths: Iterator[str]) -> None:
+    for seed in range(CI, LONG):
+        check(seed, ring, store_paths)

@@ -1,0 +1,269 @@
+"""Modes in which the order of a unit's pairs matters: one record a key, weights, combined."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import duckdb
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from accounting.plan import Plan
+from accounting.weights import SelectionWeights
+from dp_transforms import aggregation, bounding, step
+from dp_transforms.batches import concat, ids_of, record_schema
+from dp_transforms.flow import BoundCallback, ReleaseCallback
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.records import CanonicaliserFactory
+from state import open as stores
+from tests.dp_transforms.exhaustive import LATTICE, slow_weights
+from tests.dp_transforms.reference import admitted
+from tests.dp_transforms.runs import (
+    RANKED,
+    listed,
+    options_of,
+    ranked_plan,
+    run,
+    slow,
+    stream_of,
+    without_noise,
+)
+from tests.streams import MEAN, SUM, UNITS, begin, released, sealed_bytes
+
+PLANS = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in RANKED.items()]
+FEW = [pytest.param(RANKED[n], id=n) for n in ("per key", "weights", "combined", "combined late")]
+
+
+def several_at_once(plan: Plan) -> int:
+    """Cases of a unit with pairs of one key, but not of one value, in one micro-batch."""
+    found: dict[object, set[object]] = {}
+    for p in admitted(plan, stream_of(plan)):
+        found.setdefault((p.window, p.leaf, p.unit, p.key), set()).add((p.rank, p.values))
+    return sum(len(pairs) > 1 for pairs in found.values())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_streams_repeat_units_within_a_micro_batch(plan: Plan) -> None:
+    assert several_at_once(plan) >= 10
+
+
+# --- delivery ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_delivery_never_changes_a_byte(plan: Plan, store_paths: Iterator[str]) -> None:
+    stream = stream_of(plan)
+    once = released(plan, stream.batches(400), next(store_paths), **options_of(plan))
+    again = stream.batches(61, seed=4) + stream.batches(211, seed=5)[::2]
+    for shards, source in ((1, stream.batches(17, seed=1)), (5, again)):
+        settings = {**options_of(plan), "shards": shards}
+        assert released(plan, source, next(store_paths), **settings) == once
+
+
+def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
+    """Steps of one shard; with a seed its admitted rows come in any order and in any batches."""
+    settings = begin(plan, next(paths), shards=1, **options_of(plan))
+    door = CanonicaliserFactory(plan, settings.keys, settings.public)()
+    good = concat((door(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
+    last = plan.timeline.last_cut
+    rows = [batch for _, batch in BoundCallback(settings)()(0, [good], last)]
+    if seed is not None:
+        (whole,) = rows
+        order = np.random.default_rng(seed).permutation(whole.num_rows)
+        rows = [whole.take(pa.array(part)) for part in np.array_split(order, 7)]
+    out: list[object] = []
+    real = step.aggregate
+
+    def watched(plan: Plan, states: Any, *rest: Any) -> Any:
+        result = real(plan, states, *rest)
+        out.append(states.values.sum(axis=0).tolist())  # the weighted counts are the last of these
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "aggregate", watched)
+        for name, batch in ReleaseCallback(settings)()(0, rows, last):
+            out.append((name, sealed_bytes(batch.sort_by("page"))))  # as the seal does
+    stores.close_all()
+    return out
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_order_of_a_micro_batch_never_changes_a_byte(
+    plan: Plan, store_paths: Iterator[str]
+) -> None:
+    expected = emitted(plan, store_paths, None)
+    assert emitted(plan, store_paths, 1) == expected
+    assert emitted(plan, store_paths, 2) == expected
+
+
+def unranked(real: Any) -> Any:
+    """Of a unit's several pairs the one that arrives first counts."""
+
+    def fresh_units(plan: Plan, *rest: Any) -> Any:
+        privacy = plan.privacy
+        kept = privacy.per_key_bound
+        plan = msgspec.structs.replace(
+            plan, privacy=msgspec.structs.replace(privacy, weights=None, per_key_bound=None)
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if kept:
+                patch.setattr(Plan, "keeps_counting_units", True)
+            return real(plan, *rest)
+
+    return fresh_units
+
+
+@pytest.mark.parametrize("plan", FEW)
+def test_an_order_of_arrival_is_noticed(
+    plan: Plan, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where values or weights of the first and a later record differ."""
+    expected = emitted(plan, store_paths, None)
+    monkeypatch.setattr(aggregation, "_fresh_units", unranked(aggregation._fresh_units))
+    assert emitted(plan, store_paths, None) == expected  # BOUND emits them in order
+    assert emitted(plan, store_paths, 1) != expected
+
+
+# --- against the references ----------------------------------------------------------------
+
+
+def per_key_ignored(real: Any) -> Any:
+    """Every record adds its values."""
+
+    def aggregate(plan: Plan, states: Any, rows: Any, ids: Any) -> Any:
+        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Plan, "keeps_counting_units", True)
+            return real(msgspec.structs.replace(plan, privacy=privacy), states, rows, ids)
+
+    return aggregate
+
+
+def forgotten_after_selection(real: Any) -> Any:
+    """The set of a selected key is not used any more, as without a bound per key."""
+
+    def fresh_units(plan: Plan, states: Any, slots: Any, rows: Any) -> Any:
+        chosen, _ = real(plan, states, slots, rows)
+        chosen = np.union1d(chosen, np.flatnonzero(states.round[slots] > 0))
+        return chosen, ids_of(rows.column("unit"))[chosen]
+
+    return fresh_units
+
+
+def no_ranks(real: Any) -> Any:
+    def admit(*args: Any) -> Any:
+        taken, rank = real(*args)
+        return taken, np.zeros_like(rank)
+
+    return admit
+
+
+def separate_noise(real: Any) -> Any:
+    """The test of a combined statistic draws its own noise for the plain count."""
+
+    def ensure(self: Any, states: Any, slots: Any, leaf: Any) -> None:
+        for paths, coefficient in self._paths[1:]:
+            assert coefficient > 0
+            paths._stream._prefix = paths._stream._prefix ^ np.uint64(1)
+        real(self, states, slots, leaf)
+        for paths, _ in self._paths[1:]:
+            paths._stream._prefix = paths._stream._prefix ^ np.uint64(1)
+
+    return ensure
+
+
+SABOTAGE: list[tuple[str, Any, str, Callable[[Any], Any]]] = [
+    ("per key", step, "aggregate", per_key_ignored),
+    ("per key sliding", step, "aggregate", per_key_ignored),
+    ("per key", aggregation, "_fresh_units", forgotten_after_selection),
+    ("weights", bounding, "admit", no_ranks),
+    ("combined late", bounding, "admit", no_ranks),
+    ("combined", step.Needs, "ensure", separate_noise),
+    ("combined units", step.Needs, "ensure", separate_noise),
+]
+
+
+@pytest.mark.parametrize(("name", "owner", "attribute", "twin"), SABOTAGE)
+def test_sabotage_is_noticed_by_the_reference(
+    name: str,
+    owner: Any,
+    attribute: str,
+    twin: Callable[[Any], Any],
+    ring: KeyRing,
+    store_paths: Iterator[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = RANKED[name]
+    expected = slow(plan, ring)
+    assert run(plan, store_paths) == expected
+    monkeypatch.setattr(owner, attribute, twin(getattr(owner, attribute)))
+    assert run(plan, store_paths) != expected
+
+
+FIRST = """
+SELECT page, count(*), count(DISTINCT "user"), sum(value) * 0.5 FROM (
+  SELECT *, row_number() OVER (PARTITION BY page, "user" ORDER BY leaf, rank) AS nth
+  FROM pairs WHERE win = ? AND leaf <= ?
+) WHERE nth = 1 GROUP BY page ORDER BY page
+"""
+
+
+@pytest.mark.parametrize("name", ["per key", "per key sliding", "per key public"])
+def test_without_noise_it_is_each_units_first_record(
+    name: str, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = RANKED[name]
+    at = [a.name for a in plan.aggregates if a.kind in ("sum", "mean")].index(SUM.name)
+    pairs = admitted(plan, listed(plan, stream_of(plan)))
+    table = {
+        "win": [p.window for p in pairs], "leaf": [p.leaf for p in pairs],
+        "rank": [p.rank for p in pairs], "user": [f"{p.unit}" for p in pairs],
+        "page": [p.key for p in pairs], "value": [p.values[at] for p in pairs],
+    }  # fmt: skip
+    database = duckdb.connect()
+    database.register("pairs", pa.table(table))
+    monkeypatch.setattr(step, "allocate", without_noise)
+    monkeypatch.setattr(step.NoiseStream, "advance", _no_noise)
+    seen = 0
+    for (window, trigger), rows in run(plan, store_paths).items():
+        truth = {row[0]: row[1:] for row in database.execute(FIRST, [window, trigger]).fetchall()}
+        for key, figures in rows:
+            count, people, total = truth.get(key, (0, 0, 0.0))
+            assert figures["n"][0] == count == people
+            assert figures["total"][0] == total
+            assert figures.get(UNITS.name, (people,))[0] == people
+            seen += count
+    assert seen > 300
+    assert database.execute("SELECT count(*) FROM pairs").fetchone()[0] > 300  # type: ignore
+
+
+def _no_noise(
+    self: Any, tweaks: Any, leaf: np.ndarray, upto: np.ndarray, stack: Any, width: int
+) -> np.ndarray:
+    return np.zeros((len(leaf), width), np.int64)
+
+
+# --- weights -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0.5, 3.0, 6.0])
+@pytest.mark.parametrize("power", [0.01, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("contributions", [1, 2, 5, 32])
+def test_weights_are_rounded_down(offset: float, power: float, contributions: int) -> None:
+    got = SelectionWeights(offset, power).integers(contributions).tolist()
+    # A weight that lies on the lattice (the only one of C = 1) may be a step lower.
+    exact = (contributions, offset, power) == (2, 0.5, 0.5) or contributions == 1
+    for mine, slow_one in zip(got, slow_weights(offset, power, contributions), strict=True):
+        assert mine == slow_one or (exact and mine == slow_one - 1)
+    assert sum(w * w for w in got) <= LATTICE**2 < sum((w + 1.01) ** 2 for w in got)
+    assert sorted(got, reverse=True) == got
+
+
+def test_each_pair_has_its_own_weight() -> None:
+    """Pairs of sliding windows too: ranks of a unit are distinct, and all of them are used."""
+    plan = ranked_plan((3, 1), aggregates=(MEAN,), triggers=9, slide=3, windows=4)
+    used = Counter((p.unit, p.rank) for p in admitted(plan, stream_of(plan)))
+    assert max(used.values()) == 1
+    assert {rank for _, rank in used} == set(range(plan.privacy.contributions))
