@@ -37,6 +37,8 @@ from accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy, ser
 
 _SCALE = float(1 << DECODE_BITS)
 _UNIT_ROUND_OFF = 2.0**-53
+#: The most exponentials of a row of the table.
+_BUFFERS = 4
 
 
 class BltStrategy(ConvolutionStrategy):
@@ -74,15 +76,14 @@ class BltStrategy(ConvolutionStrategy):
     @functools.cached_property
     @override
     def decoder(self) -> Float64:
-        top, bottom = self._polynomials(float)
-        impulse = np.zeros(self.triggers)
-        impulse[0] = 1.0
-        return np.cumsum(lfilter(top, bottom, impulse))
+        found = np.empty(self.triggers)
+        _impulse(self.theta, self.omega, found)
+        return found
 
     @property
     @override
     def state_columns(self) -> int:
-        return len(self.theta) + 2
+        return _BUFFERS + 2
 
     @functools.cached_property
     def _responses(self) -> Float64:
@@ -107,9 +108,17 @@ class BltStrategy(ConvolutionStrategy):
         """See base; ``stack`` holds the buffers, n_t, and the sum of magnitudes its float
         error is a multiple of."""
         given = noise_error * self.reach + 2.0**-40
-        tables = self.theta, self.omega, self._responses
-        open_: tuple[Int64, Int64] = _fold(noise, starts, leaf, upto, stack, out, *tables, given)
+        open_: tuple[Int64, Int64] = _fold(
+            noise, starts, leaf, upto, stack, out, self._tables, given
+        )
         return open_
+
+    @functools.cached_property
+    def _tables(self) -> Float64:
+        tables = np.zeros((3, _BUFFERS))
+        for row, numbers in zip(tables, (self.theta, self.omega, self._responses), strict=True):
+            row[: len(numbers)] = numbers
+        return tables
 
 
 def _product(thetas: Sequence[Any], ring: Any) -> list[Any]:
@@ -129,46 +138,60 @@ def _fold(
     upto: Int64,
     stack: Float64,
     out: Int64,
-    theta: Float64,
-    omega: Float64,
-    responses: Float64,
+    tables: Float64,
     given: float,
 ) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
     """Every local rounding error reaches a prefix through a bounded linear response: 1 for an
-    error of w or n, ``responses[i]`` for one of buffer i."""
-    size, width = theta.size, out.shape[1]
-    rows, leaves = np.empty(16, np.int64), np.empty(16, np.int64)
-    found = 0
+    error of w or n, ``responses[i]`` for one of buffer i.  Four buffers in registers, whatever
+    their number: those without weight stay out of every sum.
+
+    Args:
+        tables: (3, 4) theta, omega and responses, padded with zeros.
+    """
+    t0, t1, t2, t3 = tables[0]
+    o0, o1, o2, o3 = tables[1]
+    r0, r1, r2, r3 = tables[2]
+    width = out.shape[1]
+    rows, leaves = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
     for i in range(leaf.size):
-        total, magnitude = stack[i, size], stack[i, size + 1]
+        s0, s1, s2, s3, total, magnitude = stack[i]
         for t in range(leaf[i] + 1, upto[i] + 1):
             node = noise[starts[i] + t - leaf[i] - 1]
-            step = node
-            large = abs(node)
-            for k in range(size):
-                step -= omega[k] * stack[i, k]
-                large += omega[k] * abs(stack[i, k])
-            magnitude += (size + 1) * large
-            for k in range(size):
-                magnitude += responses[k] * abs(stack[i, k])
-                stack[i, k] = theta[k] * stack[i, k] + step
-                magnitude += responses[k] * abs(stack[i, k])
+            p0, p1, p2, p3 = o0 * s0, o1 * s1, o2 * s2, o3 * s3
+            step = node - ((p0 + p1) + (p2 + p3))
+            local = 5.0 * (abs(node) + abs(p0) + abs(p1) + abs(p2) + abs(p3))
+            local += r0 * abs(s0) + r1 * abs(s1) + r2 * abs(s2) + r3 * abs(s3)
+            s0, s1, s2, s3 = t0 * s0 + step, t1 * s1 + step, t2 * s2 + step, t3 * s3 + step
+            local += r0 * abs(s0) + r1 * abs(s1) + r2 * abs(s2) + r3 * abs(s3)
             total += step
-            magnitude += abs(total)
-            column = t - leaf[i] - 1
-            if width == 1:
-                if t < upto[i]:
-                    continue
-                column = 0
+            magnitude += local + abs(total)
+            if width == 1 and t < upto[i]:
+                continue
             scaled = total * _SCALE + ROUND_UP
-            whole = np.floor(scaled)
-            out[i, column] = np.int64(whole)
+            whole = np.int64(scaled)
+            if scaled < whole:
+                whole -= 1
+            out[i, 0 if width == 1 else t - leaf[i] - 1] = whole
             error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _SCALE
             if scaled - whole < error or scaled - whole > 1 - error:
-                if found == rows.size:
-                    rows = np.concatenate((rows, np.empty(found, np.int64)))
-                    leaves = np.concatenate((leaves, np.empty(found, np.int64)))
-                rows[found], leaves[found] = i, t
-                found += 1
-        stack[i, size], stack[i, size + 1] = total, magnitude
-    return rows[:found].copy(), leaves[:found].copy()
+                rows.append(i)
+                leaves.append(t)
+        stack[i, 0], stack[i, 1], stack[i, 2], stack[i, 3] = s0, s1, s2, s3
+        stack[i, 4], stack[i, 5] = total, magnitude
+    return np.array(rows), np.array(leaves)
+
+
+@njit(cache=True, nogil=True)
+def _impulse(theta: Float64, omega: Float64, out: Float64) -> None:  # pragma: no cover - compiled
+    """b_k = prefix of w for z = (1, 0, 0, ...), by the buffers themselves: direct-form filters
+    lose digits where poles lie near 1."""
+    buffers = np.zeros(theta.size)
+    total = 0.0
+    for t in range(out.size):
+        step = 1.0 if t == 0 else 0.0
+        for k in range(theta.size):
+            step -= omega[k] * buffers[k]
+        for k in range(theta.size):
+            buffers[k] = theta[k] * buffers[k] + step
+        total += step
+        out[t] = total
