@@ -5,7 +5,8 @@ the job's data.  Its keys have n units with density n^-1.7 (the sizes of a Zipf-
 distribution of exponent 1.4), its units have the record counts of the literature's synthetic
 stream (Zipf-Mandelbrot, q = 26, s = 6.738; mechanism.md section 1), each record's value at L,
 arriving evenly over the window.  A key of n units is selected if its statistic passes at the
-easiest trigger; published it is wrong by the noise's mean size, else by n.
+easiest trigger; published it is wrong by the noise's mean size, else by n.  (Mode ``rounds`` is
+scored with the final flush, which publishes every selected key at close.)
 
 ``recommended`` is, among the rows that count what the job counts (one record per (unit, key)
 is another figure than every record), the one with the most keys of those within 2% of the
@@ -72,7 +73,8 @@ def compare(plan: Plan) -> list[Alternative]:
             rows.append(_row(plan, settings, own))
     same = [r for r in rows if r.same and not r.refused]
     least = min(r.error for r in same)
-    best = max((r for r in same if r.error <= least * _NEAR), key=lambda r: round(r.keys, 2))
+    near = [r for r in same if r.error <= least * _NEAR]
+    best = max(near, key=lambda r: 0.0 if math.isnan(r.keys) else round(r.keys, 2))
     replace = msgspec.structs.replace
     return [replace(row, recommended=row is best) for row in rows]
 
@@ -91,7 +93,8 @@ def _candidates() -> list[dict[str, Any]]:
         {"mode": "sticky", "strategy": strategy, **kind}
         for strategy, kind in itertools.product(("blt", "toeplitz", "tree"), kinds)
     ]
-    return [*sticky, {"mode": "rounds", "strategy": "tree", **none}]
+    rounds = [{"mode": "rounds", "strategy": s, **none} for s in ("blt", "tree")]
+    return [*sticky, *rounds]
 
 
 def _settings(privacy: Privacy) -> dict[str, Any]:
@@ -101,7 +104,12 @@ def _settings(privacy: Privacy) -> dict[str, Any]:
 
 def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alternative:
     """One alternative with the job's guarantee and columns."""
-    kept = {"selection_share": None} if settings != _settings(plan.privacy) else {}
+    kept: dict[str, Any] = {}
+    if settings != _settings(plan.privacy):
+        kept["selection_share"] = None
+    if settings["mode"] != "sticky":
+        kept["select_every"] = None
+    kept["final_flush"] = settings["mode"] == "rounds"
     same = settings["per_key_bound"] == plan.privacy.per_key_bound
     try:
         privacy = msgspec.structs.replace(plan.privacy, **settings, **kept)
@@ -109,7 +117,8 @@ def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alterna
         found = _evaluate(other, allocate(other))
     except DpstreamError as error:
         return Alternative(settings, same, refused=error.rule)
-    keys, wrong = found["keys"] / own["keys"], found["error"] / own["error"]
+    keys = found["keys"] / own["keys"] if own["keys"] > 0 else math.nan
+    wrong = found["error"] / own["error"]
     return Alternative(settings, same, keys, wrong, found["units"], found["sd"])
 
 

@@ -160,8 +160,14 @@ def allocate(plan: Plan) -> Budget:
         PolicyError: if the plan is unsound and does not say so.
     """
     plan.check()
-    if not plan.selects and plan.privacy.selection_share is not None:
-        raise UsageError("privacy.selection_share", "public keys need no selection", "omit it")
+    if plan.privacy.selection_share is not None:
+        fused = not plan.value_streams and not plan.units_stream_apart
+        if not plan.selects or fused or plan.privacy.mode == "paper":
+            raise UsageError(
+                "privacy.selection_share",
+                "has no effect: selection has no other stream to share with, or a share of its own",
+                "omit it",
+            )
     budget = _paper(plan) if plan.privacy.mode == "paper" else _sound(plan)
     _check_ranges(plan, budget)
     return budget

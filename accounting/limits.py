@@ -22,6 +22,8 @@ MAX_CONTRIBUTIONS = 100_000
 MAX_VALUES_PER_UNIT = 64
 #: Noise sd of one node in grid units: the sampler's table has about 27 sd entries.
 MAX_SIGMA = 60_000.0
+#: C up to which weights are used unasked: computing them is linear in C.
+MAX_WEIGHTED = 10_000
 #: Noise sd of one node where noise is real (no table); the decoder's range is checked apart.
 MAX_REAL_SIGMA = 2.0**40
 #: |value| on the grid: prefix sums times 2^DECODE_BITS must stay far from 2^63.

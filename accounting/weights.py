@@ -24,6 +24,7 @@ import numpy as np
 
 from accounting.errors import UsageError
 from accounting.strategies.base import Float64, Int64
+from accounting.strategies.convolution import FLINT
 
 #: Weighted counts are integers in units of 2^-WEIGHT_BITS.
 WEIGHT_BITS = 8
@@ -67,14 +68,11 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.lru_cache(maxsize=64)
 def _integers(offset: float, power: float, contributions: int) -> Int64:
     """Ball arithmetic, so that every machine rounds alike."""
-    before, flint.ctx.prec = flint.ctx.prec, _PRECISION
-    try:
+    with FLINT, flint.ctx.workprec(_PRECISION):
         exponent = -flint.arb(power)
         raw = [(flint.arb(offset) + i) ** exponent for i in range(1, contributions + 1)]
         norm = sum((w * w for w in raw), flint.arb(0)).sqrt()
         scaled = [_floor(w / norm * (1 << WEIGHT_BITS)) for w in raw]
-    finally:
-        flint.ctx.prec = before
     weights = np.array(scaled, np.int64)
     weights.setflags(write=False)
     return weights

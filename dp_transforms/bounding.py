@@ -57,7 +57,8 @@ def stamp_order(stamp: Int64, partition: Int32, offset: Int64, unit: Int64 | Non
         tied[:-1] |= equal
     at = np.flatnonzero(tied)
     rows = order[at]
-    order[at] = rows[np.lexsort((offset[rows], partition[rows], stamp[rows]))]
+    ties = (offset[rows], partition[rows], stamp[rows])
+    order[at] = rows[np.lexsort(ties if unit is None else (unit[rows], *ties))]
     return order
 
 
@@ -84,7 +85,7 @@ def admit(
         (n,) pairs admitted, 0 .. wanted (a record delivered twice is admitted once), and the
         (n,) rank of its first: pairs of the unit admitted before it.
     """
-    order = stamp_order(stamp, partition, offset)
+    order = stamp_order(stamp, partition, offset, unit)
     repeat = np.zeros(len(order), np.bool_)
     where, at, whose = partition[order], offset[order], unit[order]
     repeat[1:] = (where[1:] == where[:-1]) & (at[1:] == at[:-1]) & (whose[1:] == whose[:-1])

@@ -23,6 +23,7 @@ from pipelines import choose_file
 from pipelines.choice_check import unit_in_words
 from pipelines.choose_ask import Asked
 from pipelines.choose_read import tally
+from pipelines.job import Job
 from pipelines.job_tables import ChoiceConfig
 from pipelines.job_text import instant_micros
 from pipelines.manifest import fingerprint_parts, stamps
@@ -203,6 +204,7 @@ def _proxy(asked: Asked) -> Outcome:
         source=msgspec.structs.replace(asked.job.source, path=pattern),
         plan=msgspec.structs.replace(asked.job.plan, timeline=moved),
     )
+    _refuse_own_data(asked.job, job)
     counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
     nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
@@ -219,6 +221,23 @@ def _proxy(asked: Asked) -> Outcome:
         range=asked.ranges,
     )
     return _write(asked, figures, table, None, False)
+
+
+def _refuse_own_data(job: Job, proxy: Job) -> None:
+    """Exact figures of the job's own records are a release without noise and without a charge.
+
+    Contents are compared: copies and links have other names.
+    """
+    try:
+        own = {content for _, _, content in fingerprint_parts(job)}
+    except UsageError:
+        return  # the stream's files are not there yet
+    if own & {content for _, _, content in fingerprint_parts(proxy)}:
+        raise PolicyError(
+            "--proxy",
+            "holds a file of the job's own source: its exact figures would be an uncharged release",
+            "give data of other units, or choose privately with --first and --epsilon",
+        )
 
 
 def _write(

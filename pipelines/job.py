@@ -203,17 +203,20 @@ def _privacy(file: JobFile) -> Privacy:
 def _weights(file: JobFile) -> SelectionWeights | None:
     """``auto``: steep where the statistic is combined, mild where every record counts and
     selection has noise of its own; equal where the published count of units IS the selection,
-    where units have few pairs, and where nothing is selected."""
+    where units have few pairs, or so many that the last weights vanish, and where nothing is
+    selected."""
     privacy = file.privacy
     if isinstance(privacy.weights, SelectionWeights):
         return privacy.weights
     if privacy.weights == "uniform":
         return None
     if privacy.combine:
-        return STEEP
+        return next((w for w in (STEEP, MILD) if w.integers(privacy.contributions)[-1]), STEEP)
     fused = any(a.kind == "units" for a in file.aggregate)
     selecting = privacy.mode == "sticky" and file.keys.public is None
-    return MILD if selecting and not fused and privacy.contributions >= 8 else None
+    if not selecting or fused or not 8 <= privacy.contributions <= limits.MAX_WEIGHTED:
+        return None
+    return MILD if MILD.integers(privacy.contributions)[-1] else None
 
 
 def _check_tables(file: JobFile) -> None:

@@ -174,8 +174,8 @@ def _fold(
             out[i, 0 if width == 1 else t - leaf[i] - 1] = whole
             error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _SCALE
             if scaled - whole < error or scaled - whole > 1 - error:
-                rows.append(i)
-                leaves.append(t)
+                rows.append(np.int64(i))
+                leaves.append(np.int64(t))
         stack[i, 0], stack[i, 1], stack[i, 2], stack[i, 3] = s0, s1, s2, s3
         stack[i, 4], stack[i, 5] = total, magnitude
     return np.array(rows), np.array(leaves)

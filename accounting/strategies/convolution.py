@@ -16,6 +16,7 @@ the first column's (all columns are its beginnings).
 """
 
 import functools
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,8 @@ _SLACK = 1e-10
 #: lie exactly on the boundary of 1/2; no dyadic number lies on this one.
 ROUND_UP = 0.5 + 2.0**-12 / 3
 _FIRST_PRECISION = 256
+#: Precision and length of flint's results are settings of the whole process.
+FLINT = threading.RLock()
 _LAST_PRECISION = 1 << 20
 
 
@@ -150,20 +153,24 @@ def _running_sums(terms: Sequence[Any]) -> list[Any]:
 
 
 def _with_precision(precision: int, compute: Any) -> Any:
-    """``compute()`` at a precision in bits; flint's precision is global."""
-    before = flint.ctx.prec
-    flint.ctx.prec = precision
-    try:
-        return compute()
-    finally:
-        flint.ctx.prec = before
+    """``compute()`` at a precision in bits; flint's precision is global to the process."""
+    with FLINT:
+        before = flint.ctx.prec
+        flint.ctx.prec = precision
+        try:
+            return compute()
+        finally:
+            flint.ctx.prec = before
 
 
 def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> list[Any]:
     """First coefficients of top(x) / bottom(x) as balls; bottom[0] must not be 0."""
-    before, flint.ctx.cap = flint.ctx.cap, terms
-    try:
-        quotient = flint.arb_series(list(top), terms) / flint.arb_series(list(bottom), terms)
-        return [quotient[k] for k in range(terms)]
-    finally:
-        flint.ctx.cap = before
+    with FLINT:
+        before, flint.ctx.cap = flint.ctx.cap, terms
+        try:
+            quotient = flint.arb_series(list(top), terms) / flint.arb_series(list(bottom), terms)
+            if terms > 1 and quotient.prec < terms:
+                raise ArithmeticError("a power series was cut short")
+            return [quotient[k] for k in range(terms)]
+        finally:
+            flint.ctx.cap = before

@@ -24,6 +24,7 @@ from numba.extending import get_cython_function_address
 from scipy.special import ndtri
 
 from accounting.limits import MAX_REAL_SIGMA
+from accounting.strategies.convolution import FLINT
 from dp_transforms.noise.prf import Prf
 from dp_transforms.noise.sampler import lane_blocks
 
@@ -107,7 +108,7 @@ class ContinuousGaussian:
         bits = [(int(h) << 64) | int(low_) for h, low_ in zip(high, low, strict=True)]
 
         def balls(precision: int) -> Sequence[Any]:
-            with flint.ctx.workprec(precision):
+            with FLINT, flint.ctx.workprec(precision):
                 scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
                 # 2 (u + 1/2) / 2^128 - 1 = (2 u + 1 - 2^128) / 2^128
                 signed = [flint.arb(2 * u + 1 - (1 << 128)) / (1 << 128) for u in bits]
