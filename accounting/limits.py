@@ -39,5 +39,13 @@ SPLIT_BUFFER_ROWS = 400_000
 MAX_SHARDS = 1 << 15
 #: Steps (windows x triggers) one bounded job may take.
 MAX_STEPS = 10_000_000
+#: Steps, and rows of their input, that share one commit: each commit waits for the disk, a crash
+#: repeats the steps of the last one.
+COMMIT_STEPS = 16
+COMMIT_ROWS = 250_000
+#: Releases, and rows of them, that a sink writes together, and how many files at once.
+SINK_RELEASES = 64
+SINK_ROWS = 1_000_000
+SINK_THREADS = 8
 #: Noise draws held in memory at once by a path (4 bytes each).
 MAX_DRAWS_AT_ONCE = 4_000_000

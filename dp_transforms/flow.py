@@ -28,7 +28,14 @@ from dp_transforms.batches import (
 from dp_transforms.bounding import bound
 from dp_transforms.ids import key_ids
 from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
-from dp_transforms.release import HoldUntilCut, Seal, ShardRelease, seal, steps_through
+from dp_transforms.release import (
+    HoldUntilCut,
+    Seal,
+    ShardRelease,
+    commit_groups,
+    seal,
+    steps_through,
+)
 from dp_transforms.run import KeySource, Run, begin_run
 from dp_transforms.step import Stepper, run_name, shard_of
 from dp_transforms.telemetry import count, guarded, step_done, timed
@@ -211,7 +218,7 @@ class BoundCallback:
 
 
 class ReleaseCallback:
-    """Builds RELEASE's worker side: one transaction per step, then what was committed."""
+    """Builds RELEASE's worker side: one transaction per few steps, then what was committed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -229,12 +236,13 @@ class ReleaseCallback:
             shard: int, batches: Iterable[pa.RecordBatch], upto: int
         ) -> Iterator[ShardRelease]:
             rows = concat(batches, schema)
-            for window, trigger, part in steps_through(run.plan.timeline, rows, upto):
+            for group in commit_groups(steps_through(run.plan.timeline, rows, upto)):
                 with timed("step"):
-                    released, computed = stepper.step(window, shard, trigger, part)
-                count("steps_committed" if computed else "steps_reemitted")
-                step_done()
-                yield (window, trigger), released
+                    done = stepper.steps(shard, group)
+                for (window, trigger, _), (released, computed) in zip(group, done, strict=True):
+                    count("steps_committed" if computed else "steps_reemitted")
+                    step_done()
+                    yield (window, trigger), released
 
         return release
 

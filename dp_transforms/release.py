@@ -1,8 +1,9 @@
 """RELEASE: commit, then emit; and one sealed object per (window, trigger).
 
 Timers say when, records say what.  The stateful stages hold their rows in a bag until the
-watermark passes a cut; the callback then runs every step that is due, in order, one transaction
-each, and emits what was committed.  With bounded input there is one timer at the last trigger.
+watermark passes a cut; the callback then runs every step that is due, in order, a few of them in
+one transaction, and emits what was committed.  With bounded input there is one timer at the
+last trigger.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from apache_beam.transforms.userstate import (
 )
 from apache_beam.utils.timestamp import Timestamp
 
+from accounting.limits import COMMIT_ROWS, COMMIT_STEPS
 from accounting.plan import Plan
 from accounting.timeline import Timeline
 from dp_transforms.batches import (
@@ -120,6 +122,22 @@ def steps_through(
             name = cut * width + index
             begin, end = np.searchsorted(rank, (name, name + 1)) if index < width else (0, 0)
             yield index, cut - line.base(index), rows.slice(int(begin), int(end - begin))
+
+
+def commit_groups(
+    steps: Iterable[tuple[int, int, pa.RecordBatch]],
+) -> Iterator[list[tuple[int, int, pa.RecordBatch]]]:
+    """The steps in runs that share one commit: few waits for the disk, little work to repeat."""
+    group: list[tuple[int, int, pa.RecordBatch]] = []
+    rows = 0
+    for step in steps:
+        group.append(step)
+        rows += step[2].num_rows
+        if len(group) >= COMMIT_STEPS or rows >= COMMIT_ROWS:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
 
 
 def seal(

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from accounting.budget import Budget
 from accounting.limits import DECODE_BITS
@@ -27,7 +28,20 @@ from dp_transforms.noise.paths import NoiseStream, Paths
 from state.store import KeyShard
 
 Bool = npt.NDArray[np.bool_]
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+
+
+@njit(cache=True, nogil=True)
+def _need(
+    needs: Int32, slots: Int64, leaf: Int64, upto: Int64, noise: Int64, tau: Int64
+) -> None:  # pragma: no cover - compiled
+    """Needs of leaves ``leaf .. upto``; leaf t goes to column t mod horizon, so nothing moves."""
+    horizon = needs.shape[1]
+    for i in range(slots.size):
+        for t in range(leaf[i], upto[i] + 1):
+            need = ((tau[t - 1] - noise[i, t - leaf[i]]) >> DECODE_BITS) + 1
+            needs[slots[i], t % horizon] = min(max(need, 0), 2147483647)
 
 
 class Needs:
@@ -77,13 +91,7 @@ class Needs:
             return
         upto = np.minimum(leaf + self.horizon - 1, len(self._tau))
         noise = self._noise(slots, leaf, upto)
-        leaves = leaf[:, None] + np.arange(self.horizon)
-        tau = self._tau[np.minimum(leaves, len(self._tau)) - 1]
-        need = ((tau - noise) >> DECODE_BITS) + 1
-        # Column t mod horizon: the window of needs slides without moving; columns past T are
-        # never read.
-        np.clip(need, 0, np.iinfo(np.int32).max, out=need)
-        self.needs[slots[:, None], leaves % self.horizon] = need
+        _need(self.needs, slots, leaf, upto, noise, self._tau)
         self.known[slots] = upto
 
     def _noise(self, slots: Int64, leaf: Int64, upto: Int64) -> Int64:

@@ -6,6 +6,7 @@ are due; select; publish what the calendar says; predict.  Nothing is visible be
 """
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from dp_transforms.noise.sampler import RoundedGaussian
 from dp_transforms.perturbation import Published, PublishedPaths, publish
 from dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
 from dp_transforms.selection import Needs, candidates, select
-from state.store import NEVER, KeyShard, RunIdentity, StepResult, Store
+from state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 
 Int64 = npt.NDArray[np.int64]
 _NO_SLOTS: Int64 = np.zeros(0, np.int64)
@@ -81,12 +82,13 @@ class Stepper:
         Returns:
             (releases, whether this call computed them).
         """
-        committed = self.store.committed_releases(window, shard, trigger)
-        if committed is not None:
-            # Another worker may have committed it: states in memory would lack its rows.
-            self.store.forget(window, shard)
-            return committed, False
         states = self.store.key_shard(window, shard)
+        if trigger <= states.committed:
+            committed = self.store.committed_releases(window, shard, trigger)
+            assert committed is not None
+            if trigger == self.plan.timeline.triggers:
+                self.store.forget(window, shard)
+            return committed, False
         try:
             result = self._compute(states, window, shard, trigger, rows)
             return self.store.commit_step(window, shard, trigger, states, result), True
@@ -94,6 +96,17 @@ class Stepper:
             # Half-changed states must not count these rows again when the step is repeated.
             self.store.forget(window, shard)
             raise
+
+    def steps(
+        self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
+    ) -> list[tuple[pa.RecordBatch, bool]]:
+        """``step`` for each (window, trigger, rows) in order, committed together."""
+        try:
+            with self.store.grouped():
+                return [self.step(window, shard, *rest) for window, *rest in group]
+        except OvertakenError:
+            # Each by itself: what the other worker committed is read back.
+            return [self.step(window, shard, *rest) for window, *rest in group]
 
     def _compute(
         self, states: KeyShard, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None

@@ -3,7 +3,7 @@
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -55,6 +55,14 @@ def put_once(path: Path, data: bytes) -> bool:
     Raises:
         OSError: it cannot be written.
     """
+    fresh = put_entry(path, data)
+    if fresh:
+        sync_folders([path])
+    return fresh
+
+
+def put_entry(path: Path, data: bytes) -> bool:
+    """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,9 +80,14 @@ def put_once(path: Path, data: bytes) -> bool:
             os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    for folder in (path.parent, path.parent.parent):
-        sync_folder(folder)
     return True
+
+
+def sync_folders(paths: Iterable[Path]) -> None:
+    """Flush the entries of files and of their folders to disk, each folder once."""
+    folders = {path.parent for path in paths}
+    for folder in sorted(folders | {folder.parent for folder in folders}):
+        sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,7 +10,8 @@ releases' folder, so that who publishes the one does not publish the other.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.errors import PolicyError, RunError
+from accounting.limits import SINK_RELEASES, SINK_ROWS, SINK_THREADS
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW
-from dp_transforms.telemetry import guarded
+from dp_transforms.telemetry import guarded, timed
 from pipelines.job import Job
-from pipelines.sink_formats import encode, put_once, read_releases, same_content
+from pipelines.sink_formats import (
+    encode,
+    put_entry,
+    put_once,
+    read_releases,
+    same_content,
+    sync_folders,
+)
 
 __all__ = [
     "WriteDeadLetters",
@@ -33,6 +42,7 @@ __all__ = [
     "release_path",
     "write_dead_letters",
     "write_release",
+    "write_releases",
 ]
 
 #: Dead letters held by one bundle before they are written.
@@ -65,35 +75,76 @@ def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, 
         PolicyError: the file exists with other content; a published value never changes.
         RunError: the file cannot be written.
     """
+    return write_releases(folder, kind, [batch])[0]
+
+
+def write_releases(
+    folder: Path, kind: str, batches: Sequence[pa.RecordBatch]
+) -> list[tuple[int, int]]:
+    """``write_release`` of many: their waits for the disk overlap, each folder is synced once."""
+    try:
+        if len(batches) == 1:
+            written = [_write(folder, kind, batches[0])]
+        else:
+            with ThreadPoolExecutor(SINK_THREADS) as pool:
+                written = list(pool.map(lambda batch: _write(folder, kind, batch), batches))
+        sync_folders(path for path, fresh in written if fresh)
+    except OSError:
+        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+    return [_name(batch) for batch in batches]
+
+
+def _name(batch: pa.RecordBatch) -> tuple[int, int]:
     metadata = batch.schema.metadata or {}
     if WINDOW not in metadata or TRIGGER not in metadata:
         raise RunError("sink", "got a release that names no window", "report this as a bug")
-    window, trigger = int(metadata[WINDOW]), int(metadata[TRIGGER])
+    return int(metadata[WINDOW]), int(metadata[TRIGGER])
+
+
+def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[Path, bool]:
+    """(the release's file, whether it is new)."""
+    window, trigger = _name(batch)
     path = folder / release_path(window, trigger, kind)
     data = encode(batch, kind)
-    try:
-        fresh = put_once(path, data)
-        if not fresh and not same_content(path, data, kind):
-            raise PolicyError(
-                "sink.path",
-                f"holds another release of window {window}, trigger {trigger}",
-                "a published value never changes: use the state that made it, or another folder",
-            )
-    except OSError:
-        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
-    return window, trigger
+    fresh = put_entry(path, data)
+    if not fresh and not same_content(path, data, kind):
+        raise PolicyError(
+            "sink.path",
+            f"holds another release of window {window}, trigger {trigger}",
+            "a published value never changes: use the state that made it, or another folder",
+        )
+    return path, fresh
 
 
 class _WriteRelease(beam.DoFn):
-    """Sealed release -> its file; yields (window, trigger)."""
+    """Sealed releases -> their files, several together; yields (window, trigger)."""
 
     def __init__(self, folder: str, kind: str) -> None:
         self.folder, self.kind = folder, kind
 
+    def start_bundle(self) -> None:
+        """Nothing is held yet."""
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+
     @guarded("sink")
     def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-        """Write one release."""
-        yield write_release(Path(self.folder), self.kind, element)
+        """Gather; write when there is enough."""
+        self._held.append(element)
+        self._rows += element.num_rows
+        if len(self._held) >= SINK_RELEASES or self._rows >= SINK_ROWS:
+            yield from self._flush()
+
+    @guarded("sink")
+    def finish_bundle(self) -> Iterator[Any]:
+        """Write the rest: a bundle is done when its releases are on disk."""
+        for name in self._flush():
+            yield beam.transforms.window.GlobalWindows.windowed_value(name)
+
+    def _flush(self) -> list[tuple[int, int]]:
+        held, self._held, self._rows = self._held, [], 0
+        with timed("sink"):
+            return write_releases(Path(self.folder), self.kind, held) if held else []
 
 
 class WriteReleases(beam.PTransform):  # type: ignore[misc]

@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
-from state.sqlite import SqliteStore, create_store, store_exists
+from state.sqlite import SqliteStore
+from state.sqlite_file import create_store, store_exists
 from state.store import RunIdentity, Store
 
 _KEY_TYPES = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}

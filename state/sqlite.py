@@ -5,33 +5,50 @@ releases (the outbox), its progress and the changed states as Arrow blobs.  Row-
 would be an order of magnitude slower (components.md).  A cold start replays the log.
 """
 
-import os
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import PolicyError, RunError, UsageError
+from accounting.errors import RunError
 from state import log
 from state.idtable import IdTable
-from state.store import Admitted, KeyShard, RunIdentity, StepResult, Store, UnitShard
+from state.sqlite_file import connect, failed, read_identity
+from state.store import (
+    Admitted,
+    KeyShard,
+    OvertakenError,
+    StepResult,
+    Store,
+    UnitShard,
+)
 
-SCHEMA_VERSION = 1
-_DDL = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS steps (
-  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
-  releases BLOB NOT NULL, keys BLOB, states BLOB, pairs BLOB,
-  UNIQUE (window, shard, trigger));
-CREATE TABLE IF NOT EXISTS admissions (
-  shard INTEGER NOT NULL, cut INTEGER NOT NULL, units BLOB NOT NULL, records BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS admissions_by_shard ON admissions (shard);
-"""
+
+class _StepRow(NamedTuple):
+    """A row of ``steps``."""
+
+    window: int
+    shard: int
+    trigger: int
+    releases: bytes
+    keys: bytes | None
+    states: bytes | None
+    pairs: bytes | None
+
+
+#: Rows that wait for their group's commit, and whether each closes its window.
+_Steps = list[tuple[_StepRow, bool]]
+
+
+class _Group(threading.local):
+    """The group that the thread has open."""
+
+    steps: _Steps | None = None
 
 
 class SqliteStore(Store):
@@ -46,7 +63,8 @@ class SqliteStore(Store):
     def __init__(self, path: str | Path, key_schema: pa.Schema, streams: int) -> None:
         self._schema, self._streams = key_schema, streams
         self._lock = threading.RLock()
-        self._db = _connect(path)
+        self._group = _Group()
+        self._db = connect(path)
         self.identity = read_identity(self._db)
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
         self._unit_shards: dict[int, UnitShard] = {}
@@ -70,36 +88,66 @@ class SqliteStore(Store):
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
-        name = (window, shard, trigger)
         releases = log.to_bytes(result.releases)
         blobs = (None, None, None) if result.closes else log.step_blobs(states, result)
-        try:
-            with self._lock, self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._db.execute(
-                    "INSERT INTO steps (window, shard, trigger, releases, keys, states, pairs)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*name, releases, *blobs),
-                )
-                if result.closes:
-                    self._db.execute(
-                        "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
-                        " WHERE window = ? AND shard = ? AND states IS NOT NULL",
-                        (window, shard),
-                    )
-        except sqlite3.IntegrityError:
-            self.forget(window, shard)
-            committed = self.committed_releases(*name)
-            if committed is None:
-                raise RunError("state.store", "a step's row is unreadable", "check disk") from None
-            return committed
-        except sqlite3.Error as error:
-            self.forget(window, shard)
-            raise _failed(error) from None
+        row = _StepRow(window, shard, trigger, releases, *blobs)
+        group = self._group.steps
+        if group is not None:
+            group.append((row, result.closes))
+        else:
+            try:
+                self._write_steps([(row, result.closes)])
+            except OvertakenError:
+                committed = self.committed_releases(window, shard, trigger)
+                if committed is None:
+                    raise RunError(
+                        "state.store", "a step's row is unreadable", "check disk"
+                    ) from None
+                return committed
         states.mark_committed(trigger)
         if result.closes:
             self.forget(window, shard)
         return result.releases
+
+    @override
+    @contextlib.contextmanager
+    def grouped(self) -> Iterator[None]:
+        group: _Steps = []
+        self._group.steps = group
+        try:
+            yield
+            self._write_steps(group)
+        except BaseException:
+            for row, _ in group:
+                self.forget(row.window, row.shard)
+            raise
+        finally:
+            self._group.steps = None
+
+    def _write_steps(self, steps: "_Steps") -> None:
+        """Commit steps in one transaction, all or none; their states are dropped if it fails."""
+        if not steps:
+            return
+        closed = {(row.window, row.shard) for row, closes in steps if closes}
+        try:
+            with self._lock, self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                for row, _ in steps:
+                    kept = row[:4] if (row.window, row.shard) in closed else row
+                    values = (*kept, *(None,) * (7 - len(kept)))
+                    self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                for name in closed:
+                    self._db.execute(
+                        "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
+                        " WHERE window = ? AND shard = ? AND states IS NOT NULL",
+                        name,
+                    )
+        except sqlite3.Error as error:
+            for row, _ in steps:
+                self.forget(row.window, row.shard)
+            if isinstance(error, sqlite3.IntegrityError):
+                raise OvertakenError from None
+            raise failed(error) from None
 
     @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -147,7 +195,7 @@ class SqliteStore(Store):
                     )
         except sqlite3.Error as error:
             self.forget_units(shard)
-            raise _failed(error) from None
+            raise failed(error) from None
         except RunError:
             self.forget_units(shard)
             raise
@@ -183,83 +231,9 @@ class SqliteStore(Store):
         try:
             yield from self._db.execute(statement, values)
         except sqlite3.Error as error:
-            raise _failed(error) from None
+            raise failed(error) from None
 
     @override
     def close(self) -> None:
         with self._lock:
             self._db.close()
-
-
-def create_store(path: str | Path, identity: RunIdentity) -> RunIdentity:
-    """Create the file with its identity, or return the identity of one that exists."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    db = _connect(path)
-    try:
-        with db:
-            db.execute("BEGIN IMMEDIATE")
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            if tables and "meta" not in tables:
-                raise PolicyError(
-                    "state.store", "the file is another program's database", "choose another path"
-                )
-            for statement in _DDL.split(";"):
-                db.execute(statement)
-            db.execute(
-                "INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),)
-            )
-            db.execute(
-                "INSERT OR IGNORE INTO meta VALUES ('identity', ?)",
-                (msgspec.json.encode(identity).decode(),),
-            )
-        return read_identity(db)
-    except sqlite3.Error as error:
-        raise _failed(error) from None
-    finally:
-        db.close()
-
-
-def store_exists(path: str | Path) -> bool:
-    """Whether the file holds an initialised store."""
-    return Path(path).exists() and Path(path).stat().st_size > 0
-
-
-def read_identity(db: sqlite3.Connection) -> RunIdentity:
-    """The identity row, after a check of the schema version."""
-    try:
-        meta = dict(db.execute("SELECT name, value FROM meta"))
-    except sqlite3.Error:
-        raise PolicyError(
-            "state.store", "the file is not a dpstream store", "choose another path"
-        ) from None
-    if meta.get("schema_version") != str(SCHEMA_VERSION):
-        raise PolicyError(
-            "state.store",
-            f"its schema version is not {SCHEMA_VERSION}, the one of this program",
-            "use the program version that wrote it",
-        )
-    return msgspec.json.decode(meta["identity"], type=RunIdentity)
-
-
-def _connect(path: str | Path) -> sqlite3.Connection:
-    try:
-        # Exact counts live here: for the owner only, like the noise key.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-    except (sqlite3.Error, OSError) as error:
-        raise _failed(error) from None
-    return db
-
-
-def _failed(error: sqlite3.Error | OSError) -> RunError | UsageError:
-    """SQLite's error by its public code; its text can hold a path or a value."""
-    code = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    if isinstance(error, OSError) or code in (
-        "SQLITE_NOTADB",
-        "SQLITE_CANTOPEN",
-        "SQLITE_CANTOPEN_ISDIR",
-    ):
-        return UsageError("state.store", f"cannot be opened ({code})", "check the path")
-    return RunError("state.store", f"the database refused ({code})", "check disk and rights")

@@ -11,6 +11,7 @@ negative answer (the noise of a node is drawn once).
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -198,6 +199,10 @@ class Admitted(msgspec.Struct, frozen=True):
     rank: Int32 | None = None
 
 
+class OvertakenError(Exception):
+    """Another worker committed a step of the group first: repeat its steps one by one."""
+
+
 class Store(ABC):
     """A database that keeps one run's state; see the module's text for the contract."""
 
@@ -215,6 +220,16 @@ class Store(ABC):
 
         If another worker committed this step before, its releases are returned and nothing
         is written.  On an error the states in memory are dropped and must be loaded again.
+        Inside ``grouped`` the step becomes durable, and may be seen, when the block ends.
+        """
+
+    @abstractmethod
+    def grouped(self) -> AbstractContextManager[None]:
+        """Commit all steps of the block (of this thread) in one transaction when it ends.
+
+        Raises:
+            OvertakenError: another worker committed one of them; none is written by this one.
+        On any error the states of all its steps are dropped from memory.
         """
 
     @abstractmethod

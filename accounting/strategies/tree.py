@@ -141,8 +141,16 @@ class TreeStrategy(Strategy):
 @njit(cache=True, nogil=True)
 def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
     """round(2^DECODE_BITS * I / (2^(level+1) - 1)); the divisor is odd, so no ties."""
+    scaled = total << DECODE_BITS
+    # Constant divisors, of all but one block in eight, compile to multiplications.
+    if level == 0:
+        return scaled
+    if level == 1:
+        return (scaled + 1) // 3
+    if level == 2:
+        return (scaled + 3) // 7
     divisor = (1 << (level + 1)) - 1
-    return ((total << DECODE_BITS) + (divisor >> 1)) // divisor
+    return (scaled + (divisor >> 1)) // divisor
 
 
 @njit(cache=True, nogil=True)
@@ -152,12 +160,13 @@ def fold(
     """Compiled body of ``TreeStrategy.fold``."""
     levels = stack.shape[1]
     width = out.shape[1]
-    decoded = np.zeros(levels, np.int64)
+    #: Sum of the decoded blocks of a level and above.
+    above = np.zeros(levels + 1, np.int64)
     for i in range(leaf.size):
-        for level in range(levels):
-            decoded[level] = 0
+        for level in range(levels - 1, -1, -1):
+            above[level] = above[level + 1]
             if (leaf[i] >> level) & 1:
-                decoded[level] = decode_block(stack[i, level], level)
+                above[level] += decode_block(stack[i, level], level)
         node = starts[i]
         for t in range(leaf[i] + 1, upto[i] + 1):
             total = np.int64(noise[node])
@@ -165,14 +174,13 @@ def fold(
             level = 0
             while (t >> level) & 1 == 0:
                 total += stack[i, level]
-                decoded[level] = 0
                 level += 1
                 total += np.int64(noise[node]) << level
                 node += 1
             stack[i, level] = total
-            decoded[level] = decode_block(total, level)
-            value = np.int64(0)
-            for higher in range(level, levels):
-                value += decoded[higher]
+            value = above[level + 1] + decode_block(total, level)
+            # The blocks below are part of this one now.
+            for lower in range(level + 1):
+                above[lower] = value
             column = t - leaf[i] - 1
             out[i, column if width > 1 else 0] = value

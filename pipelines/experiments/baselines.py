@@ -166,7 +166,7 @@ def _one_shot_plan(promise: Guarantee) -> Plan:
         event_time="time",
         aggregates=(Aggregate("count", "count"),),
         timeline=Timeline(0, DAY_MICROS, DAY_MICROS, DAY_MICROS, DAY_MICROS),
-        privacy=Privacy(promise.epsilon, promise.delta, promise.contributions),
+        privacy=Privacy(promise.epsilon, promise.delta, promise.contributions, strategy="tree"),
     )
 
 

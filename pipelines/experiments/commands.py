@@ -13,6 +13,7 @@ from rich.table import Table
 
 from accounting.errors import UsageError
 from pipelines.cli_parts import AS_JSON, ListCommand, examples, options, print_json
+from pipelines.experiments.modes import NAMED
 
 BASELINES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
 _SIZE = click.IntRange(min=1)
@@ -20,9 +21,9 @@ _FILE = click.Path(path_type=Path)
 MODES = click.option(
     "--modes",
     multiple=True,
-    default=("sticky", "rounds", "paper"),
+    default=("sticky", "combined", "tree", "rounds", "paper"),
     show_default=True,
-    help="Settings of [privacy]: sticky, rounds, rounds+flush, paper, NAME,key=value or key=value.",
+    help=f"Settings of [privacy]: {', '.join(NAMED)}, NAME,key=value or key=value.",
 )
 WITH_BASELINES = click.option(
     "--baselines",

@@ -38,8 +38,14 @@ class Setting(NamedTuple):
     contributions: int
 
 
-def write_job(frame: Frame, setting: Setting, aggregates: Sequence[dict[str, Any]] = COUNT) -> Path:
-    """Write a job file and a fresh noise key into a fresh folder below ``frame.folder``."""
+def write_job(
+    frame: Frame, setting: Setting, aggregates: Sequence[dict[str, Any]] | None = None
+) -> Path:
+    """Write a job file and a fresh noise key into a fresh folder below ``frame.folder``.
+
+    Without ``aggregates`` one column ``count``: of records, or of users (``Mode.kind``).
+    """
+    aggregates = aggregates or ({"name": "count", "kind": setting.mode.kind},)
     name = f"{setting.mode.slug}-T{setting.triggers}-C{setting.contributions}-"
     frame.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=name, dir=frame.folder))

@@ -1,6 +1,8 @@
 """What ``--modes`` names: settings of a job's ``[privacy]`` table.
 
-    sticky                             a named setting
+    sticky                             a named setting: the product's defaults
+    tree toeplitz blt                  every record counts equally, one noise strategy each
+    weights per_key combined fused     ways to more keys and less error (mechanism.md section 8)
     sticky,strategy=toeplitz           with one more key of [privacy]
     per_key_bound=1,weights={power=1}  keys of [privacy] alone; values as in TOML, texts unquoted
 
@@ -14,10 +16,18 @@ from typing import Any, NamedTuple
 
 from accounting.errors import UsageError
 
+_EQUAL = {"mode": "sticky", "weights": "uniform"}
 NAMED: dict[str, dict[str, Any]] = {
     "sticky": {"mode": "sticky"},
-    "rounds": {"mode": "rounds"},
-    "rounds+flush": {"mode": "rounds", "final_flush": True},
+    "tree": {**_EQUAL, "strategy": "tree"},
+    "toeplitz": {**_EQUAL, "strategy": "toeplitz"},
+    "blt": {**_EQUAL, "strategy": "blt"},
+    "weights": {"mode": "sticky", "weights": {"offset": 3.0, "power": 1.0}},
+    "per_key": {**_EQUAL, "per_key_bound": 1},
+    "combined": {"mode": "sticky", "per_key_bound": 1, "combine": True},
+    "fused": {**_EQUAL, "per_key_bound": 1},
+    "rounds": {"mode": "rounds", "strategy": "tree"},
+    "rounds+flush": {"mode": "rounds", "strategy": "tree", "final_flush": True},
     "paper": {"mode": "paper", "allow_unsound": True},
 }
 #: Set by options of their own, alike for all modes and baselines.
@@ -29,6 +39,11 @@ class Mode(NamedTuple):
 
     name: str
     privacy: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """What is published: ``fused`` publishes the selection itself, a count of users."""
+        return "units" if self.name.partition(",")[0] == "fused" else "count"
 
     @property
     def slug(self) -> str:

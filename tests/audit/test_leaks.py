@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from accounting.errors import DpstreamError, RunError
 from dp_transforms import bounding, columns, flow, records, release, step
 from dp_transforms.flow import DPStream
-from dp_transforms.noise.sampler import RoundedGaussian
+from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.records import Canonicaliser
 from dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
 from pipelines import cli, sinks, sources, stream
@@ -51,13 +51,14 @@ PLACES: list[tuple[Any, str]] = [
     (flow, "bound"), (bounding, "admit"), (bounding, "expand"), (bounding, "stamp_order"),
     (flow, "steps_through"), (step, "aggregate"), (step, "candidates"), (step, "select"),
     (step, "predict"), (step, "publish"), (step, "id_array"),
-    (RoundedGaussian, "draw"), (PairSet, "add"), (KeyShard, "intern"), (KeyShard, "key_columns"),
+    (ContinuousGaussian, "draw"), (PairSet, "add"), (KeyShard, "intern"), (KeyShard, "key_columns"),
     (SqliteStore, "key_shard"), (SqliteStore, "commit_step"), (SqliteStore, "commit_units"),
-    (SqliteStore, "committed_releases"), (SqliteStore, "unit_shard"), (log, "step_blobs"),
+    (SqliteStore, "_write_steps"), (SqliteStore, "unit_shard"), (log, "step_blobs"),
     (log, "unit_blobs"), (log, "to_bytes"),
     (flow, "seal"), (release, "concat"),
     (pa.ipc, "new_stream"), (pa.ipc, "open_stream"),
-    (sinks, "write_release"), (sinks, "encode"), (sinks, "put_once"), (sinks, "write_dead_letters"),
+    (sinks, "write_releases"), (sinks, "encode"), (sinks, "put_entry"),
+    (sinks, "put_once"), (sinks, "write_dead_letters"),
 ]  # fmt: skip
 
 FORCED = [
@@ -222,7 +223,7 @@ def test_full_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], store_pages: int, missing: int
 ) -> None:
     """SQLite has no room; afterwards the run goes on from the same store."""
-    real, pages = sqlite._connect, store_pages - missing
+    real, pages = sqlite.connect, store_pages - missing
 
     def connect(path: Any) -> Any:
         db = real(path)
@@ -230,7 +231,7 @@ def test_full_disk(
         return db
 
     job = make_job(tmp_path / "job")
-    full = mock.patch.object(sqlite, "_connect", connect)
+    full = mock.patch.object(sqlite, "connect", connect)
     with Logs() as logs, full, pytest.raises(RunError) as caught:
         run_job(job)
     search(tmp_path / "job", caught.value, logs.text, *capfd.readouterr())

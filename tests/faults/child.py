@@ -21,6 +21,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from accounting.errors import RunError
 from accounting.plan import Plan
 from accounting.weights import SelectionWeights
+from dp_transforms import release
 from dp_transforms.flow import DPStream, run_in_memory
 from dp_transforms.run import Run
 from pipelines import sinks
@@ -29,6 +30,8 @@ from state.sqlite import SqliteStore
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, begin, generate, make_plan, public_table
 
 SHARDS = 2
+#: Steps that share a commit: a kill can fall inside a group and between two.
+TOGETHER = 4
 #: Public keys, most of them without any data.
 PUBLIC = range(0, 120, 3)
 #: The child says "another worker was faster" with this exit code; it is simply run again.
@@ -37,6 +40,7 @@ BEATEN = 75
 POINTS = (
     "before unit_shard", "before commit_units", "after commit_units",
     "before key_shard", "before commit_step", "after commit_step",
+    "before _write_steps", "after _write_steps",
     "before write_release", "after write_release",
 )  # fmt: skip
 
@@ -117,7 +121,8 @@ def faulty(fault: Fault | None, pause: float) -> Iterator[None]:
         return mock.patch.object(owner, name, call)
 
     with contextlib.ExitStack() as stack:
-        for name in ("unit_shard", "commit_units", "key_shard", "commit_step"):
+        stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", TOGETHER))
+        for name in ("unit_shard", "commit_units", "key_shard", "commit_step", "_write_steps"):
             stack.enter_context(around(SqliteStore, name))
         stack.enter_context(around(sinks, "write_release"))
         yield

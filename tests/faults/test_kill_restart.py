@@ -44,8 +44,9 @@ def killed_at(name: str, fault: Fault, folder: Path, in_beam: bool = False) -> N
 
 
 def nth_of(point: str, rng: np.random.Generator) -> int:
-    """Some occurrence of a point: there are 2 unit shards, 24 steps and 12 files."""
-    most = 2 if "unit" in point else 12 if "write" in point else 24
+    """Some occurrence: 2 unit shards, 24 steps in groups of 4 (6 commits) and 12 files."""
+    kinds = (("unit", 2), ("_write_steps", 6), ("write", 12))
+    most = next((n for name, n in kinds if name in point), 24)
     return int(rng.integers(1, most + 1))
 
 
@@ -54,6 +55,8 @@ CI_FAULTS = [
     ("sticky", Fault("before commit_step", 9), False),
     ("rounds", Fault("after commit_step", 7), False),
     ("public", Fault("after commit_step", 4), False),
+    ("sticky", Fault("after _write_steps", 2), False),
+    ("rounds", Fault("before _write_steps", 4), False),
     ("rounds", Fault("after write_release", 3), False),
     ("sticky", Fault("after commit_step", 11), True),
     # The second shard's units are decided after the restart, the first one's ranks recalled.

@@ -255,7 +255,7 @@ def test_baseline_2_is_the_job_with_a_window_for_every_batch(
     """With noise far below 1 the product's own pipeline publishes the same numbers."""
     generate(Synth(users=3000, keys=30, seed=4), tmp_path / "day.parquet")
     frame = Frame(tmp_path / "day.parquet", "int", tmp_path / "runs", 1000.0, 0.5, 2)
-    path = write_job(frame, Setting(parse_mode("sticky"), 6, 3))
+    path = write_job(frame, Setting(parse_mode("sticky,strategy=tree,weights=uniform"), 6, 3))
     path.write_text(path.read_text().replace('window = "1d"', 'window = "4h"'))
     job = load_job(path)
     assert (job.plan.timeline.windows, job.plan.timeline.triggers) == (6, 1)

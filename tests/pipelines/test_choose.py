@@ -44,6 +44,7 @@ end = "2024-01-03T00:00:00Z"
 window = "1d"
 trigger_every = "6h"
 [privacy]
+strategy = "tree"
 epsilon = 2.0
 delta = 1e-8
 key_file = "keys/noise.key"

@@ -139,7 +139,7 @@ def test_first_rows_are_those_of_a_loop() -> None:
     ("text", "privacy"),
     [
         ("sticky", {"mode": "sticky"}),
-        ("rounds+flush", {"mode": "rounds", "final_flush": True}),
+        ("rounds+flush", {"mode": "rounds", "strategy": "tree", "final_flush": True}),
         (
             "sticky,strategy=toeplitz,theta=0.3",
             {"mode": "sticky", "strategy": "toeplitz", "theta": 0.3},

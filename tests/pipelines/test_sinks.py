@@ -17,7 +17,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
-from pipelines import sink_formats
+from pipelines import sink_formats, sinks
 from pipelines.job import Job
 from pipelines.sinks import (
     WriteDeadLetters,
@@ -28,6 +28,7 @@ from pipelines.sinks import (
     release_path,
     write_dead_letters,
     write_release,
+    write_releases,
 )
 
 MakeJob = Callable[..., Job]
@@ -76,6 +77,35 @@ def test_one_file_per_window_and_trigger_also_when_empty(tmp_path: Path, kind: s
     assert table.column("key").to_pylist() == ["x,\"\n'", "a", "b"]
     assert table.column("records").to_pylist() == [0.1, 0.1, 1.1]
     assert table.column("trigger").to_pylist() == [1, 5, 5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_at_once_are_the_same_files(tmp_path: Path, kind: str) -> None:
+    batches = [release(n % 3, n, [f"k{i}" for i in range(n)]) for n in range(20)]
+    names = [write_release(tmp_path / "one", kind, batch) for batch in batches]
+    assert write_releases(tmp_path / "all", kind, batches[:7]) == names[:7]
+    assert write_releases(tmp_path / "all", kind, batches) == names  # some are there already
+    assert files(tmp_path / "all") == files(tmp_path / "one")
+    other = [*batches[:-1], release(19 % 3, 19, ["z"])]
+    with pytest.raises(PolicyError, match="window 1, trigger 19"):
+        write_releases(tmp_path / "all", kind, other)
+    assert files(tmp_path / "all") == files(tmp_path / "one")
+
+
+def test_a_bundle_writes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "SINK_RELEASES", 4)
+    monkeypatch.setattr(sinks, "SINK_ROWS", 9)
+    calls = []
+    real = sinks.write_releases
+    monkeypatch.setattr(
+        sinks, "write_releases", lambda *args: calls.append(len(args[2])) or real(*args)
+    )
+    writer = sinks._WriteRelease(str(tmp_path), "parquet")
+    writer.start_bundle()
+    out = [name for n in range(10) for name in writer.process(release(0, n, ["k"] * n))]
+    out += [late.value for late in writer.finish_bundle()]
+    assert out == [(0, n) for n in range(10)]
+    assert calls == [4, 2, 2, 2] and len(files(tmp_path)) == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)

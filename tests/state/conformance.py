@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from accounting.errors import RunError
 from dp_transforms.batches import id_array
 from state.log import position_ids
-from state.store import NEVER, Admitted, KeyShard, RunIdentity, StepResult, Store
+from state.store import (
+    NEVER,
+    Admitted,
+    KeyShard,
+    OvertakenError,
+    RunIdentity,
+    StepResult,
+    Store,
+)
 
 KEY_SCHEMA = pa.schema(
     [pa.field("page", pa.string(), nullable=False), pa.field("lang", pa.int64(), nullable=False)]
@@ -212,6 +220,56 @@ class StoreConformance:
             assert (states.size, states.committed) == (0, 2)
             assert handle.committed_releases(0, 0, 1).equals(first)
             assert handle.committed_releases(0, 0, 2).equals(last)
+
+    def test_a_group_becomes_visible_as_one(self, bench: Bench) -> None:
+        store, other, model = bench.open(), bench.open(), KeyShard(KEY_SCHEMA, STREAMS)
+        with store.grouped():
+            for trigger in (1, 2, 3):
+                take_step(store, trigger, [trigger, 7], trigger)
+                change(model, [trigger, 7], trigger)
+            assert other.committed_releases(0, 0, 1) is None
+        model.committed = 3
+        assert all(other.committed_releases(0, 0, t) is not None for t in (1, 2, 3))
+        assert picture(store.key_shard(0, 0)) == picture(model)
+        with store.grouped():
+            last = take_step(store, 4, [2], 4, closes=True)
+        states = other.key_shard(0, 0)
+        assert (states.size, states.committed) == (0, 4)
+        assert other.committed_releases(0, 0, 4).equals(last)
+
+    def test_a_window_that_begins_and_closes_in_a_group_leaves_no_states(
+        self, bench: Bench
+    ) -> None:
+        store = bench.open()
+        with store.grouped():
+            take_step(store, 1, [1, 2], 1)
+            take_step(store, 2, [2], 2, closes=True)
+        for handle in (store, bench.open()):
+            assert (handle.key_shard(0, 0).size, handle.key_shard(0, 0).committed) == (0, 2)
+
+    def test_a_group_that_fails_leaves_nothing(self, bench: Bench) -> None:
+        store = bench.open()
+        take_step(store, 1, [1], 1)
+        with pytest.raises(InterruptedError), store.grouped():
+            take_step(store, 2, [1, 2], 2)
+            take_step(store, 1, [4], 5, shard=1)
+            raise InterruptedError
+        expected = bench.open()
+        assert expected.committed_releases(0, 0, 2) is None
+        for shard in (0, 1):
+            assert picture(store.key_shard(0, shard)) == picture(expected.key_shard(0, shard))
+        take_step(store, 2, [3], 3)  # and steps outside a group are their own again
+        assert bench.open().committed_releases(0, 0, 2) is not None
+
+    def test_an_overtaken_group_writes_nothing(self, bench: Bench) -> None:
+        winner, loser = bench.open(), bench.open()
+        with pytest.raises(OvertakenError), loser.grouped():
+            take_step(loser, 1, [1], 1)
+            take_step(loser, 2, [2], 2)
+            committed = take_step(winner, 1, [5], 9)
+        assert bench.open().committed_releases(0, 0, 2) is None
+        assert loser.committed_releases(0, 0, 1).equals(committed)
+        assert picture(loser.key_shard(0, 0)) == picture(bench.open().key_shard(0, 0))
 
     def test_decisions_are_read_back(self, bench: Bench) -> None:
         store = bench.open()

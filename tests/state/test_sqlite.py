@@ -10,7 +10,8 @@ import pytest
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dp_transforms.run import KeySource, begin_run
 from state import open as stores
-from state.sqlite import SqliteStore, create_store, store_exists
+from state.sqlite import SqliteStore
+from state.sqlite_file import create_store, store_exists
 from state.store import RunIdentity, Store
 from tests.state.conformance import (
     IDENTITY,

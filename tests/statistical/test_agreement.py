@@ -20,16 +20,19 @@ from pipelines.synth import Synth, generate
 from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
 
 KINDS: dict[str, dict[str, object]] = {
-    "sticky,strategy=tree": {"strategy": "tree"},
+    "sticky,strategy=tree,weights=uniform": {"strategy": "tree"},
     "rounds,strategy=tree": {"strategy": "tree", "mode": "rounds"},
     "paper,strategy=tree": {"strategy": "tree", "mode": "paper", "allow_unsound": True},
-    "strategy=toeplitz": {"strategy": "toeplitz"},
-    "strategy=blt": {"strategy": "blt"},
+    "strategy=toeplitz,weights=uniform": {"strategy": "toeplitz"},
+    "strategy=blt,weights=uniform": {"strategy": "blt"},
     "strategy=blt,weights={offset=3.0,power=0.5}": {
         "strategy": "blt",
         "weights": SelectionWeights(3.0, 0.5),
     },
-    "strategy=toeplitz,per_key_bound=1": {"strategy": "toeplitz", "per_key_bound": 1},
+    "strategy=toeplitz,per_key_bound=1,weights=uniform": {
+        "strategy": "toeplitz",
+        "per_key_bound": 1,
+    },
     "strategy=blt,per_key_bound=1,combine=true,weights={offset=3.0,power=1.5}": {
         "strategy": "blt",
         "per_key_bound": 1,

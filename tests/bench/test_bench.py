@@ -1,0 +1,70 @@
+"""The parts of the benchmarks that measure nothing: fits, missing peers, errors of counts."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.bench import growth, peer_runs, peers
+
+AT = [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("power", "steep"), [(0.3, False), (1.0, False), (1.1, False), (1.5, True)]
+)
+def test_worse_than_linear_is_seen(power: float, steep: bool) -> None:
+    fitted = growth.exponent(AT, [3.0 * n**power for n in AT])
+    assert fitted["fit"] == pytest.approx(power, abs=1e-3)
+    assert fitted["last"] == pytest.approx(power, abs=1e-3)
+    assert growth.too_steep(fitted) is steep
+
+
+def test_noise_alone_is_not_growth() -> None:
+    noisy = [1.0, 4.0, 3.0, 11.0]
+    fitted = growth.exponent(AT, noisy)
+    assert fitted["error"] > 0.1 and not growth.too_steep(fitted)
+
+
+def test_start_up_does_not_hide_growth() -> None:
+    start_up = dict.fromkeys(("seconds", *growth.MEASURES), 100.0)
+    costs = [dict.fromkeys(start_up, 100.0 + 30 * n**1.5) for n in AT]
+    net = [growth.beyond(cost, start_up) for cost in costs]
+    assert not growth.too_steep(growth.exponent(AT, [cost["seconds"] for cost in costs]))
+    assert growth.too_steep(growth.exponent(AT, [cost["seconds"] for cost in net]))
+    # Less than a tenth cannot be told from noise, whatever its sign.
+    tiny = growth.beyond(dict.fromkeys(start_up, 99.0), start_up)
+    assert tiny["seconds"] == pytest.approx(9.9)
+
+
+def test_each_size_is_doubled_alone() -> None:
+    base = growth.Size()
+    series = growth.sizes(base, 3)
+    assert set(series) == {"users", "keys", "triggers", "contributions", "shards"}
+    for name, points in series.items():
+        assert [getattr(point, name) // getattr(base, name) for point in points] == AT
+        assert all(p._replace(**{name: getattr(base, name)}) == base for p in points)
+
+
+def test_a_missing_peer_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peer_runs.NEEDS, "opendp-polars", "no-such-package")
+    entry = peers.measure_within("opendp-polars", tmp_path, 1, 180.0)
+    assert entry["missing"] == "missing: pip install 'dpstream[peers]'"
+
+
+def test_plain_numpy_agrees_with_the_truth(tmp_path: Path) -> None:
+    """Many users of few keys: what is released is close to the raw histogram."""
+    data, out = tmp_path / "data.parquet", tmp_path / "out.parquet"
+    users = np.repeat(np.arange(40_000), 2)
+    columns = {
+        "user": users,
+        "key": pa.array([f"k{n % 4}" for n in range(len(users))]),
+        "time": pa.array(np.full(len(users), 1_704_067_200_000_000), pa.timestamp("us")),
+        "value": np.full(len(users), 50.0),
+    }
+    pq.write_table(pa.table(columns), data)
+    peer_runs.numpy_insecure(data, out)
+    found = peer_runs.errors(data, out)
+    assert found["keys"] == 4 and found["count_l1"] < 0.02 * len(users)
