@@ -242,5 +242,7 @@ def _mean(
     lo, hi = a.grid_bounds()  # type: ignore[attr-defined]
     offset = noisy[a.name] / count  # type: ignore[attr-defined]
     value = min(max((lo + hi) // 2 + offset, lo), hi) * a.grid  # type: ignore[attr-defined]
-    error = math.sqrt(sd[a.name] ** 2 + (offset * sd["count"]) ** 2)  # type: ignore[attr-defined]
+    # Products, as numpy squares: Python's power may differ in the last digit.
+    own, counted = sd[a.name], offset * sd["count"]  # type: ignore[attr-defined]
+    error = math.sqrt(own * own + counted * counted)
     return value, error / count * a.grid  # type: ignore[attr-defined]

@@ -26,7 +26,8 @@ def random_plan(rng: np.random.Generator) -> Plan:
         "strategy": strategy,
         # The table of the rounded sampler grows with the noise.
         "epsilon": 60.0 if strategy == "toeplitz" else float(rng.choice([5.0, 9.0, 40.0])),
-        "contributions": int(rng.integers(1, 8)),
+        # The only weight of C = 1 lies on the lattice; product and reference may round it apart.
+        "contributions": int(rng.integers(2 if weights else 1, 8)),
         "per_key_bound": 1 if per_key else None,
         "combine": bool(per_key and weights and counts and rng.random() < 0.6),
         "public": "list" if public else None,
