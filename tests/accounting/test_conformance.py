@@ -249,3 +249,13 @@ def test_names_and_refusals() -> None:
     assert make_strategy("blt", 1 << 20).sd_factors[-1] < 6
     with pytest.raises(NotImplementedError):
         make_strategy("tree", 3).exact(lambda _: [], 1)
+
+
+@pytest.mark.parametrize("triggers", [1 << 13, 1 << 17])
+def test_sd_of_long_streams_is_that_of_the_exact_decoder(triggers: int) -> None:
+    """Poles near 1 cost a direct-form filter 1e-5 here; sd_t must not be too small."""
+    strategy = make_strategy("blt", triggers)
+    assert isinstance(strategy, convolution.ConvolutionStrategy)
+    exact = np.array([float(b) for b in strategy.decoder_balls(1024)])
+    assert np.abs(strategy.decoder / exact - 1).max() < 1e-10
+    assert np.all(strategy.sd_factors >= np.sqrt(np.cumsum(exact**2)))

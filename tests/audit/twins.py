@@ -69,7 +69,7 @@ def _windows_once(real: Any) -> Any:
 
 
 def _arrival_order(real: Any) -> Any:
-    return lambda stamp, partition, offset: np.arange(len(stamp))
+    return lambda stamp, *ties: np.arange(len(stamp))
 
 
 def _with_tau(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:

@@ -239,11 +239,11 @@ def test_other_units_do_not_matter(case: Case, ring: KeyRing, store_paths: Itera
     assert case.deliver(rest, last) == [row for row in everyone if row[at] not in heavy]
 
 
-def sabotage_arrival(stamp: np.ndarray, partition: np.ndarray, offset: np.ndarray) -> np.ndarray:
+def sabotage_arrival(stamp: np.ndarray, *ties: np.ndarray) -> np.ndarray:
     return np.arange(len(stamp))
 
 
-def sabotage_ties(stamp: np.ndarray, partition: np.ndarray, offset: np.ndarray) -> np.ndarray:
+def sabotage_ties(stamp: np.ndarray, *ties: np.ndarray) -> np.ndarray:
     return np.argsort(stamp, kind="stable")
 
 
@@ -290,6 +290,12 @@ def test_equal_positions_of_two_units_are_two_records() -> None:
     assert taken.tolist() == [1, 1]
     taken, _ = admit(np.array([1, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
     assert taken.tolist() == [1, 0] and counts.tolist() == [1, 2]
+    # Delivered as 1, 0, 1 the unit's own repetition is still one record.
+    where = np.zeros(3, np.int32), np.zeros(3, np.int64)
+    between = np.array([1, 0, 1])
+    counts[:] = 0
+    taken, _ = admit(between, np.zeros(3, np.int64), *where, np.ones(3, np.int64), counts, 3)
+    assert taken.tolist() == [1, 1, 0] and counts.tolist() == [1, 1]
 
 
 def test_a_million_records_of_one_unit_stay_c_pairs() -> None:

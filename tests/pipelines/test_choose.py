@@ -355,6 +355,21 @@ def test_chosen_by_looking_is_refused_and_public_is_not(job: Path) -> None:
 # --- other data -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("how", ["path", "copy", "link", "glob"])
+def test_the_jobs_own_data_is_no_proxy(job: Path, tmp_path: Path, how: str) -> None:
+    """Its exact figures would be a release without noise and without a charge."""
+    own = job.parent / "in" / "a.csv"
+    proxy = {"path": own, "copy": tmp_path / "c.csv", "link": tmp_path / "l.csv"}.get(how, own)
+    if how == "copy":
+        proxy.write_bytes(own.read_bytes())
+    if how == "link":
+        proxy.hardlink_to(own)
+    pattern = own.parent / "*.csv" if how == "glob" else proxy
+    result = choose(job, "new.toml", "--json", ask=("--proxy", str(pattern)))
+    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "--proxy"
+    assert not job.with_name("new.toml").exists()
+
+
 def test_proxy_is_exact_uncharged_and_labelled(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job.parent / "old.csv").write_text(records(50).replace("2024", "2020"))
     monkeypatch.chdir(job.parent)
