@@ -297,6 +297,16 @@ def _check_sigma(field: str, noise: StreamNoise, fix: str) -> None:
             f"strategy '{noise.strategy}'; its sampler ends at {most:g}",
             fix + (", or strategy 'blt'" if rounded else ""),
         )
+    # Float noise is known to 2^-46 sds (``noise.continuous``): wide sums of long streams would
+    # be settled one by one in ball arithmetic.
+    share = noise.sigma * 2.0**-45 * noise.strategy_object.reach * (1 << limits.DECODE_BITS)
+    if not rounded and share * noise.triggers > limits.MAX_OPEN_DRAWS:
+        raise UsageError(
+            field,
+            f"noise of '{noise.name}' is {noise.sigma:.3g} grid units a node, too fine a grid "
+            "for floats to settle the rounding of its prefixes",
+            fix + ", or strategy 'tree'",
+        )
 
 
 def _check_wrap(stream: ValueStream, noise: StreamNoise) -> None:

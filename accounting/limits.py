@@ -26,6 +26,9 @@ MAX_SIGMA = 60_000.0
 MAX_WEIGHTED = 10_000
 #: Noise sd of one node where noise is real (no table); the decoder's range is checked apart.
 MAX_REAL_SIGMA = 2.0**40
+#: Draws a real-noise prefix may cost beyond floats on average: the share of prefixes whose
+#: rounding floats leave open times T (one such prefix is settled in about T times 20 us).
+MAX_OPEN_DRAWS = 10.0
 #: |value| on the grid: prefix sums times 2^DECODE_BITS must stay far from 2^63.
 MAX_GRID_VALUE = 1 << 32
 #: Admitted pairs the integer bounds are checked for (decode must not wrap).

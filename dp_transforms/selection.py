@@ -22,7 +22,7 @@ import numpy.typing as npt
 from numba import njit
 
 from accounting.budget import Budget
-from accounting.limits import DECODE_BITS
+from accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
 from accounting.plan import Plan
 from dp_transforms.noise.paths import NoiseStream, Paths
 from state.store import KeyShard
@@ -90,8 +90,12 @@ class Needs:
         if len(slots) == 0:
             return
         upto = np.minimum(leaf + self.horizon - 1, len(self._tau))
-        noise = self._noise(slots, leaf, upto)
-        _need(self.needs, slots, leaf, upto, noise, self._tau)
+        # A published count has a leaf for each trigger: many columns, so few keys at once.
+        rows = max(1, MAX_DRAWS_AT_ONCE // (self.horizon * self._every))
+        for begin in range(0, len(slots), rows):
+            some = slice(begin, begin + rows)
+            noise = self._noise(slots[some], leaf[some], upto[some])
+            _need(self.needs, slots[some], leaf[some], upto[some], noise, self._tau)
         self.known[slots] = upto
 
     def _noise(self, slots: Int64, leaf: Int64, upto: Int64) -> Int64:

@@ -37,7 +37,7 @@ _OWN_BLOCK = np.uint64(1 << 63)
 #: Below this the upper 64 bits alone would leave a relative error above 2^-50.
 _TAIL = 2.0**-14
 #: |float draw - exact draw| in sds; tests measure at most 2^-48 (scipy's ndtri and rounding).
-_ERROR = 2.0**-44
+_ERROR = 2.0**-46
 
 _ndtri = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(
     get_cython_function_address("scipy.special.cython_special", "ndtri")

@@ -301,6 +301,13 @@ def test_refusals(make_plan: Make) -> None:
         allocate(make_plan(mode="paper"))
 
 
+def test_real_noise_too_wide_for_floats_is_refused(make_plan: Make) -> None:
+    wide = (Aggregate("s", "sum", "x", (0.0, 1e5)),)
+    assert allocate(make_plan(1000, strategy="blt", aggregates=wide)).values
+    with pytest.raises(UsageError, match="too fine a grid"):
+        allocate(make_plan(100_000, strategy="blt", aggregates=wide))
+
+
 def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PAIRS", 1 << 56)
     with pytest.raises(UsageError, match="wrap"):
@@ -311,8 +318,11 @@ def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPat
     allocate(make_plan(pre_threshold=1 << 30))
 
 
-def test_needs_stay_within_32_bits_whatever_the_noise(make_plan: Make) -> None:
+def test_needs_stay_within_32_bits_whatever_the_noise(
+    make_plan: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A clipped need would compare exact counts; weighted statistics come near it first."""
+    monkeypatch.setattr(limits, "MAX_OPEN_DRAWS", 1e9)
     refused = near = 0
     for epsilon in np.geomspace(1e-4, 1e-2, 60):
         options = {"strategy": "blt", "epsilon": float(epsilon), "weights": SelectionWeights()}
