@@ -19,6 +19,7 @@ from rich.table import Table
 from accounting.errors import DpstreamError, RunError
 from pipelines.cli_choose import choose
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
+from pipelines.cli_state import state
 from pipelines.experiments.commands import experiment, reddit
 
 JOB = click.argument("job", type=click.Path(path_type=Path))
@@ -249,6 +250,7 @@ def doctor(as_json: bool) -> None:
 
 
 cli.add_command(choose)
+cli.add_command(state)
 
 
 def _print_operator(counts: dict[str, int], dead_letters: Path) -> None:

@@ -91,6 +91,25 @@ def open_store(url: str, plan: Plan, run_id: str) -> Store:
         return store
 
 
+def identity_of(url: str, plan: Plan) -> RunIdentity:
+    """Identity of an existing store.
+
+    Raises:
+        PolicyError: it is no store of this program, or holds the state of another plan.
+    """
+    store = SqliteStore(_path(url), key_schema(plan), plan.sums)
+    try:
+        if store.identity.plan_hash != plan.hash:
+            raise PolicyError(
+                "state.store",
+                "holds the state of a job with another plan",
+                "use the job file the store was begun with",
+            )
+        return store.identity
+    finally:
+        store.close()
+
+
 def close_all() -> None:
     """Close every store of this process (end of a run; tests that reopen)."""
     with _LOCK:

@@ -226,6 +226,14 @@ class SqliteStore(Store):
                 self._read("SELECT window, shard, max(trigger) FROM steps GROUP BY window, shard")
             )
 
+    @override
+    def completed(self, shards: int) -> dict[int, int]:
+        by_window: dict[int, list[int]] = {}
+        for window, _, trigger in self.progress():
+            by_window.setdefault(window, []).append(trigger)
+        # A shard that has not begun a window has committed nothing of it.
+        return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
+
     def _read(self, statement: str, values: tuple[int, ...] = ()) -> Iterator[Any]:
         """Rows of a query; SQLite's errors become coded ones."""
         try:

@@ -237,6 +237,10 @@ class Store(ABC):
         """Releases of a committed step, ``None`` if it is not committed."""
 
     @abstractmethod
+    def completed(self, shards: int) -> dict[int, int]:
+        """Window -> last trigger that all of its ``shards`` have committed (0: not by all)."""
+
+    @abstractmethod
     def forget(self, window: int, shard: int) -> None:
         """Drop the states in memory; the next use loads what is committed."""
 

@@ -1,0 +1,123 @@
+"""``dpstream state``: what a store holds, and its releases once more."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipelines.cli import cli
+from pipelines.job import load_job
+from pipelines.stream import run_job
+from state import open as stores
+from state.sqlite import SqliteStore
+
+JOB = """
+[source]
+kind = "csv"
+path = "in.csv"
+[schema]
+unit = { column = "user", type = "int" }
+key = [{ column = "page" }]
+event_time = { column = "time" }
+[[aggregate]]
+name = "n"
+kind = "count"
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-03T00:00:00Z"
+window = "1d"
+trigger_every = "6h"
+[privacy]
+epsilon = 20.0
+delta = 1e-2
+contributions = 9
+insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
+[state]
+store = "sqlite:state/s.db"
+shards = 3
+[sink]
+kind = "parquet"
+path = "out"
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A finished run of two windows of four triggers."""
+    rows = ["user,page,time"]
+    for user in range(60):
+        for hour in (1, 7, 20, 30, 40):
+            day, clock = divmod(hour, 24)
+            rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
+    (tmp_path / "in.csv").write_text("\n".join(rows) + "\n")
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    run_job(load_job(path))
+    return path
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["state", *(str(a) for a in args)])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}
+
+
+def test_exported_releases_are_the_sinks_bytes(job: Path, tmp_path: Path) -> None:
+    assert len(files(tmp_path / "out")) == 8
+    result = call("releases", job, "--out", tmp_path / "again", "--json")
+    assert json.loads(result.stdout)["releases"] == 8
+    assert files(tmp_path / "again") == files(tmp_path / "out")
+    # A sink that lost files gets them back, and what is there stays.
+    lost = tmp_path / "out" / "window-000001"
+    shutil.rmtree(lost)
+    assert call("releases", job, "--out", tmp_path / "out").exit_code == 0
+    assert files(tmp_path / "again") == files(tmp_path / "out")
+
+
+def test_only_what_all_shards_have_committed_is_exported(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = SqliteStore.progress
+
+    def behind(store: SqliteStore) -> list[tuple[int, int, int]]:
+        rows = [(w, s, t) for w, s, t in honest(store) if (w, s) != (1, 2)]
+        return [(w, s, 2 if (w, s) == (0, 1) else t) for w, s, t in rows]
+
+    monkeypatch.setattr(SqliteStore, "progress", behind)
+    assert call("releases", job, "--out", tmp_path / "part").exit_code == 0
+    names = sorted(files(tmp_path / "part"))
+    assert names == [f"window-000000/trigger-00000{t}.parquet" for t in (1, 2)]
+
+
+def test_info_is_public_and_complete(job: Path, tmp_path: Path) -> None:
+    found = json.loads(call("info", job, "--json").stdout)
+    plan = load_job(job).plan
+    identity = stores.identity_of(f"sqlite:{tmp_path / 'state' / 's.db'}", plan)
+    assert found["run_id"] == f"INSECURE-{identity.run_id}"
+    assert found["committed"] == {"0": 4, "1": 4} and found["triggers"] == 4
+    assert found["shards"] == 3 and found["plan_hash"] == plan.hash and found["bytes"] > 10_000
+    text = call("info", job).stdout
+    assert "2 of 2 are complete" in text and "p0" not in text
+
+
+def test_refusals(job: Path, tmp_path: Path) -> None:
+    def refused(field: str, code: int, *args: object) -> None:
+        result = call(*args)
+        assert result.exit_code == code and f": {field}: " in result.stderr, result.output
+        assert result.stderr.strip().count("\n") == 0
+
+    export = ("releases", job, "--out", tmp_path / "x")
+    (tmp_path / "out" / "window-000000" / "trigger-000001.parquet").write_bytes(b"other")
+    refused("sink.path", 3, "releases", job, "--out", tmp_path / "out")
+    job.write_text(JOB.replace("11111111", "22222222"))
+    refused("privacy.key_file", 3, *export)
+    job.write_text(JOB.replace("epsilon = 20.0", "epsilon = 21.0"))
+    refused("state.store", 3, *export)
+    refused("state.store", 3, "info", job)
+    job.write_text(JOB.replace("s.db", "none.db"))
+    refused("state.store", 2, "info", job)
+    assert not (tmp_path / "x").exists() and not (tmp_path / "state" / "none.db").exists()
