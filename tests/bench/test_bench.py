@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bench import growth, peer_runs, peers
+from tests.bench import front, growth, peer_runs, peers
+from tests.oracle.simulation import admit, ranked, table1_records
 
 AT = [1, 2, 4, 8]
 
@@ -68,3 +69,26 @@ def test_plain_numpy_agrees_with_the_truth(tmp_path: Path) -> None:
     peer_runs.numpy_insecure(data, out)
     found = peer_runs.errors(data, out)
     assert found["keys"] == 4 and found["count_l1"] < 0.02 * len(users)
+
+
+def test_the_front_marks_what_nothing_of_its_kind_beats() -> None:
+    points = [
+        {"kind": "same", "keys": 10, "l1": 5},
+        {"kind": "same", "keys": 12, "l1": 4},
+        {"kind": "same", "keys": 20, "l1": 9},
+        {"kind": "per key", "keys": 11, "l1": 3},
+        {"kind": "same", "refused": "a rule"},
+    ]
+    front.mark(points)
+    assert [p.get("undominated") for p in points] == [False, True, True, True, None]
+
+
+def test_every_point_of_the_front_is_a_sound_plan_or_refused(tmp_path: Path) -> None:
+    raw = table1_records(3_000, 2_000, 1)
+    bounded = admit(ranked(raw), 32)
+    some = [s for n, s in enumerate(front.settings()) if n % 15 == 0]
+    points = [front.point(setting, 6, bounded, raw) for setting in some]
+    assert all(("keys" in p) != ("refused" in p) for p in points) and len(points) > 5
+    front.mark(points)
+    front.draw([p for p in points if "keys" in p], tmp_path / "front.png")
+    assert (tmp_path / "front.png").stat().st_size > 1000
