@@ -72,7 +72,8 @@ def change(states: KeyShard, keys: list[int], seed: int) -> tuple[npt.NDArray, n
     states.values[changed] += [seed, -3 * seed]
     states.round[changed] += seed % 2
     states.base[changed] = seed
-    states.due[changed] = np.where(changed % 2, seed + 1, NEVER)
+    odd = states.table.ids[changed, 0] % 2 == 1  # of the key, not of the slot it happens to have
+    states.due[changed] = np.where(odd, seed + 1, NEVER)
     units = ids([1000 + seed] * len(changed))
     fresh = states.pairs.add(changed, units)
     return changed, changed[fresh], units[fresh]
