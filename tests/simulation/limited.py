@@ -7,6 +7,7 @@ step is split by key and a decision by unit, each row saying how far it is itsel
 
 import contextlib
 import random
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -139,6 +140,12 @@ class Database(Bench):
             self.decided[shard] = cut
 
 
+class _Group(threading.local):
+    """The group that the thread has open."""
+
+    steps: list[StepRows] | None = None
+
+
 class LimitedStore(Store):
     """A worker's handle.
 
@@ -154,14 +161,14 @@ class LimitedStore(Store):
         self._states: dict[Place, tuple[KeyShard, set[bytes]]] = {}
         self._units: dict[int, tuple[UnitShard, dict[bytes, int]]] = {}
         self._in_use: set[int] = set()
-        self._group: list[StepRows] | None = None
+        self._group = _Group()
 
     def _forgets(self) -> bool:
         return self.database.random.random() < self.database.forgets
 
     def key_shard(self, window: int, shard: int) -> KeyShard:
         place = window, shard
-        waiting = self._group or []
+        waiting = self._group.steps or []
         if self._forgets() and all(step.place != place for step in waiting):
             self.forget(*place)
         if place not in self._states:
@@ -196,8 +203,8 @@ class LimitedStore(Store):
             if slot in result.changed or key in touched or not self._forgets():
                 step.rows[key] = self._row(step, key, slot, states, result)
         assert touched <= step.rows.keys(), "a key is released that was not looked at"
-        if self._group is not None:
-            self._group.append(step)
+        if self._group.steps is not None:
+            self._group.steps.append(step)
         else:
             try:
                 self._write(step)
@@ -214,7 +221,7 @@ class LimitedStore(Store):
         self, step: StepRows, key: bytes, slot: int, states: KeyShard, result: StepResult
     ) -> KeyRow:
         before = next(
-            (s.rows[key] for s in reversed(self._group or []) if s.place == step.place and key in s.rows),
+            (s.rows[key] for s in reversed(self._group.steps or []) if s.place == step.place and key in s.rows),
             self.database.keys[step.place].get(key),
         )
         fresh = (result.pair_units[i].tobytes() for i in np.flatnonzero(result.pair_slots == slot))
@@ -251,7 +258,7 @@ class LimitedStore(Store):
     @contextlib.contextmanager
     def grouped(self) -> Iterator[None]:
         group: list[StepRows] = []
-        self._group = group
+        self._group.steps = group
         try:
             yield
             if sum(len(step.rows) for step in group) <= self.database.limit:
@@ -264,7 +271,7 @@ class LimitedStore(Store):
                 self.forget(*step.place)
             raise
         finally:
-            self._group = None
+            self._group.steps = None
 
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         if self.database.progress[window, shard] < trigger:
