@@ -103,6 +103,10 @@ class Stepper:
             if trigger == self.plan.timeline.triggers:
                 self.store.forget(window, shard)
             return committed, False
+        if trigger > states.committed + 1:
+            # Another worker has taken the steps between: look again.
+            self.store.forget(window, shard)
+            raise OvertakenError
         try:
             result = self._compute(states, window, shard, trigger, rows)
             return self.store.commit_step(window, shard, trigger, states, result), True

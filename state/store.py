@@ -249,7 +249,8 @@ class Store(ABC):
         Inside ``grouped`` the step becomes durable, and may be seen, when the block ends.
 
         Raises:
-            OvertakenError: another worker committed this step, or a part of it, before.
+            OvertakenError: another worker committed this step, or a part of it, before; or
+                the states are not those of the step before.
         On any error the states in memory are dropped and must be loaded again.
         """
 

@@ -192,7 +192,10 @@ class LimitedStore(Store):
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
         mine, loaded = self._states[window, shard]
-        assert mine is states and trigger == states.committed + 1
+        assert mine is states, "states of another load"
+        if trigger != states.committed + 1:
+            self.forget(window, shard)
+            raise OvertakenError
         step = StepRows(window, shard, trigger, {}, _by_key(result.releases), result.closes)
         touched = {k for k in step.releases if k is not None}
         for slot in result.examined.tolist():
