@@ -285,7 +285,11 @@ class Store(ABC):
 
     @abstractmethod
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
-        """Bring the counters of the units ``ids`` (as far as they have any) into memory."""
+        """Bring the counters of the units ``ids`` (as far as they have any) into memory.
+
+        ``ahead`` is true from here on if it holds for any of them: another worker may have
+        committed a part of a decision since the shard was read.
+        """
 
     @abstractmethod
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:

@@ -295,7 +295,6 @@ class LimitedStore(Store):
         if shard not in self._units:
             units = UnitShard()
             units.decided = self.database.decided[shard]
-            units.ahead = any(r.cut > units.decided for r in self.database.admitted[shard])
             self._units[shard] = units, {}
         return self._units[shard][0]
 
@@ -307,6 +306,11 @@ class LimitedStore(Store):
             loaded[unit] = self.database.counts[shard].get(unit, 0)
             slot = units.intern(_id(unit))  # it may put larger counters in place
             units.counts[slot] = loaded[unit]
+        # Not before: a part of a decision may have been committed since the shard was read.
+        units.ahead = self._ahead(shard, units)
+
+    def _ahead(self, shard: int, units: UnitShard) -> bool:
+        return any(r.cut > units.decided for r in self.database.admitted[shard])
 
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
         mine, loaded = self._units[shard]
@@ -331,7 +335,8 @@ class LimitedStore(Store):
             self.forget_units(shard)
             raise
         self._in_use.discard(shard)
-        units.decided, units.ahead = cut, any(r.cut > cut for r in self.database.admitted[shard])
+        units.decided = cut
+        units.ahead = self._ahead(shard, units)
         for unit in loaded:
             loaded[unit] = self.database.counts[shard].get(unit, 0)
 
