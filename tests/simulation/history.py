@@ -155,9 +155,12 @@ class World:
         for output in task.work():
             if task.stage == "release":
                 (window, trigger), part = output
-                name = window, task.shard, trigger
-                if self.emitted.setdefault(name, to_bytes(part)) != to_bytes(part):
-                    raise Problem("a release has two values")
+                self.sees((window, task.shard, trigger), part)
+
+    def sees(self, name: tuple[int, int, int], part: pa.RecordBatch) -> None:
+        """Somebody emits a shard's release, heard or not: everybody must emit the same."""
+        if self.emitted.setdefault(name, to_bytes(part)) != to_bytes(part):
+            raise Problem("a release has two values")
 
     # What the world does.
 
