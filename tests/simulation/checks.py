@@ -100,7 +100,9 @@ def _check_bound(
     batch = Batch(world.plan, records)
     late = {
         batch.ids[row].tobytes()
-        for row, place in enumerate(zip(batch.partition.tolist(), batch.offset.tolist(), strict=True))
+        for row, place in enumerate(
+            zip(batch.partition.tolist(), batch.offset.tolist(), strict=True)
+        )
         if place in world.source.ever_tardy
     }
     if {r: d for r, d in made.items() if r[2] not in late} != {

@@ -46,7 +46,9 @@ class FaultyStore(Store):
         if self._point(when, what):
             raise injected()
 
-    def _call(self, what: str, effect: Callable[[], T], drop: Callable[[], None] | None = None) -> T:
+    def _call(
+        self, what: str, effect: Callable[[], T], drop: Callable[[], None] | None = None
+    ) -> T:
         self._at("before", what)
         out = effect()
         try:
@@ -58,7 +60,9 @@ class FaultyStore(Store):
         return out
 
     def key_shard(self, window: int, shard: int) -> KeyShard:
-        return self._call(f"key_shard {window} {shard}", lambda: self.inner.key_shard(window, shard))
+        return self._call(
+            f"key_shard {window} {shard}", lambda: self.inner.key_shard(window, shard)
+        )
 
     def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
         self._call(

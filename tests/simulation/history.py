@@ -58,7 +58,7 @@ class World:
         rng = np.random.default_rng([seed, 23])
         self.plan = draw_plan(rng)
         self.shards = int(rng.integers(1, 5))
-        size = int(rng.choice([40, 120, 250]))
+        size = int(rng.choice([40, 100, 200]))
         self.tardy = int(rng.integers(1, 9)) if rng.random() < 0.25 else 0
         self.source = Source(self.plan, rng, records or size, self.tardy)
         self.identity = RunIdentity(
@@ -94,7 +94,7 @@ class World:
         self.fault_rate = draw.choice([0.0, 0.01, 0.05, 0.15])
         self.faults = draw.randint(0, 20)
         self.restores = draw.choice([0, 0, 1, 2])
-        self.zombies = draw.choice([0, 2, 6])
+        self.zombies = draw.choice([0, 3, 12])
         self.cut_by_cut = draw.choice([0.0, 0.5, 1.0])
         self.threads = draw.choice([1, 2])
         self.group_steps = draw.randint(1, 6)
@@ -119,7 +119,9 @@ class World:
         if task.process.dead:
             raise Died
         task.calls += 1
-        if task.calls > MOST_CALLS * (2 + task.upto - task.since) * (1 + self.plan.timeline.windows_per_record):
+        if task.calls > MOST_CALLS * (2 + task.upto - task.since) * (
+            1 + self.plan.timeline.windows_per_record
+        ):
             raise Problem("a call is repeated without end")
         if self.random.random() < self.switches:
             if self.random.random() < 0.03:
@@ -325,10 +327,12 @@ class World:
         awake = [task for task in running if task.sleeps <= self.event]
         out += [(4.0, lambda task=task: self._resume(task)) for task in awake]
         if self.zombies and (running or self.past):
-            task = self.random.choice(running + self.past)
+            task = self.random.choice(running or self.past)
+            if self.past and self.random.random() < 0.3:
+                task = self.random.choice(self.past)
             free = self._free((task.stage, task.shard))
             if free:
-                out.append((0.3, lambda: self._zombie(task, self.random.choice(free))))
+                out.append((1.0, lambda: self._zombie(task, self.random.choice(free))))
         if self.random.random() < 0.05:
             self.checkpoints = [*self.checkpoints[-3:], state.copy()]
         if self.restores:

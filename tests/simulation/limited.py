@@ -224,7 +224,11 @@ class LimitedStore(Store):
         self, step: StepRows, key: bytes, slot: int, states: KeyShard, result: StepResult
     ) -> KeyRow:
         before = next(
-            (s.rows[key] for s in reversed(self._group.steps or []) if s.place == step.place and key in s.rows),
+            (
+                s.rows[key]
+                for s in reversed(self._group.steps or [])
+                if s.place == step.place and key in s.rows
+            ),
             self.database.keys[step.place].get(key),
         )
         fresh = (result.pair_units[i].tobytes() for i in np.flatnonzero(result.pair_slots == slot))
@@ -337,8 +341,8 @@ class LimitedStore(Store):
         self._in_use.discard(shard)
         units.decided = cut
         units.ahead = self._ahead(shard, units)
-        for unit in loaded:
-            loaded[unit] = self.database.counts[shard].get(unit, 0)
+        for unit in by_unit:  # as this worker knows them: others may have gone on already
+            loaded[unit] += sum(record.pairs for record in by_unit[unit])
 
     def forget_units(self, shard: int) -> None:
         self._in_use.discard(shard)

@@ -26,7 +26,9 @@ def draw_plan(rng: np.random.Generator) -> Plan:
     width = triggers - lateness
     slide = width
     if rng.random() < 0.35:
-        slide = int(rng.choice([d for d in range(1, width + 1) if width % d == 0 and width <= 3 * d]))
+        slide = int(
+            rng.choice([d for d in range(1, width + 1) if width % d == 0 and width <= 3 * d])
+        )
     windows = int(rng.integers(1, 3 if slide == width else 4))
     period = None if plan.timeline.period is None else int(rng.integers(2, 6)) * STEP
     line = msgspec.structs.replace(

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accounting.plan import Plan
-from dp_transforms.batches import OFFSET, PARTITION
 from tests.simulation.plans import KEYS, USERS
 from tests.streams import STEP, Stream, generate, positioned
 
@@ -99,7 +98,7 @@ class Source:
     def plan_reads(self, cursor: Cursor) -> None:
         """Cut all that was not delivered into pieces; some come again, later or much later."""
         rng, queue = self._rng, list[tuple[float, Piece]]()
-        most = int(rng.integers(3, 40))
+        most = int(rng.integers(5, 120))
         for partition, done in enumerate(cursor.delivered):
             size = len(done)
             at = int(np.argmin(done)) if not done.all() else size
@@ -128,8 +127,8 @@ class Source:
 
     def seen(self, cursor: Cursor) -> None:
         """A runner that starts again will find what it found before."""
-        for tardy, done in zip(self.tardy, cursor.delivered, strict=True):
-            tardy &= ~done
+        pairs = zip(self.tardy, cursor.delivered, strict=True)
+        self.tardy = [tardy & ~done for tardy, done in pairs]
 
     def reach(self, cursor: Cursor) -> int:
         """The last cut that the watermark may have passed."""

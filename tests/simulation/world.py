@@ -7,6 +7,7 @@ import argparse
 import itertools
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from tests.simulation import hooks
 from tests.simulation.checks import Problem, check_end
 from tests.simulation.history import World
 from tests.simulation.stores import MAKERS, Make
+
 
 class Outcome(NamedTuple):
     """How a world went: the broken rule, if any, and its trace."""
@@ -39,6 +41,7 @@ def simulate(seed: int, make: Make | None = None, records: int | None = None) ->
                 problem = str(error)
             except Exception as error:  # a bug: named without its text, which can hold data
                 problem = f"{type(error).__name__} in {hooks.place_of(error)}"
+                traceback.clear_frames(error.__traceback__)  # nothing is read on after the end
             finally:
                 world.close()
         return Outcome(seed, problem, world.trace, world.totals)
