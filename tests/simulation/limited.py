@@ -341,8 +341,8 @@ class LimitedStore(Store):
         self._in_use.discard(shard)
         units.decided = cut
         units.ahead = self._ahead(shard, units)
-        for unit in by_unit:  # as this worker knows them: others may have gone on already
-            loaded[unit] += sum(record.pairs for record in by_unit[unit])
+        for unit, records in by_unit.items():  # as this worker knows them: others may be further
+            loaded[unit] += sum(record.pairs for record in records)
 
     def forget_units(self, shard: int) -> None:
         self._in_use.discard(shard)
