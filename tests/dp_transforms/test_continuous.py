@@ -13,7 +13,7 @@ from scipy import stats
 from accounting.budget import StreamNoise
 from accounting.limits import MAX_REAL_SIGMA
 from accounting.strategies import make_strategy, toeplitz
-from dp_transforms.noise import continuous
+from dp_transforms.noise import lanes
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.prf import Prf
@@ -152,7 +152,7 @@ def test_own_blocks_are_no_lanes_of_any_node(monkeypatch: pytest.MonkeyPatch) ->
     shared, own = asked
     assert len(shared) == 250 and len(own) == 500 and not shared & own
     asked.clear()
-    monkeypatch.setattr(continuous, "_OWN_BLOCK", np.uint64(0))
+    monkeypatch.setattr(lanes, "_OWN_BLOCK", np.uint64(0))
     of.exact(Asked(KEY), name, 500)
     assert asked[0] & asked[1]  # what the tag is there for
 
