@@ -7,9 +7,9 @@ A is lower-triangular Toeplitz with first column c; the released prefix is
 
 because the prefix is a whole number of lattice points.  q is a function of y alone only if
 the rounding is that of the exact real number.  ``fold`` therefore computes in floats with a
-bound of their error and reports every prefix whose rounding the bound leaves open; ``exact``
-settles those in ball arithmetic of growing precision.  The result depends neither on the
-order of float operations nor on the machine.
+bound of their error, and ``exact`` settles every prefix whose rounding the bound leaves open in
+ball arithmetic of growing precision.  The result depends neither on the order of float
+operations nor on the machine.
 
 Sensitivity: one unit of input at any leaf moves y by a column of A, squared norm <= col2,
 the first column's (all columns are its beginnings).
@@ -28,16 +28,16 @@ from scipy.signal import fftconvolve
 from typing_extensions import override
 
 from accounting.limits import DECODE_BITS
-from accounting.strategies.base import ExactNoise, Float64, Int64, Strategy
+from accounting.strategies.base import ExactNoise, Float64, Int64, Ranges, Strategy
 
 _SLACK = 1e-10
 #: Prefixes are rounded by floor(2^D x + ROUND_UP).  Decoded integers are dyadic and would often
 #: lie exactly on the boundary of 1/2; no dyadic number lies on this one.
 ROUND_UP = 0.5 + 2.0**-12 / 3
 _FIRST_PRECISION = 256
-#: Precision and length of flint's results are settings of the whole process.
-FLINT = threading.RLock()
 _LAST_PRECISION = 1 << 20
+#: Held while flint's precision or length of series is set: both are those of the whole process.
+FLINT = threading.RLock()
 
 
 class ConvolutionStrategy(Strategy):
@@ -53,8 +53,8 @@ class ConvolutionStrategy(Strategy):
 
     def decoder_balls(self, precision: int) -> list[Any]:
         """(T,) b_k as balls."""
-        balls: list[Any] = _with_precision(precision, lambda: _running_sums(self._inverse()))
-        return balls
+        with FLINT, flint.ctx.workprec(precision):
+            return _running_sums(self._inverse())
 
     @functools.cached_property
     def decoder(self) -> Float64:
@@ -121,22 +121,33 @@ class ConvolutionStrategy(Strategy):
         return np.asarray(leaf, np.int64).copy()
 
     @override
+    def fold(self, ranges: Ranges) -> None:
+        for row, leaf in zip(*(where.tolist() for where in self._fold(ranges)), strict=True):
+            column = leaf - ranges.leaf[row] - 1 if ranges.out.shape[1] > 1 else 0
+            ranges.out[row, column] = self.exact(ranges.exact(row, leaf), leaf)
+
+    @abstractmethod
+    def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:
+        """``fold`` in floats; returns the (rows, leaves) whose rounding these cannot settle."""
+
     def exact(self, noise: ExactNoise, leaf: int) -> int:
+        """n_t * 2^DECODE_BITS at ``leaf``, whatever precision that takes."""
         precision = _FIRST_PRECISION
         while precision <= _LAST_PRECISION:
-            decoder = self._balls if precision == _FIRST_PRECISION else None
-            decoder = decoder or self.decoder_balls(precision)
-            rounded = _with_precision(precision, lambda: _rounded(decoder, noise, precision, leaf))  # noqa: B023 - called at once
+            first = precision == _FIRST_PRECISION
+            decoder = self._balls if first else self.decoder_balls(precision)
+            with FLINT, flint.ctx.workprec(precision):
+                rounded = _rounded(decoder, noise(precision), leaf)
             if rounded is not None:
-                return int(rounded)
+                return rounded
             precision *= 4
         raise ArithmeticError("a prefix lies on a rounding boundary")
 
 
-def _rounded(decoder: Sequence[Any], noise: ExactNoise, precision: int, leaf: int) -> int | None:
+def _rounded(decoder: Sequence[Any], nodes: Sequence[Any], leaf: int) -> int | None:
     """floor(2^D (b * z)_leaf + ROUND_UP), ``None`` while the balls are too wide to tell."""
     total = flint.arb(0)
-    for weight, node in zip(reversed(decoder[:leaf]), noise(precision)[:leaf], strict=True):
+    for weight, node in zip(reversed(decoder[:leaf]), nodes[:leaf], strict=True):
         total += weight * node
     up = flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
     floor = (total * (1 << DECODE_BITS) + up).floor()
@@ -150,17 +161,6 @@ def _running_sums(terms: Sequence[Any]) -> list[Any]:
         total += term
         sums.append(total)
     return sums
-
-
-def _with_precision(precision: int, compute: Any) -> Any:
-    """``compute()`` at a precision in bits; flint's precision is global to the process."""
-    with FLINT:
-        before = flint.ctx.prec
-        flint.ctx.prec = precision
-        try:
-            return compute()
-        finally:
-            flint.ctx.prec = before
 
 
 def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> list[Any]:

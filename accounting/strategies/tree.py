@@ -18,7 +18,6 @@ Sensitivity: one unit of input at leaf t is added to one node of each level, and
 only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(log2 T) + 1.
 """
 
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ from numba import njit
 from typing_extensions import override
 
 from accounting.limits import DECODE_BITS
-from accounting.strategies.base import Float64, Int64, Strategy
+from accounting.strategies.base import Float64, Int64, Ranges, Strategy
 
 Int32 = npt.NDArray[np.int32]
 
@@ -122,20 +121,9 @@ class TreeStrategy(Strategy):
         return np.asarray(2 * leaf - np.bitwise_count(leaf), np.int64)
 
     @override
-    def fold(
-        self,
-        noise: npt.NDArray[Any],
-        starts: Int64,
-        leaf: Int64,
-        upto: Int64,
-        stack: npt.NDArray[Any],
-        out: Int64,
-        noise_error: float = 0.0,
-    ) -> tuple[Int64, Int64]:
-        """See base; ``stack`` holds N_l of the complete blocks, one per set bit of the leaf."""
-        fold(noise, starts, leaf, upto, stack, out)
-        none = np.zeros(0, np.int64)
-        return none, none
+    def fold(self, ranges: Ranges) -> None:
+        """See base; the state is N_l of the complete blocks, one per set bit of the leaf."""
+        fold(*ranges.arrays)
 
 
 @njit(cache=True, nogil=True)
