@@ -16,7 +16,6 @@ the first column's (all columns are its beginnings).
 """
 
 import functools
-import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +26,7 @@ import numpy.typing as npt
 from scipy.signal import fftconvolve
 from typing_extensions import override
 
+from accounting.balls import precision
 from accounting.limits import DECODE_BITS
 from accounting.strategies.base import ExactNoise, Float64, Int64, Ranges, Strategy
 
@@ -36,8 +36,6 @@ _SLACK = 1e-10
 ROUND_UP = 0.5 + 2.0**-12 / 3
 _FIRST_PRECISION = 256
 _LAST_PRECISION = 1 << 20
-#: Held while flint's precision or length of series is set: both are those of the whole process.
-FLINT = threading.RLock()
 
 
 class ConvolutionStrategy(Strategy):
@@ -49,11 +47,11 @@ class ConvolutionStrategy(Strategy):
 
     @abstractmethod
     def _inverse(self) -> Sequence[Any]:
-        """(T,) balls of 1/c(x) at flint's current precision."""
+        """(T,) balls of 1/c(x) at the current precision."""
 
-    def decoder_balls(self, precision: int) -> list[Any]:
-        """(T,) b_k as balls."""
-        with FLINT, flint.ctx.workprec(precision):
+    def decoder_balls(self, bits: int) -> list[Any]:
+        """(T,) b_k as balls of that precision."""
+        with precision(bits):
             return _running_sums(self._inverse())
 
     @functools.cached_property
@@ -132,15 +130,14 @@ class ConvolutionStrategy(Strategy):
 
     def exact(self, noise: ExactNoise, leaf: int) -> int:
         """n_t * 2^DECODE_BITS at ``leaf``, whatever precision that takes."""
-        precision = _FIRST_PRECISION
-        while precision <= _LAST_PRECISION:
-            first = precision == _FIRST_PRECISION
-            decoder = self._balls if first else self.decoder_balls(precision)
-            with FLINT, flint.ctx.workprec(precision):
-                rounded = _rounded(decoder, noise(precision), leaf)
+        bits = _FIRST_PRECISION
+        while bits <= _LAST_PRECISION:
+            decoder = self._balls if bits == _FIRST_PRECISION else self.decoder_balls(bits)
+            with precision(bits):
+                rounded = _rounded(decoder, noise(bits), leaf)
             if rounded is not None:
                 return rounded
-            precision *= 4
+            bits *= 4
         raise ArithmeticError("a prefix lies on a rounding boundary")
 
 
@@ -161,16 +158,3 @@ def _running_sums(terms: Sequence[Any]) -> list[Any]:
         total += term
         sums.append(total)
     return sums
-
-
-def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> list[Any]:
-    """First coefficients of top(x) / bottom(x) as balls; bottom[0] must not be 0."""
-    with FLINT:
-        before, flint.ctx.cap = flint.ctx.cap, terms
-        try:
-            quotient = flint.arb_series(list(top), terms) / flint.arb_series(list(bottom), terms)
-            if terms > 1 and quotient.prec < terms:
-                raise ArithmeticError("a power series was cut short")
-            return [quotient[k] for k in range(terms)]
-        finally:
-            flint.ctx.cap = before

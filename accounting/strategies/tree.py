@@ -18,7 +18,6 @@ Sensitivity: one unit of input at leaf t is added to one node of each level, and
 only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(log2 T) + 1.
 """
 
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -30,10 +29,6 @@ from accounting.strategies.base import Float64, Int64, Ranges, Strategy
 Int32 = npt.NDArray[np.int32]
 
 
-def _levels(triggers: int) -> int:
-    return triggers.bit_length()
-
-
 class TreeStrategy(Strategy):
     """The binary tree with Honaker's bottom-up estimate, for any T."""
 
@@ -42,7 +37,7 @@ class TreeStrategy(Strategy):
     @property
     def levels(self) -> int:
         """Levels that can hold a complete node: floor(log2 T) + 1."""
-        return _levels(self.triggers)
+        return self.triggers.bit_length()
 
     @property
     @override
@@ -148,7 +143,7 @@ def fold(
     """Compiled body of ``TreeStrategy.fold``."""
     levels = stack.shape[1]
     width = out.shape[1]
-    #: Sum of the decoded blocks of a level and above.
+    # Sum of the decoded blocks of a level and above.
     above = np.zeros(levels + 1, np.int64)
     for i in range(leaf.size):
         for level in range(levels - 1, -1, -1):

@@ -22,8 +22,8 @@ from numba import njit
 from numba.extending import get_cython_function_address
 from scipy.special import ndtri
 
+from accounting.balls import precision
 from accounting.limits import MAX_REAL_SIGMA
-from accounting.strategies.convolution import FLINT
 from dp_transforms.noise.lanes import own_blocks, shared_lanes
 from dp_transforms.noise.prf import Prf
 
@@ -90,8 +90,8 @@ class ContinuousGaussian:
         low = own_blocks(prf, np.repeat(tweaks, last, axis=0), node)[:, 0]
         bits = [(int(h) << 64) | int(low_) for h, low_ in zip(high, low, strict=True)]
 
-        def balls(precision: int) -> Sequence[Any]:
-            with FLINT, flint.ctx.workprec(precision):
+        def balls(wanted: int) -> Sequence[Any]:
+            with precision(wanted):
                 scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
                 # 2 (u + 1/2) / 2^128 - 1 = (2 u + 1 - 2^128) / 2^128
                 signed = [flint.arb(2 * u + 1 - (1 << 128)) / (1 << 128) for u in bits]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from accounting.balls import precision
 from accounting.limits import MAX_SIGMA
-from accounting.strategies.convolution import FLINT
 from dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
 from dp_transforms.noise.prf import Prf
 
@@ -84,7 +84,7 @@ class RoundedGaussian:
         """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
         none = np.zeros(1, np.int64)
         noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
-        return lambda precision: [flint.arb(int(z)) for z in noise]
+        return lambda _: [flint.arb(int(z)) for z in noise]
 
     def _decide(
         self,
@@ -108,7 +108,7 @@ class RoundedGaussian:
 def _thresholds(sigma: float) -> list[int]:
     """round(2^128 Phi((k+1/2)/sigma)) for k = -K .. K-1, K past the 2^-130 tail."""
     upper: list[int] = []
-    with FLINT, flint.ctx.workprec(_PRECISION):
+    with precision(_PRECISION):
         scale = flint.arb(sigma) * flint.arb(2).sqrt()
         one = flint.arb(2) ** _BITS
         while True:
