@@ -239,7 +239,7 @@ def _check_tables(file: JobFile) -> None:
         if not text or "\0" in text:
             raise UsageError(field, "must not be empty", "write a name")
     if file.state.store is not None:
-        stores.backend(file.state.store).check()
+        stores.backend(file.state.store)
     _check_insecure(file.privacy)
 
 

@@ -142,7 +142,9 @@ def backend(url: str) -> Backend:
             "is not a known store",
             "write 'sqlite:PATH' or 'spanner://PROJECT/INSTANCE/DATABASE'",
         )
-    return kind(url)
+    found = kind(url)
+    found.check()
+    return found
 
 
 def key_schema(plan: Plan) -> pa.Schema:

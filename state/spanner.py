@@ -11,7 +11,6 @@ A step beyond ``limits.COMMIT_MUTATIONS`` is committed in parts, see `state.stor
 """
 
 import contextlib
-import secrets
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
@@ -174,13 +173,12 @@ class SpannerStore(Store):
         """Commit all steps that wait in some (window, shard)s."""
         if not shards:
             return
-        writer = secrets.token_hex(16)
         try:
             out = Mutations()
             for states in shards:
-                self._write_shard(out, states, writer)
+                self._write_shard(out, states)
             if fits(out):
-                self._commit(out, writer, shards[0])
+                self._commit(out, shards[0])
             elif len(shards) == 1 and len(shards[0].pending) == 1:
                 self._write_parts(shards[0])
             else:
@@ -194,11 +192,11 @@ class SpannerStore(Store):
             if closed:
                 self._drop([states])
 
-    def _write_shard(self, out: Mutations, states: SpannerKeyShard, writer: str) -> None:
+    def _write_shard(self, out: Mutations, states: SpannerKeyShard) -> None:
         last = states.pending[-1]
         for step in states.pending:
             first = states.pieces if step is states.pending[0] else 0
-            rows = self._step_rows(states, step.trigger, first, writer, states.outbox(step, None))
+            rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
             out.insert("Steps", _STEP, rows)
         if last.closes:
             self._delete_states(out, states)
@@ -212,11 +210,11 @@ class SpannerStore(Store):
         step, slots = states.pending[0], states.looked_at()
         runs = parts(slots, _KEY_MUTATIONS, states.row_bytes(slots))
         for number, run in enumerate(runs, 1):
-            writer, out, last = secrets.token_hex(16), Mutations(), number == len(runs)
+            out, last = Mutations(), number == len(runs)
             mine = np.zeros(states.size, np.bool_)
             mine[run] = True
             cells = states.outbox(step, mine)
-            rows = self._step_rows(states, step.trigger, states.pieces, writer, cells)
+            rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
             out.insert("Steps", _STEP, rows)
             if last and step.closes:
                 self._delete_states(out, states)
@@ -225,15 +223,15 @@ class SpannerStore(Store):
                 states.write_due(out, run, step.trigger, states.pieces)
             if last:
                 out.upsert("Progress", _PROGRESS, [[states.part, states.window, step.trigger]])
-            self._commit(out, writer, states)
+            self._commit(out, states)
             states.pieces += len(rows)
 
     @staticmethod
     def _step_rows(
-        states: SpannerKeyShard, trigger: int, first: int, writer: str, cells: list[str]
+        states: SpannerKeyShard, trigger: int, first: int, out: Mutations, cells: list[str]
     ) -> list[Any]:
         return [
-            [states.part, states.window, trigger, first + n, writer, releases]
+            [states.part, states.window, trigger, first + n, out.writer, releases]
             for n, releases in enumerate(cells)
         ]
 
@@ -242,17 +240,17 @@ class SpannerStore(Store):
         for table in ("Keys", "KeysByDue"):
             out.delete_all(table, states.part, states.window)
 
-    def _commit(self, out: Mutations, writer: str, states: SpannerKeyShard) -> None:
-        """Commit; an insert that finds its row was overtaken, unless the row is this one's."""
+    def _commit(self, out: Mutations, states: SpannerKeyShard) -> None:
         step = states.pending[0]
-        self._commit_once(out, writer, (states.part, states.window, step.trigger, states.pieces))
+        self._commit_once(out, (states.part, states.window, step.trigger, states.pieces))
 
-    def _commit_once(self, out: Mutations, writer: str, fence: tuple[int, ...]) -> None:
+    def _commit_once(self, out: Mutations, fence: tuple[int, ...]) -> None:
+        """Commit; an insert that finds its row was overtaken, unless the row is this one's."""
         try:
             commit(self._db, out.fill)
         except ExistsError:
             rows = list(read_rows(self._db, "Steps", ("Writer",), [fence]))
-            if rows != [[writer]]:
+            if rows != [[out.writer]]:
                 raise OvertakenError from None
 
     def _drop(self, shards: list[SpannerKeyShard]) -> None:
@@ -327,13 +325,13 @@ class SpannerStore(Store):
 
     def _commit_decision(self, units: SpannerUnitShard, cut: int, slots: Int64, last: bool) -> None:
         """One commit of a decision: rows of some units, and with the last one the progress."""
-        writer, out = secrets.token_hex(16), Mutations()
+        out = Mutations()
         fence = (units.part, BOUND, units.decided, units.pieces)
-        out.insert("Steps", _STEP, [[*fence, writer, None]])
+        out.insert("Steps", _STEP, [[*fence, out.writer, None]])
         units.write(out, slots)
         if last:
             out.upsert("Progress", _PROGRESS, [[units.part, BOUND, cut]])
-        self._commit_once(out, writer, fence)
+        self._commit_once(out, fence)
         units.pieces += 1
 
     @override

@@ -1,5 +1,6 @@
 """Mutations of one Spanner commit, counted as Spanner counts them before they are sent."""
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +17,15 @@ Int64 = npt.NDArray[np.int64]
 class Mutations:
     """Rows to write, by table and columns; ``fill`` puts them into a client's batch.
 
+    ``writer`` is a random mark of this commit: whoever finds its row knows whose it is.
+
     A row written counts once for each of its columns (no table has a secondary index), a range
     deleted counts once.
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.bytes = 0
+        self.writer = secrets.token_hex(16)
+        self.count = self.bytes = 0
         self._insert: list[tuple[str, Sequence[str], list[Any]]] = []
         self._upsert: list[tuple[str, Sequence[str], list[Any]]] = []
         self._ranges: list[tuple[str, tuple[Any, ...]]] = []

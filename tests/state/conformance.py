@@ -177,8 +177,14 @@ class StoreConformance:
         assert other.key_shard(0, 0).committed == 3
         assert loaded(other, 1).size == other.key_shard(1, 0).size == 0
 
+    # Several classes inherit the test on purpose.
     @settings(
-        max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+        max_examples=25,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+        ],
+        deadline=None,
     )
     @given(
         steps=st.lists(
