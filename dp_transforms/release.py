@@ -68,6 +68,10 @@ class HoldUntilCut(beam.DoFn):
         """Open store and key on the worker."""
         self._callback = self._make()
 
+    def teardown(self) -> None:
+        """Let go of store and key."""
+        self.__dict__.pop("_callback", None)
+
     @guarded("hold")
     def process(
         self,
@@ -201,6 +205,10 @@ class Seal(beam.DoFn):
     def setup(self) -> None:
         """Load the release-id key on the worker."""
         self._twin = self._make()
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_twin", None)
 
     @guarded("seal")
     def process(

@@ -175,7 +175,7 @@ def test_the_pipeline_holds_the_keys_path_and_never_the_key(tmp_path: Path) -> N
     key = tmp_path / "noise.key"
     key.write_text("5a" * 32)
     key.chmod(0o600)
-    run = Run(PLANS["sticky"], KeySource(str(key)), "sqlite:none", 2, RUN_ID)
+    run = Run(PLANS["sticky"], KeySource(f"file:{key}"), "sqlite:none", 2, RUN_ID)
     pickled = pickle.dumps(run)
     assert str(key).encode() in pickled
     assert b"5a5a5a" not in pickled and b"\x5a\x5a\x5a" not in pickled
