@@ -181,6 +181,7 @@ class Records(beam.DoFn):
     def __init__(self, make: Callable[[], Canonicaliser]) -> None:
         self._make = make
 
+    @guarded("records")
     def setup(self) -> None:
         """Load the key on the worker; it is never part of the pipeline."""
         self._twin = self._make()

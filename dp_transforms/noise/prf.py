@@ -29,6 +29,11 @@ from accounting.errors import RunError, UsageError
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+#: What K has children for; every use has its own.
+PURPOSES = (
+    *("node noise", "node name tweak", "unit id", "key id", "release id", "sampling"),
+    *("name prefix", "source fingerprint", "fingerprint"),
+)
 #: A key in a buffer of its owner, who overwrites it if it can be.
 Secret = bytes | bytearray
 KEY_BYTES = 32
@@ -175,6 +180,7 @@ class KeyRing:
 
 def _child(secret: Secret, purpose: str) -> bytearray:
     """K's child for a purpose, in a buffer of the caller's."""
+    assert purpose in PURPOSES
     child = bytearray(KEY_BYTES)
     info = b"dpstream/1/" + purpose.encode()
     HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive_into(secret, child)
