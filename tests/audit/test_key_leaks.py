@@ -1,6 +1,7 @@
 """P7 for the noise key: wherever it is kept, it is in no plan, pickle, log, error or file."""
 
 import hashlib
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,7 @@ def key_hits(data: str | bytes) -> int:
 def clean_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    logging.disable(logging.NOTSET)  # the command line, if it ran before, turned it off
     yield
     stores.close_all()
 
@@ -99,7 +101,7 @@ def what_travels(job: Job) -> bytes:
 def test_a_run_leaves_no_key(job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with Logs() as logs:
         result = run_job(job, progress=print)
-    assert sinks.read_releases(job.sink.path).num_rows
+    assert sinks.read_releases(job.sink.path).num_rows and logs.text
     assert not key_hits("".join((logs.text, *capfd.readouterr(), repr(result))))
     assert files_with_key(tmp_path) == []
 

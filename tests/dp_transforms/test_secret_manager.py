@@ -240,6 +240,8 @@ def everything_logged() -> Iterator[list[str]]:
 
     base, talkative = logging.getLogger("google"), logging.getLogger(secret_manager._TALKATIVE)
     level, disabled, handler = base.level, talkative.disabled, Keep()
+    everywhere = logging.root.manager.disable  # the command line turns all logging off
+    logging.disable(logging.NOTSET)
     base.setLevel(logging.DEBUG)
     base.addHandler(handler)
     talkative.disabled = False
@@ -247,6 +249,7 @@ def everything_logged() -> Iterator[list[str]]:
     base.removeHandler(handler)
     base.setLevel(level)
     talkative.disabled = disabled
+    logging.disable(everywhere)
 
 
 def test_the_clients_debug_log_does_not_get_the_key(

@@ -1,6 +1,7 @@
 """Jobs with their key in each place: the same releases, one grammar, checks, rotation."""
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,13 @@ LINES = {
 }
 #: A fixed run id makes runs with one key comparable.
 RUN_ID = f'\ninsecure_test_run_id = "{"22" * 16}"'
+
+
+@pytest.fixture(autouse=True)
+def loud_again() -> Iterator[None]:
+    """The command line turns logging off for its process."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
