@@ -21,6 +21,8 @@ from tests.streams import begin, by_name, public_table
 
 NAMES = ("sticky", "rounds", "public", "combined")
 SHARDS = 2
+#: Mutations of a commit in the split runs: two or three keys.
+LIMIT = 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,8 +96,8 @@ def small(request: pytest.FixtureRequest) -> Iterator[bool]:
         yield False
         return
     with (
-        mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", 150),
-        mock.patch.object(spanner, "COMMIT_MUTATIONS", 150),
+        mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", LIMIT),
+        mock.patch.object(spanner, "COMMIT_MUTATIONS", LIMIT),
         mock.patch.object(spanner_keys, "INLINE_PAIRS", 2),
         mock.patch.object(spanner, "CACHED_STATES", 30),
     ):
