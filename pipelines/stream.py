@@ -42,11 +42,11 @@ class Result(NamedTuple):
 
 def key_source(job: Job) -> KeySource:
     """Where the job's noise key is."""
-    if job.privacy.key_file is None and job.privacy.insecure_test_key is None:
+    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
-            "privacy.key_file", "is required to run", "make one with `dpstream key new FILE`"
+            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
         )
-    return KeySource(job.privacy.key_file, job.privacy.insecure_test_key)
+    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
 def begin(job: Job) -> tuple[Run, bool]:
@@ -193,6 +193,7 @@ def run_job(
                 "do not resume this store or publish its last releases; begin a new run",
             )
     finally:
+        run.destroy_keys()
         identity = run.open().identity
         stores.close_all()
     return Result(
