@@ -87,7 +87,8 @@ def take_step(
     store.load_keys(0, shard, trigger, states, ids(keys))
     changed, pair_slots, pair_units = change(states, keys, seed)
     out = releases(*((f"p{k}", float(seed)) for k in keys))
-    result = StepResult(changed, changed, pair_slots, pair_units, out, closes)
+    published = states.table.find(ids(keys))
+    result = StepResult(changed, changed, pair_slots, pair_units, out, published, closes)
     return store.commit_step(0, shard, trigger, states, result)
 
 
@@ -176,8 +177,14 @@ class StoreConformance:
         assert other.key_shard(0, 0).committed == 3
         assert loaded(other, 1).size == other.key_shard(1, 0).size == 0
 
+    # Several classes inherit the test on purpose.
     @settings(
-        max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+        max_examples=25,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+        ],
+        deadline=None,
     )
     @given(
         steps=st.lists(
