@@ -34,7 +34,7 @@ class Decision(NamedTuple):
 
 
 def decisions(
-    store: Store, records: pa.RecordBatch, shards: int, last_cut: int
+    store: Store, records: pa.RecordBatch, shards: int, last_cut: int, ranked: bool
 ) -> dict[Record, Decision]:
     """Every committed decision, read with a new handle."""
     out: dict[Record, Decision] = {}
@@ -49,7 +49,7 @@ def decisions(
             record = int(found.partition[row]), int(found.offset[row]), unit
             if record in out:
                 raise Problem("a position is admitted twice")
-            rank = None if found.rank is None else int(found.rank[row])
+            rank = int(found.rank[row]) if ranked and found.rank is not None else None
             out[record] = Decision(int(found.pairs[row]), int(found.cut[row]), rank)
         if units.decided != last_cut:
             raise Problem("a decision is lost")
@@ -61,13 +61,14 @@ def check_end(world: Any) -> None:
     plan, run = world.plan, world.run
     with_door = [world.door(batch) for batch in world.source.whole()]
     records = concat([good for good, _ in with_door], record_schema(plan))
-    calm = sqlite(world.identity, world.database_schema, plan.sums, world.folder, -1)
+    calm = sqlite(world.identity, plan, world.folder, -1)
     clean, store = calm.open(), world.database.open()
     try:
         releases, dead = run_in_memory(run_on(run, clean), world.source.whole())
         _check_dead(world, dead)
         made, calmly = (
-            decisions(s, records, world.shards, plan.timeline.last_cut) for s in (store, clean)
+            decisions(s, records, world.shards, plan.timeline.last_cut, plan.ranked)
+            for s in (store, clean)
         )
         _check_bound(world, records, made, calmly)
         expected = by_name(releases)
@@ -132,7 +133,7 @@ def _from_decisions(
             batch.rank[row] = decision.rank or 0
     rows = expand(plan, records, np.flatnonzero(batch.pairs), batch)
     target = shard_of(key_ids(plan, KEYS.ring().key, rows), world.shards)
-    file = sqlite(world.identity, world.database_schema, plan.sums, world.folder, -2)
+    file = sqlite(world.identity, plan, world.folder, -2)
     store = file.open()
     try:
         own = run_on(run, store)

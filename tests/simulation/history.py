@@ -21,7 +21,6 @@ from dp_transforms.records import CanonicaliserFactory
 from dp_transforms.run import Performance, Run
 from dp_transforms.step import shard_of
 from state.log import to_bytes
-from state.open import key_schema
 from state.store import RunIdentity
 from tests.simulation.baton import Died, Fiber
 from tests.simulation.checks import Problem
@@ -67,8 +66,7 @@ class World:
         tuned = Performance(look_ahead=int(rng.integers(1, 9)))
         self.run = Run(self.plan, KEYS, "", self.shards, RUN_ID, public_of(self.plan), tuned)
         self.folder = folder
-        self.database_schema = key_schema(self.plan)
-        self.database = make(self.identity, self.database_schema, self.plan.sums, folder, seed)
+        self.database = make(self.identity, self.plan, folder, seed)
         self.door = CanonicaliserFactory(self.plan, KEYS, self.run.public)()
         self.state = State(self.source.start(), self.shards)
         self.checkpoints = [self.state.copy()]

@@ -1,44 +1,93 @@
-"""Databases a world can run on; a new store is one more entry."""
+"""Databases a world can run on; a new store is one more entry.
 
-from collections.abc import Callable
+On the Spanner emulator a world is a hundred times slower:
+``python -m tests.simulation.world --store spanner --seeds 20``.
+"""
 
-import pyarrow as pa
+import contextlib
+from collections.abc import Callable, Iterator
+from unittest import mock
 
+from accounting.plan import Plan
+from state.open import key_schema
 from state.sqlite import SqliteStore
 from state.sqlite_file import create_store
 from state.store import RunIdentity, Store
 from tests.simulation.limited import Database
 from tests.state.conformance import Bench
 
-#: (identity, key schema, sums, folder, seed) -> a new database for this run.
-Make = Callable[[RunIdentity, pa.Schema, int, str, int], Bench]
+#: (identity, plan, folder, seed) -> a new database for this run.
+Make = Callable[[RunIdentity, Plan, str, int], Bench]
 
 
 class SqliteFile(Bench):
     """The embedded store: each handle as of a process of its own."""
 
-    def __init__(self, identity: RunIdentity, schema: pa.Schema, streams: int, path: str) -> None:
-        self._path, self._schema, self._streams = path, schema, streams
+    def __init__(self, identity: RunIdentity, plan: Plan, path: str) -> None:
+        self._path, self._plan = path, plan
         create_store(path, identity)
 
     def open(self) -> Store:
-        return SqliteStore(self._path, self._schema, self._streams)
+        return SqliteStore(self._path, key_schema(self._plan), self._plan.sums)
 
     def close(self) -> None:
         """Every handle is closed by its process."""
 
 
-def sqlite(identity: RunIdentity, schema: pa.Schema, streams: int, folder: str, seed: int) -> Bench:
+def sqlite(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
     """A new file in a folder of its own."""
-    return SqliteFile(identity, schema, streams, f"{folder}/world{seed}.db")
+    return SqliteFile(identity, plan, f"{folder}/world{seed}.db")
 
 
-def limited(
-    identity: RunIdentity, schema: pa.Schema, streams: int, folder: str, seed: int
-) -> Bench:
+def limited(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
     """The model, with room for few rows in a commit."""
     rows = (1, 2, 3, 7, 1 << 30)[seed // 2 % 5]
-    return Database(identity, schema, streams, rows, seed)
+    return Database(identity, key_schema(plan), plan.sums, rows, seed)
 
 
-MAKERS: dict[str, Make] = {"sqlite": sqlite, "limited": limited}
+class SpannerDatabase(Bench):
+    """A database of the emulator that runs; see ``emulated``."""
+
+    def __init__(self, identity: RunIdentity, plan: Plan) -> None:
+        from state.spanner_client import connect
+        from state.spanner_schema import create_identity, create_tables
+        from tests import emulator
+
+        self._url, self._plan = emulator.fresh_url(), plan
+        create_tables(connect(self._url))
+        create_identity(connect(self._url), identity)
+
+    def open(self) -> Store:
+        from state.spanner import SpannerStore
+
+        plan = self._plan
+        return SpannerStore(self._url, key_schema(plan), plan.sums, plan.window_sets)
+
+    def close(self) -> None:
+        from tests import emulator
+
+        emulator.drop(self._url)
+
+
+def spanner(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
+    """A new database of the emulator."""
+    return SpannerDatabase(identity, plan)
+
+
+@contextlib.contextmanager
+def emulated(mutations: int = 40) -> Iterator[None]:
+    """The emulator, with room for two or three keys in a commit."""
+    from state import spanner, spanner_batch
+    from tests import emulator
+
+    with (
+        emulator.running(),
+        mock.patch.object(spanner, "COMMIT_MUTATIONS", mutations),
+        mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", mutations),
+    ):
+        yield
+
+
+#: The databases whose turn comes with the seed.
+DRAWN: dict[str, Make] = {"sqlite": sqlite, "limited": limited}
+MAKERS: dict[str, Make] = {**DRAWN, "spanner": spanner}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation.stores import MAKERS
+from tests.simulation.stores import DRAWN
 from tests.simulation.twins import TWINS
 from tests.simulation.world import report, simulate
 
@@ -37,9 +37,9 @@ def test_a_seed_is_one_history() -> None:
 @pytest.mark.parametrize("name", TWINS)
 def test_twin_is_caught(name: str) -> None:
     twin, store, rule = TWINS[name]
-    number = list(MAKERS).index(store)
+    number = list(DRAWN).index(store)
     with twin():
-        for seed in range(number, CI, len(MAKERS)):
+        for seed in range(number, CI, len(DRAWN)):
             problem = simulate(seed).problem
             if problem is not None and rule in problem:
                 return
@@ -48,7 +48,7 @@ def test_twin_is_caught(name: str) -> None:
 
 def test_a_failure_says_how_to_replay_it() -> None:
     with TWINS["half a group committed"].twin():
-        seed = next(s for s in range(0, CI, len(MAKERS)) if simulate(s).problem)
+        seed = next(s for s in range(0, CI, len(DRAWN)) if simulate(s).problem)
         text = report(seed)
     assert text.startswith(f"seed {seed}: ")
     assert f"python -m tests.simulation.world --seed {seed}" in text and "--trace" in text

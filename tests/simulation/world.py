@@ -4,6 +4,7 @@ Replays a seed that failed, or runs many: ``--seeds 20000`` or ``--seconds 600``
 """
 
 import argparse
+import contextlib
 import itertools
 import tempfile
 import time
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from tests.simulation import hooks
 from tests.simulation.checks import Problem, check_end
 from tests.simulation.history import World
-from tests.simulation.stores import MAKERS, Make
+from tests.simulation.stores import DRAWN, MAKERS, Make, emulated
 
 
 class Outcome(NamedTuple):
@@ -30,7 +31,7 @@ class Outcome(NamedTuple):
 def simulate(seed: int, make: Make | None = None, records: int | None = None) -> Outcome:
     """Live one history and check it."""
     with tempfile.TemporaryDirectory(dir=hooks.memory_folder()) as folder, hooks.fast():
-        make = make or MAKERS[list(MAKERS)[seed % len(MAKERS)]]
+        make = make or DRAWN[list(DRAWN)[seed % len(DRAWN)]]
         world = World(seed, make, folder, records)
         problem = None
         with hooks.watched(world):
@@ -88,6 +89,11 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help="print what happened")
     options = parser.parse_args()
     make = MAKERS[options.store] if options.store else None
+    with emulated() if options.store == "spanner" else contextlib.nullcontext():
+        _run(options, make)
+
+
+def _run(options: argparse.Namespace, make: Make | None) -> None:
     failed, runs, totals, start = list[int](), 0, Counter[str](), time.monotonic()
     for seed in _seeds(options):
         outcome = simulate(seed, make, options.records)
