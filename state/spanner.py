@@ -304,6 +304,7 @@ class SpannerStore(Store):
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
         assert isinstance(units, SpannerUnitShard)
         units.load(self._db, ids)
+        units.ahead = units.pieces > 0 or units.reach > units.decided
 
     @override
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
@@ -322,7 +323,7 @@ class SpannerStore(Store):
             self.forget_units(shard)
             raise
         units.decided, units.logged = cut, units.table.size
-        units.ahead, units.pieces = False, 0
+        units.ahead, units.pieces = units.reach > cut, 0
         if units.table.size > CACHED_STATES:
             self.forget_units(shard)
 

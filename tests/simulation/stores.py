@@ -1,11 +1,12 @@
 """Databases a world can run on; a new store is one more entry.
 
-On the Spanner emulator a world is a hundred times slower:
+On the Spanner emulator a world is ten times slower:
 ``python -m tests.simulation.world --store spanner --seeds 20``.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 from accounting.plan import Plan
@@ -60,8 +61,20 @@ class SpannerDatabase(Bench):
     def open(self) -> Store:
         from state.spanner import SpannerStore
 
+        class Hooked(SpannerStore):
+            """Every commit of a part is a point of the world."""
+
+            hook: Callable[[str, str], None]
+
+            def _commit_once(self, out: Any, fence: tuple[int, ...]) -> None:
+                self.hook("before", "commit")
+                super()._commit_once(out, fence)
+                self.hook("after", "commit")
+
         plan = self._plan
-        return SpannerStore(self._url, key_schema(plan), plan.sums, plan.window_sets)
+        store = Hooked(self._url, key_schema(plan), plan.sums, plan.window_sets)
+        store.hook = lambda when, what: None
+        return store
 
     def close(self) -> None:
         from tests import emulator
@@ -76,14 +89,16 @@ def spanner(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
 
 @contextlib.contextmanager
 def emulated(mutations: int = 40) -> Iterator[None]:
-    """The emulator, with room for two or three keys in a commit."""
-    from state import spanner, spanner_batch
+    """The emulator, with room for two or three keys in a commit and for few in memory."""
+    from state import spanner, spanner_batch, spanner_keys
     from tests import emulator
 
     with (
         emulator.running(),
         mock.patch.object(spanner, "COMMIT_MUTATIONS", mutations),
         mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", mutations),
+        mock.patch.object(spanner_keys, "INLINE_PAIRS", 2),
+        mock.patch.object(spanner, "CACHED_STATES", 30),
     ):
         yield
 
