@@ -144,12 +144,13 @@ def bound(
         the committed decisions; one that was never seen although its cut was decided joins the
         next open cut, or is counted as undelivered when there is none.
     """
-    try:
-        return _decide(plan, store, shard, records, upto, since)
-    except BaseException:
-        # Counters raised but not committed must not stand when the work is repeated.
-        store.forget_units(shard)
-        raise
+    with store.at_work("bound", shard):
+        try:
+            return _decide(plan, store, shard, records, upto, since)
+        except BaseException:
+            # Counters raised but not committed must not stand when the work is repeated.
+            store.forget_units(shard)
+            raise
 
 
 class Batch:

@@ -17,6 +17,7 @@ keys in them are ``done`` (the units' records are found among those admitted bef
 whoever repeats the step leaves them as they are.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
@@ -223,6 +224,17 @@ class Store(ABC):
     """A database that keeps one run's state; see the module's text for the contract."""
 
     identity: RunIdentity
+
+    def at_work(self, stage: str, shard: int) -> AbstractContextManager[Any]:
+        """Held while a thread works on the states of a shard of BOUND or RELEASE.
+
+        The threads of a process share them.  A runner may give a bundle to a process whose
+        earlier attempt at it, long taken for lost, is still in the midst of it: the new one
+        waits, or it would count from half-changed states.
+        """
+        # Both calls are atomic, so that two threads find the same lock.
+        locks: dict[tuple[str, int], threading.Lock] = self.__dict__.setdefault("_at_work", {})
+        return locks.setdefault((stage, shard), threading.Lock())
 
     @abstractmethod
     def key_shard(self, window: int, shard: int) -> KeyShard:

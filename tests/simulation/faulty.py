@@ -33,10 +33,12 @@ class FaultyStore(Store):
     Args:
         inner: the real store of this worker, used by nobody else.
         point: the world's dice; called in the thread of the work.
+        wait: ends the turn.
     """
 
-    def __init__(self, inner: Store, point: Point) -> None:
-        self.inner, self._point = inner, point
+    def __init__(self, inner: Store, point: Point, wait: Callable[[], None]) -> None:
+        self.inner, self._point, self._wait = inner, point, wait
+        self._busy: set[tuple[str, int]] = set()
         self.identity = inner.identity
         self._group = _Group()
         if hasattr(inner, "hook"):  # the points between the commits of one step
@@ -58,6 +60,17 @@ class FaultyStore(Store):
                 drop()  # as a store does that cannot tell what happened
             raise
         return out
+
+    @contextlib.contextmanager
+    def at_work(self, stage: str, shard: int) -> Iterator[None]:
+        """As the lock of the real store, but who waits gives its turn back."""
+        while (stage, shard) in self._busy:
+            self._wait()
+        self._busy.add((stage, shard))
+        try:
+            yield
+        finally:
+            self._busy.discard((stage, shard))
 
     def key_shard(self, window: int, shard: int) -> KeyShard:
         return self._call(

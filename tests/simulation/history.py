@@ -100,7 +100,7 @@ class World:
 
     def _process(self) -> Process:
         self.started += 1
-        store = FaultyStore(self.database.open(), self.point)
+        store = FaultyStore(self.database.open(), self.point, self.pause)
         return Process(self.started, self.run, store, self.threads)
 
     def say(self, what: str) -> None:
@@ -124,12 +124,17 @@ class World:
         if self.random.random() < self.switches:
             if self.random.random() < 0.03:
                 task.sleeps = self.event + self.random.randint(5, 80)
-            assert task.fiber is not None
-            task.fiber.pause()
-            if task.process.dead:
-                raise Died
+            self.pause()
         self.say(f"w{task.process.number} {when} {what}")
         return self.faulted(task, f"{when} {what}")
+
+    def pause(self) -> None:
+        """The turn of the running task ends here."""
+        task = self.current
+        assert task is not None and task.fiber is not None
+        task.fiber.pause()
+        if task.process.dead:
+            raise Died
 
     def faulted(self, task: Task, where: str) -> bool:
         """Whether a fault strikes here; a worker may die of it."""
@@ -299,13 +304,9 @@ class World:
                 process.dead = True
                 self._buried(process)
 
-    def _free(self, place: tuple[str, int]) -> list[Process]:
-        """Processes that can take a bundle of this shard."""
-        return [
-            p
-            for p in self.processes
-            if len(p.tasks) < p.threads and all((t.stage, t.shard) != place for t in p.tasks)
-        ]
+    def _free(self) -> list[Process]:
+        """Processes that can take a bundle: even one that is at work on an earlier try of it."""
+        return [p for p in self.processes if len(p.tasks) < p.threads]
 
     def _choices(self) -> list[tuple[float, Callable[[], Any]]]:
         """What could happen next, with weights."""
@@ -317,7 +318,7 @@ class World:
             far = reach if self.random.random() < 0.5 else state.watermark + 1
             out.append((1.0, lambda: setattr(state, "watermark", far)))
         for stage, shard, since, upto in state.due():
-            free = self._free((stage, shard))
+            free = self._free()
             if free and (stage, shard) not in self.waiting:
                 start = stage, shard, since, upto, self.random.choice(free)
                 out.append((1.0, lambda start=start: self._start(self._fire(*start))))
@@ -328,7 +329,7 @@ class World:
             task = self.random.choice(running or self.past)
             if self.past and self.random.random() < 0.3:
                 task = self.random.choice(self.past)
-            free = self._free((task.stage, task.shard))
+            free = self._free()
             if free:
                 out.append((1.0, lambda: self._zombie(task, self.random.choice(free))))
         if self.random.random() < 0.05:

@@ -231,6 +231,9 @@ TWINS: dict[str, Sabotage] = {
     "steps from old states": Sabotage(
         _wrapped(step.Stepper, "_step_once", _from_any_states), "sqlite"
     ),
+    "two bundles of a shard at once in a process": Sabotage(
+        _wrapped(FaultyStore, "at_work", lambda real: lambda *_: contextlib.nullcontext()), "sqlite"
+    ),
     "done keys step twice": Sabotage(_wrapped(LimitedStore, "load_keys", _never_done), "limited"),
     "parts without a fence": Sabotage(_wrapped(Database, "write", _parts_not_fenced), "limited"),
     "parts of a decision not seen": Sabotage(
