@@ -99,9 +99,8 @@ def _private(asked: Asked) -> Outcome:
 def _spend(asked: Asked, run_id: str) -> Charge:
     question = asked.question
     unit = unit_in_words(asked.job.plan)
-    return Charge(
-        run_id, asked.digest, unit, question.epsilon, question.delta, asked.design.mu, 0.0
-    )
+    paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
+    return Charge(run_id, asked.digest, unit, *paid, kind="choice")
 
 
 def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
