@@ -156,7 +156,7 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
         spend.unit,
         spend.epsilon,
         spend.delta,
-        spend.mu,
+        asked.design.mu,
         asked.question.first,
         *(getattr(figures, name) for name in Figures.__struct_fields__),
     )
