@@ -33,16 +33,16 @@ def show(
     from pipelines.job_tables import Limit
 
     limit = None
-    if (epsilon is None) != (delta is None) or not (epsilon or 1) > 0 or not 0 < (delta or 0.5) < 1:
-        raise UsageError("--epsilon", "a limit is epsilon > 0 and 0 < delta < 1", "give both")
+    if epsilon is not None or delta is not None:
+        if epsilon is None or delta is None or not (epsilon > 0 and 0 < delta < 1):
+            raise UsageError("--epsilon", "a limit is epsilon > 0 and 0 < delta < 1", "give both")
+        limit = Limit(epsilon=epsilon, delta=delta)
     if not ledger_view.is_ledger(path):
         job = load_job(path)
         if job.ledger is None:
             raise UsageError("ledger", "is not named by this job", "add [ledger], or name the file")
-        data_set, limit = data_set or job.ledger.data_set, job.ledger.limit
+        data_set, limit = data_set or job.ledger.data_set, limit or job.ledger.limit
         path = Path(job.ledger.path)
-    if epsilon is not None and delta is not None:
-        limit = Limit(epsilon=epsilon, delta=delta)
     found = ledger_view.view(path, data_set, limit)
     if as_json:
         print_json(found)

@@ -241,6 +241,20 @@ def test_a_replay_is_refused(place: Place, name: str) -> None:
         assert attack.rule not in refusal(place, attack.ledger)
 
 
+def test_a_copy_taken_while_it_ran_is_refused_once_it_has_ended(place: Place) -> None:
+    leave = tokens.leave
+
+    def copying(ledger: Ledger, store: Store) -> None:
+        shutil.copytree(place.folder / "state", place.folder / "copy")  # open, as `cp -r` finds it
+        leave(ledger, store)
+
+    with mock.patch.object(tokens, "leave", copying):
+        first = place.run()
+    with pytest.raises(PolicyError, match="older or forked copy"):
+        place.run(store="copy", sink="out2")
+    assert place.files("out2") == {} and place.run() == first
+
+
 def restore(place: Place) -> None:
     """What `dpstream state restore` does to the restored store."""
     job = place.job()
@@ -262,12 +276,14 @@ def test_a_backup_is_accepted_only_when_it_was_restored(place: Place) -> None:
     assert "older than its sink" in refusal(place, True)
     restore(place)
     # It may be interrupted at once and begin again: it is still the restored one.
-    assert refusal(place, True) == "" and refusal(place, True) == ""
+    assert refusal(place, True) == ""
+    place.copy("state", "twin")
+    assert refusal(place, True) == ""
     assert place.run() == first  # replayed, and every release compared with the sink's
     assert refusal(place, True) == ""
     assert len(place.entries()) == 1
-    # The store that it replaces, and the backup itself, are no copies to go on with.
-    for other in ("newest", "backup"):
+    # Neither the store it replaces, nor the backup, nor a copy of the restored one goes on.
+    for other in ("newest", "backup", "twin"):
         shutil.rmtree(place.folder / "state")
         place.copy(other, "state")
         assert refusal(place, True) != ""
