@@ -54,3 +54,5 @@ SINK_ROWS = 1_000_000
 SINK_THREADS = 8
 #: Noise draws held in memory at once by a path (4 bytes each).
 MAX_DRAWS_AT_ONCE = 4_000_000
+#: Times a step is begun because another worker was faster; each time that one made progress.
+STEP_ATTEMPTS = 100
