@@ -165,6 +165,13 @@ def older_ledger(place: Place) -> None:
     place.sql("book/ledger.db", "DELETE FROM tokens")
 
 
+def shorter_ledger(place: Place) -> None:
+    """The ledger loses another run's charge, which this run's store has seen."""
+    place.run(store="second", sink="out2")
+    place.run()
+    place.sql("book/ledger.db", "DELETE FROM entries WHERE seq = 2")
+
+
 def ledger_left_out(place: Place) -> None:
     """The job names its ledger no more."""
 
@@ -207,6 +214,9 @@ ATTACKS = {
     "an older copy elsewhere": Attack(older_elsewhere, "older or forked copy", any_token),
     "an older ledger": Attack(
         older_ledger, "older or replaced ledger", without(Ledger, "refuse_older")
+    ),
+    "a shorter ledger": Attack(
+        shorter_ledger, "older or replaced ledger", without(Ledger, "refuse_older")
     ),
     "a ledger left out": Attack(
         ledger_left_out, "the job names none", without(tokens, "remembered"), ledger=False
