@@ -153,7 +153,9 @@ class Stepper:
         if self.plan.privacy.mode != "sticky":
             self._restart(states, selected, trigger)
         changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
-        return StepResult(changed, slots, batch.pair_slots, batch.pair_units, releases, closes)
+        return StepResult(
+            changed, slots, batch.pair_slots, batch.pair_units, releases, chosen, closes
+        )
 
     def _sticky(
         self, states: KeyShard, window: int, slots: Int64, trigger: int

@@ -64,26 +64,35 @@ def cli() -> None:
 
 @cli.command(epilog=examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
 @JOB
+@click.option(
+    "--changed-keys",
+    type=click.IntRange(1),
+    help="Keys that get data at one trigger, for the number of shards on Spanner.",
+)
 @AS_JSON
-def plan(job: Path, as_json: bool) -> None:
+def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
     """Print what a job promises, what it costs and what would serve it better; reads no data."""
     import msgspec
 
     from accounting import alternatives
     from accounting.budget import allocate
     from accounting.guarantee import describe, text
+    from pipelines import shards
     from pipelines.choice_check import chosen_of
     from pipelines.job import load_job
 
     loaded = load_job(job)
     checked, chosen = loaded.plan, chosen_of(loaded)
+    state_figures = shards.describe(loaded, changed_keys)
     budget = allocate(checked)
     others = alternatives.compare(checked)
     if as_json:
         figures = describe(checked, budget, chosen)
-        print_json(figures | {"alternatives": msgspec.to_builtins(others)})
+        more = {"state": state_figures} if state_figures else {}
+        print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        click.echo(text(checked, budget, chosen) + alternatives.text(others), nl=False)
+        whole = text(checked, budget, chosen) + shards.text(state_figures)
+        click.echo(whole + alternatives.text(others), nl=False)
 
 
 @cli.command(

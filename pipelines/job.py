@@ -38,6 +38,7 @@ from pipelines.job_text import (
     refuse_data_dependent,
 )
 from pipelines.keys import public_key_digest
+from state import open as stores
 
 MAX_JOB_BYTES = 1 << 20
 
@@ -149,7 +150,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         digest = public_key_digest(Path(keys.public), plan.key)
         plan = msgspec.structs.replace(plan, public_keys=digest).check()
     replace = msgspec.structs.replace
-    store = (file.state.store or f"sqlite:{path.stem}.state.db").removeprefix("sqlite:")
+    store = file.state.store or f"sqlite:{path.stem}.state.db"
     pattern = str(Path(glob.escape(str(folder))) / file.source.path)
     return Job(
         path=path,
@@ -157,7 +158,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         schema=file.schema,
         privacy=replace(file.privacy, key_file=_under(folder, file.privacy.key_file)),
         keys=keys,
-        state=replace(file.state, store=f"sqlite:{folder / store}"),
+        state=replace(file.state, store=stores.backend(store).below(folder).url),
         ledger=file.ledger and replace(file.ledger, path=str(folder / file.ledger.path)),
         sink=replace(file.sink, path=str(folder / file.sink.path)),
         performance=file.performance,
@@ -237,9 +238,8 @@ def _check_tables(file: JobFile) -> None:
     for field, text in texts:
         if not text or "\0" in text:
             raise UsageError(field, "must not be empty", "write a name")
-    store = file.state.store
-    if store is not None and (not store.startswith("sqlite:") or store == "sqlite:"):
-        raise UsageError("state.store", "is not a known store", "write 'sqlite:PATH'")
+    if file.state.store is not None:
+        stores.backend(file.state.store)
     _check_insecure(file.privacy)
 
 

@@ -94,16 +94,18 @@ class KeysConfig(_Table, frozen=True):
 
 
 class StateConfig(_Table, frozen=True):
-    """``[state]``: where state lives (``sqlite:PATH``; default: beside the job file) and the
-    number of key shards, fixed when the store is made."""
+    """``[state]``: where state lives (``sqlite:PATH``, the default, beside the job file; or
+    ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
+    is made."""
 
     store: str | None = None
     shards: int = 4
 
     @property
-    def path(self) -> Path:
-        """File of the embedded store."""
-        return Path((self.store or "").removeprefix("sqlite:"))
+    def path(self) -> Path | None:
+        """File of the embedded store, ``None`` where the store is no file."""
+        kind, _, path = (self.store or "").partition(":")
+        return Path(path) if kind == "sqlite" else None
 
 
 class Limit(_Table, frozen=True):

@@ -48,14 +48,18 @@ def info(job: Job) -> dict[str, Any]:
             "windows": line.windows,
             "triggers": line.triggers,
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "bytes": sum(p.stat().st_size for p in job.state.path.parent.glob(_files(job))),
+            "bytes": _bytes(job),
         }
     finally:
         stores.close_all()
 
 
-def _files(job: Job) -> str:
-    return job.state.path.name + "*"
+def _bytes(job: Job) -> int | None:
+    """Size of the embedded store's files; a database service tells its own."""
+    path = job.state.path
+    if path is None:
+        return None
+    return sum(p.stat().st_size for p in path.parent.glob(path.name + "*"))
 
 
 def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) -> int:

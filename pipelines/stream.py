@@ -103,7 +103,7 @@ def _refuse_private_in_sink(job: Job) -> None:
     sink = Path(job.sink.path).resolve()
     private = {
         "privacy.key_file": job.privacy.key_file,
-        "state.store": str(job.state.path),
+        "state.store": job.state.path and str(job.state.path),
         "ledger.path": job.ledger and job.ledger.path,
     }
     for field, path in private.items():
@@ -111,7 +111,8 @@ def _refuse_private_in_sink(job: Job) -> None:
             raise PolicyError(
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
-    if job.ledger and Path(job.ledger.path).resolve() == job.state.path.resolve():
+    store = job.state.path
+    if job.ledger and store and Path(job.ledger.path).resolve() == store.resolve():
         raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
 
 

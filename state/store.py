@@ -159,7 +159,7 @@ class StepResult(msgspec.Struct, frozen=True):
         changed: slots whose units, values, round or base changed.
         examined: slots that were looked at: changed, due or published.
         pair_slots, pair_units: unit pairs counted for the first time.
-        releases: the released rows of this shard, possibly none.
+        releases: the released rows of this shard, possibly none; published: their slots.
         closes: this was the window's last trigger; its states may go.
     """
 
@@ -168,6 +168,7 @@ class StepResult(msgspec.Struct, frozen=True):
     pair_slots: Int64
     pair_units: Ids
     releases: pa.RecordBatch
+    published: Int64
     closes: bool
 
 

@@ -229,6 +229,23 @@ def test_a_refused_charge_changes_no_token(folders: Iterator[Path]) -> None:
     ledger.close()
 
 
+def test_a_swap_whose_answer_is_lost(folders: Iterator[Path]) -> None:
+    """A database may have replaced the token and not say so: read again, replaced again."""
+    world = copied(begun(folders), next(folders), 2)
+    real, lost = SqliteStore.renew_token, [True]
+
+    def renew(store: SqliteStore, old: str, new: str) -> bool:
+        done = real(store, old, new)
+        return done and not lost.pop() if lost else done
+
+    with mock.patch.object(SqliteStore, "renew_token", renew):
+        assert enter(world.ledger, world.stores[0]) == "settled"
+    assert not lost
+    assert enter(world.ledger, world.stores[1]) == "refused"
+    assert enter(world.ledger, world.stores[0]) == "settled"
+    assert world.entries() == 1
+
+
 def test_starters_that_never_end_give_up(folders: Iterator[Path]) -> None:
     world = new_world(next(folders))
     ledger, store = Ledger(world.ledger, "flights"), opened(world.stores[0])
