@@ -18,6 +18,7 @@ from rich.table import Table
 
 from accounting.errors import DpstreamError, RunError
 from pipelines.cli_choose import choose
+from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
 from pipelines.cli_state import state
@@ -225,25 +226,6 @@ generate.add_command(reddit)
 cli.add_command(experiment)
 
 
-@cli.group()
-def key() -> None:
-    """Noise keys."""
-
-
-@key.command("new", epilog=examples("dpstream key new noise.key"))
-@click.argument("file", type=click.Path(path_type=Path))
-@AS_JSON
-def key_new(file: Path, as_json: bool) -> None:
-    """Write a new random noise key that only you can read; never overwrites."""
-    from pipelines.keys import new_key
-
-    new_key(file)
-    if as_json:
-        print_json({"created": file.name})
-    else:
-        click.echo(f"New noise key in {file.name} (mode 0600). Keep it secret and back it up.")
-
-
 @cli.command(epilog=examples("dpstream doctor", "dpstream doctor --json"))
 @AS_JSON
 def doctor(as_json: bool) -> None:
@@ -260,6 +242,7 @@ def doctor(as_json: bool) -> None:
 
 
 cli.add_command(choose)
+cli.add_command(key)
 cli.add_command(ledger)
 cli.add_command(state)
 

@@ -17,6 +17,7 @@ from accounting.errors import UsageError
 from accounting.plan import Plan, Privacy
 from accounting.timeline import Timeline
 from accounting.weights import MILD, STEEP, SelectionWeights
+from dp_transforms.noise.references import parse_reference
 from pipelines.choice_check import check_choice
 from pipelines.job_tables import (
     ChoiceConfig,
@@ -156,7 +157,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         path=path,
         source=replace(file.source, path=pattern),
         schema=file.schema,
-        privacy=replace(file.privacy, key_file=_under(folder, file.privacy.key_file)),
+        privacy=_key_below(folder, file.privacy),
         keys=keys,
         state=replace(file.state, store=stores.backend(store).below(folder).url),
         ledger=file.ledger and replace(file.ledger, path=str(folder / file.ledger.path)),
@@ -169,6 +170,14 @@ def job_of(file: JobFile, path: Path) -> Job:
 
 def _under(folder: Path, path: str | None) -> str | None:
     return None if path is None else str(folder / path)
+
+
+def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
+    """A key's file in either spelling starts from the job's folder, and is a ``key_file`` then."""
+    path, key = privacy.key_file, privacy.key
+    if key is not None and key.startswith("file:"):
+        path, key = key.removeprefix("file:"), None
+    return msgspec.structs.replace(privacy, key_file=_under(folder, path), key=key)
 
 
 def _timeline(file: JobFile) -> Timeline:
@@ -240,14 +249,17 @@ def _check_tables(file: JobFile) -> None:
             raise UsageError(field, "must not be empty", "write a name")
     if file.state.store is not None:
         stores.backend(file.state.store)
-    _check_insecure(file.privacy)
+    _check_key(file.privacy)
 
 
-def _check_insecure(privacy: PrivacyConfig) -> None:
-    if privacy.key_file is not None and privacy.insecure_test_key is not None:
+def _check_key(privacy: PrivacyConfig) -> None:
+    named = [n for n in ("insecure_test_key", "key", "key_file") if getattr(privacy, n) is not None]
+    if len(named) > 1:
         raise UsageError(
-            "privacy.insecure_test_key", "excludes privacy.key_file", "keep one of the two"
+            f"privacy.{named[0]}", f"excludes privacy.{named[1]}", "keep one of the two"
         )
+    if privacy.reference is not None:
+        parse_reference(privacy.reference)
     for name, digits in (("insecure_test_key", 64), ("insecure_test_run_id", 32)):
         text = getattr(privacy, name)
         if text is not None and (len(text) != digits or set(text) - set("0123456789abcdef")):

@@ -62,8 +62,10 @@ class PrivacyConfig(_Table, frozen=True):
     ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.job`).
 
-    ``insecure_test_key`` (64 hex digits) and ``insecure_test_run_id`` (32) are for tests on
-    public data: whoever knows them can subtract the noise.
+    The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
+    short for ``key = "file:PATH"``.  ``insecure_test_key`` (64 hex digits) and
+    ``insecure_test_run_id`` (32) are for tests on public data: whoever knows them can subtract
+    the noise.
     """
 
     epsilon: float
@@ -83,8 +85,14 @@ class PrivacyConfig(_Table, frozen=True):
     combine: bool = False
     select_every: int | None = None
     key_file: str | None = None
+    key: str | None = None
     insecure_test_key: str | None = None
     insecure_test_run_id: str | None = None
+
+    @property
+    def reference(self) -> str | None:
+        """Where the noise key is, whichever way it is written."""
+        return self.key if self.key_file is None else f"file:{self.key_file}"
 
 
 class KeysConfig(_Table, frozen=True):

@@ -141,12 +141,14 @@ def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterat
     """Committed releases of all shards, sealed once more: the bytes that the sink got.
 
     Raises:
-        PolicyError: the store lacks a step it says is committed.
+        PolicyError: the key is not the run's (at once), or the store lacks a step it says is
+            committed.
     """
     sealed = SealFactory(run)()
-    for window, trigger in names:
-        parts = [_part(store, window, shard, trigger) for shard in range(run.shards)]
-        yield sealed(window, trigger, parts)
+    return (
+        sealed(window, trigger, [_part(store, window, n, trigger) for n in range(run.shards)])
+        for window, trigger in names
+    )
 
 
 def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import UsageError
 from accounting.timeline import Timeline
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
@@ -74,23 +74,28 @@ def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) 
     try:
         store = _store(job)
         identity = store.identity
-        keys = key_source(job)
-        if keys.ring().fingerprint != identity.key_fingerprint:
-            raise PolicyError(
-                "privacy.key_file",
-                "is not the key this store was begun with",
-                "use the run's own key: release ids depend on it",
-            )
+        # Release ids depend on the key: another is refused.
+        keys = key_source(job).of_run(identity.run_id, identity.key_fingerprint)
         run = Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)
-        names = list(_names(job.plan.timeline, store, identity))
-        write_manifest(run, folder, kind)
-        for number, batch in enumerate(resealed(run, store, iter(names)), 1):
-            write_release(folder, kind, batch)
-            if progress is not None:
-                progress(number, len(names))
-        return len(names)
+        try:
+            return _write(job, run, store, folder, kind, progress)
+        finally:
+            run.destroy_keys()
     finally:
         stores.close_all()
+
+
+def _write(
+    job: Job, run: Run, store: Store, folder: Path, kind: str, progress: Progress | None
+) -> int:
+    names = list(_names(job.plan.timeline, store, store.identity))
+    batches = resealed(run, store, iter(names))  # refuses another key before anything is written
+    write_manifest(run, folder, kind)
+    for number, batch in enumerate(batches, 1):
+        write_release(folder, kind, batch)
+        if progress is not None:
+            progress(number, len(names))
+    return len(names)
 
 
 def _names(line: Timeline, store: Store, identity: RunIdentity) -> Iterator[tuple[int, int]]:

@@ -45,11 +45,11 @@ class Result(NamedTuple):
 
 def key_source(job: Job) -> KeySource:
     """Where the job's noise key is."""
-    if job.privacy.key_file is None and job.privacy.insecure_test_key is None:
+    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
-            "privacy.key_file", "is required to run", "make one with `dpstream key new FILE`"
+            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
         )
-    return KeySource(job.privacy.key_file, job.privacy.insecure_test_key)
+    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
 def begin(job: Job) -> tuple[Run, bool]:
@@ -90,7 +90,10 @@ def begin(job: Job) -> tuple[Run, bool]:
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
     restored = run.open().note(tokens.RESTORE) is not None
-    caught_up = check_sink(run, sink, job.sink.kind, replaying=restored)
+    try:
+        caught_up = check_sink(run, sink, job.sink.kind, replaying=restored)
+    finally:
+        run.destroy_keys()  # those of the comparison; workers make their own
     charge(job, run)
     if restored:
         tokens.restored(run.open(), caught_up)
@@ -221,6 +224,7 @@ def run_job(
             if ledger is not None:
                 tokens.leave(ledger, run.open())
     finally:
+        run.destroy_keys()
         identity = run.open().identity
         stores.close_all()
     return Result(
