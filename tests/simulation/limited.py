@@ -96,6 +96,7 @@ class Database(Bench):
         self.progress: dict[Place, int] = defaultdict(int)
         self.keys: dict[Place, dict[bytes, KeyRow]] = defaultdict(dict)
         self.releases: dict[tuple[int, int, int], dict[bytes | None, pa.RecordBatch]] = {}
+        self.notes: dict[str, str | None] = {}
         self.decided: dict[int, int] = defaultdict(int)
         self.counts: dict[int, dict[bytes, int]] = defaultdict(dict)
         self.admitted: dict[int, list[Record]] = defaultdict(list)
@@ -360,6 +361,15 @@ class LimitedStore(Store):
         index.intern(position_ids(partition, offset, slots))
         rank = np.array(ranks, np.int32) if ranks else None
         return index, Admitted(partition, offset, slots, pairs, cut, rank)
+
+    def note(self, name: str) -> str | None:
+        return self.database.notes.get(name)
+
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        if self.note(name) != old:
+            return False
+        self.database.notes[name] = new
+        return True
 
     def close(self) -> None:
         self._states, self._units = {}, {}
