@@ -71,6 +71,7 @@ class World:
         self.state = State(self.source.start(), self.shards)
         self.checkpoints = [self.state.copy()]
         self.trace: list[str] = []
+        self.current: Task | None = None  # whose turn it is; none: the world's own
         self.dead_letters: dict[tuple[int, int], str] = {}
         self.emitted: dict[tuple[int, int, int], bytes] = {}
         self.sink: dict[tuple[int, int], bytes] = {}
@@ -78,7 +79,6 @@ class World:
         self._draw_habits()
         self.processes = [self._process() for _ in range(self.random.randint(1, 3))]
         self.seal = SealFactory(run_on(self.run, self.processes[0].store))()
-        self.current: Task | None = None
         self.waiting: dict[tuple[str, int], int] = {}
         self.past: list[Task] = []
         self.strikes: Counter[tuple[str, int]] = Counter()
