@@ -297,6 +297,9 @@ class World:
         self.source.seen(self.state.cursor)
         self.state = self.random.choice(self.checkpoints).copy()
         self.source.plan_reads(self.state.cursor)
+        for piece in self.source.owed(self.state.cursor, self.state.watermark):
+            self.state.cursor.pending.insert(0, piece)
+            self._deliver()
         self.waiting.clear()
         self.say("back to a checkpoint")
         for process in list(self.processes):

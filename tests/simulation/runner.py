@@ -124,7 +124,8 @@ class Task:
             self.outputs.append(output)
             yield output
         if self.stage == "bound":
-            self.decided = process.store.unit_shard(self.shard).decided
+            with process.store.at_work("bound", self.shard):
+                self.decided = process.store.unit_shard(self.shard).decided
 
 
 class Process:

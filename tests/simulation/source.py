@@ -130,6 +130,19 @@ class Source:
         pairs = zip(self.tardy, cursor.delivered, strict=True)
         self.tardy = [tardy & ~done for tardy, done in pairs]
 
+    def owed(self, cursor: Cursor, watermark: int) -> list[Piece]:
+        """Records that should have been there before the watermark of a checkpoint.
+
+        They were late then and have been seen since.  Late once more, a record would be counted
+        nowhere: its place is fixed by the decision that the runner went back behind.
+        """
+        out = []
+        zipped = zip(self.cuts, self.tardy, cursor.delivered, strict=True)
+        for partition, (cuts, tardy, done) in enumerate(zipped):
+            missing = np.flatnonzero(~done & ~tardy & (cuts <= watermark))
+            out += [Piece(partition, at, at + 1) for at in missing.tolist()]
+        return out
+
     def reach(self, cursor: Cursor) -> int:
         """The last cut that the watermark may have passed."""
         last = self.plan.timeline.last_cut
