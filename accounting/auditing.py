@@ -38,6 +38,9 @@ _FIT, _CHOOSE = 0.05, 0.05
 _LEAST = 100
 _CUTS = 64
 _RIDGE = 1e-6
+#: How much more (in mu, and in parts of it) another statistic or cut must prove to be taken: the
+#: largest of many estimates is too large.
+_MARGIN = 0.15
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -109,10 +112,10 @@ def rate_below(hits: int, trials: int, tail: float) -> float:
 def least_mu(false_positives: float, false_negatives: float, slack: float) -> float:
     """Smallest mu >= 0 with f >= G_mu(a) - slack, in both orders of the data sets."""
     found = 0.0
-    for a, f in ((0.0, slack), (slack, 0.0)):
-        a, f = false_positives + a, false_negatives + f
-        if a + f < 1:
-            found = max(found, float(norm.isf(a) - norm.ppf(f)))
+    for more, rest in ((0.0, slack), (slack, 0.0)):
+        positive, negative = false_positives + more, false_negatives + rest
+        if positive + negative < 1:
+            found = max(found, float(norm.isf(positive) - norm.ppf(negative)))
     return found
 
 
@@ -154,12 +157,7 @@ def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> Bound:
         tail: the chance that the result is too high.
     """
     parts = [Parts.of(len(side)) for side in statistics[0]]
-    best, chosen, cut = -1.0, 0, 0.0
-    for number, scores in enumerate(statistics):
-        tried = [s[p.fit : p.fit + p.choose] for s, p in zip(scores, parts, strict=True)]
-        mu, at = _best_cut(tried[0], tried[1], claim.slack, tail)
-        if mu > best:
-            best, chosen, cut = mu, number, at
+    chosen, cut = _choice(statistics, parts, claim.slack, tail)
     counted = [s[p.fit + p.choose :] for s, p in zip(statistics[chosen], parts, strict=True)]
     positive = rate_above(int((counted[0] > cut).sum()), len(counted[0]), tail / 2)
     negative = rate_above(int((counted[1] <= cut).sum()), len(counted[1]), tail / 2)
@@ -176,18 +174,41 @@ def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> Bound:
     )
 
 
-def _best_cut(without: Float64, added: Float64, slack: float, tail: float) -> tuple[float, float]:
-    """(bound, cut) of the cut that proves most on these trials by themselves."""
+def _choice(
+    statistics: Sequence[Scores], parts: Sequence[Parts], slack: float, tail: float
+) -> tuple[int, float]:
+    """(statistic, cut) to count with: the first statistic, half-way between the two sides' means,
+    unless another choice proves clearly more on the trials set aside for this."""
+    middle = sum(
+        float(s[: p.fit + p.choose].mean()) for s, p in zip(statistics[0], parts, strict=True)
+    )
+    chosen, cut, best = 0, middle / 2, 0.0
+    for number, scores in enumerate(statistics):
+        tried = [s[p.fit : p.fit + p.choose] for s, p in zip(scores, parts, strict=True)]
+        if number == 0:
+            best = _MARGIN + (1 + _MARGIN) * _proven(*tried, cut, slack, tail)[0]
+        chosen, (best, cut) = max(
+            (chosen, (best, cut)),
+            *((number, _proven(*tried, at, slack, tail)) for at in _cuts(*tried)),
+            key=lambda found: found[1][0],
+        )
+    return chosen, cut
+
+
+def _cuts(without: Float64, added: Float64) -> Float64:
+    """Cuts to try, at scores and between them: a broken mechanism's may hardly differ."""
     both = np.concatenate([without, added])
-    cuts = np.unique(np.quantile(both, np.linspace(0, 1, _CUTS), method="inverted_cdf"))
-    # Between scores, not at one: scores of a broken mechanism may hardly differ within a side.
-    cuts = np.concatenate([(cuts[1:] + cuts[:-1]) / 2, cuts])
-    best = (-1.0, float(cuts[0]))
-    for cut in cuts:
-        positive = rate_above(int((without > cut).sum()), len(without), tail / 2)
-        negative = rate_above(int((added <= cut).sum()), len(added), tail / 2)
-        best = max(best, (least_mu(positive, negative, slack), float(cut)), key=lambda b: b[0])
-    return best
+    at = np.unique(np.quantile(both, np.linspace(0, 1, _CUTS), method="inverted_cdf"))
+    return np.concatenate([(at[1:] + at[:-1]) / 2, at])
+
+
+def _proven(
+    without: Float64, added: Float64, cut: float, slack: float, tail: float
+) -> tuple[float, float]:
+    """(bound of mu, cut) of one cut on some trials."""
+    positive = rate_above(int((without > cut).sum()), len(without), tail / 2)
+    negative = rate_above(int((added <= cut).sum()), len(added), tail / 2)
+    return least_mu(positive, negative, slack), float(cut)
 
 
 def fitted_weights(without: Float64, added: Float64) -> Float64:
