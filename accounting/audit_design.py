@@ -53,10 +53,10 @@ class Design(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         name: of the family of trials.
         keys: n, keys whose counts the unit may change; extra: keys it floods beyond its C pairs.
-        pattern: key number of each of the unit's records, in order.
+        pattern: key number of each of the unit's records, in order; when: their triggers.
         heavy: pairs that count on key 0; all other keys: 1.
         others: other units on every key at every feed; feeds: triggers at which they come.
-        trigger: at which the unit comes; at: (p,) triggers the statistic reads.
+        at: (p,) triggers the statistic reads.
         columns: what it reads there.
         inputs: input column -> (the unit's value, the others' value).
         mu: the most the statistic can see of the plan's mu.
@@ -66,21 +66,38 @@ class Design(msgspec.Struct, frozen=True, eq=False):
     keys: int
     extra: int
     pattern: Int64
+    when: Int64
     heavy: int
     others: int
     feeds: tuple[int, ...]
-    trigger: int
     at: Int64
     columns: tuple[Column, ...]
     inputs: dict[str, tuple[float, float]]
     mu: float
 
-    def weights(self, plan: Plan) -> Float64:
-        """(p, columns) weights of the likelihood ratio, for a key with one pair of the unit."""
-        parts = [
-            Seen(plan, c.noise, self.at).weights(self.trigger) * c.effect for c in self.columns
-        ]
-        return np.stack(parts, axis=1)
+    def weights(self, plan: Plan) -> tuple[Float64, Float64]:
+        """(p, columns) weights of the likelihood ratio, for key 0 and for each other key."""
+        first, rest = [], []
+        for column in self.columns:
+            seen = Seen(plan, column.noise, self.at)
+            one = seen.moved(self.when[:1]) * column.effect
+            first.append(seen.weights(self._on_first(seen, column)))
+            rest.append(seen.weights(one))
+        return np.stack(first, axis=1), np.stack(rest, axis=1)
+
+    def _on_first(self, seen: Seen, column: Column) -> Float64:
+        """(p,) effect of the unit on a column of key 0: its first ``heavy`` records there."""
+        records = 1 if column.once else self.heavy
+        return seen.moved(self.when[:records]) * column.effect
+
+    def with_mu(self, plan: Plan) -> "Design":
+        """The same with the mu that its statistic sees."""
+        square = 0.0
+        for column in self.columns:
+            seen = Seen(plan, column.noise, self.at)
+            square += seen.square(self._on_first(seen, column))
+            square += (self.keys - 1) * seen.square(seen.moved(self.when[:1]) * column.effect)
+        return msgspec.structs.replace(self, mu=math.sqrt(square))
 
     def expected(self) -> Float64:
         """(p, columns) what the others add to a key; known to the adversary."""
@@ -89,14 +106,23 @@ class Design(msgspec.Struct, frozen=True, eq=False):
 
 
 def designs(plan: Plan, budget: Budget) -> list[Design]:
-    """Trials that read published values: the layout that shows most; with ``per_key_bound``
-    also all C records on one key."""
-    found = [_best(plan, budget)]
-    if plan.privacy.per_key_bound and plan.privacy.contributions > 1:
-        heap = _best(plan, budget, keys=1)
-        pattern = np.zeros(plan.privacy.contributions, np.int64)
-        found.append(msgspec.structs.replace(heap, name="one key", pattern=pattern))
-    return found
+    """Trials that read published values: the layout that shows most; and, where a unit counts
+    once per key in some column, C records of it on one key, one after the other."""
+    best = _best(plan, budget)
+    count = plan.privacy.contributions
+    if count == 1 or not any(c.once or plan.privacy.per_key_bound for c in best.columns):
+        return [best]
+    starts = _starts(plan, np.arange(1, plan.timeline.triggers + 1))
+    heap = msgspec.structs.replace(
+        best,
+        name="one key",
+        keys=1,
+        extra=0,
+        pattern=np.zeros(count, np.int64),
+        when=np.array([starts[min(i, len(starts) - 1)] for i in range(count)]),
+        heavy=1 if plan.privacy.per_key_bound else count,
+    )
+    return [best, heap.with_mu(plan)]
 
 
 def others_needed(plan: Plan, budget: Budget, above: float) -> int:
@@ -108,7 +134,7 @@ def others_needed(plan: Plan, budget: Budget, above: float) -> int:
     return max(plan.privacy.pre_threshold + 1, math.ceil(goal / alone))
 
 
-def _best(plan: Plan, budget: Budget, keys: int | None = None) -> Design:
+def _best(plan: Plan, budget: Budget) -> Design:
     feeds: tuple[int, ...] = (1,)
     if plan.privacy.mode == "sticky":
         at = calendar(plan)
@@ -116,40 +142,43 @@ def _best(plan: Plan, budget: Budget, keys: int | None = None) -> Design:
         last = plan.timeline.triggers
         feeds = tuple(range(1, min(_ROUNDS, last) + 1))
         at = np.array(sorted({*feeds, *([last] if plan.privacy.final_flush else [])}))
-    others = others_needed(plan, budget, _ABOVE)
     columns, inputs, more = _columns(plan, budget, at)
-    others = max(others, more)
-    seen = {c.name: Seen(plan, c.noise, at) for c in columns}
-    trigger = max(
-        _starts(plan, at),
-        key=lambda t: sum(seen[c.name].square(t) * c.effect**2 for c in columns),
-    )
-    square = {c.name: seen[c.name].square(trigger) * c.effect**2 for c in columns}
-    tried = {n: _square(plan, columns, square, n) for n in ([keys] if keys else layouts(plan))}
-    chosen = int(max(tried, key=lambda n: (tried[n], -n)))
-    heavy, _ = spread(plan, chosen)
-    return Design(
+    trigger, keys = _worst(plan, columns, at)
+    heavy, _ = spread(plan, keys)
+    pattern = _pattern(plan, keys, heavy)
+    design = Design(
         name="values",
-        keys=chosen,
-        extra=chosen if chosen > 1 else 0,
-        pattern=_pattern(plan, chosen, heavy),
+        keys=keys,
+        extra=keys if keys > 1 else 0,
+        pattern=pattern,
+        when=np.full(len(pattern), trigger),
         heavy=heavy,
-        others=others,
+        others=max(others_needed(plan, budget, _ABOVE), more),
         feeds=feeds,
-        trigger=trigger,
         at=at,
         columns=columns,
         inputs=inputs,
-        mu=math.sqrt(tried[chosen]),
+        mu=0.0,
     )
+    return design.with_mu(plan)
 
 
-def _square(plan: Plan, columns: tuple[Column, ...], square: dict[str, float], keys: int) -> float:
-    """mu^2 that all keys and columns together show of a unit on so many keys."""
-    first, rest = spread(plan, keys)
-    return sum(
-        square[c.name] * (keys if c.once else first**2 + (keys - 1) * rest**2) for c in columns
-    )
+def _worst(plan: Plan, columns: tuple[Column, ...], at: Int64) -> tuple[int, int]:
+    """(trigger, keys) at and over which the statistic sees most of a unit's pairs."""
+    seen = [(Seen(plan, c.noise, at), c) for c in columns]
+
+    def squares(trigger: int) -> list[float]:
+        here = np.array([trigger])
+        return [s.square(s.moved(here)) * c.effect**2 for s, c in seen]
+
+    def total(keys: int) -> float:
+        first, rest = spread(plan, keys)
+        apart = first**2 + (keys - 1) * rest**2
+        return sum(q * (keys if c.once else apart) for q, c in zip(found, columns, strict=True))
+
+    trigger = max(_starts(plan, at), key=lambda t: sum(squares(t)))
+    found = squares(trigger)
+    return trigger, max((int(n) for n in layouts(plan)), key=lambda n: (total(n), -n))
 
 
 def _pattern(plan: Plan, keys: int, heavy: int) -> Int64:

@@ -184,14 +184,13 @@ def _choice(
     )
     chosen, cut, best = 0, middle / 2, 0.0
     for number, scores in enumerate(statistics):
-        tried = [s[p.fit : p.fit + p.choose] for s, p in zip(scores, parts, strict=True)]
+        a, b = (s[p.fit : p.fit + p.choose] for s, p in zip(scores, parts, strict=True))
         if number == 0:
-            best = _MARGIN + (1 + _MARGIN) * _proven(*tried, cut, slack, tail)[0]
-        chosen, (best, cut) = max(
-            (chosen, (best, cut)),
-            *((number, _proven(*tried, at, slack, tail)) for at in _cuts(*tried)),
-            key=lambda found: found[1][0],
-        )
+            best = _MARGIN + (1 + _MARGIN) * _proven(a, b, cut, slack, tail)
+        for at in _cuts(a, b):
+            found = _proven(a, b, float(at), slack, tail)
+            if found > best:
+                best, chosen, cut = found, number, float(at)
     return chosen, cut
 
 
@@ -202,13 +201,11 @@ def _cuts(without: Float64, added: Float64) -> Float64:
     return np.concatenate([(at[1:] + at[:-1]) / 2, at])
 
 
-def _proven(
-    without: Float64, added: Float64, cut: float, slack: float, tail: float
-) -> tuple[float, float]:
-    """(bound of mu, cut) of one cut on some trials."""
+def _proven(without: Float64, added: Float64, cut: float, slack: float, tail: float) -> float:
+    """Bound of mu of one cut on some trials."""
     positive = rate_above(int((without > cut).sum()), len(without), tail / 2)
     negative = rate_above(int((added <= cut).sum()), len(added), tail / 2)
-    return least_mu(positive, negative, slack), float(cut)
+    return least_mu(positive, negative, slack)
 
 
 def fitted_weights(without: Float64, added: Float64) -> Float64:

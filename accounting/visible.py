@@ -87,15 +87,18 @@ class Seen:
         covariance = prefix_covariance(noise.strategy_object, leaves) * noise.sigma**2
         self._inverse = np.linalg.inv(covariance)
 
-    def weights(self, trigger: int) -> Float64:
-        """(p,) weights for an effect of 1 that begins at a trigger."""
-        moved = (self._leaves >= self._leaf_of(trigger)).astype(np.float64)
+    def moved(self, triggers: Int64) -> Float64:
+        """(p,) effect on the prefixes of one grid unit at each of these triggers."""
+        leaves = np.array([self._leaf_of(int(t)) for t in triggers])
+        return np.asarray((leaves <= self._leaves[:, None]).sum(axis=1, dtype=np.float64))
+
+    def weights(self, moved: Float64) -> Float64:
+        """(p,) weights of the likelihood ratio of an effect."""
         return np.asarray(self._inverse @ moved)
 
-    def square(self, trigger: int) -> float:
-        """mu^2 of an effect of 1 (grid unit) that begins at a trigger."""
-        moved = self._leaves >= self._leaf_of(trigger)
-        return float(self.weights(trigger)[moved].sum())
+    def square(self, moved: Float64) -> float:
+        """mu^2 of an effect."""
+        return float(moved @ self.weights(moved))
 
 
 def layouts(plan: Plan) -> Int64:

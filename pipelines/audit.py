@@ -3,7 +3,7 @@
 Families of trials, all through the real flow with a key and run ids of their own:
 
     values        a unit's worst case for what is published of keys that are surely selected
-    one key       per_key_bound: all C records of a unit on one key
+    one key       where a unit counts once per key: C records of it on one key
     another run   the same after a run without the unit, same key: each run must have its noise
     selection     which keys appear, and when, with others at the threshold
     alone         how often keys of too few units appear at all
@@ -191,7 +191,7 @@ class _Work:
         design = crossing(self.plan, self.budget, self.ask.trials, self.ask.seed)
         scores, rows = selection_scores(self.runner, design, added, self._told)
         proven = bound(scores, self.claim, self._tail(False))
-        words = f"{design.keys} key(s) with {design.others:,} other units, one pair on each"
+        words = f"one record on each of {design.keys} keys with {design.others:,} others"
         visible = visible_mu(design, self.ask.seed)
         return Family("selection", words, visible, proven, scores[0], rows)
 
@@ -207,11 +207,12 @@ class _Work:
 
 def _words(design: Design) -> str:
     """A design for a person."""
-    pairs = len(design.pattern)
-    where = f"{design.keys} key(s)" if design.keys > 1 else "one key"
-    more = f" and {design.extra} further one(s)" if design.extra else ""
-    with_others = f" with {design.others:,} other units each" if design.others else ""
-    return f"{pairs} records on {where}{more}{with_others}, at trigger {design.trigger}"
+    where = f"{design.keys} keys" if design.keys > 1 else "one key"
+    more = f" and {design.extra} more" if design.extra else ""
+    with_others = f" with {design.others:,} others each" if design.others else ""
+    first, last = int(design.when[0]), int(design.when[-1])
+    at = f"trigger {first}" if first == last else f"triggers {first} to {last}"
+    return f"{len(design.pattern)} records on {where}{more}{with_others}, at {at}"
 
 
 def as_dict(result: Result) -> dict[str, object]:

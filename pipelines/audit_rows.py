@@ -37,7 +37,7 @@ def rows_of(
     added: Bool,
     width: int,
     pattern: Int64,
-    trigger: int,
+    when: Int64,
     others: int,
     feeds: Sequence[tuple[int, int]],
 ) -> Rows:
@@ -45,8 +45,8 @@ def rows_of(
 
     Args:
         trials: numbers of the trials; added: which of them are on side D'.
-        width: keys of a trial; pattern: key (0 .. width - 1) of each of the unit's records.
-        trigger: at which the unit comes, in window 0.
+        width: keys of a trial; pattern: key (0 .. width - 1) of each of the unit's records;
+            when: their triggers in window 0.
         others: units on every key at every (window, trigger) of ``feeds``, a record each.
     """
     line = plan.timeline
@@ -61,12 +61,12 @@ def rows_of(
         nth = np.tile(np.arange(others), len(keys))
         unit = ((key * others + nth) * len(feeds) + number) * 2 + 1
         parts.append(
-            Rows(unit, key, np.full(len(key), instant(window, at)), np.zeros(len(key), bool))
+            Rows(unit, key, np.full(len(key), instant(window, at)), np.zeros(len(key), np.bool_))
         )
     mine = trials[added]
     key = (mine[:, None] * width + pattern).ravel()
-    unit = np.repeat(mine * 2, len(pattern))
-    parts.append(Rows(unit, key, np.full(len(key), instant(0, trigger)), np.ones(len(key), bool)))
+    event = np.tile(line.start + (when - 1) * line.trigger_every, len(mine))
+    parts.append(Rows(np.repeat(mine * 2, len(pattern)), key, event, np.ones(len(key), np.bool_)))
     return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

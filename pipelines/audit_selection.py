@@ -110,16 +110,18 @@ def selection_scores(
 ) -> tuple[list[Scores], int]:
     """(scores, rows fed) of trials on both sides."""
     plan, fed = runner.plan, 0
-    pattern = np.arange(design.keys)
+    pattern, first = np.arange(design.keys), np.ones(design.keys, np.int64)
     tests = design.ratios.shape[1] - 1
     scores = []
     for trials in chunks(len(added), design.keys * (design.others + 1), design.keys * tests):
         rows = rows_of(
-            plan, trials, added[trials], design.keys, pattern, 1, design.others, [(0, 1)]
+            plan, trials, added[trials], design.keys, pattern, first, design.others, [(0, 1)]
         )
         out = runner.run(Input(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
-        first = first_tests(plan, released(plan, out), trials, design.keys, tests)
-        scores.append(np.take_along_axis(design.ratios[None], first[:, :, None], 2)[:, :, 0].sum(1))
+        passed = first_tests(plan, released(plan, out), trials, design.keys, tests)
+        scores.append(
+            np.take_along_axis(design.ratios[None], passed[:, :, None], 2)[:, :, 0].sum(1)
+        )
         fed += len(rows.unit)
         told(len(trials))
     score = np.concatenate(scores)
@@ -146,7 +148,8 @@ def alone_released(runner: Runner, keys: int, told: Told) -> tuple[int, int]:
     few = plan.privacy.pre_threshold + 1
     for trials in chunks(keys, few, plan.timeline.triggers):
         none = np.zeros(len(trials), np.bool_)
-        rows = rows_of(plan, trials, none, 1, np.zeros(0, np.int64), 1, few, [(0, 1)])
+        nobody = np.zeros(0, np.int64)
+        rows = rows_of(plan, trials, none, 1, nobody, nobody, few, [(0, 1)])
         out = runner.run(Input(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
         hits += len(np.unique(released(plan, out).key))
         fed += len(rows.unit)

@@ -64,7 +64,7 @@ def value_scores(
         for turn in ("before", "now") if again else ("now",):
             here = added[trials] & (turn == "now")
             rows = rows_of(
-                plan, trials, here, width, design.pattern, design.trigger, design.others, feeds
+                plan, trials, here, width, design.pattern, design.when, design.others, feeds
             )
             keys = (trials[:, None] * width + np.arange(width)).ravel()
             table = table_of(plan, rows, design.inputs)
@@ -104,10 +104,8 @@ def read_trials(plan: Plan, design: Design, rows: Released, trials: Int64, width
     tensor = np.stack(
         [_added_up(cell[read], value[read, c], shape) for c in range(value.shape[1])], axis=-1
     )
-    weights, heavy = design.weights(plan), float(design.heavy)
-    # Units are counted once a key, however many records: their column is not heavy.
-    first = weights * np.array([1.0 if c.once else heavy for c in design.columns])
-    score = np.einsum("tpc,pc->t", tensor[:, 0, 0], first)
+    heavy, weights = design.weights(plan)
+    score = np.einsum("tpc,pc->t", tensor[:, 0, 0], heavy)
     flooded = score
     if blocks > 1:
         score = score + np.einsum("tpc,pc->t", tensor[:, 0, 1], weights)
@@ -125,4 +123,5 @@ def read_trials(plan: Plan, design: Design, rows: Released, trials: Int64, width
 
 
 def _added_up(cell: Int64, values: npt.NDArray[np.float64], shape: tuple[int, ...]) -> Float64:
-    return np.bincount(cell, values, minlength=int(np.prod(shape))).reshape(shape)
+    total = np.asarray(np.bincount(cell, values, minlength=int(np.prod(shape))), np.float64)
+    return total.reshape(shape)
