@@ -4,7 +4,7 @@ A trial is one number (a score) computed from what was published; scores of data
 ``without``, those of D' (one unit more) ``added``.  The test "score > cut" has a false positive
 rate a and a false negative rate f, and the claim bounds how small both can be at once:
 
-    f >= G_mu(a) - s,   G_mu(a) = Phi(Phi^-1(1 - a) - mu),   s = C b.
+    f >= G_mu(a) - s,   f >= G_mu(a + s),   G_mu(a) = Phi(Phi^-1(1 - a) - mu),   s = C b.
 
 That is the plan's claim word for word: the mechanism differs from a mu-GDP one in at most C
 threshold tests that succeed by chance, each with probability at most b (mechanism.md section
@@ -31,7 +31,7 @@ from scipy.stats import beta, norm
 from accounting.budget import Budget
 from accounting.gaussian import epsilon_of
 from accounting.plan import Plan
-from accounting.strategies.base import Float64
+from accounting.strategies.base import Float64, Int64
 
 #: Shares of the trials that fit statistics and that choose among them; the rest is counted.
 _FIT, _CHOOSE = 0.05, 0.05
@@ -40,7 +40,7 @@ _CUTS = 64
 _RIDGE = 1e-6
 #: How much more (in mu, and in parts of it) another statistic or cut must prove to be taken: the
 #: largest of many estimates is too large.
-_MARGIN = 0.15
+_MARGIN = 0.25
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -101,7 +101,13 @@ class Bound(msgspec.Struct, frozen=True):
 
 def rate_above(hits: int, trials: int, tail: float) -> float:
     """Clopper-Pearson upper bound of a chance; wrong with probability ``tail`` at most."""
-    return 1.0 if hits >= trials else float(beta.isf(tail, hits + 1, trials - hits))
+    return float(_rates_above(np.array([hits]), trials, tail)[0])
+
+
+def _rates_above(hits: Int64, trials: int, tail: float) -> Float64:
+    """(n,) upper bounds for as many counts; without misses 1."""
+    misses = np.maximum(trials - hits, 1)
+    return np.where(hits >= trials, 1.0, beta.isf(tail, hits + 1, misses))
 
 
 def rate_below(hits: int, trials: int, tail: float) -> float:
@@ -110,12 +116,17 @@ def rate_below(hits: int, trials: int, tail: float) -> float:
 
 
 def least_mu(false_positives: float, false_negatives: float, slack: float) -> float:
-    """Smallest mu >= 0 with f >= G_mu(a) - slack, in both orders of the data sets."""
-    found = 0.0
+    """Smallest mu >= 0 that the claim's curve allows at these rates, in both orders of the data."""
+    return float(_least_mus(np.array([false_positives]), np.array([false_negatives]), slack)[0])
+
+
+def _least_mus(false_positives: Float64, false_negatives: Float64, slack: float) -> Float64:
+    found = np.zeros(len(false_positives))
     for more, rest in ((0.0, slack), (slack, 0.0)):
-        positive, negative = false_positives + more, false_negatives + rest
-        if positive + negative < 1:
-            found = max(found, float(norm.isf(positive) - norm.ppf(negative)))
+        a = np.minimum(1.0, false_positives + more)
+        f = np.minimum(1.0, false_negatives + rest)
+        proves = a + f < 1
+        found[proves] = np.maximum(found, norm.isf(a) - norm.ppf(f))[proves]
     return found
 
 
@@ -184,13 +195,13 @@ def _choice(
     )
     chosen, cut, best = 0, middle / 2, 0.0
     for number, scores in enumerate(statistics):
-        a, b = (s[p.fit : p.fit + p.choose] for s, p in zip(scores, parts, strict=True))
+        a, b = (np.sort(s[p.fit : p.fit + p.choose]) for s, p in zip(scores, parts, strict=True))
         if number == 0:
-            best = _MARGIN + (1 + _MARGIN) * _proven(a, b, cut, slack, tail)
-        for at in _cuts(a, b):
-            found = _proven(a, b, float(at), slack, tail)
-            if found > best:
-                best, chosen, cut = found, number, float(at)
+            best = _MARGIN + (1 + _MARGIN) * float(_proven(a, b, np.array([cut]), slack, tail)[0])
+        cuts = _cuts(a, b)
+        found = _proven(a, b, cuts, slack, tail)
+        if found.max() > best:
+            chosen, cut, best = number, float(cuts[found.argmax()]), float(found.max())
     return chosen, cut
 
 
@@ -201,11 +212,15 @@ def _cuts(without: Float64, added: Float64) -> Float64:
     return np.concatenate([(at[1:] + at[:-1]) / 2, at])
 
 
-def _proven(without: Float64, added: Float64, cut: float, slack: float, tail: float) -> float:
-    """Bound of mu of one cut on some trials."""
-    positive = rate_above(int((without > cut).sum()), len(without), tail / 2)
-    negative = rate_above(int((added <= cut).sum()), len(added), tail / 2)
-    return least_mu(positive, negative, slack)
+def _proven(without: Float64, added: Float64, cuts: Float64, slack: float, tail: float) -> Float64:
+    """(n,) bounds of mu that cuts prove on some trials, both sides sorted."""
+    positive = len(without) - np.searchsorted(without, cuts, side="right")
+    negative = np.searchsorted(added, cuts, side="right")
+    return _least_mus(
+        _rates_above(positive, len(without), tail / 2),
+        _rates_above(negative, len(added), tail / 2),
+        slack,
+    )
 
 
 def fitted_weights(without: Float64, added: Float64) -> Float64:
@@ -243,7 +258,10 @@ def trade_off(scores: Scores) -> tuple[Float64, Float64]:
 def claimed_curve(claim: Claim, false_positives: Float64) -> Float64:
     """Least false negatives the claim allows, (epsilon, delta) and mu-GDP with slack together."""
     a = np.asarray(false_positives, np.float64)
-    gaussian = norm.cdf(norm.isf(a) - claim.mu) - claim.slack
+    gaussian = np.maximum(
+        norm.cdf(norm.isf(a) - claim.mu) - claim.slack,
+        norm.cdf(norm.isf(np.minimum(1.0, a + claim.slack)) - claim.mu),
+    )
     kept = 1 - claim.delta
     plain = np.maximum(kept - np.exp(claim.epsilon) * a, np.exp(-claim.epsilon) * (kept - a))
     return np.asarray(np.maximum(0.0, np.maximum(gaussian, plain)))

@@ -50,7 +50,9 @@ def test_least_mu_is_the_claims_own() -> None:
         for cut in (-1.0, 0.3, 2.0):
             a, f = norm.sf(cut), norm.cdf(cut - mu)
             assert least_mu(a, f, 0.0) == pytest.approx(mu)
-            assert least_mu(a, f - 0.01, 0.01) <= mu + 1e-12 or f < 0.01
+            # With slack the claim is weaker, by just as much in both orders of the data.
+            edge = max(f - 0.01, norm.cdf(norm.isf(a + 0.01) - mu))
+            assert least_mu(a, edge, 0.01) == pytest.approx(mu)
             assert least_mu(a, f, 0.02) < mu
     assert least_mu(0.6, 0.5, 0.0) == 0.0
     assert least_mu(0.0, 1e-3, 0.0) > 100

@@ -52,7 +52,7 @@ PLANS: list[tuple[dict[str, object], float]] = [
     ({"public_keys": "f" * 32, "strategy": "blt"}, 1.0),
     ({"public_keys": "f" * 32, "strategy": "blt", "aggregates": (COUNT, SUM, UNITS)}, 1.0),
     ({"strategy": "blt"}, (32 / 33) ** 0.5),
-    ({"strategy": "toeplitz", "aggregates": (COUNT, SUM)}, (32 / 33) ** 0.5),
+    ({"strategy": "toeplitz", "aggregates": (COUNT, SUM), "contributions": 8}, (8 / 9) ** 0.5),
     ({"strategy": "blt", "aggregates": (UNITS,)}, 1.0),
     ({"strategy": "blt", "aggregates": (UNITS,), "triggers": 12, "select_every": 3,
       "refresh_every": 3}, 0.5),
