@@ -352,6 +352,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.units_aggregate is not None or bool(self.privacy.per_key_bound)
 
     @property
+    def window_sets(self) -> bool:
+        """Whether a key's unit set outlives its selection (a round's set ends with the round)."""
+        return self.privacy.mode == "sticky" and self.keeps_counting_units
+
+    @property
     def units_stream_apart(self) -> bool:
         """Whether a published count of units needs noise of its own: it is not the selection
         stream continued when keys are public or selected by weighted counts."""

@@ -179,12 +179,14 @@ def _decide(
     """See ``bound``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
     batch = Batch(plan, records)
+    store.load_units(shard, units, batch.ids)
     late = rejected = 0
-    if (batch.cut <= units.decided).any():
+    if units.ahead or (batch.cut <= units.decided).any():
         _recall(plan, store, shard, batch, upto)
     if upto > units.decided:
         late, rejected = _admit_new(plan, store, shard, batch, upto)
-    rows = _unrepeated(np.flatnonzero(batch.pairs > 0), batch)
+    # A decision cut short may have gone further than this one does.
+    rows = _unrepeated(np.flatnonzero((batch.pairs > 0) & (batch.cut <= upto)), batch)
     order = stamp_order(batch.stamp[rows], batch.partition[rows], batch.offset[rows])
     out = expand(plan, records, rows[order], batch)
     return out, {
@@ -199,7 +201,7 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> No
     """Fill in committed decisions; what has none although its cut was decided comes late."""
     units = store.unit_shard(shard)
     batch.unit = units.intern(batch.ids)
-    index, before = store.admitted_before(shard)
+    index, before = store.admitted_before(shard, units)
     at = index.find(position_ids(batch.partition, batch.offset, batch.unit))
     known = batch.known = at >= 0
     missed = ~known & (batch.cut <= units.decided)

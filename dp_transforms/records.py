@@ -181,9 +181,14 @@ class Records(beam.DoFn):
     def __init__(self, make: Callable[[], Canonicaliser]) -> None:
         self._make = make
 
+    @guarded("records")
     def setup(self) -> None:
         """Load the key on the worker; it is never part of the pipeline."""
         self._twin = self._make()
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_twin", None)
 
     @guarded("records")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -230,7 +235,7 @@ def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
 
 
 class CanonicaliserFactory:
-    """Builds the canonicaliser on a worker from public parts and a path to the key."""
+    """Builds the canonicaliser on a worker from public parts and a reference to the key."""
 
     def __init__(self, plan: Plan, keys: KeySource, public: pa.Table | None = None) -> None:
         self._plan, self._keys, self._public = plan, keys, public

@@ -5,6 +5,7 @@ are due; select; publish what the calendar says; predict.  Nothing is visible be
 ``Store.commit_step`` returned, and what is visible is what it returned.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -13,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accounting.budget import Budget, StreamNoise, allocate, plain_count
+from accounting.errors import RunError
+from accounting.limits import STEP_ATTEMPTS
 from accounting.plan import Plan
 from accounting.strategies import Strategy, make_strategy
 from dp_transforms.aggregation import aggregate, distinct
@@ -27,6 +30,7 @@ from dp_transforms.prediction import next_publication, predict, publishes, wait_
 from dp_transforms.selection import Needs, candidates, select
 from state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 
+Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
 _NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
@@ -82,6 +86,16 @@ class Stepper:
         Returns:
             (releases, whether this call computed them).
         """
+        # Whoever is overtaken, another worker has made progress: at most a few times a step.
+        for _ in range(STEP_ATTEMPTS):
+            with contextlib.suppress(OvertakenError):
+                return self._step_once(window, shard, trigger, rows)
+        raise RunError("state.store", "another worker is always faster", "let it run on")
+
+    def _step_once(
+        self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
+    ) -> tuple[pa.RecordBatch, bool]:
+        """``step``, but ``OvertakenError`` if another worker committed it meanwhile."""
         states = self.store.key_shard(window, shard)
         if trigger <= states.committed:
             committed = self.store.committed_releases(window, shard, trigger)
@@ -103,7 +117,7 @@ class Stepper:
         """``step`` for each (window, trigger, rows) in order, committed together."""
         try:
             with self.store.grouped():
-                return [self.step(window, shard, *rest) for window, *rest in group]
+                return [self._step_once(window, shard, *rest) for window, *rest in group]
         except OvertakenError:
             # Each by itself: what the other worker committed is read back.
             return [self.step(window, shard, *rest) for window, *rest in group]
@@ -111,10 +125,18 @@ class Stepper:
     def _compute(
         self, states: KeyShard, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
     ) -> StepResult:
-        entered = self._enter_public(states, shard) if trigger == 1 else _NO_SLOTS
-        before = states.due_at(trigger)
         rows = rows if rows is not None else empty(self._input)
-        batch = aggregate(self.plan, states, rows, key_ids(self.plan, self.keys.key, rows))
+        ids = key_ids(self.plan, self.keys.key, rows)
+        public, public_ids = self._public_of(shard) if trigger == 1 else (None, ids[:0])
+        self.store.load_keys(window, shard, trigger, states, np.concatenate([ids, public_ids]))
+        entered = _NO_SLOTS if public is None else self._enter_public(states, public, public_ids)
+        before = states.due_at(trigger)
+        if states.done.any():  # a part of this step is committed: its keys have taken it
+            before = before[~states.done[before]]
+            at = states.table.find(ids)
+            left = (at < 0) | ~states.done[at]
+            rows, ids = rows.filter(pa.array(left)), ids[left]
+        batch = aggregate(self.plan, states, rows, ids)
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER
         closes = trigger == self.plan.timeline.triggers
@@ -131,7 +153,9 @@ class Stepper:
         if self.plan.privacy.mode != "sticky":
             self._restart(states, selected, trigger)
         changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
-        return StepResult(changed, batch.pair_slots, batch.pair_units, releases, closes)
+        return StepResult(
+            changed, slots, batch.pair_slots, batch.pair_units, releases, chosen, closes
+        )
 
     def _sticky(
         self, states: KeyShard, window: int, slots: Int64, trigger: int
@@ -148,13 +172,11 @@ class Stepper:
                 predict(self.plan, needs, states, tested[~passed], trigger)
             else:
                 wait_for_test(self.plan, states, tested, trigger)
-        if publishes(self.plan, trigger):
-            # Every selected key, data or not: publication follows the public calendar alone.
-            chosen = np.flatnonzero(states.round[: states.size] > 0)
-        else:
-            chosen = newly
-        states.due[chosen] = next_publication(self.plan, trigger)
-        return chosen, newly
+        # Every selected key is due at every publication, data or not: publication follows the
+        # public calendar alone.
+        selected = slots[states.round[slots] > 0]
+        states.due[selected] = next_publication(self.plan, trigger)
+        return (selected if publishes(self.plan, trigger) else newly), newly
 
     def _rounds(
         self, states: KeyShard, window: int, slots: Int64, trigger: int
@@ -166,9 +188,12 @@ class Stepper:
         selected = tested[passed]
         predict(self.plan, needs, states, tested[~passed], trigger)
         chosen = selected
-        if self.plan.privacy.final_flush and trigger == self.plan.timeline.triggers:
-            once = np.flatnonzero(states.round[: states.size] > 0)
-            chosen = np.union1d(selected, once)
+        if self.plan.privacy.final_flush:
+            # A key selected once is due at the close at the latest.
+            last = self.plan.timeline.triggers
+            once = np.union1d(selected, slots[states.round[slots] > 0])
+            states.due[once] = np.minimum(states.due[once], last)
+            chosen = once if trigger == last else selected
         return chosen, selected
 
     @staticmethod
@@ -178,18 +203,23 @@ class Stepper:
         states.base[selected] = trigger
         states.units[selected] = 0
 
-    def _enter_public(self, states: KeyShard, shard: int) -> Int64:
-        """Public keys are released from the window's first trigger on, data or not."""
-        slots = _NO_SLOTS
+    def _public_of(self, shard: int) -> tuple[pa.Table | None, Ids]:
+        """Public keys of a shard and their ids, if there are any."""
         if self._public is None:
-            return slots
+            return None, np.empty((0, 2), np.uint64)
         table, ids = self._public
         mine = np.flatnonzero(shard_of(ids, self.store.identity.shards) == shard)
-        batch = table.take(pa.array(mine)).combine_chunks().to_batches()
-        if len(mine):
-            slots = states.intern(ids[mine], batch[0])
-            states.round[slots] = 1
-            states.due[slots] = 1
+        return table.take(pa.array(mine)), ids[mine]
+
+    @staticmethod
+    def _enter_public(states: KeyShard, keys: pa.Table, ids: Ids) -> Int64:
+        """Public keys are released from the window's first trigger on, data or not."""
+        if len(ids) == 0:
+            return _NO_SLOTS
+        slots = states.intern(ids, keys.combine_chunks().to_batches()[0])
+        slots = slots[~states.done[slots]]
+        states.round[slots] = 1
+        states.due[slots] = 1
         return slots
 
     def _needs(self, states: KeyShard, window: int) -> Needs:

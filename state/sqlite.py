@@ -21,6 +21,7 @@ from state.idtable import IdTable
 from state.sqlite_file import connect, failed, read_identity
 from state.store import (
     Admitted,
+    Ids,
     KeyShard,
     OvertakenError,
     StepResult,
@@ -85,6 +86,10 @@ class SqliteStore(Store):
             return states
 
     @override
+    def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
+        """Nothing to do: all keys of a (window, shard) are in memory."""
+
+    @override
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
@@ -95,15 +100,7 @@ class SqliteStore(Store):
         if group is not None:
             group.append((row, result.closes))
         else:
-            try:
-                self._write_steps([(row, result.closes)])
-            except OvertakenError:
-                committed = self.committed_releases(window, shard, trigger)
-                if committed is None:
-                    raise RunError(
-                        "state.store", "a step's row is unreadable", "check disk"
-                    ) from None
-                return committed
+            self._write_steps([(row, result.closes)])
         states.mark_committed(trigger)
         if result.closes:
             self.forget(window, shard)
@@ -177,6 +174,10 @@ class SqliteStore(Store):
             return units
 
     @override
+    def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
+        """Nothing to do: all units of a shard are in memory."""
+
+    @override
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
         try:
             with self._lock, self._db:
@@ -207,7 +208,7 @@ class SqliteStore(Store):
             self._unit_shards.pop(shard, None)
 
     @override
-    def admitted_before(self, shard: int) -> tuple[IdTable, Admitted]:
+    def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
         return log.admitted(self._admissions(shard))
 
     def _admissions(self, shard: int) -> list[tuple[int, bytes, bytes]]:

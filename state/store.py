@@ -1,13 +1,20 @@
 """The Store contract: what the flow needs of a database, and nothing about any database.
 
 One step is one (window, key shard, trigger).  A worker asks the store for the ``KeyShard`` of
-a window, lets it load the states of the keys it names, changes them in memory and commits the
-step: states, releases and progress in one transaction.  Whoever finds a step committed reads
-its releases back and never computes it again; whoever loses a race does the same.
+a window, lets the store load the keys of its micro-batch and the keys that are due, changes
+them in memory and commits the step: states, releases and progress in one transaction.  Whoever
+finds a step committed reads its releases back and never computes it again; whoever loses a race
+does the same.
 
 A store may hand out a key before it is due, never later: ``due`` of keys that were only
 re-predicted need not survive a restart, because a test repeated too early gives the same
 negative answer (the noise of a node is drawn once).
+
+A database may limit what fits into one commit.  A larger step (or decision of BOUND) is split
+by key (or unit): every row then says how far it is itself, and the progress row, which makes
+the whole visible, is written by the last commit.  Should only some of the commits happen, the
+keys in them are ``done`` (the units' records are found among those admitted before), and
+whoever repeats the step leaves them as they are.
 """
 
 from abc import ABC, abstractmethod
@@ -63,6 +70,7 @@ class KeyShard:
         values: (n, V) exact prefix of each value stream; with selection weights the weighted
             count of units stands last.
         due: trigger at which the key must be looked at even without data.
+        done: the key has taken step ``committed + 1`` already, in a commit of a part of it.
         round: times selected; base: trigger at which the current round began.
         keys: Arrow key columns, in the plan's order.
         scratch: caches of the flow (noise paths); lives as long as this object.
@@ -77,6 +85,7 @@ class KeyShard:
         self.due = np.zeros(0, np.int32)
         self.round = np.zeros(0, np.int32)
         self.base = np.zeros(0, np.int32)
+        self.done = np.zeros(0, np.bool_)
         self.scratch: dict[str, Any] = {}
         self.logged = 0
         self._schema = key_schema
@@ -117,6 +126,7 @@ class KeyShard:
     def mark_committed(self, trigger: int) -> None:
         """The states are durable as of ``trigger``."""
         self.committed, self.logged, self._fresh = trigger, self.size, []
+        self.done[:] = False
 
     def key_columns(self, slots: Int64) -> pa.Table:
         """Key columns of the slots."""
@@ -139,6 +149,7 @@ class KeyShard:
         self.due = np.concatenate([self.due, np.full(more, NEVER, np.int32)])
         self.round = np.concatenate([self.round, np.zeros(more, np.int32)])
         self.base = np.concatenate([self.base, np.zeros(more, np.int32)])
+        self.done = np.concatenate([self.done, np.zeros(more, np.bool_)])
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -146,15 +157,18 @@ class StepResult(msgspec.Struct, frozen=True):
 
     Attributes:
         changed: slots whose units, values, round or base changed.
+        examined: slots that were looked at: changed, due or published.
         pair_slots, pair_units: unit pairs counted for the first time.
-        releases: the released rows of this shard, possibly none.
+        releases: the released rows of this shard, possibly none; published: their slots.
         closes: this was the window's last trigger; its states may go.
     """
 
     changed: Int64
+    examined: Int64
     pair_slots: Int64
     pair_units: Ids
     releases: pa.RecordBatch
+    published: Int64
     closes: bool
 
 
@@ -162,12 +176,14 @@ class UnitShard:
     """Counters of the units of one shard: admitted pairs, by slot of the unit.
 
     Attributes:
-        decided: last global cut whose records have been admitted or rejected.
+        decided: last global cut whose records of all units have been admitted or rejected.
+        ahead: records of some units beyond it are decided, in a commit of a part of a decision.
         counts: (n,) admitted pairs of each unit.
     """
 
     def __init__(self) -> None:
         self.decided = 0
+        self.ahead = False
         self.table = IdTable()
         self.counts = np.zeros(0, np.int32)
         self.logged = 0
@@ -200,7 +216,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class OvertakenError(Exception):
-    """Another worker committed a step of the group first: repeat its steps one by one."""
+    """Another worker committed a step first: read back what it committed, do what is left."""
 
 
 class Store(ABC):
@@ -210,22 +226,38 @@ class Store(ABC):
 
     @abstractmethod
     def key_shard(self, window: int, shard: int) -> KeyShard:
-        """The states of a (window, shard), as of its last committed step."""
+        """The states of a (window, shard), as of its last committed step.
+
+        Which keys it holds is the store's affair until ``load_keys`` names those of a step.
+        """
+
+    @abstractmethod
+    def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
+        """Bring the states of the keys ``ids`` (as far as they have any) and of all keys due
+        at or before ``trigger`` into memory.
+
+        Args:
+            ids: (n, 2) ids of every key that the step may touch, in any order, repeated or not.
+        """
 
     @abstractmethod
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
-        """Commit one step durably; returns the committed releases.
+        """Commit one step durably; returns the committed releases, those of keys that were
+        ``done`` before included.
 
-        If another worker committed this step before, its releases are returned and nothing
-        is written.  On an error the states in memory are dropped and must be loaded again.
         Inside ``grouped`` the step becomes durable, and may be seen, when the block ends.
+
+        Raises:
+            OvertakenError: another worker committed this step, or a part of it, before.
+        On any error the states in memory are dropped and must be loaded again.
         """
 
     @abstractmethod
     def grouped(self) -> AbstractContextManager[None]:
-        """Commit all steps of the block (of this thread) in one transaction when it ends.
+        """Commit all steps of the block (of this thread) when it ends, in one transaction if
+        the database's limits allow.
 
         Raises:
             OvertakenError: another worker committed one of them; none is written by this one.
@@ -246,19 +278,31 @@ class Store(ABC):
 
     @abstractmethod
     def unit_shard(self, shard: int) -> UnitShard:
-        """The counters of a unit shard, as of its last committed decision."""
+        """The counters of a unit shard, as of its last committed decision.
+
+        Which units it holds is the store's affair until ``load_units`` names them.
+        """
+
+    @abstractmethod
+    def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
+        """Bring the counters of the units ``ids`` (as far as they have any) into memory."""
 
     @abstractmethod
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
-        """Commit the decisions on all records up to ``cut`` durably."""
+        """Commit the decisions on all records up to ``cut`` durably.
+
+        Raises:
+            RunError: another worker decided this shard; the counters in memory are dropped.
+        """
 
     @abstractmethod
     def forget_units(self, shard: int) -> None:
         """Drop the counters in memory; the next use loads what is committed."""
 
     @abstractmethod
-    def admitted_before(self, shard: int) -> tuple[IdTable, Admitted]:
-        """All admitted records of a unit shard, indexed by (offset, partition)."""
+    def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
+        """Admitted records of all units that were loaded (or of all), indexed by
+        ``state.log.position_ids`` with the slots of ``units``."""
 
     @abstractmethod
     def close(self) -> None:
