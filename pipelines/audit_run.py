@@ -96,6 +96,7 @@ class Runner:
             source=SourceConfig("parquet", pattern, self._job.source.stamp),
             privacy=replace(
                 self._job.privacy,
+                key=None,
                 key_file=None if fixed else str(self._key),
                 insecure_test_key=fixed.insecure_test_key if fixed else None,
                 insecure_test_run_id=run_id,
@@ -128,6 +129,7 @@ class Runner:
         try:
             releases, dead = run_in_memory(run, _batches(given.table, job.performance.batch_rows))
         finally:
+            run.destroy_keys()
             stores.close_all()
         if dead:
             raise RunError("audit", "synthetic records were refused", "run `dpstream doctor`")

@@ -41,8 +41,8 @@ AUDIT = ("audit", JOB, "--trials", "200")
 
 #: A command, and the function that fails in it.
 PLACES: list[tuple[tuple[str, ...], Any, str]] = [
-    (("plan", JOB), guarantee, "describe"),
     (("plan", JOB), guarantee, "text"),
+    (("plan", JOB), guarantee, "describe"),
     (REPORT, report, "inventory"),
     (REPORT, report, "collect"),
     (REPORT, report_data, "read_parts"),
