@@ -13,7 +13,7 @@ from accounting.limits import DECODE_BITS
 from dp_transforms import step
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.paths import NoiseStream
-from pipelines.audit import Ask, Result, audit
+from pipelines.audit import Ask, Result, audit, visible_epsilon
 from pipelines.audit_run import Fixed
 from pipelines.audit_view import text
 from pipelines.job import Job, load_job
@@ -148,7 +148,7 @@ def test_noise_that_is_a_fifth_too_small(tmp_path: Path, epsilon: float) -> None
         )  # fmt: skip
         honest = run(job, CI)
         assert not honest.refuted, text(honest)
-        assert honest.best.bound.epsilon >= 0.75 * epsilon
+        assert honest.best.bound.epsilon >= 0.75 * visible_epsilon(honest, honest.visible)
         with smaller_noise(1.25):
             weak = run(job, CI)
         assert weak.refuted, text(weak)
