@@ -37,8 +37,10 @@ from state.open import key_schema
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 
+#: Offsets are not negative.
+_POSITIVE = np.int64(2**63 - 1)
 #: Reasons in the order in which they are checked; public, fixed.
-REASONS = ("unit", "key", "time", "late", "value", "not_public")
+REASONS = ("unit", "key", "time", "late", "value", "not_public", "record_id")
 
 
 class Canonicaliser:
@@ -65,6 +67,7 @@ class Canonicaliser:
         plan = self.plan
         reason = _Reasons(batch.num_rows)
         partition, offset = _position(batch)
+        where = self._named(batch, reason) or (np.full(batch.num_rows, partition), offset)
         unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
         if plan.unit.type in ("string", "bytes"):
             ok &= columns._true(pc.greater(pc.binary_length(unit), 0))
@@ -91,14 +94,25 @@ class Canonicaliser:
             id_array(unit_ids),
             pa.array(stamp),
             *self._event_column(event),
-            pa.array(np.full(batch.num_rows, partition, np.int32)),
-            pa.array(offset),
+            pa.array(where[0].astype(np.int32)),
+            pa.array(where[1]),
             *key_columns,
             *(pa.array(v) for v in values),
         ]
         records = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         dead = reason.letters(partition, offset)
         return (records if dead.num_rows == 0 else records.filter(reason.good)), dead
+
+    def _named(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64] | None:
+        """Positions that record ids stand for: 94 keyed bits, so that two records of one unit
+        have one position with a chance below 2^-94; records of two units never do."""
+        field = self.plan.record_id
+        if field is None:
+            return None
+        column, ok = columns.identity(batch.column(field.column), field.type)
+        reason.unless("record_id", ok)
+        ids = typed_ids(self.keys.record, [(field.type, column)])
+        return (ids[:, 0] >> np.uint64(33)).astype(np.int64), ids[:, 1].view(np.int64) & _POSITIVE
 
     def _times(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64]:
         plan, line = self.plan, self.plan.timeline

@@ -69,11 +69,12 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Input columns the job reads, each once: unit, key, time, stamp, values."""
+        """Input columns the job reads, each once: unit, key, time, stamp, values, record id."""
         names = [self.plan.unit.column, *(f.column for f in self.plan.key), self.plan.event_time]
         if self.plan.stamp != "event_time":
             names.append(self.plan.stamp)
         names += [a.column for a in self.plan.aggregates if a.column is not None]
+        names += [] if self.plan.record_id is None else [self.plan.record_id.column]
         return tuple(dict.fromkeys(names))
 
     @property
@@ -146,6 +147,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         timeline=_timeline(file),
         privacy=_privacy(file),
         stamp=file.source.stamp,
+        record_id=file.schema.record_id,
     ).check()
     if keys.public is not None:
         digest = public_key_digest(Path(keys.public), plan.key)

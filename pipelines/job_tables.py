@@ -37,11 +37,13 @@ class TimeColumn(_Table, frozen=True):
 
 
 class SchemaConfig(_Table, frozen=True):
-    """``[schema]``: which columns are the unit, the key and the event time."""
+    """``[schema]``: which columns are the unit, the key and the event time; and, where a source
+    may deliver a record again at another position, the column that names it."""
 
     unit: Field
     key: tuple[Field, ...]
     event_time: TimeColumn
+    record_id: Field | None = None
 
 
 class TimeConfig(_Table, frozen=True):

@@ -144,6 +144,18 @@ def _commit(database: Database, fill: Callable[[Any], None]) -> None:
         fill(batch)
 
 
+def transact(database: Database, work: Callable[[Any], Any]) -> Any:
+    """What ``work`` returns of a read-write transaction, durable on return.
+
+    It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
+    see by itself what an earlier attempt has written.
+    """
+    try:
+        return _RETRY(database.run_in_transaction)(work)
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
+
+
 _RULES: dict[type[Exception], tuple[type[DpstreamError], str, str]] = {
     exceptions.NotFound: (
         UsageError,

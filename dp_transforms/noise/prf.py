@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 #: What K has children for; every use has its own.
 PURPOSES = (
     *("node noise", "node name tweak", "unit id", "key id", "release id", "sampling"),
-    *("name prefix", "source fingerprint", "fingerprint"),
+    *("record id", "name prefix", "source fingerprint", "fingerprint"),
 )
 #: A key in a buffer of its owner, who overwrites it if it can be.
 Secret = bytes | bytearray
@@ -126,6 +126,7 @@ class KeyRing:
         self.key = _prf(secret, "key id")
         self.release = _prf(secret, "release id")
         self.sample = _prf(secret, "sampling")
+        self.record = _prf(secret, "record id")
         self._name = _child(secret, "name prefix")
         self._source = _child(secret, "source fingerprint")
         printed = _child(secret, "fingerprint")
@@ -142,7 +143,8 @@ class KeyRing:
         Also for whoever got a child (``ring.node``) from here.  Calling it again is harmless.
         """
         self._alive = False
-        for prf in (self.node, self.tweak, self.unit, self.key, self.release, self.sample):
+        prfs = (self.node, self.tweak, self.unit, self.key, self.release, self.sample, self.record)
+        for prf in prfs:
             prf.destroy()
         wipe(self._name, self._source)
 
