@@ -147,7 +147,7 @@ def test_a_good_run_leaks_nowhere(tmp_path: Path) -> None:
     assert leaks(found) == set()
     # The channels were there to be searched.
     for name in ("metrics", "display data", "pipeline", "plan", "progress", "dead letters"):
-        assert len(found[name]) > 20, name
+        assert len(found[name]) > 10, name
     packed = found["pipeline"]
     assert isinstance(packed, bytes) and b"SplitByShard" in packed and b"_schema" in packed
 

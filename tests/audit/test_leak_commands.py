@@ -16,6 +16,7 @@ from pipelines import (
     choose,
     doctor,
     keys,
+    ledger_view,
     report,
     report_data,
     report_view,
@@ -65,7 +66,10 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     ((*AUDIT, "--beam"), audit_run, "run_job"),
     (("run", JOB), stream, "fingerprint_parts"),
     (("run", JOB), stream, "begin_run"),
-    (("run", JOB), Ledger, "charge"),
+    (("run", JOB), Ledger, "charge_within"),
+    (("run", JOB), stream, "check_sink"),
+    (("run", JOB), stream, "write_manifest"),
+    (("ledger", "show", JOB), ledger_view, "read_ledger"),
     (("key", "new", "{out}/noise.key"), keys, "new_key"),
     (("doctor",), doctor, "examine"),
 ]
@@ -92,7 +96,7 @@ def command(folder: Path, arguments: tuple[str, ...], *more: str) -> Any:
 def test_failed_commands_show_nothing(tmp_path: Path, number: int) -> None:
     arguments, owner, name = PLACES[number]
     job = make_job(tmp_path / "job")
-    if arguments[0] in ("report", "state"):
+    if arguments[0] in ("report", "state", "ledger"):
         run_job(job)
     make: Callable[[], BaseException] = ERRORS[number % len(ERRORS)]
     forced = Forced(make)
