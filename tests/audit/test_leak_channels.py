@@ -98,7 +98,7 @@ LEAKY: dict[str, tuple[Callable[[], Leak], str]] = {
         lambda: _first(flow, "bound", lambda: logging.getLogger("beam").info("unit %s", UNIT)),
         "logs",
     ),
-    "a stage logs a value at debug level": (
+    "a stage logs a value": (
         lambda: _first(step, "publish", lambda: logging.getLogger("x").warning(VALUE)), "logs",
     ),
     "a print": (lambda: _first(step, "aggregate", lambda: print(KEY)), "stdout"),
