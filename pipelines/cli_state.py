@@ -35,7 +35,8 @@ def info(job: Path, as_json: bool) -> None:
     for window, trigger in found["committed"].items():
         if trigger < found["triggers"]:
             click.echo(f"          window {window}: trigger {trigger} of {found['triggers']}")
-    click.echo(f"Size      {found['bytes'] / 2**20:,.1f} MiB")
+    if found["bytes"] is not None:
+        click.echo(f"Size      {found['bytes'] / 2**20:,.1f} MiB")
 
 
 @state.command(

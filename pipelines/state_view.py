@@ -50,14 +50,18 @@ def info(job: Job) -> dict[str, Any]:
             "windows": line.windows,
             "triggers": line.triggers,
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "bytes": sum(p.stat().st_size for p in job.state.path.parent.glob(_files(job))),
+            "bytes": _bytes(job),
         }
     finally:
         stores.close_all()
 
 
-def _files(job: Job) -> str:
-    return job.state.path.name + "*"
+def _bytes(job: Job) -> int | None:
+    """Size of the embedded store's files; a database service tells its own."""
+    path = job.state.path
+    if path is None:
+        return None
+    return sum(p.stat().st_size for p in path.parent.glob(path.name + "*"))
 
 
 def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) -> int:
@@ -72,23 +76,28 @@ def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) 
     try:
         store = _store(job)
         identity = store.identity
-        keys = key_source(job)
-        if keys.ring().fingerprint != identity.key_fingerprint:
-            raise PolicyError(
-                "privacy.key_file",
-                "is not the key this store was begun with",
-                "use the run's own key: release ids depend on it",
-            )
+        # Release ids depend on the key: another is refused.
+        keys = key_source(job).of_run(identity.run_id, identity.key_fingerprint)
         run = Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)
-        sealed, names = SealFactory(run)(), list(_names(job.plan.timeline, store, identity))
-        for number, (window, trigger) in enumerate(names, 1):
-            parts = [_part(store, window, shard, trigger) for shard in range(identity.shards)]
-            write_release(folder, kind, sealed(window, trigger, parts))
-            if progress is not None:
-                progress(number, len(names))
-        return len(names)
+        try:
+            return _write(job, run, store, folder, kind, progress)
+        finally:
+            run.destroy_keys()
     finally:
         stores.close_all()
+
+
+def _write(
+    job: Job, run: Run, store: Store, folder: Path, kind: str, progress: Progress | None
+) -> int:
+    identity = store.identity
+    sealed, names = SealFactory(run)(), list(_names(job.plan.timeline, store, identity))
+    for number, (window, trigger) in enumerate(names, 1):
+        parts = [_part(store, window, shard, trigger) for shard in range(identity.shards)]
+        write_release(folder, kind, sealed(window, trigger, parts))
+        if progress is not None:
+            progress(number, len(names))
+    return len(names)
 
 
 def _names(line: Timeline, store: Store, identity: RunIdentity) -> Iterator[tuple[int, int]]:

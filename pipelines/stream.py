@@ -42,11 +42,11 @@ class Result(NamedTuple):
 
 def key_source(job: Job) -> KeySource:
     """Where the job's noise key is."""
-    if job.privacy.key_file is None and job.privacy.insecure_test_key is None:
+    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
-            "privacy.key_file", "is required to run", "make one with `dpstream key new FILE`"
+            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
         )
-    return KeySource(job.privacy.key_file, job.privacy.insecure_test_key)
+    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
 def begin(job: Job) -> tuple[Run, bool]:
@@ -88,7 +88,7 @@ def _refuse_private_in_sink(job: Job) -> None:
     sink = Path(job.sink.path).resolve()
     private = {
         "privacy.key_file": job.privacy.key_file,
-        "state.store": str(job.state.path),
+        "state.store": job.state.path and str(job.state.path),
         "ledger.path": job.ledger and job.ledger.path,
     }
     for field, path in private.items():
@@ -96,7 +96,8 @@ def _refuse_private_in_sink(job: Job) -> None:
             raise PolicyError(
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
-    if job.ledger and Path(job.ledger.path).resolve() == job.state.path.resolve():
+    store = job.state.path
+    if job.ledger and store and Path(job.ledger.path).resolve() == store.resolve():
         raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
 
 
@@ -192,6 +193,7 @@ def run_job(
                 "do not resume this store or publish its last releases; begin a new run",
             )
     finally:
+        run.destroy_keys()
         identity = run.open().identity
         stores.close_all()
     return Result(

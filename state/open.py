@@ -180,9 +180,9 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
         )
     if found.key_fingerprint != identity.key_fingerprint:
         raise PolicyError(
-            "privacy.key_file",
+            "privacy.key",
             "is not the key this store was begun with",
-            "use the run's own key; a new key needs a new run",
+            "use the run's own key; to rotate it, begin a new run: a new store, charged again",
         )
     if found.source_fingerprint != identity.source_fingerprint:
         raise PolicyError(

@@ -114,7 +114,7 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "window-000000" / "trigger-000001.parquet").write_bytes(b"other")
     refused("sink.path", 3, "releases", job, "--out", tmp_path / "out")
     job.write_text(JOB.replace("11111111", "22222222"))
-    refused("privacy.key_file", 3, *export)
+    refused("privacy.key", 3, *export)
     job.write_text(JOB.replace("epsilon = 20.0", "epsilon = 21.0"))
     refused("state.store", 3, *export)
     refused("state.store", 3, "info", job)
