@@ -47,7 +47,7 @@ def small_commits() -> Iterator[None]:
     with (
         mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", FEW),
         mock.patch.object(spanner, "COMMIT_MUTATIONS", FEW),
-        mock.patch.object(spanner_keys, "INLINE_PAIRS", 2),
+        mock.patch.object(spanner_keys, "INLINE_PAIRS", 6),
         mock.patch.object(spanner_keys, "CELL_BYTES", 64),
         mock.patch.object(spanner, "CACHED_STATES", 30),
     ):
