@@ -15,19 +15,22 @@ from tests import emulator
 KINDS = ("sqlite", "spanner")
 #: Gives the path or URL of a store that does not exist yet.
 Places = Callable[[], str]
+MOST_DATABASES = 40
 #: Mutations of a commit in split runs: two or three keys.
 FEW = 40
 
 
 @contextlib.contextmanager
 def places(kind: str, folder: Path) -> Iterator[Places]:
-    """Fresh places of one kind; databases are dropped at the end."""
+    """Fresh places of one kind; old databases are dropped: the emulator holds 100."""
     made: list[str] = []
     numbers = itertools.count()
 
     def fresh() -> str:
         if kind == "sqlite":
             return str(folder / f"store{next(numbers)}.db")
+        while len(made) >= MOST_DATABASES:
+            emulator.drop(made.pop(0))
         made.append(emulator.fresh_url())
         create_tables(connect(made[-1]))
         return made[-1]
