@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from state.spanner_client import connect, read_rows
 from tests import emulator
-from tests.faults.child import POINTS, Fault, plan_of
+from tests.faults.child import POINTS, SHARDS, Fault, plan_of
 from tests.faults.figures import Figures, compare, released_rows
 from tests.faults.places import KINDS, Places, places
 from tests.faults.processes import files, finish, run_to_the_end, start
@@ -147,6 +148,12 @@ def test_two_at_once(tmp_path: Path, place: Places) -> None:
         if code:  # it lost the race for BOUND's decision; its retry must agree
             run_to_the_end("sticky", store, str(out), **options)
         check("sticky", out)
+    if options:
+        columns = ("Part", "WindowIndex", "Step")
+        steps = [tuple(row) for row in read_rows(connect(store), "Steps", columns)]
+        line = plan_of("sticky").timeline
+        assert len(steps) == len(set(steps)), "a step was committed twice"
+        assert sum(window >= 0 for _, window, _ in steps) == SHARDS * line.windows * line.triggers
 
 
 @pytest.mark.slow

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from accounting.errors import RunError
+from dp_transforms.batches import concat, ids_of, record_schema
+from dp_transforms.bounding import bound
+from dp_transforms.records import CanonicaliserFactory
 from state import open as stores
 from state import spanner, spanner_keys
 from state.spanner_client import connect
 from state.spanner_schema import create_tables
+from state.spanner_units import SpannerUnitShard
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import small_commits
@@ -91,6 +95,56 @@ def test_stopped_again_and_again(url: str, name: str, small: bool) -> None:
         found, deaths = stopped_again_and_again(name, url, 30 if small else 5)
     assert deaths > 2
     assert found == calm(name)
+
+
+def decided_in_turns(url: str, interrupted: bool) -> list[str]:
+    """Pairs that BOUND admits up to cut 3 and then to the end, by two workers; before, one may
+    have been interrupted on its way to the end."""
+    run = job("sticky", url, 1)
+    plan = run.plan
+    twin = CanonicaliserFactory(plan, run.keys, None)()
+    records = concat([twin(batch)[0] for batch in batches_of(plan)], record_schema(plan))
+    last = plan.timeline.last_cut
+    if interrupted:
+        with pytest.raises(Stopped), stop_at(9, after=True):
+            bound(plan, run.open(), 0, records, last)
+        stores.close_all()
+    out = []
+    for upto in (3, last):
+        admitted, _ = bound(plan, run.open(), 0, records, upto)
+        again, _ = bound(plan, run.open(), 0, records, upto)
+        assert again.num_rows == admitted.num_rows
+        out += [repr(row) for row in sorted(map(repr, again.to_pylist()))]
+        stores.close_all()
+    counts = run.open().unit_shard(0)
+    run.open().load_units(0, counts, np.unique(ids_of(records.column("unit")), axis=0))
+    return [*out, *map(str, sorted(counts.counts.tolist()))]
+
+
+@pytest.fixture
+def second_url() -> Iterator[str]:
+    made = emulator.fresh_url()
+    create_tables(connect(made))
+    yield made
+    stores.close_all()
+    emulator.drop(made)
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+def test_a_decision_that_went_further_than_the_next(
+    url: str, second_url: str, sabotaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_commits():
+        expected = decided_in_turns(second_url, interrupted=False)
+        if sabotaged:  # how far it went is not looked at
+            twin = property(zero, lambda *_: None)
+            monkeypatch.setattr(SpannerUnitShard, "furthest", twin, raising=False)
+        found = decided_in_turns(url, interrupted=True)
+    assert (found != expected) is sabotaged
+
+
+def zero(_: Any) -> int:
+    return 0
 
 
 def done_keys_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:

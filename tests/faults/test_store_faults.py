@@ -30,7 +30,7 @@ from state.spanner import SpannerStore
 from state.sqlite import SqliteStore
 from state.store import Store
 from tests.faults.child import batches_of, plan_of
-from tests.faults.places import KINDS, Places, places
+from tests.faults.places import KINDS, Places, places, small_commits
 from tests.faults.runs import calm, job, released
 from tests.streams import KEYS, generate
 
@@ -352,6 +352,38 @@ def test_workers_meet_at_a_commit(kind: str, place: Places, name: str) -> None:
     assert any(batch.num_rows for batch in slow.out)
     for worker in (slow, fast):
         worker.store.close()
+
+
+@pytest.mark.parametrize("kind", ["spanner"], indirect=True)
+@pytest.mark.parametrize("name", NAMES)
+def test_workers_meet_between_parts(place: Places, name: str) -> None:
+    """Before any commit of one worker, also of a part of a step, the other may take a turn."""
+    run, rng = job(name, place()), np.random.default_rng(8)
+    real, busy, meetings = spanner.commit, False, 0
+
+    def commit(*args: Any) -> None:
+        nonlocal busy, meetings
+        if not busy and rng.random() < 0.3:
+            busy, meetings = True, meetings + 1
+            fast.turn()
+            busy = False
+        real(*args)
+
+    with small_commits():
+        steps = admitted_steps(run)
+        slow, fast = (Worker(run, steps) for _ in range(2))
+        with mock.patch.object(spanner, "commit", commit):
+            while slow.turn():
+                pass
+        while fast.turn():
+            pass
+        reference = job(name, place())
+        one = Worker(reference, admitted_steps(reference))
+        while one.turn():
+            pass
+    assert meetings > 5
+    assert encoded(slow.out) == encoded(fast.out)
+    assert encoded(slow.out, ordered=False) == encoded(one.out, ordered=False)
 
 
 def test_a_decision_of_bound_is_made_once(place: Places) -> None:
