@@ -101,9 +101,8 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
 def _spend(asked: Asked, run_id: str) -> Charge:
     question = asked.question
     unit = unit_in_words(asked.job.plan)
-    return Charge(
-        run_id, asked.digest, unit, question.epsilon, question.delta, asked.design.mu, 0.0
-    )
+    paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
+    return Charge(run_id, asked.digest, unit, *paid, kind="choice")
 
 
 def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
@@ -159,7 +158,7 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
         spend.unit,
         spend.epsilon,
         spend.delta,
-        spend.mu,
+        asked.design.mu,
         asked.question.first,
         *(getattr(figures, name) for name in Figures.__struct_fields__),
     )

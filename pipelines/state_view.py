@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import UsageError
 from accounting.timeline import Timeline
-from dp_transforms.flow import SealFactory
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
 from pipelines.job import Job
+from pipelines.sink_manifest import resealed, write_manifest
 from pipelines.sinks import write_release
 from pipelines.stream import key_source
 from state import open as stores
@@ -90,11 +88,11 @@ def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) 
 def _write(
     job: Job, run: Run, store: Store, folder: Path, kind: str, progress: Progress | None
 ) -> int:
-    identity = store.identity
-    sealed, names = SealFactory(run)(), list(_names(job.plan.timeline, store, identity))
-    for number, (window, trigger) in enumerate(names, 1):
-        parts = [_part(store, window, shard, trigger) for shard in range(identity.shards)]
-        write_release(folder, kind, sealed(window, trigger, parts))
+    names = list(_names(job.plan.timeline, store, store.identity))
+    batches = resealed(run, store, iter(names))  # refuses another key before anything is written
+    write_manifest(run, folder, kind)
+    for number, batch in enumerate(batches, 1):
+        write_release(folder, kind, batch)
         if progress is not None:
             progress(number, len(names))
     return len(names)
@@ -108,12 +106,3 @@ def _names(line: Timeline, store: Store, identity: RunIdentity) -> Iterator[tupl
             trigger = cut - line.base(window)
             if trigger <= done.get(window, 0):
                 yield window, trigger
-
-
-def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
-    rows = store.committed_releases(window, shard, trigger)
-    if rows is None:
-        raise PolicyError(
-            "state.store", "lost a step it says is committed", "restore it from a backup"
-        )
-    return rows

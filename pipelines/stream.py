@@ -1,6 +1,7 @@
 """Run a job: check and charge, build the pipeline, write what is committed."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,11 @@ from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.runners import make_runner
+from pipelines.sink_manifest import check_sink, refuse_lost_store, write_manifest
 from pipelines.sinks import WriteDeadLetters, WriteReleases
 from pipelines.sources import ReadFiles
 from state import open as stores
+from state import tokens
 from state.ledger import Charge, Ledger
 
 #: Told (steps done, steps in all); both are public.
@@ -52,6 +55,12 @@ def key_source(job: Job) -> KeySource:
 def begin(job: Job) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
+    The order is the guarantee.  The store commits the run id before the ledger charges it, so
+    a begin that is cut off charges nothing (no run id yet) or is found by its run id and not
+    charged again; what a charge would refuse is refused before the store is made.  The sink is
+    checked before the charge and named after it: a refused store costs nothing, and a manifest
+    without a store means that the store was lost.
+
     Returns:
         (run, whether it goes on from an existing store).
 
@@ -63,9 +72,10 @@ def begin(job: Job) -> tuple[Run, bool]:
     _refuse_private_in_sink(job)
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     url = job.state.store or ""
+    sink = Path(job.sink.path)
     if not stores.exists(url):
-        _refuse_foreign_sink(job)
-        charge(job, None)  # a refused charge leaves no store behind
+        refuse_lost_store(sink)
+        _check_charge(job)  # a refused charge leaves no store behind
     public = None
     if plan.public_keys is not None:
         public = canonical_public_keys(plan, read_public_keys(job))
@@ -79,7 +89,15 @@ def begin(job: Job) -> tuple[Run, bool]:
         public=public,
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
-    charge(job, run.open().identity.run_id)
+    restored = run.open().note(tokens.RESTORE) is not None
+    try:
+        caught_up = check_sink(run, sink, job.sink.kind, replaying=restored)
+    finally:
+        run.destroy_keys()  # those of the comparison; workers make their own
+    charge(job, run)
+    if restored:
+        tokens.restored(run.open(), caught_up)
+    write_manifest(run, sink, job.sink.kind)
     return run, resumed
 
 
@@ -101,41 +119,48 @@ def _refuse_private_in_sink(job: Job) -> None:
         raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
 
 
-def _refuse_foreign_sink(job: Job) -> None:
-    """A new store must not add to releases of a run it knows nothing of."""
-    if any(Path(job.sink.path).glob("window-*/trigger-*")):
+def _check_charge(job: Job) -> None:
+    """Refuse now what ``charge`` would refuse; writes no entry."""
+    with _ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit = job.ledger.limit
+            spend = spend_of(job.plan, allocate(job.plan), "")
+            ledger.check(spend, limit.epsilon, limit.delta)
+
+
+def charge(job: Job, run: Run) -> None:
+    """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
+    store the one copy that goes on; see ``state.tokens``."""
+    store = run.open()
+    if job.ledger is None and tokens.remembered(store) is not None:
         raise PolicyError(
-            "sink.path",
-            "holds releases, but the store is new: it was lost, moved or belongs elsewhere",
-            "restore the run's store, or write this run's releases to an empty folder",
+            "ledger", "this run was charged in a ledger, and the job names none", "name it again"
         )
+    with _ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit, identity = job.ledger.limit, store.identity
+            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
 
 
-def charge(job: Job, run_id: str | None) -> None:
-    """Charge the run in the data set's ledger, if the job names one; once per run id.
-
-    Without a run id nothing is charged: it is only checked that the charge would be accepted.
-    """
+@contextlib.contextmanager
+def _ledger(job: Job) -> Iterator[Ledger | None]:
+    """The job's ledger, if it names one."""
     if job.ledger is None:
+        yield None
         return
-    plan, budget = job.plan, allocate(job.plan)
-    if plan.privacy.mode == "paper":
+    if job.plan.privacy.mode == "paper":
         raise PolicyError(
             "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
         )
-    limit = job.ledger.limit
     ledger = Ledger(job.ledger.path, job.ledger.data_set)
     try:
-        spend = spend_of(plan, budget, run_id or "")
-        if run_id is None:
-            ledger.check(spend, limit.epsilon, limit.delta)
-        else:
-            ledger.charge(spend, limit.epsilon, limit.delta)
+        yield ledger
     finally:
         ledger.close()
 
 
-def spend_of(plan: Plan, budget: Budget, run_id: str) -> Charge:
+def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
     """What a run of the plan costs."""
     return Charge(
         run_id=run_id,
@@ -145,6 +170,8 @@ def spend_of(plan: Plan, budget: Budget, run_id: str) -> Charge:
         delta=budget.delta,
         mu=budget.mu,
         threshold_delta=plan.privacy.contributions * budget.b,
+        kind="stream",
+        epoch=epoch,
     )
 
 
@@ -192,6 +219,10 @@ def run_job(
                 "a file changed while it was read, so this store's noise may belong to two inputs",
                 "do not resume this store or publish its last releases; begin a new run",
             )
+        # A ledger that cannot be reached now only leaves copies of the running store unmarked.
+        with contextlib.suppress(RunError), _ledger(job) as ledger:
+            if ledger is not None:
+                tokens.leave(ledger, run.open())
     finally:
         run.destroy_keys()
         identity = run.open().identity

@@ -27,6 +27,7 @@ from state.idtable import IdTable
 from state.spanner_batch import Mutations, fits, parts
 from state.spanner_client import ExistsError, between, commit, connect, prefix, read_rows
 from state.spanner_keys import SpannerKeyShard
+from state.spanner_notes import read_note, swap_note
 from state.spanner_schema import read_identity
 from state.spanner_units import ROW_MUTATIONS, SpannerUnitShard
 from state.store import (
@@ -384,6 +385,14 @@ class SpannerStore(Store):
     def _pieces(self, part: int, window: int, step: int) -> int:
         rows = read_rows(self._db, "Steps", ("Piece",), ranges=[prefix(part, window, step)])
         return sum(1 for _ in rows)
+
+    @override
+    def note(self, name: str) -> str | None:
+        return read_note(self._db, name)
+
+    @override
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        return swap_note(self._db, name, old, new)
 
     @override
     def close(self) -> None:

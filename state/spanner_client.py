@@ -99,11 +99,11 @@ def _once(api: Any, *names: str) -> None:
         setattr(api, name, call)
 
 
-class _GoneError(exceptions.Aborted):
+class _GoneError(exceptions.Unknown):
     """The host did not answer a read."""
 
     def __init__(self) -> None:
-        super().__init__("unavailable")
+        super().__init__("unavailable")  # type: ignore[no-untyped-call]
 
 
 def _streamed(real: Callable[..., Any], **request: Any) -> Iterator[Any]:
@@ -177,6 +177,18 @@ def commit(database: Database, fill: Callable[[Any], None]) -> None:
 def _commit(database: Database, fill: Callable[[Any], None]) -> None:
     with database.batch(timeout_secs=_OWN_RETRY_SECONDS) as batch:
         fill(batch)
+
+
+def transact(database: Database, work: Callable[[Any], Any]) -> Any:
+    """What ``work`` returns of a read-write transaction, durable on return.
+
+    It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
+    see by itself what an earlier attempt has written.
+    """
+    try:
+        return _RETRY(database.run_in_transaction)(work)
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
 
 
 def administered(call: Callable[[], Any]) -> Any:

@@ -19,6 +19,7 @@ from accounting.errors import RunError
 from state import log
 from state.idtable import IdTable
 from state.sqlite_file import connect, failed, read_identity
+from state.sqlite_notes import read_note, swap_note
 from state.store import (
     Admitted,
     Ids,
@@ -241,6 +242,16 @@ class SqliteStore(Store):
             yield from self._db.execute(statement, values)
         except sqlite3.Error as error:
             raise failed(error) from None
+
+    @override
+    def note(self, name: str) -> str | None:
+        with self._lock:
+            return read_note(self._db, name)
+
+    @override
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        with self._lock:
+            return swap_note(self._db, name, old, new)
 
     @override
     def close(self) -> None:

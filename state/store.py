@@ -305,5 +305,21 @@ class Store(ABC):
         ``state.log.position_ids`` with the slots of ``units``."""
 
     @abstractmethod
+    def note(self, name: str) -> str | None:
+        """A small public text that the store keeps beside its state, ``None`` if there is none."""
+
+    @abstractmethod
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        """Replace a note durably if it is still ``old`` (``None``: absent); whether it was."""
+
+    def token(self) -> str:
+        """Random text that every begin renews; empty before the first (see ``state.tokens``)."""
+        return self.note("token") or ""
+
+    def renew_token(self, old: str, new: str) -> bool:
+        """Replace the token durably if it is still ``old``; returns whether it was."""
+        return self.swap_note("token", old or None, new)
+
+    @abstractmethod
     def close(self) -> None:
         """Release files and connections."""

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from pipelines.cli import cli
 from state import open as stores
 from state.spanner_client import connect
+from state.spanner_notes import read_note, swap_note
 from state.spanner_schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
@@ -66,6 +67,23 @@ def test_a_job_runs_on_spanner_by_its_url(tmp_path: Path, url: str) -> None:
     call("state", "releases", there, "--out", tmp_path / "again")
     again = files(tmp_path / "again")
     assert {name: expected[name] for name in again} == again and len(again) >= 8
+
+
+def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
+    """Token and ledger's end live in the database: charged once, an older one is refused."""
+    there = write_job(tmp_path / "job", url)
+    there.write_text(
+        there.read_text()
+        + '[ledger]\npath = "book/ledger.db"\ndata_set = "visits"\n'
+        + "limit = { epsilon = 30.0, delta = 0.05 }\n"
+    )
+    create_tables(connect(url))
+    for resumed in (False, True):
+        assert call("run", there)["resumed"] is resumed
+        shown = call("ledger", "show", there)["data_sets"]
+        assert isinstance(shown, list) and len(shown[0]["entries"]) == 1
+    token = swap_note(connect(url), "token", read_note(connect(url), "token"), "0" * 32)
+    assert token and "older or forked" in str(call("run", there, code=3)["rule"])
 
 
 def test_a_database_without_tables_is_refused(tmp_path: Path, url: str) -> None:
