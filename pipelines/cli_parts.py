@@ -62,17 +62,19 @@ class ListCommand(click.Command):
 
 @dataclass
 class Bar:
-    """A progress bar on stderr that counts steps (windows x triggers x shards), not records."""
+    """A progress bar on stderr that counts public things (by default steps: windows x triggers x
+    shards), never records."""
 
     hidden: bool
+    what: str = "steps"
 
     def __enter__(self) -> "Bar":
-        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn(self.what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(
             *columns, console=Console(stderr=True), disable=self.hidden, transient=True
         )
         self._progress.start()
-        self._task = self._progress.add_task("steps", total=None)
+        self._task = self._progress.add_task(self.what, total=None)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,48 +1,49 @@
 """What a job's store holds, and its committed releases again: the outbox is the release.
 
-Everything shown is public (progress, sizes of files, the run's identity); exported releases are
-the bytes that the run's own sink got or will get, so a lost sink can be written again.
+Progress and the run's identity are public; sizes of state tell about how many units and keys
+there are, so they are for the operator only.  Exported releases are the bytes that the run's
+own sink got or will get, so a lost sink can be written again.
 """
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from accounting.errors import PolicyError, UsageError
-from accounting.timeline import Timeline
-from dp_transforms.flow import SealFactory
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
 from pipelines.job import Job
-from pipelines.sinks import write_release
-from pipelines.stream import key_source
+from pipelines.stream import Progress, key_source, publish_committed
 from state import open as stores
-from state.store import RunIdentity, Store
+from state.life import complete_windows, settled_cut
+from state.store import Store
 
-Progress = Callable[[int, int], None]
 
+def open_job_store(job: Job) -> Store:
+    """The job's store, opened for reading what is committed.
 
-def _store(job: Job) -> Store:
-    """The job's store, opened for reading what is committed."""
+    Raises:
+        UsageError: there is none; PolicyError: it belongs to another plan.
+    """
     url = job.state.store or ""
     if not stores.exists(url):
         raise UsageError("state.store", "holds no run yet", "run the job, or correct state.store")
     return stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
 
 
-def info(job: Job) -> dict[str, Any]:
-    """Identity, progress by window and size of a job's store; all of it public.
+def info(job: Job, operator: bool = False) -> dict[str, Any]:
+    """Identity and progress by window of a job's store; all of it public.
+
+    Args:
+        operator: add ``operator_only``: sizes by part and window, which are private.
 
     Raises:
         UsageError: there is no store; PolicyError: it belongs to another plan.
     """
     try:
-        store = _store(job)
-        identity, line = store.identity, job.plan.timeline
+        store = open_job_store(job)
+        identity, line, marks = store.identity, job.plan.timeline, store.marks
         done = store.completed(identity.shards)
-        return {
+        found = {
             "run_id": stamped_run_id(job.plan, identity),
             "epoch": identity.epoch,
             "plan_hash": identity.plan_hash,
@@ -50,14 +51,20 @@ def info(job: Job) -> dict[str, Any]:
             "windows": line.windows,
             "triggers": line.triggers,
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "bytes": sum(p.stat().st_size for p in job.state.path.parent.glob(_files(job))),
+            "settled_cut": settled_cut(line, complete_windows(line, done, marks)),
+            "dropped": marks.dropped,
+            "abandoned": marks.abandoned,
+            "restoring": store.restoring,
         }
+        return found | {"operator_only": _sizes(job, store)} if operator else found
     finally:
         stores.close_all()
 
 
-def _files(job: Job) -> str:
-    return job.state.path.name + "*"
+def _sizes(job: Job, store: Store) -> dict[str, Any]:
+    files = [Path(f"{job.state.path}{side}") for side in ("", "-wal", "-shm")]
+    parts = [part._asdict() for part in store.parts()]
+    return {"bytes": sum(p.stat().st_size for p in files if p.exists()), "parts": parts}
 
 
 def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) -> int:
@@ -70,41 +77,22 @@ def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) 
             would change.
     """
     try:
-        store = _store(job)
-        identity = store.identity
-        keys = key_source(job)
-        if keys.ring().fingerprint != identity.key_fingerprint:
-            raise PolicyError(
-                "privacy.key_file",
-                "is not the key this store was begun with",
-                "use the run's own key: release ids depend on it",
-            )
-        run = Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)
-        sealed, names = SealFactory(run)(), list(_names(job.plan.timeline, store, identity))
-        for number, (window, trigger) in enumerate(names, 1):
-            parts = [_part(store, window, shard, trigger) for shard in range(identity.shards)]
-            write_release(folder, kind, sealed(window, trigger, parts))
-            if progress is not None:
-                progress(number, len(names))
-        return len(names)
+        return publish_committed(store_run(job), folder, kind, progress)
     finally:
         stores.close_all()
 
 
-def _names(line: Timeline, store: Store, identity: RunIdentity) -> Iterator[tuple[int, int]]:
-    """(window, trigger) of every release that all shards have committed, in public order."""
-    done = store.completed(identity.shards)
-    for cut in range(1, line.last_cut + 1):
-        for window in line.windows_at(cut):
-            trigger = cut - line.base(window)
-            if trigger <= done.get(window, 0):
-                yield window, trigger
+def store_run(job: Job) -> Run:
+    """The run of a job's store, with its key checked.
 
-
-def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
-    rows = store.committed_releases(window, shard, trigger)
-    if rows is None:
+    Raises:
+        PolicyError: another plan or key.
+    """
+    identity, keys = open_job_store(job).identity, key_source(job)
+    if keys.ring().fingerprint != identity.key_fingerprint:
         raise PolicyError(
-            "state.store", "lost a step it says is committed", "restore it from a backup"
+            "privacy.key_file",
+            "is not the key this store was begun with",
+            "use the run's own key: release ids depend on it",
         )
-    return rows
+    return Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)

@@ -1,6 +1,6 @@
 """Run a job: check and charge, build the pipeline, write what is committed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from accounting.budget import Budget, allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
-from dp_transforms.flow import DPStream
+from dp_transforms.flow import DPStream, SealFactory
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
@@ -19,10 +19,12 @@ from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.runners import make_runner
-from pipelines.sinks import WriteDeadLetters, WriteReleases
+from pipelines.sink_formats import name_of, release_files
+from pipelines.sinks import WriteDeadLetters, WriteReleases, write_release
 from pipelines.sources import ReadFiles
 from state import open as stores
 from state.ledger import Charge, Ledger
+from state.store import RunIdentity, Store
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]
@@ -58,6 +60,18 @@ def begin(job: Job) -> tuple[Run, bool]:
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
+    run, resumed = prepare(job)
+    charge(job, charge_name(run.open().identity))
+    return run, resumed
+
+
+def charge_name(identity: RunIdentity) -> str:
+    """What a run is charged as: its id, and once more for each further epoch."""
+    return f"{identity.run_id}/{identity.epoch}" if identity.epoch else identity.run_id
+
+
+def prepare(job: Job) -> tuple[Run, bool]:
+    """``begin`` up to the charge: the store exists and its run id is committed."""
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
@@ -79,7 +93,6 @@ def begin(job: Job) -> tuple[Run, bool]:
         public=public,
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
-    charge(job, run.open().identity.run_id)
     return run, resumed
 
 
@@ -168,22 +181,23 @@ def run_job(
     source = ReadFiles(job)
     before = stamps(job)
     run, resumed = begin(job)
-    line = job.plan.timeline
-    steps = line.windows * line.triggers * run.shards
+    line, store = job.plan.timeline, run.open()
+    steps = (line.windows - store.marks.first) * line.triggers * run.shards
+    restoring = store.restoring
     pipeline = beam.Pipeline(runner=engine, options=options)
     read = pipeline | "Source" >> source
     output = read.records | "DPStream" >> DPStream(run.plan, run)
-    _ = output.releases | "Releases" >> WriteReleases(job)
+    _ = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
     operator_totals.clear()
     try:
         with watch_steps(progress, steps), HAND_OVER.open():
             pipeline.run().wait_until_finish()
-    except DpstreamError:
-        raise
+    except DpstreamError as error:
+        raise diverged(error, restoring) from None
     except Exception as error:
-        raise coded(error) from None
+        raise diverged(coded(error), restoring) from None
     else:
         if stamps(job) != before:
             raise PolicyError(
@@ -191,12 +205,76 @@ def run_job(
                 "a file changed while it was read, so this store's noise may belong to two inputs",
                 "do not resume this store or publish its last releases; begin a new run",
             )
+        if restoring:
+            catch_up(job, run)
     finally:
         identity = run.open().identity
         stores.close_all()
     return Result(
         identity.run_id, job.plan.hash, steps, job.sink.path, resumed, dict(operator_totals)
     )
+
+
+def diverged(error: DpstreamError, restoring: bool) -> DpstreamError:
+    """Says what another release than the published one means for a restored store."""
+    if not (restoring and isinstance(error, PolicyError) and error.field == "sink.path"):
+        return error
+    return PolicyError(
+        "state.store",
+        f"the restored store does not lead to what is published: the sink {error.rule}",
+        "nothing was published; restore another backup, or give the open windows up with"
+        " `dpstream state restore --replace --abandon`",
+    )
+
+
+def catch_up(job: Job, run: Run) -> None:
+    """Publish what a restored run has committed beyond the sink, once all of that is compared.
+
+    Raises:
+        PolicyError: something is published that the store has not committed again.
+    """
+    store = run.open()
+    done, first = store.completed(run.shards), store.marks.first
+    for file in release_files(job.sink.path):
+        window, trigger = name_of(file)
+        if window >= first and trigger > done.get(window, 0):
+            raise PolicyError(
+                "state.store",
+                "the restored store has not come to all that is published",
+                "run it again; if this stays, the backup is of another run",
+            )
+    publish_committed(run, Path(job.sink.path), job.sink.kind)
+    store.finish_restoring()
+
+
+def publish_committed(run: Run, folder: Path, kind: str, progress: Progress | None = None) -> int:
+    """Write every release that all shards have committed and the store still has; how many."""
+    store, first = run.open(), run.open().marks.first
+    sealed, names = SealFactory(run)(), list(committed_names(run, store))
+    written = 0
+    for number, (window, trigger) in enumerate(names, 1):
+        parts = [store.committed_releases(window, n, trigger) for n in range(run.shards)]
+        whole = [part for part in parts if part is not None]
+        if len(whole) == run.shards:
+            write_release(folder, kind, sealed(window, trigger, whole))
+            written += 1
+        elif window >= first:
+            raise PolicyError(
+                "state.store", "lost a step it says is committed", "restore it from a backup"
+            )
+        if progress is not None:
+            progress(number, len(names))
+    return written
+
+
+def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:
+    """(window, trigger) of every release that all shards have committed, in public order."""
+    line, done = run.plan.timeline, store.completed(run.shards)
+    for cut in range(1, line.last_cut + 1):
+        for window in line.windows_at(cut):
+            trigger = cut - line.base(window)
+            if trigger <= done.get(window, 0):
+                yield window, trigger
 
 
 def coded(error: BaseException) -> DpstreamError:

@@ -13,7 +13,7 @@ abandoned.  ``Marks`` says up to which window that is; the flow skips them.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -291,6 +291,14 @@ def take_keys(piece: KeyPiece, rows: Int64) -> KeyPiece:
     place = np.full(len(piece.units), -1, np.int64)
     place[rows] = np.arange(len(rows))
     mine = place[piece.pair_rows] >= 0
-    columns: list[Any] = [getattr(piece, name)[rows] for name in KeyPiece._fields[1:7]]
-    pairs = place[piece.pair_rows[mine]], piece.pair_units[mine]
-    return KeyPiece(piece.keys.take(pa.array(rows)), *columns, *pairs)
+    return KeyPiece(
+        piece.keys.take(pa.array(rows)),
+        piece.units[rows],
+        piece.values[rows],
+        piece.due[rows],
+        piece.round[rows],
+        piece.base[rows],
+        piece.done[rows],
+        place[piece.pair_rows[mine]],
+        piece.pair_units[mine],
+    )

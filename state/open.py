@@ -15,7 +15,8 @@ _OPEN: dict[str, Store] = {}
 _LOCK = threading.Lock()
 
 
-def _path(url: str) -> str:
+def path_of(url: str) -> str:
+    """File of the embedded store with this URL."""
     scheme, _, path = url.partition(":")
     if scheme != "sqlite" or not path:
         raise UsageError("state.store", "must be 'sqlite:PATH'", "write e.g. 'sqlite:state.db'")
@@ -29,7 +30,7 @@ def key_schema(plan: Plan) -> pa.Schema:
 
 def exists(url: str) -> bool:
     """Whether the store was initialised before."""
-    return store_exists(_path(url))
+    return store_exists(path_of(url))
 
 
 def initialise(url: str, identity: RunIdentity) -> RunIdentity:
@@ -46,7 +47,7 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
         cached = _OPEN.pop(url, None)
         if cached is not None:
             cached.close()
-    found = create_store(_path(url), identity)
+    found = create_store(path_of(url), identity)
     if found.plan_hash != identity.plan_hash:
         raise PolicyError(
             "state.store",
@@ -81,7 +82,7 @@ def open_store(url: str, plan: Plan, run_id: str) -> Store:
     with _LOCK:
         store = _OPEN.get(url)
         if store is None:
-            store = SqliteStore(_path(url), key_schema(plan), plan.sums)
+            store = SqliteStore(path_of(url), key_schema(plan), plan.sums)
             _OPEN[url] = store
         if (store.identity.plan_hash, store.identity.run_id) != (plan.hash, run_id):
             _OPEN.pop(url).close()
@@ -97,7 +98,7 @@ def identity_of(url: str, plan: Plan) -> RunIdentity:
     Raises:
         PolicyError: it is no store of this program, or holds the state of another plan.
     """
-    store = SqliteStore(_path(url), key_schema(plan), plan.sums)
+    store = SqliteStore(path_of(url), key_schema(plan), plan.sums)
     try:
         if store.identity.plan_hash != plan.hash:
             raise PolicyError(

@@ -60,13 +60,20 @@ class SqliteStore(SqliteLife, Store):
         path: the database file; it must exist (see ``create_store``).
         key_schema: Arrow schema of the key columns.
         streams: integer sums kept per key (``Plan.sums``).
+        db: a connection to the file that is open already.
     """
 
-    def __init__(self, path: str | Path, key_schema: pa.Schema, streams: int) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        key_schema: pa.Schema,
+        streams: int,
+        db: sqlite3.Connection | None = None,
+    ) -> None:
         self._schema, self._streams = key_schema, streams
         self._lock = threading.RLock()
         self._group = _Group()
-        self._db = connect(path)
+        self._db = connect(path) if db is None else db
         self.identity = read_identity(self._db)
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
         self._unit_shards: dict[int, UnitShard] = {}

@@ -4,6 +4,7 @@ Version 2 adds tables to version 1 and leaves what is there as it is; a file of 
 upgraded in one transaction when it is opened.
 """
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -130,19 +131,25 @@ def _version(db: sqlite3.Connection) -> int:
 def connect(path: str | Path) -> sqlite3.Connection:
     """The file with durable commits, made for its owner only if it is new."""
     try:
-        # Exact counts live here: for the owner only, like the noise key.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        # Exact counts live here: for the owner only, like the noise key.  A file that exists is
+        # not opened here: closing it would drop the locks of this process's other connections.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        file = os.stat(path).st_ino
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
         db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         db.execute("PRAGMA synchronous = FULL")
+        if os.stat(path).st_ino == file:
+            return db
+        db.close()
     except (sqlite3.Error, OSError) as error:
         raise failed(error) from None
-    return db
+    raise RunError("state.store", "was replaced while it was opened", "run it again")
 
 
-def failed(error: sqlite3.Error | OSError) -> RunError | UsageError:
+def failed(error: sqlite3.Error | OSError) -> RunError | UsageError | PolicyError:
     """SQLite's error by its public code; its text can hold a path or a value."""
     code = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if isinstance(error, OSError) or code in (
@@ -151,4 +158,6 @@ def failed(error: sqlite3.Error | OSError) -> RunError | UsageError:
         "SQLITE_CANTOPEN_ISDIR",
     ):
         return UsageError("state.store", f"cannot be opened ({code})", "check the path")
+    if code.startswith("SQLITE_CORRUPT"):
+        return PolicyError("state.store", "is damaged", "restore it from a backup")
     return RunError("state.store", f"the database refused ({code})", "check disk and rights")
