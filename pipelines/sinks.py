@@ -161,6 +161,8 @@ class _WriteRelease(beam.DoFn):
     def _flush(self) -> list[tuple[int, int]]:
         held, self._held, self._rows = self._held, [], 0
         with timed("sink"):
+            if not held:
+                return []
             return write_releases(Path(self.folder), self.kind, held, self.only_compare)
 
 

@@ -151,6 +151,7 @@ class LifeStore(ABC):
 
     @marks.setter
     def marks(self, marks: Marks) -> None:
+        """Replaced as a whole."""
         self.set_note(_MARKS, msgspec.json.encode(marks).decode())
 
     @property
@@ -161,6 +162,7 @@ class LifeStore(ABC):
 
     @leads.setter
     def leads(self, leads: dict[int, list[Lead]]) -> None:
+        """Replaced as a whole."""
         self.set_note(_LEADS, msgspec.json.encode(leads).decode() if leads else None)
 
     @property
