@@ -74,7 +74,11 @@ class SqliteStore(SqliteLife, Store):
         self._lock = threading.RLock()
         self._group = _Group()
         self._db = connect(path) if db is None else db
-        self.identity = read_identity(self._db)
+        try:
+            self.identity = read_identity(self._db)
+        except BaseException:
+            self._db.close()  # one that is left open would keep others from the file
+            raise
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
         self._unit_shards: dict[int, UnitShard] = {}
         self._unit_rows: dict[int, UnitRow] = {}

@@ -137,16 +137,22 @@ def connect(path: str | Path) -> sqlite3.Connection:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         file = os.stat(path).st_ino
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+    except (sqlite3.Error, OSError) as error:
+        raise failed(error) from None
+    try:
         db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         db.execute("PRAGMA synchronous = FULL")
-        if os.stat(path).st_ino == file:
-            return db
-        db.close()
+        if os.stat(path).st_ino != file:
+            raise RunError("state.store", "was replaced while it was opened", "run it again")
     except (sqlite3.Error, OSError) as error:
+        db.close()
         raise failed(error) from None
-    raise RunError("state.store", "was replaced while it was opened", "run it again")
+    except RunError:
+        db.close()
+        raise
+    return db
 
 
 def failed(error: sqlite3.Error | OSError) -> RunError | UsageError | PolicyError:
