@@ -56,3 +56,16 @@ SINK_THREADS = 8
 MAX_DRAWS_AT_ONCE = 4_000_000
 #: Times a step is begun because another worker was faster; each time that one made progress.
 STEP_ATTEMPTS = 100
+#: Mutations of one Spanner commit (its own limit): a row counts once for each of its columns.
+COMMIT_MUTATIONS = 80_000
+#: Bytes of one Spanner commit (its limit is 100 MiB) and of one of its cells (10 MiB).
+COMMIT_BYTES = 48 << 20
+CELL_BYTES = 4 << 20
+#: Unit ids kept in a key's own row; that many at a time move to rows of their own.
+INLINE_PAIRS = 4_096
+#: Keys of one read call.
+READ_KEYS = 10_000
+#: How long a commit of unknown outcome, or an aborted one, is tried again.
+COMMIT_RETRY_SECONDS = 120.0
+#: Key and unit states of a process that stay in memory between steps where a store can reload.
+CACHED_STATES = 4_000_000

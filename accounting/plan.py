@@ -229,6 +229,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         timeline: windows and triggers.
         privacy: guarantee and split.
         public_keys: digest of a public key list, ``None`` when keys are selected.
+        record_id: column that names a record of its unit wherever it is delivered; ``None``:
+            a record is named by its position in the source.
     """
 
     source: str
@@ -240,6 +242,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: Privacy
     stamp: str = "event_time"
     public_keys: str | None = None
+    record_id: Field | None = None
     mechanism_version: int = MECHANISM_VERSION
 
     def check(self) -> "Plan":
@@ -256,6 +259,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"needs 1 to {limits.MAX_AGGREGATES} entries",
                 "add [[aggregate]] tables",
             )
+        if self.record_id is not None and self.record_id.type == "bool":
+            raise UsageError("schema.record_id", "cannot tell records apart", "name an id column")
         for index, aggregate in enumerate(self.aggregates):
             aggregate.check(index)
         self._check_names()
@@ -352,6 +357,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.units_aggregate is not None or bool(self.privacy.per_key_bound)
 
     @property
+    def window_sets(self) -> bool:
+        """Whether a key's unit set outlives its selection (a round's set ends with the round)."""
+        return self.privacy.mode == "sticky" and self.keeps_counting_units
+
+    @property
     def units_stream_apart(self) -> bool:
         """Whether a published count of units needs noise of its own: it is not the selection
         stream continued when keys are public or selected by weighted counts."""
@@ -414,5 +424,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def hash(self) -> str:
         """128-bit hex digest of every public parameter."""
-        encoded = msgspec.json.encode(self, order="sorted")
+        public = msgspec.to_builtins(self)
+        if self.record_id is None:  # plans from before it was known keep their hash
+            del public["record_id"]
+        encoded = msgspec.json.encode(public, order="sorted")
         return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-plan").hexdigest()

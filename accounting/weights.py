@@ -22,9 +22,9 @@ import flint
 import msgspec
 import numpy as np
 
+from accounting.balls import precision
 from accounting.errors import UsageError
 from accounting.strategies.base import Float64, Int64
-from accounting.strategies.convolution import FLINT
 
 #: Weighted counts are integers in units of 2^-WEIGHT_BITS.
 WEIGHT_BITS = 8
@@ -68,7 +68,7 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.lru_cache(maxsize=64)
 def _integers(offset: float, power: float, contributions: int) -> Int64:
     """Ball arithmetic, so that every machine rounds alike."""
-    with FLINT, flint.ctx.workprec(_PRECISION):
+    with precision(_PRECISION):
         exponent = -flint.arb(power)
         raw = [(flint.arb(offset) + i) ** exponent for i in range(1, contributions + 1)]
         norm = sum((w * w for w in raw), flint.arb(0)).sqrt()

@@ -58,6 +58,7 @@ class DPStream(beam.PTransform):
         run: a run that was begun before (``dp_transforms.run.begin_run``); without it one is
             begun or resumed here, when the pipeline is built.
         key_file, store, shards: for a run that is begun here.
+        key: a reference to the key instead of ``key_file`` (``env:NAME``, ``gcp:...``).
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
     """
@@ -68,6 +69,7 @@ class DPStream(beam.PTransform):
         run: Run | None = None,
         *,
         key_file: str | None = None,
+        key: str | None = None,
         store: str = "sqlite:dpstream.db",
         shards: int = 4,
         source: str | None = None,
@@ -80,7 +82,10 @@ class DPStream(beam.PTransform):
                     "is required: a store goes on only with the input it was begun with",
                     "give DPStream(source=...) a name or digest that tells this input from others",
                 )
-            run, _ = begin_run(plan, KeySource(key_file), store, shards, source=[source.encode()])
+            if key_file is not None and key is not None:
+                raise UsageError("key", "excludes key_file", "keep one of the two")
+            keys = KeySource(key if key_file is None else f"file:{key_file}")
+            run, _ = begin_run(plan, keys, store, shards, source=[source.encode()])
         self._run = run
         if self._run.plan != plan:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")

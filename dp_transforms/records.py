@@ -37,8 +37,10 @@ from state.open import key_schema
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 
+#: Offsets are not negative.
+_POSITIVE = np.int64(2**63 - 1)
 #: Reasons in the order in which they are checked; public, fixed.
-REASONS = ("unit", "key", "time", "late", "value", "not_public")
+REASONS = ("unit", "key", "time", "late", "value", "not_public", "record_id")
 
 
 class Canonicaliser:
@@ -65,6 +67,7 @@ class Canonicaliser:
         plan = self.plan
         reason = _Reasons(batch.num_rows)
         partition, offset = _position(batch)
+        where = self._named(batch, reason) or (np.full(batch.num_rows, partition), offset)
         unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
         if plan.unit.type in ("string", "bytes"):
             ok &= columns._true(pc.greater(pc.binary_length(unit), 0))
@@ -91,14 +94,25 @@ class Canonicaliser:
             id_array(unit_ids),
             pa.array(stamp),
             *self._event_column(event),
-            pa.array(np.full(batch.num_rows, partition, np.int32)),
-            pa.array(offset),
+            pa.array(where[0].astype(np.int32)),
+            pa.array(where[1]),
             *key_columns,
             *(pa.array(v) for v in values),
         ]
         records = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         dead = reason.letters(partition, offset)
         return (records if dead.num_rows == 0 else records.filter(reason.good)), dead
+
+    def _named(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64] | None:
+        """Positions that record ids stand for: 94 keyed bits, so that two records of one unit
+        have one position with a chance below 2^-94; records of two units never do."""
+        field = self.plan.record_id
+        if field is None:
+            return None
+        column, ok = columns.identity(batch.column(field.column), field.type)
+        reason.unless("record_id", ok)
+        ids = typed_ids(self.keys.record, [(field.type, column)])
+        return (ids[:, 0] >> np.uint64(33)).astype(np.int64), ids[:, 1].view(np.int64) & _POSITIVE
 
     def _times(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64]:
         plan, line = self.plan, self.plan.timeline
@@ -181,9 +195,14 @@ class Records(beam.DoFn):
     def __init__(self, make: Callable[[], Canonicaliser]) -> None:
         self._make = make
 
+    @guarded("records")
     def setup(self) -> None:
         """Load the key on the worker; it is never part of the pipeline."""
         self._twin = self._make()
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_twin", None)
 
     @guarded("records")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -230,7 +249,7 @@ def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
 
 
 class CanonicaliserFactory:
-    """Builds the canonicaliser on a worker from public parts and a path to the key."""
+    """Builds the canonicaliser on a worker from public parts and a reference to the key."""
 
     def __init__(self, plan: Plan, keys: KeySource, public: pa.Table | None = None) -> None:
         self._plan, self._keys, self._public = plan, keys, public

@@ -64,9 +64,14 @@ class HoldUntilCut(beam.DoFn):
     def __init__(self, line: Timeline, make: Callable[[], "ShardCallback"], early: int = 0) -> None:
         self._line, self._make, self._early = line, make, early
 
+    @guarded("hold")
     def setup(self) -> None:
         """Open store and key on the worker."""
         self._callback = self._make()
+
+    def teardown(self) -> None:
+        """Let go of store and key."""
+        self.__dict__.pop("_callback", None)
 
     @guarded("hold")
     def process(
@@ -198,9 +203,14 @@ class Seal(beam.DoFn):
     def __init__(self, make: Callable[[], Callable[..., pa.RecordBatch]]) -> None:
         self._make = make
 
+    @guarded("seal")
     def setup(self) -> None:
         """Load the release-id key on the worker."""
         self._twin = self._make()
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_twin", None)
 
     @guarded("seal")
     def process(

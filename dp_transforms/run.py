@@ -1,6 +1,8 @@
 """A run: the plan, the key's place and the store it was begun on; picklable, without secrets."""
 
 import secrets
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,27 +10,79 @@ import msgspec
 import pyarrow as pa
 
 from accounting.budget import allocate
-from accounting.errors import UsageError
+from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
-from dp_transforms.noise.prf import KeyRing, load_key
+from dp_transforms.noise.prf import KeyRing, wipe
+from dp_transforms.noise.references import FIELD, parse_reference, read_key
 from state import open as stores
 from state.store import RunIdentity, Store
 
+#: Rings of this process that are in use, by the run they were made for.
+_LIVE: dict[str, weakref.WeakSet[KeyRing]] = {}
+_LOCK = threading.Lock()
+
 
 class KeySource:
-    """Where a worker finds the noise key: a file, or an insecure test key.
+    """Where a worker finds the noise key: a reference, or an insecure test key.
 
-    Pickles hold the file's path, never the key.
+    Pickles hold the reference (``file:PATH``, ``env:NAME``, ``gcp:...``; see
+    `dp_transforms.noise.references`), never the key: each worker reads it for itself.
+
+    Args:
+        reference: of the grammar above; it is not followed here.
+        insecure_test_key: 64 hex digits, for tests.
+
+    Raises:
+        UsageError, PolicyError: not a reference, or one that can move.
     """
 
-    def __init__(self, path: str | None, insecure_test_key: str | None = None) -> None:
-        self.path, self.insecure_test_key = path, insecure_test_key
+    def __init__(self, reference: str | None, insecure_test_key: str | None = None) -> None:
+        if reference is not None:
+            parse_reference(reference)
+        self.reference, self.insecure_test_key = reference, insecure_test_key
+        self._run_id: str | None = None
+        self._fingerprint: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """``file``, ``env`` or ``gcp``; else ``insecure_test_key``."""
+        return parse_reference(self.reference)[0] if self.reference else "insecure_test_key"
+
+    def of_run(self, run_id: str, fingerprint: str) -> "KeySource":
+        """The same place for the workers of a run: no other key than the run's is taken there."""
+        bound = KeySource(self.reference, self.insecure_test_key)
+        bound._run_id, bound._fingerprint = run_id, fingerprint
+        return bound
 
     def ring(self) -> KeyRing:
-        """The key ring, read from its file."""
+        """A new key ring; the caller, or the end of its run, destroys it.
+
+        Raises:
+            UsageError, PolicyError, RunError: no key can be had, or it is not the run's.
+        """
+        secret = self._secret()
+        try:
+            ring = KeyRing(secret)
+        finally:
+            wipe(secret)
+        if self._fingerprint not in (None, ring.fingerprint):
+            ring.destroy()
+            raise PolicyError(
+                FIELD,
+                "is not the key this run was begun with",
+                "give every worker the run's own key; to change keys, begin a new run",
+            )
+        if self._run_id is not None:
+            with _LOCK:
+                _LIVE.setdefault(self._run_id, weakref.WeakSet()).add(ring)
+        return ring
+
+    def _secret(self) -> bytearray:
         if self.insecure_test_key is not None:
-            return KeyRing(bytes.fromhex(self.insecure_test_key))
-        return load_key(self.path or "")
+            return bytearray.fromhex(self.insecure_test_key)
+        if self.reference is None:
+            raise UsageError(FIELD, "is required to run", "make one with `dpstream key new FILE`")
+        return read_key(self.reference)
 
 
 class Performance(NamedTuple):
@@ -68,6 +122,16 @@ class Run(NamedTuple):
         """The store, shared by the workers of a process."""
         return stores.open_store(self.store, self.plan, self.run_id)
 
+    def destroy_keys(self) -> None:
+        """Destroy every key ring this process has made for the run's workers.
+
+        At the end of a run; what still tries to draw then fails with a coded error.
+        """
+        with _LOCK:
+            rings = list(_LIVE.pop(self.run_id, ()))
+        for ring in rings:
+            ring.destroy()
+
 
 def begin_run(
     plan: Plan,
@@ -97,18 +161,20 @@ def begin_run(
     allocate(plan)
     if plan.public_keys is not None and public is None:
         raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
-    ring = keys.ring()
+    with keys.ring() as ring:
+        fingerprint, source_fingerprint = ring.fingerprint, ring.source_fingerprint(source)
     resumed = stores.exists(store)
     identity = RunIdentity(
         plan_hash=plan.hash,
         run_id=run_id or secrets.token_hex(16),
         epoch=0,
         shards=shards,
-        key_fingerprint=ring.fingerprint,
-        source_fingerprint=ring.source_fingerprint(source),
+        key_fingerprint=fingerprint,
+        source_fingerprint=source_fingerprint,
         plan=msgspec.json.encode(plan, order="sorted").decode(),
         insecure=keys.insecure_test_key is not None or run_id is not None,
     )
     found = stores.initialise(store, identity)
     settings = performance or Performance()
-    return Run(plan, keys, store, shards, found.run_id, public, settings), resumed
+    bound = keys.of_run(found.run_id, fingerprint)
+    return Run(plan, bound, store, shards, found.run_id, public, settings), resumed

@@ -21,7 +21,6 @@ from accounting.strategies import Strategy, make_strategy
 from dp_transforms.aggregation import aggregate, distinct
 from dp_transforms.batches import (
     admitted_schema,
-    concat,
     empty,
     id_array,
     shard_release_schema,
@@ -143,7 +142,6 @@ class Stepper:
         self.store.load_keys(window, shard, trigger, states, np.concatenate([ids, public_ids]))
         entered = _NO_SLOTS if public is None else self._enter_public(states, public, public_ids)
         before = states.due_at(trigger)
-        carried = None
         if window in self._leads:  # of shards that were ahead at a reshard
             states.done[: states.size] |= self._ahead(window, trigger, states.table.ids)
             left = ~self._ahead(window, trigger, ids)
@@ -153,8 +151,6 @@ class Stepper:
             at = states.table.find(ids)
             left = (at < 0) | ~states.done[at]
             rows, ids = rows.filter(pa.array(left)), ids[left]
-        if states.done.any() or window in self._leads:
-            carried = self.store.carried(window, shard, trigger)
         batch = aggregate(self.plan, states, rows, ids)
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER
@@ -169,12 +165,12 @@ class Stepper:
             releases = self._rows(states, chosen, published)
         else:
             releases = self._no_rows(states)
-        if carried is not None:
-            releases = concat([releases, carried], shard_release_schema(self.plan))
         if self.plan.privacy.mode != "sticky":
             self._restart(states, selected, trigger)
         changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
-        return StepResult(changed, slots, batch.pair_slots, batch.pair_units, releases, closes)
+        return StepResult(
+            changed, slots, batch.pair_slots, batch.pair_units, releases, chosen, closes
+        )
 
     def _sticky(
         self, states: KeyShard, window: int, slots: Int64, trigger: int

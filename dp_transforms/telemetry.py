@@ -24,6 +24,7 @@ OPERATOR_COUNTERS = (
     "operator_dead_letters",
     *(f"operator_dead_{reason}" for reason in ("unit", "key", "time", "late", "value")),
     "operator_dead_not_public",
+    "operator_dead_record_id",
     "operator_dead_source",
     "operator_pairs_admitted",
     "operator_pairs_rejected",

@@ -61,13 +61,15 @@ def choose(asked: Asked) -> Outcome:
     Raises:
         PolicyError: beyond the ledger's limit, or too few units for an answer at this budget.
     """
-    return _private(asked) if asked.private else _proxy(asked)
+    if not asked.private:
+        return _proxy(asked)
+    with key_source(asked.job).ring() as ring:
+        return _private(asked, ring)
 
 
-def _private(asked: Asked) -> Outcome:
+def _private(asked: Asked, ring: KeyRing) -> Outcome:
     job, request = asked.job, asked.request
     assert job.ledger is not None
-    ring = key_source(job).ring()
     before = stamps(job)
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     named = ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
@@ -99,9 +101,8 @@ def _private(asked: Asked) -> Outcome:
 def _spend(asked: Asked, run_id: str) -> Charge:
     question = asked.question
     unit = unit_in_words(asked.job.plan)
-    return Charge(
-        run_id, asked.digest, unit, question.epsilon, question.delta, asked.design.mu, 0.0
-    )
+    paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
+    return Charge(run_id, asked.digest, unit, *paid, kind="choice")
 
 
 def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
@@ -157,7 +158,7 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
         spend.unit,
         spend.epsilon,
         spend.delta,
-        spend.mu,
+        asked.design.mu,
         asked.question.first,
         *(getattr(figures, name) for name in Figures.__struct_fields__),
     )

@@ -18,6 +18,8 @@ from rich.table import Table
 
 from accounting.errors import DpstreamError, RunError
 from pipelines.cli_choose import choose
+from pipelines.cli_key import key
+from pipelines.cli_ledger import ledger
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
 from pipelines.cli_state import state
 from pipelines.experiments.commands import experiment, reddit
@@ -63,26 +65,35 @@ def cli() -> None:
 
 @cli.command(epilog=examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
 @JOB
+@click.option(
+    "--changed-keys",
+    type=click.IntRange(1),
+    help="Keys that get data at one trigger, for the number of shards on Spanner.",
+)
 @AS_JSON
-def plan(job: Path, as_json: bool) -> None:
+def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
     """Print what a job promises, what it costs and what would serve it better; reads no data."""
     import msgspec
 
     from accounting import alternatives
     from accounting.budget import allocate
     from accounting.guarantee import describe, text
+    from pipelines import shards
     from pipelines.choice_check import chosen_of
     from pipelines.job import load_job
 
     loaded = load_job(job)
     checked, chosen = loaded.plan, chosen_of(loaded)
+    state_figures = shards.describe(loaded, changed_keys)
     budget = allocate(checked)
     others = alternatives.compare(checked)
     if as_json:
         figures = describe(checked, budget, chosen)
-        print_json(figures | {"alternatives": msgspec.to_builtins(others)})
+        more = {"state": state_figures} if state_figures else {}
+        print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        click.echo(text(checked, budget, chosen) + alternatives.text(others), nl=False)
+        whole = text(checked, budget, chosen) + shards.text(state_figures)
+        click.echo(whole + alternatives.text(others), nl=False)
 
 
 @cli.command(
@@ -215,25 +226,6 @@ generate.add_command(reddit)
 cli.add_command(experiment)
 
 
-@cli.group()
-def key() -> None:
-    """Noise keys."""
-
-
-@key.command("new", epilog=examples("dpstream key new noise.key"))
-@click.argument("file", type=click.Path(path_type=Path))
-@AS_JSON
-def key_new(file: Path, as_json: bool) -> None:
-    """Write a new random noise key that only you can read; never overwrites."""
-    from pipelines.keys import new_key
-
-    new_key(file)
-    if as_json:
-        print_json({"created": file.name})
-    else:
-        click.echo(f"New noise key in {file.name} (mode 0600). Keep it secret and back it up.")
-
-
 @cli.command(epilog=examples("dpstream doctor", "dpstream doctor --json"))
 @AS_JSON
 def doctor(as_json: bool) -> None:
@@ -250,6 +242,8 @@ def doctor(as_json: bool) -> None:
 
 
 cli.add_command(choose)
+cli.add_command(key)
+cli.add_command(ledger)
 cli.add_command(state)
 
 

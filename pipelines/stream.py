@@ -1,5 +1,6 @@
 """Run a job: check and charge, build the pipeline, write what is committed."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from accounting.budget import Budget, allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
-from dp_transforms.flow import DPStream, SealFactory
+from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
@@ -18,13 +19,15 @@ from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
+from pipelines.restored import catch_up, diverged
 from pipelines.runners import make_runner
-from pipelines.sink_formats import name_of, release_files
-from pipelines.sinks import WriteDeadLetters, WriteReleases, write_release
+from pipelines.sink_manifest import check_sink, refuse_lost_store, write_manifest
+from pipelines.sinks import WriteDeadLetters, WriteReleases
 from pipelines.sources import ReadFiles
 from state import open as stores
+from state import tokens
 from state.ledger import Charge, Ledger
-from state.store import RunIdentity, Store
+from state.store import RunIdentity
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]
@@ -44,15 +47,21 @@ class Result(NamedTuple):
 
 def key_source(job: Job) -> KeySource:
     """Where the job's noise key is."""
-    if job.privacy.key_file is None and job.privacy.insecure_test_key is None:
+    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
-            "privacy.key_file", "is required to run", "make one with `dpstream key new FILE`"
+            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
         )
-    return KeySource(job.privacy.key_file, job.privacy.insecure_test_key)
+    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
 def begin(job: Job) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
+
+    The order is the guarantee.  The store commits the run id before the ledger charges it, so
+    a begin that is cut off charges nothing (no run id yet) or is found by its run id and not
+    charged again; what a charge would refuse is refused before the store is made.  The sink is
+    checked before the charge and named after it: a refused store costs nothing, and a manifest
+    without a store means that the store was lost.
 
     Returns:
         (run, whether it goes on from an existing store).
@@ -60,26 +69,29 @@ def begin(job: Job) -> tuple[Run, bool]:
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
-    run, resumed = prepare(job)
-    charge(job, charge_name(run.open().identity))
+    run, resumed, caught_up = prepare(job)
+    charge(job, run)
+    if run.open().restoring:
+        tokens.restored(run.open(), caught_up)
+    write_manifest(run, Path(job.sink.path), job.sink.kind)
     return run, resumed
 
 
-def charge_name(identity: RunIdentity) -> str:
-    """What a run is charged as: its id, and once more for each further epoch."""
-    return f"{identity.run_id}/{identity.epoch}" if identity.epoch else identity.run_id
+def prepare(job: Job) -> tuple[Run, bool, bool]:
+    """``begin`` up to the charge: the store exists and its run id is committed.
 
-
-def prepare(job: Job) -> tuple[Run, bool]:
-    """``begin`` up to the charge: the store exists and its run id is committed."""
+    Returns:
+        (run, whether the store existed, whether it has committed all that is published).
+    """
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     url = job.state.store or ""
+    sink = Path(job.sink.path)
     if not stores.exists(url):
-        _refuse_foreign_sink(job)
-        charge(job, None)  # a refused charge leaves no store behind
+        refuse_lost_store(sink)
+        _check_charge(job)  # a refused charge leaves no store behind
     public = None
     if plan.public_keys is not None:
         public = canonical_public_keys(plan, read_public_keys(job))
@@ -93,7 +105,11 @@ def prepare(job: Job) -> tuple[Run, bool]:
         public=public,
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
-    return run, resumed
+    try:
+        caught_up = check_sink(run, sink, job.sink.kind, replaying=run.open().restoring)
+    finally:
+        run.destroy_keys()  # those of the comparison; workers make their own
+    return run, resumed, caught_up
 
 
 def _refuse_private_in_sink(job: Job) -> None:
@@ -101,7 +117,7 @@ def _refuse_private_in_sink(job: Job) -> None:
     sink = Path(job.sink.path).resolve()
     private = {
         "privacy.key_file": job.privacy.key_file,
-        "state.store": str(job.state.path),
+        "state.store": job.state.path and str(job.state.path),
         "ledger.path": job.ledger and job.ledger.path,
     }
     for field, path in private.items():
@@ -109,45 +125,62 @@ def _refuse_private_in_sink(job: Job) -> None:
             raise PolicyError(
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
-    if job.ledger and Path(job.ledger.path).resolve() == job.state.path.resolve():
+    store = job.state.path
+    if job.ledger and store and Path(job.ledger.path).resolve() == store.resolve():
         raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
 
 
-def _refuse_foreign_sink(job: Job) -> None:
-    """A new store must not add to releases of a run it knows nothing of."""
-    if any(Path(job.sink.path).glob("window-*/trigger-*")):
+def _check_charge(job: Job) -> None:
+    """Refuse now what ``charge`` would refuse; writes no entry."""
+    with _ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit = job.ledger.limit
+            spend = spend_of(job.plan, allocate(job.plan), "")
+            ledger.check(spend, limit.epsilon, limit.delta)
+
+
+def charge(job: Job, run: Run) -> None:
+    """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
+    store the one copy that goes on; see ``state.tokens``."""
+    store = run.open()
+    if job.ledger is None and tokens.remembered(store) is not None:
         raise PolicyError(
-            "sink.path",
-            "holds releases, but the store is new: it was lost, moved or belongs elsewhere",
-            "restore the run's store, or write this run's releases to an empty folder",
+            "ledger", "this run was charged in a ledger, and the job names none", "name it again"
         )
+    with _ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit, identity = job.ledger.limit, store.identity
+            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
 
 
-def charge(job: Job, run_id: str | None) -> None:
-    """Charge the run in the data set's ledger, if the job names one; once per run id.
+def charge_restored(job: Job, identity: RunIdentity) -> None:
+    """Charge a further epoch of a run before its store is there; `begin` finds it charged."""
+    with _ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit = job.ledger.limit
+            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            ledger.charge(spend, limit.epsilon, limit.delta)
 
-    Without a run id nothing is charged: it is only checked that the charge would be accepted.
-    """
+
+@contextlib.contextmanager
+def _ledger(job: Job) -> Iterator[Ledger | None]:
+    """The job's ledger, if it names one."""
     if job.ledger is None:
+        yield None
         return
-    plan, budget = job.plan, allocate(job.plan)
-    if plan.privacy.mode == "paper":
+    if job.plan.privacy.mode == "paper":
         raise PolicyError(
             "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
         )
-    limit = job.ledger.limit
     ledger = Ledger(job.ledger.path, job.ledger.data_set)
     try:
-        spend = spend_of(plan, budget, run_id or "")
-        if run_id is None:
-            ledger.check(spend, limit.epsilon, limit.delta)
-        else:
-            ledger.charge(spend, limit.epsilon, limit.delta)
+        yield ledger
     finally:
         ledger.close()
 
 
-def spend_of(plan: Plan, budget: Budget, run_id: str) -> Charge:
+def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
     """What a run of the plan costs."""
     return Charge(
         run_id=run_id,
@@ -157,6 +190,8 @@ def spend_of(plan: Plan, budget: Budget, run_id: str) -> Charge:
         delta=budget.delta,
         mu=budget.mu,
         threshold_delta=plan.privacy.contributions * budget.b,
+        kind="stream",
+        epoch=epoch,
     )
 
 
@@ -206,75 +241,18 @@ def run_job(
                 "do not resume this store or publish its last releases; begin a new run",
             )
         if restoring:
-            catch_up(job, run)
+            catch_up(run, Path(job.sink.path), job.sink.kind)
+        # A ledger that cannot be reached now only leaves copies of the running store unmarked.
+        with contextlib.suppress(RunError), _ledger(job) as ledger:
+            if ledger is not None:
+                tokens.leave(ledger, run.open())
     finally:
+        run.destroy_keys()
         identity = run.open().identity
         stores.close_all()
     return Result(
         identity.run_id, job.plan.hash, steps, job.sink.path, resumed, dict(operator_totals)
     )
-
-
-def diverged(error: DpstreamError, restoring: bool) -> DpstreamError:
-    """Says what another release than the published one means for a restored store."""
-    if not (restoring and isinstance(error, PolicyError) and error.field == "sink.path"):
-        return error
-    return PolicyError(
-        "state.store",
-        f"the restored store does not lead to what is published: the sink {error.rule}",
-        "nothing was published; restore another backup, or give the open windows up with"
-        " `dpstream state restore --replace --abandon`",
-    )
-
-
-def catch_up(job: Job, run: Run) -> None:
-    """Publish what a restored run has committed beyond the sink, once all of that is compared.
-
-    Raises:
-        PolicyError: something is published that the store has not committed again.
-    """
-    store = run.open()
-    done, first = store.completed(run.shards), store.marks.first
-    for file in release_files(job.sink.path):
-        window, trigger = name_of(file)
-        if window >= first and trigger > done.get(window, 0):
-            raise PolicyError(
-                "state.store",
-                "the restored store has not come to all that is published",
-                "run it again; if this stays, the backup is of another run",
-            )
-    publish_committed(run, Path(job.sink.path), job.sink.kind)
-    store.finish_restoring()
-
-
-def publish_committed(run: Run, folder: Path, kind: str, progress: Progress | None = None) -> int:
-    """Write every release that all shards have committed and the store still has; how many."""
-    store, first = run.open(), run.open().marks.first
-    sealed, names = SealFactory(run)(), list(committed_names(run, store))
-    written = 0
-    for number, (window, trigger) in enumerate(names, 1):
-        parts = [store.committed_releases(window, n, trigger) for n in range(run.shards)]
-        whole = [part for part in parts if part is not None]
-        if len(whole) == run.shards:
-            write_release(folder, kind, sealed(window, trigger, whole))
-            written += 1
-        elif window >= first:
-            raise PolicyError(
-                "state.store", "lost a step it says is committed", "restore it from a backup"
-            )
-        if progress is not None:
-            progress(number, len(names))
-    return written
-
-
-def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:
-    """(window, trigger) of every release that all shards have committed, in public order."""
-    line, done = run.plan.timeline, store.completed(run.shards)
-    for cut in range(1, line.last_cut + 1):
-        for window in line.windows_at(cut):
-            trigger = cut - line.base(window)
-            if trigger <= done.get(window, 0):
-                yield window, trigger
 
 
 def coded(error: BaseException) -> DpstreamError:

@@ -7,14 +7,12 @@ without a receipt released nothing: asking the same again goes on with it, same 
 noise.  A row with a receipt is never drawn again: it is re-read on request.
 """
 
-import contextlib
 import hashlib
-import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
+from accounting.composition import within
 from accounting.errors import PolicyError
-from state.ledger import Charge, Ledger, _failed, within
+from state.ledger import Charge, Ledger
 
 _DDL = """
 CREATE TABLE IF NOT EXISTS choices (
@@ -28,10 +26,8 @@ class ChoiceLedger(Ledger):
 
     def __init__(self, path: str | Path, data_set: str) -> None:
         super().__init__(path, data_set)
-        try:
-            self._db.execute(_DDL)
-        except sqlite3.Error as error:
-            raise _failed(error) from None
+        with self.transaction() as db:
+            db.execute(_DDL)
 
     def begin(
         self, spend: Charge, stream: Charge, request: str, limit: tuple[float, float]
@@ -51,10 +47,10 @@ class ChoiceLedger(Ledger):
         Raises:
             PolicyError: beyond the limit.
         """
-        with self._transaction():
+        with self.transaction():
             row = self._db.execute(
                 "SELECT run_id FROM choices WHERE data_set = ? AND request = ? AND receipt IS NULL",
-                (self._data_set, request),
+                (self.data_set, request),
             ).fetchone()
             if row is not None:
                 return str(row[0]), True
@@ -65,10 +61,10 @@ class ChoiceLedger(Ledger):
                     f"{limit[0]:g} at delta {limit[1]:g} per unit",
                     "lower --epsilon or privacy.epsilon, or ask the data steward for more",
                 )
-            self._charge(spend, *limit)
+            self.charge_within(spend, *limit)
             self._db.execute(
                 "INSERT INTO choices (run_id, data_set, request) VALUES (?, ?, ?)",
-                (spend.run_id, self._data_set, request),
+                (spend.run_id, self.data_set, request),
             )
         return spend.run_id, False
 
@@ -92,7 +88,7 @@ class ChoiceLedger(Ledger):
 
     def commit(self, run_id: str, text: str) -> str:
         """Commit what a charged choice released, once; returns what stands (text)."""
-        with self._transaction():
+        with self.transaction():
             found = self.receipt(run_id)
             if found is not None:
                 return found[0]
@@ -120,7 +116,7 @@ class ChoiceLedger(Ledger):
     def _row(self, run_id: str) -> tuple[str, str | None, str | None] | None:
         row: tuple[str, str | None, str | None] | None = self._db.execute(
             "SELECT request, receipt, digest FROM choices WHERE data_set = ? AND run_id = ?",
-            (self._data_set, run_id),
+            (self.data_set, run_id),
         ).fetchone()
         return row
 
@@ -128,22 +124,9 @@ class ChoiceLedger(Ledger):
         """Binds the receipt to its entry, and through it to the ledger's chain."""
         row = self._db.execute(
             "SELECT digest FROM entries WHERE data_set = ? AND run_id = ?",
-            (self._data_set, run_id),
+            (self.data_set, run_id),
         ).fetchone()
         if row is None:
             raise PolicyError("ledger.path", "a choice has no charge", "restore it from a backup")
         bound = "\0".join((row[0], run_id, text)).encode()
         return hashlib.blake2b(bound, digest_size=16, person=b"dpstream-choice").hexdigest()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise _failed(error) from None

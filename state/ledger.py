@@ -1,37 +1,59 @@
 """One ledger per data set: what every run spent per unit, chained and refused beyond a limit.
 
 A run is charged when it begins, before its first draw, and once: the charge is named by the
-run id that its store committed.  Another run on the same data (a corrected input, the same
-statement on a grown table) is fresh noise and a new charge.  Entries form a hash chain, so an
-edited one, or one removed from the middle, is noticed (not the removal of the last ones).
+run id that its store committed (or its execution drew) and by the epoch.  Another run on the
+same data (a corrected input, the same statement on a grown table) is fresh noise and a new
+charge; so is a further epoch of a run, which a restore begins that cannot replay.
+
+Entries form a hash chain over all data sets of the file, so an edited one, or one removed from
+the middle, is noticed here.  Every store remembers the end of the chain as it last saw it: a
+ledger that no longer holds that entry (cut off, restored from a backup, another file) is refused
+by ``refuse_older``.  ``state.tokens`` keeps in the same file which copy of a store goes on.
 """
 
+import contextlib
 import hashlib
 import math
 import sqlite3
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from accounting.composition import within
 from accounting.errors import PolicyError, RunError
-from accounting.gaussian import delta_of
 
+#: What was run; ``run``: charged before kinds were recorded.
+Kind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
+
+SCHEMA_VERSION = 2
+#: Seconds to wait for another process before the ledger counts as busy.
+PATIENCE = 60.0
 _DDL = """
 CREATE TABLE IF NOT EXISTS entries (
   seq INTEGER PRIMARY KEY, data_set TEXT NOT NULL, run_id TEXT NOT NULL,
-  entry TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (data_set, run_id))
+  entry TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (data_set, run_id));
+CREATE TABLE IF NOT EXISTS tokens (
+  run_id TEXT NOT NULL, token TEXT NOT NULL, previous TEXT, PRIMARY KEY (run_id, token));
+CREATE TABLE IF NOT EXISTS ledger_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)
 """
 
 
 class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one run spends per unit of a data set.
+    """What one run spends per unit of a data set; see ``accounting.composition``.
 
     Attributes:
-        run_id, plan_hash: the run and its public plan.
+        run_id, plan_hash: the run and its public plan (statement, question).
         unit: the privacy unit in words.
         epsilon, delta: the run's own guarantee.
-        mu: Gaussian-DP parameter of its noise.
+        mu: Gaussian-DP parameter of its noise, ``None`` for a plain (epsilon, delta).
         threshold_delta: part of delta its thresholds use (C b).
+        kind: what was run.
+        epoch: 0, or how often the run was restored without a replay.
+
+    Raises:
+        ValueError: a figure is negative, infinite or not a number.
     """
 
     run_id: str
@@ -39,8 +61,38 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: str
     epsilon: float
     delta: float
-    mu: float
+    mu: float | None
     threshold_delta: float
+    kind: Kind = "run"
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        figures = (self.epsilon, self.mu or 0.0, self.delta, self.threshold_delta)
+        if not all(0 <= x < math.inf for x in figures) or self.epoch < 0:
+            raise ValueError("a charge is made of finite figures that are not negative")
+        if self.mu is None and self.threshold_delta:
+            raise ValueError("a plain charge has all its delta in delta")
+
+    @property
+    def name(self) -> str:
+        """Names the charge within its data set: run id and epoch."""
+        return self.run_id if self.epoch == 0 else f"{self.run_id}/{self.epoch}"
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The end of the chain as someone saw it: number and digest of the last entry."""
+
+    data_set: str
+    seq: int
+    digest: str
+
+
+class Entry(NamedTuple):
+    """One line of a ledger, for people."""
+
+    seq: int
+    data_set: str
+    charge: Charge
 
 
 class Ledger:
@@ -49,16 +101,49 @@ class Ledger:
     Args:
         path: SQLite file, shared by all jobs on the data set.
         data_set: name of the data set.
+
+    Raises:
+        PolicyError: the file is another program's, or of a newer version.
+        RunError: it cannot be opened, or another process holds it for very long.
     """
 
     def __init__(self, path: str | Path, data_set: str) -> None:
-        self._data_set = data_set
+        self.data_set = data_set
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=60)
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute(_DDL)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
+            try:
+                self._db.execute("PRAGMA synchronous = FULL")
+                if _version(self._db) != SCHEMA_VERSION:
+                    self._upgrade()
+            except BaseException:
+                self._db.close()
+                raise
         except (sqlite3.Error, OSError) as error:
+            raise _failed(error) from None
+
+    def _upgrade(self) -> None:
+        """Create what is missing; entries and their digests stay as they are."""
+        with self.transaction() as db:
+            if _version(db) != SCHEMA_VERSION:
+                for statement in _DDL.split(";"):
+                    db.execute(statement)
+                row = ("schema_version", str(SCHEMA_VERSION))
+                db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One atomic and durable change, alone in the ledger."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
             raise _failed(error) from None
 
     def charge(self, charge: Charge, epsilon: float, delta: float) -> bool:
@@ -74,29 +159,20 @@ class Ledger:
         Raises:
             PolicyError: the composition of all runs would exceed the limit.
         """
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                fresh = self._charge(charge, epsilon, delta)
-                self._db.execute("COMMIT")
-                return fresh
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise _failed(error) from None
+        with self.transaction():
+            return self.charge_within(charge, epsilon, delta)
 
-    def _charge(self, charge: Charge, epsilon: float, delta: float) -> bool:
+    def charge_within(self, charge: Charge, epsilon: float, delta: float) -> bool:
+        """``charge`` as a part of an open ``transaction``."""
         entries = self.entries()
-        if any(e.run_id == charge.run_id for e in entries):
+        if any(e.name == charge.name for e in entries):
             return False
         self._refuse(entries, charge, epsilon, delta)
         text = msgspec.json.encode(charge, order="sorted").decode()
-        row = self._db.execute("SELECT digest FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-        digest = _digest(row[0] if row else "", self._data_set, text)
+        head = self.head()
         self._db.execute(
             "INSERT INTO entries (data_set, run_id, entry, digest) VALUES (?, ?, ?, ?)",
-            (self._data_set, charge.run_id, text, digest),
+            (self.data_set, charge.name, text, _digest(head.digest, self.data_set, text)),
         )
         return True
 
@@ -126,34 +202,101 @@ class Ledger:
         Raises:
             PolicyError: the chain does not hold.
         """
-        previous, charges = "", []
-        rows = self._db.execute("SELECT data_set, entry, digest FROM entries ORDER BY seq")
-        for data_set, text, digest in rows:
-            if digest != _digest(previous, data_set, text):
-                raise PolicyError(
-                    "ledger.path", "its hash chain is broken", "restore the ledger from a backup"
-                )
-            previous = digest
-            if data_set == self._data_set:
-                charges.append(msgspec.json.decode(text, type=Charge))
-        return charges
+        return [e.charge for e in self._lines() if e.data_set == self.data_set]
+
+    def _lines(self) -> Sequence[Entry]:
+        try:
+            return _chained(self._db)
+        except sqlite3.Error as error:
+            raise _failed(error) from None
+
+    def head(self) -> Head:
+        """The end of the chain (entry 0 with an empty digest in an empty ledger)."""
+        row = self._db.execute("SELECT seq, digest FROM entries ORDER BY seq DESC LIMIT 1")
+        return Head(self.data_set, *(row.fetchone() or (0, "")))
+
+    def refuse_older(self, seen: Head) -> None:
+        """Refuse if this is not the ledger, as old or newer, whose end was ``seen``.
+
+        Raises:
+            PolicyError: it lacks that entry, or the run was charged to another data set.
+        """
+        if seen.data_set != self.data_set:
+            raise PolicyError(
+                "ledger.data_set",
+                "this run was charged to another data set",
+                "name that data set again; other data needs a run of its own",
+            )
+        row = self._db.execute("SELECT digest FROM entries WHERE seq = ?", (seen.seq,)).fetchone()
+        if seen.seq and (row is None or row[0] != seen.digest):
+            raise PolicyError(
+                "ledger.path",
+                "is an older or replaced ledger: entries that this run's store has seen are gone",
+                "bring back the newest ledger of the data set",
+            )
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
 
-def within(charges: list[Charge], epsilon: float, delta: float) -> bool:
-    """Whether the charges together satisfy (epsilon, delta) per unit.
+def read_ledger(path: str | Path) -> list[Entry]:
+    """Every entry of a ledger's file in order, chain checked; writes nothing.
 
-    One run alone satisfies its own guarantee.  Several are one Gaussian-DP mechanism with
-    mu^2 = sum of mu_i^2 (adaptive composition), plus the deltas of their thresholds.
+    Raises:
+        UsageError, PolicyError, RunError: it is no ledger, a broken one, or cannot be read.
     """
-    if len(charges) == 1 and charges[0].epsilon <= epsilon and charges[0].delta <= delta:
-        return True
-    mu = math.sqrt(math.fsum(c.mu**2 for c in charges)) * (1 + 1e-12)
-    spent = delta_of(epsilon, mu) + math.fsum(c.threshold_delta for c in charges)
-    return spent <= delta
+    try:
+        db = sqlite3.connect(
+            f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=PATIENCE
+        )
+        try:
+            if _version(db) == 0:
+                raise PolicyError("ledger.path", "is not a ledger", "name the ledger's file")
+            return _chained(db)
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise _failed(error) from None
+
+
+def _version(db: sqlite3.Connection) -> int:
+    """Schema version of the file, 1 before it was recorded, 0 if it is empty."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    if tables and "entries" not in tables:
+        raise PolicyError(
+            "ledger.path", "the file is another program's database", "choose another path"
+        )
+    if "ledger_meta" not in tables:
+        return 1 if tables else 0
+    row = db.execute("SELECT value FROM ledger_meta WHERE name = 'schema_version'").fetchone()
+    version = int(row[0]) if row and row[0].isdecimal() else SCHEMA_VERSION + 1
+    if version > SCHEMA_VERSION:
+        raise PolicyError(
+            "ledger.path",
+            f"its schema version is beyond {SCHEMA_VERSION}, the one of this program",
+            "use the newer program that wrote it",
+        )
+    return version
+
+
+def _chained(db: sqlite3.Connection) -> list[Entry]:
+    previous, lines = "", []
+    for seq, data_set, text, digest in db.execute(
+        "SELECT seq, data_set, entry, digest FROM entries ORDER BY seq"
+    ):
+        if digest != _digest(previous, data_set, text):
+            raise PolicyError(
+                "ledger.path", "its hash chain is broken", "restore the ledger from a backup"
+            )
+        previous = digest
+        try:
+            lines.append(Entry(seq, data_set, msgspec.json.decode(text, type=Charge)))
+        except msgspec.MsgspecError:
+            raise PolicyError(
+                "ledger.path", "holds an entry of another form", "use the program that wrote it"
+            ) from None
+    return lines
 
 
 def _digest(previous: str, data_set: str, text: str) -> str:
@@ -163,4 +306,10 @@ def _digest(previous: str, data_set: str, text: str) -> str:
 
 def _failed(error: Exception) -> RunError:
     code = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return RunError(
+            "ledger.path",
+            f"the ledger is busy: another process has held it for {PATIENCE:g} s",
+            "let that process end, then run again; nothing was charged",
+        )
     return RunError("ledger.path", f"the ledger cannot be used ({code})", "check path and rights")

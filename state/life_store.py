@@ -244,8 +244,10 @@ class LifeStore(ABC):
     @abstractmethod
     def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         """Releases that other shards committed before a reshard (or an interrupted commit left)
-        for keys that are now this shard's, to be committed with its own; ``None``: there are
-        none.  They stay when the step is committed, and go when its window closes."""
+        for keys that are now this shard's; ``None``: there are none.
+
+        ``commit_step`` of this step commits and returns them together with the step's own.
+        They may stay until the window closes."""
 
     # --- filling a new store ---
 

@@ -34,6 +34,13 @@ def _ids(ids: Ids) -> pa.Array:
     return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
 
 
+def merged(releases: pa.RecordBatch, more: pa.RecordBatch | None) -> pa.RecordBatch:
+    """One batch with the rows of both."""
+    if more is None or more.num_rows == 0:
+        return releases
+    return _one(pa.Table.from_batches([releases, more]))
+
+
 def id_view(column: pa.Array) -> Ids:
     """(n, 2) words of a column of 16 bytes that starts at its buffer's start."""
     return np.frombuffer(column.buffers()[1] or b"", np.uint64)[: 2 * len(column)].reshape(-1, 2)

@@ -16,11 +16,19 @@ import msgspec
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
 from state.copying import Abandon, Progress, copy_store
-from state.open import close_all, exists, key_schema, path_of
+from state.open import SqliteBackend, backend, close_all, exists, key_schema
 from state.sqlite import SqliteStore
-from state.sqlite_backup import alone, backup_file, check_file, drafted, publish, replace_file
+from state.sqlite_backup import (
+    alone,
+    backup_file,
+    check_file,
+    drafted,
+    publish,
+    refuse_existing,
+    replace_file,
+)
 from state.sqlite_file import create_store
-from state.store import RunIdentity
+from state.store import RunIdentity, Store
 
 #: Told the backup's identity when all is ready; refuses by raising, and may charge.
 Confirm = Callable[[RunIdentity], None]
@@ -35,8 +43,19 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
     """
     _require(url)
     close_all()
-    _same_plan(url, plan)
-    return backup_file(path_of(url), out, progress)
+    found = backend(url)
+    source = found.open(plan)
+    try:
+        _refuse_other(source.identity, plan)
+        if isinstance(found, SqliteBackend):
+            return backup_file(found.path, out, progress)
+        refuse_existing(out)
+        with drafted(out) as draft:
+            _draft(source, draft, source.identity, plan, progress)
+            publish(draft, out)
+        return source.identity
+    finally:
+        source.close()
 
 
 def restore(
@@ -47,7 +66,7 @@ def restore(
     replace: bool = False,
     confirm: Confirm | None = None,
     change: Callable[[RunIdentity], RunIdentity] | None = None,
-    abandon: Callable[[SqliteStore], Abandon] | None = None,
+    abandon: Callable[[Store], Abandon] | None = None,
     progress: Progress | None = None,
 ) -> tuple[RunIdentity, Path | None]:
     """Make a store of a backup, marked as ``restoring``.
@@ -68,7 +87,7 @@ def restore(
     In all these cases the store is as it was.
     """
     close_all()
-    path = Path(path_of(url))
+    path = _path(url)
     if exists(url) and not replace:
         raise UsageError(
             "state.store",
@@ -115,7 +134,7 @@ def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
 
 
 def _draft(
-    source: SqliteStore,
+    source: Store,
     draft: Path,
     identity: RunIdentity,
     plan: Plan,
@@ -148,7 +167,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
     """
     _require(url)
     close_all()
-    path = Path(path_of(url))
+    path = _path(url)
     with alone(path) as db, drafted(path) as draft:
         source = SqliteStore(path, key_schema(plan), plan.sums, db)
         identity = source.identity
@@ -164,12 +183,12 @@ def _require(url: str) -> None:
         raise UsageError("state.store", "holds no run yet", "run the job, or correct state.store")
 
 
-def _same_plan(url: str, plan: Plan) -> None:
-    store = SqliteStore(path_of(url), key_schema(plan), plan.sums)
-    try:
-        _refuse_other(store.identity, plan)
-    finally:
-        store.close()
+def _path(url: str) -> Path:
+    """File of the embedded store."""
+    found = backend(url)
+    if not isinstance(found, SqliteBackend):
+        raise UsageError("state.store", "is no file that can be replaced", "use 'sqlite:PATH'")
+    return Path(found.path)
 
 
 def _refuse_other(identity: RunIdentity, plan: Plan) -> None:

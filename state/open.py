@@ -1,8 +1,13 @@
 """Stores by URL, one object per process and store."""
 
+import importlib.util
 import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
@@ -15,12 +20,131 @@ _OPEN: dict[str, Store] = {}
 _LOCK = threading.Lock()
 
 
-def path_of(url: str) -> str:
-    """File of the embedded store with this URL."""
-    scheme, _, path = url.partition(":")
-    if scheme != "sqlite" or not path:
-        raise UsageError("state.store", "must be 'sqlite:PATH'", "write e.g. 'sqlite:state.db'")
-    return path
+class Backend(ABC):
+    """What is done to a store before it is opened."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse a URL that names nothing; looks at the text only."""
+
+    def below(self, folder: Path) -> "Backend":
+        """The same store, its path taken from a folder."""
+        return self
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether a run was begun on it."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make whatever must be there before a run can be begun (``dpstream state init``)."""
+
+    @abstractmethod
+    def create(self, identity: RunIdentity) -> RunIdentity:
+        """Begin a run, or return the identity of the one that was begun."""
+
+    @abstractmethod
+    def open(self, plan: Plan) -> Store:
+        """The store of a begun run."""
+
+
+class SqliteBackend(Backend):
+    """``sqlite:PATH``: one file."""
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.url.partition(":")[2]
+
+    @override
+    def check(self) -> None:
+        if not self.path:
+            raise UsageError("state.store", "names no file", "write e.g. 'sqlite:state.db'")
+
+    @override
+    def below(self, folder: Path) -> Backend:
+        return SqliteBackend(f"sqlite:{folder / self.path}")
+
+    @override
+    def exists(self) -> bool:
+        return store_exists(self.path)
+
+    @override
+    def prepare(self) -> None:
+        """Nothing: the file is made with its tables when a run begins."""
+
+    @override
+    def create(self, identity: RunIdentity) -> RunIdentity:
+        return create_store(self.path, identity)
+
+    @override
+    def open(self, plan: Plan) -> Store:
+        return SqliteStore(self.path, key_schema(plan), plan.sums)
+
+
+class SpannerBackend(Backend):
+    """``spanner://PROJECT/INSTANCE/DATABASE``: one database; needs the extra ``spanner``."""
+
+    @override
+    def check(self) -> None:
+        if importlib.util.find_spec("google.cloud.spanner_v1") is None:
+            raise UsageError(
+                "state.store", "needs Spanner's client", "pip install 'dpstream[spanner]'"
+            )
+        from state.spanner_client import parse
+
+        parse(self.url)
+
+    def _connect(self) -> Any:
+        from state.spanner_client import connect
+
+        return connect(self.url)
+
+    @override
+    def exists(self) -> bool:
+        from state.spanner_schema import has_identity
+
+        return has_identity(self._connect())
+
+    @override
+    def prepare(self) -> None:
+        from state.spanner_schema import create_tables
+
+        create_tables(self._connect())
+
+    @override
+    def create(self, identity: RunIdentity) -> RunIdentity:
+        from state.spanner_schema import create_identity
+
+        return create_identity(self._connect(), identity)
+
+    @override
+    def open(self, plan: Plan) -> Store:
+        from state.spanner import SpannerStore
+
+        return SpannerStore(self.url, key_schema(plan), plan.sums, plan.window_sets)
+
+
+def backend(url: str) -> Backend:
+    """What a store's URL names.
+
+    Raises:
+        UsageError: an unknown kind of store, or its client is not installed.
+    """
+    kinds = {"sqlite": SqliteBackend, "spanner": SpannerBackend}
+    kind = kinds.get(url.partition(":")[0])
+    if kind is None:
+        raise UsageError(
+            "state.store",
+            "is not a known store",
+            "write 'sqlite:PATH' or 'spanner://PROJECT/INSTANCE/DATABASE'",
+        )
+    found = kind(url)
+    found.check()
+    return found
 
 
 def key_schema(plan: Plan) -> pa.Schema:
@@ -30,7 +154,7 @@ def key_schema(plan: Plan) -> pa.Schema:
 
 def exists(url: str) -> bool:
     """Whether the store was initialised before."""
-    return store_exists(path_of(url))
+    return backend(url).exists()
 
 
 def initialise(url: str, identity: RunIdentity) -> RunIdentity:
@@ -47,7 +171,7 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
         cached = _OPEN.pop(url, None)
         if cached is not None:
             cached.close()
-    found = create_store(path_of(url), identity)
+    found = backend(url).create(identity)
     if found.plan_hash != identity.plan_hash:
         raise PolicyError(
             "state.store",
@@ -56,9 +180,9 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
         )
     if found.key_fingerprint != identity.key_fingerprint:
         raise PolicyError(
-            "privacy.key_file",
+            "privacy.key",
             "is not the key this store was begun with",
-            "use the run's own key; a new key needs a new run",
+            "use the run's own key; to rotate it, begin a new run: a new store, charged again",
         )
     if found.source_fingerprint != identity.source_fingerprint:
         raise PolicyError(
@@ -82,7 +206,7 @@ def open_store(url: str, plan: Plan, run_id: str) -> Store:
     with _LOCK:
         store = _OPEN.get(url)
         if store is None:
-            store = SqliteStore(path_of(url), key_schema(plan), plan.sums)
+            store = backend(url).open(plan)
             _OPEN[url] = store
         if (store.identity.plan_hash, store.identity.run_id) != (plan.hash, run_id):
             _OPEN.pop(url).close()
@@ -98,7 +222,7 @@ def identity_of(url: str, plan: Plan) -> RunIdentity:
     Raises:
         PolicyError: it is no store of this program, or holds the state of another plan.
     """
-    store = SqliteStore(path_of(url), key_schema(plan), plan.sums)
+    store = backend(url).open(plan)
     try:
         if store.identity.plan_hash != plan.hash:
             raise PolicyError(

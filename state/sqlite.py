@@ -82,6 +82,7 @@ class SqliteStore(SqliteLife, Store):
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
         self._unit_shards: dict[int, UnitShard] = {}
         self._unit_rows: dict[int, UnitRow] = {}
+        self._carrying = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
 
     @override
     def key_shard(self, window: int, shard: int) -> KeyShard:
@@ -99,7 +100,9 @@ class SqliteStore(SqliteLife, Store):
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
-        releases = log.to_bytes(result.releases)
+        carried = self.carried(window, shard, trigger) if self._carrying else None
+        everything = log.merged(result.releases, carried)
+        releases = log.to_bytes(everything)
         blobs = (None, None, None) if result.closes else log.step_blobs(states, result)
         row = _StepRow(window, shard, trigger, releases, *blobs)
         group = self._group.steps
@@ -110,7 +113,7 @@ class SqliteStore(SqliteLife, Store):
         states.mark_committed(trigger)
         if result.closes:
             self.forget(window, shard)
-        return result.releases
+        return everything
 
     @override
     @contextlib.contextmanager

@@ -31,8 +31,7 @@ def backup_file(
         UsageError: ``out`` exists (nothing is overwritten).
         RunError: it cannot be written, or the copy is damaged; ``out`` is not there then.
     """
-    if out.exists():
-        raise UsageError("backup", "the file exists", "choose another name, or move it away")
+    refuse_existing(out)
     with drafted(out) as draft:
         source = connect(path)
         try:
@@ -58,6 +57,12 @@ def backup_file(
         identity = check_file(draft)
         publish(draft, out)
         return identity
+
+
+def refuse_existing(out: Path) -> None:
+    """Nothing is overwritten."""
+    if out.exists():
+        raise UsageError("backup", "the file exists", "choose another name, or move it away")
 
 
 @contextlib.contextmanager
@@ -123,9 +128,7 @@ def publish(draft: Path, out: Path) -> None:
     try:
         os.link(draft, out)
     except FileExistsError:
-        raise UsageError(
-            "backup", "the file exists", "choose another name, or move it away"
-        ) from None
+        refuse_existing(out)
     except OSError:  # a file system without hard links
         os.rename(draft, out)
     _sync(out.parent)

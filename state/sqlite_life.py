@@ -51,6 +51,7 @@ class SqliteLife(LifeStore):
     _streams: int
     _unit_shards: dict[int, UnitShard]
     _put_slots: dict[tuple[int, int], IdTable]
+    _carrying: bool
 
     @override
     def note(self, name: str) -> str | None:
@@ -307,6 +308,7 @@ class SqliteLife(LifeStore):
     def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
         values = (window, shard, trigger, log.to_bytes(releases))
         self._put("INSERT INTO carried VALUES (?, ?, ?, ?)", values)
+        self._carrying = True
 
     @override
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:

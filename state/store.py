@@ -160,7 +160,7 @@ class StepResult(msgspec.Struct, frozen=True):
         changed: slots whose units, values, round or base changed.
         examined: slots that were looked at: changed, due or published.
         pair_slots, pair_units: unit pairs counted for the first time.
-        releases: the released rows of this shard, possibly none.
+        releases: the released rows of this shard, possibly none; published: their slots.
         closes: this was the window's last trigger; its states may go.
     """
 
@@ -169,6 +169,7 @@ class StepResult(msgspec.Struct, frozen=True):
     pair_slots: Int64
     pair_units: Ids
     releases: pa.RecordBatch
+    published: Int64
     closes: bool
 
 
@@ -308,6 +309,14 @@ class Store(LifeStore):
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
         """Admitted records of all units that were loaded (or of all), indexed by
         ``state.log.position_ids`` with the slots of ``units``."""
+
+    def token(self) -> str:
+        """Random text that every begin renews; empty before the first (see ``state.tokens``)."""
+        return self.note("token") or ""
+
+    def renew_token(self, old: str, new: str) -> bool:
+        """Replace the token durably if it is still ``old``; returns whether it was."""
+        return self.swap_note("token", old or None, new)
 
     @abstractmethod
     def close(self) -> None:

@@ -203,8 +203,10 @@ def begin(
     public: pa.Table | None = None,
     look_ahead: int | None = None,
 ) -> Run:
-    """A run with the fixed test key and run id on a SQLite store."""
-    url = f"sqlite:{os.fspath(path)}"
+    """A run with the fixed test key and run id on a store: a SQLite file, or a URL."""
+    url = os.fspath(path)
+    if not url.startswith("spanner:"):
+        url = f"sqlite:{url}"
     tuned = Performance(look_ahead=look_ahead)
     return begin_run(plan, KEYS, url, shards, run_id=RUN_ID, public=public, performance=tuned)[0]
 

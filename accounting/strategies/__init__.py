@@ -5,8 +5,14 @@ from accounting.strategies.blt import BltStrategy
 from accounting.strategies.toeplitz import ToeplitzStrategy
 from accounting.strategies.tree import TreeStrategy
 
-__all__ = ["STRATEGIES", "BltStrategy", "Strategy", "ToeplitzStrategy", "TreeStrategy"]
-__all__ += ["make_strategy"]
+__all__ = [
+    "STRATEGIES",
+    "BltStrategy",
+    "Strategy",
+    "ToeplitzStrategy",
+    "TreeStrategy",
+    "make_strategy",
+]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "tree": TreeStrategy,

@@ -9,7 +9,7 @@ All methods are public arithmetic: no data, no randomness.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,36 @@ Int64 = npt.NDArray[np.int64]
 
 #: precision in bits -> one row's node noises as balls (``flint.arb``) that contain them.
 ExactNoise = Callable[[int], Sequence[Any]]
+
+
+class Ranges(NamedTuple):
+    """Noise paths that ``Strategy.fold`` advances, each over its own range of leaves.
+
+    Attributes:
+        noise: node noises of all rows; row i's from ``starts[i]``, beginning with node
+            ``first_node(leaf[i])``, in the order of completion.
+        leaf: (n,) leaves already folded in; ``upto``: (n,) last leaf to fold in.
+        stack: (n, state_columns) state, updated.
+        out: (n, width) receives n_t * 2^DECODE_BITS of leaf ``leaf[i] + 1 + k`` in column k.
+            With width 1 only the last leaf's is kept.
+        exact: (row, nodes) -> the first ``nodes`` node noises of a row, counted from node 0; asked
+            only where floats leave a rounding open.
+        noise_error: bound of each node noise's float error (0: integers).
+    """
+
+    noise: npt.NDArray[Any]
+    starts: Int64
+    leaf: Int64
+    upto: Int64
+    stack: npt.NDArray[Any]
+    out: Int64
+    exact: Callable[[int, int], ExactNoise]
+    noise_error: float = 0.0
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], Int64, Int64, Int64, npt.NDArray[Any], Int64]:
+        """The arrays in order, as compiled kernels take them."""
+        return self[:6]
 
 
 class Strategy(ABC):
@@ -85,31 +115,5 @@ class Strategy(ABC):
         return self.nodes_through(leaf) if self.state_columns else np.zeros_like(leaf)
 
     @abstractmethod
-    def fold(
-        self,
-        noise: npt.NDArray[Any],
-        starts: Int64,
-        leaf: Int64,
-        upto: Int64,
-        stack: npt.NDArray[Any],
-        out: Int64,
-        noise_error: float = 0.0,
-    ) -> tuple[Int64, Int64]:
-        """Advance many noise paths, each over its own range of leaves.
-
-        Args:
-            noise: node noises of all rows; row i's from ``starts[i]``, beginning with node
-                ``first_node(leaf[i])``, in the order of completion.
-            leaf: (n,) leaves already folded in; ``upto``: (n,) last leaf to fold in.
-            stack: (n, state_columns) state, updated.
-            out: (n, width) receives n_t * 2^DECODE_BITS of leaf ``leaf[i] + 1 + k`` in column
-                k.  With width 1 only the last leaf's is kept.
-            noise_error: bound of each node noise's float error (0: integers).
-
-        Returns:
-            (rows, leaves) whose rounding floats cannot settle: ``exact`` must replace them.
-        """
-
-    def exact(self, noise: ExactNoise, leaf: int) -> int:
-        """n_t * 2^DECODE_BITS of one row at ``leaf``, whatever precision that takes."""
-        raise NotImplementedError("this strategy decodes in integers")
+    def fold(self, ranges: Ranges) -> None:
+        """Advance many noise paths: update their states and fill ``ranges.out``."""

@@ -7,16 +7,15 @@ A is lower-triangular Toeplitz with first column c; the released prefix is
 
 because the prefix is a whole number of lattice points.  q is a function of y alone only if
 the rounding is that of the exact real number.  ``fold`` therefore computes in floats with a
-bound of their error and reports every prefix whose rounding the bound leaves open; ``exact``
-settles those in ball arithmetic of growing precision.  The result depends neither on the
-order of float operations nor on the machine.
+bound of their error, and ``exact`` settles every prefix whose rounding the bound leaves open in
+ball arithmetic of growing precision.  The result depends neither on the order of float
+operations nor on the machine.
 
 Sensitivity: one unit of input at any leaf moves y by a column of A, squared norm <= col2,
 the first column's (all columns are its beginnings).
 """
 
 import functools
-import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -27,16 +26,15 @@ import numpy.typing as npt
 from scipy.signal import fftconvolve
 from typing_extensions import override
 
+from accounting.balls import precision
 from accounting.limits import DECODE_BITS
-from accounting.strategies.base import ExactNoise, Float64, Int64, Strategy
+from accounting.strategies.base import ExactNoise, Float64, Int64, Ranges, Strategy
 
 _SLACK = 1e-10
 #: Prefixes are rounded by floor(2^D x + ROUND_UP).  Decoded integers are dyadic and would often
 #: lie exactly on the boundary of 1/2; no dyadic number lies on this one.
 ROUND_UP = 0.5 + 2.0**-12 / 3
 _FIRST_PRECISION = 256
-#: Precision and length of flint's results are settings of the whole process.
-FLINT = threading.RLock()
 _LAST_PRECISION = 1 << 20
 
 
@@ -49,12 +47,12 @@ class ConvolutionStrategy(Strategy):
 
     @abstractmethod
     def _inverse(self) -> Sequence[Any]:
-        """(T,) balls of 1/c(x) at flint's current precision."""
+        """(T,) balls of 1/c(x) at the current precision."""
 
-    def decoder_balls(self, precision: int) -> list[Any]:
-        """(T,) b_k as balls."""
-        balls: list[Any] = _with_precision(precision, lambda: _running_sums(self._inverse()))
-        return balls
+    def decoder_balls(self, bits: int) -> list[Any]:
+        """(T,) b_k as balls of that precision."""
+        with precision(bits):
+            return _running_sums(self._inverse())
 
     @functools.cached_property
     def decoder(self) -> Float64:
@@ -121,22 +119,32 @@ class ConvolutionStrategy(Strategy):
         return np.asarray(leaf, np.int64).copy()
 
     @override
+    def fold(self, ranges: Ranges) -> None:
+        for row, leaf in zip(*(where.tolist() for where in self._fold(ranges)), strict=True):
+            column = leaf - ranges.leaf[row] - 1 if ranges.out.shape[1] > 1 else 0
+            ranges.out[row, column] = self.exact(ranges.exact(row, leaf), leaf)
+
+    @abstractmethod
+    def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:
+        """``fold`` in floats; returns the (rows, leaves) whose rounding these cannot settle."""
+
     def exact(self, noise: ExactNoise, leaf: int) -> int:
-        precision = _FIRST_PRECISION
-        while precision <= _LAST_PRECISION:
-            decoder = self._balls if precision == _FIRST_PRECISION else None
-            decoder = decoder or self.decoder_balls(precision)
-            rounded = _with_precision(precision, lambda: _rounded(decoder, noise, precision, leaf))  # noqa: B023 - called at once
+        """n_t * 2^DECODE_BITS at ``leaf``, whatever precision that takes."""
+        bits = _FIRST_PRECISION
+        while bits <= _LAST_PRECISION:
+            decoder = self._balls if bits == _FIRST_PRECISION else self.decoder_balls(bits)
+            with precision(bits):
+                rounded = _rounded(decoder, noise(bits), leaf)
             if rounded is not None:
-                return int(rounded)
-            precision *= 4
+                return rounded
+            bits *= 4
         raise ArithmeticError("a prefix lies on a rounding boundary")
 
 
-def _rounded(decoder: Sequence[Any], noise: ExactNoise, precision: int, leaf: int) -> int | None:
+def _rounded(decoder: Sequence[Any], nodes: Sequence[Any], leaf: int) -> int | None:
     """floor(2^D (b * z)_leaf + ROUND_UP), ``None`` while the balls are too wide to tell."""
     total = flint.arb(0)
-    for weight, node in zip(reversed(decoder[:leaf]), noise(precision)[:leaf], strict=True):
+    for weight, node in zip(reversed(decoder[:leaf]), nodes[:leaf], strict=True):
         total += weight * node
     up = flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
     floor = (total * (1 << DECODE_BITS) + up).floor()
@@ -150,27 +158,3 @@ def _running_sums(terms: Sequence[Any]) -> list[Any]:
         total += term
         sums.append(total)
     return sums
-
-
-def _with_precision(precision: int, compute: Any) -> Any:
-    """``compute()`` at a precision in bits; flint's precision is global to the process."""
-    with FLINT:
-        before = flint.ctx.prec
-        flint.ctx.prec = precision
-        try:
-            return compute()
-        finally:
-            flint.ctx.prec = before
-
-
-def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> list[Any]:
-    """First coefficients of top(x) / bottom(x) as balls; bottom[0] must not be 0."""
-    with FLINT:
-        before, flint.ctx.cap = flint.ctx.cap, terms
-        try:
-            quotient = flint.arb_series(list(top), terms) / flint.arb_series(list(bottom), terms)
-            if terms > 1 and quotient.prec < terms:
-                raise ArithmeticError("a power series was cut short")
-            return [quotient[k] for k in range(terms)]
-        finally:
-            flint.ctx.cap = before

@@ -18,21 +18,15 @@ Sensitivity: one unit of input at leaf t is added to one node of each level, and
 only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(log2 T) + 1.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 from typing_extensions import override
 
 from accounting.limits import DECODE_BITS
-from accounting.strategies.base import Float64, Int64, Strategy
+from accounting.strategies.base import Float64, Int64, Ranges, Strategy
 
 Int32 = npt.NDArray[np.int32]
-
-
-def _levels(triggers: int) -> int:
-    return triggers.bit_length()
 
 
 class TreeStrategy(Strategy):
@@ -43,7 +37,7 @@ class TreeStrategy(Strategy):
     @property
     def levels(self) -> int:
         """Levels that can hold a complete node: floor(log2 T) + 1."""
-        return _levels(self.triggers)
+        return self.triggers.bit_length()
 
     @property
     @override
@@ -122,20 +116,9 @@ class TreeStrategy(Strategy):
         return np.asarray(2 * leaf - np.bitwise_count(leaf), np.int64)
 
     @override
-    def fold(
-        self,
-        noise: npt.NDArray[Any],
-        starts: Int64,
-        leaf: Int64,
-        upto: Int64,
-        stack: npt.NDArray[Any],
-        out: Int64,
-        noise_error: float = 0.0,
-    ) -> tuple[Int64, Int64]:
-        """See base; ``stack`` holds N_l of the complete blocks, one per set bit of the leaf."""
-        fold(noise, starts, leaf, upto, stack, out)
-        none = np.zeros(0, np.int64)
-        return none, none
+    def fold(self, ranges: Ranges) -> None:
+        """See base; the state is N_l of the complete blocks, one per set bit of the leaf."""
+        fold(*ranges.arrays)
 
 
 @njit(cache=True, nogil=True)
@@ -160,7 +143,7 @@ def fold(
     """Compiled body of ``TreeStrategy.fold``."""
     levels = stack.shape[1]
     width = out.shape[1]
-    #: Sum of the decoded blocks of a level and above.
+    # Sum of the decoded blocks of a level and above.
     above = np.zeros(levels + 1, np.int64)
     for i in range(leaf.size):
         for level in range(levels - 1, -1, -1):

@@ -5,9 +5,8 @@ number N = sigma * Phi^-1((u + 1/2) / 2^128) with u the 128 bits of the node.  `
 it as float64 with a bounded error, ``exact`` as balls of any precision; what is released is
 the exact rounding of a linear map of N, so the float error never shows.
 
-u's upper 64 bits are lane v mod 2 of the block AES(t xor (v div 2)), its lower 64 bits the
-first word of the node's own block AES(t xor (v, 2^63)), which is drawn only in the tails and
-when a rounding must be settled.
+u's upper 64 bits are the node's lane of a shared block, its lower 64 bits the first word of the
+node's own block (``lanes``), which is drawn only in the tails and when a rounding must be settled.
 """
 
 import ctypes
@@ -23,17 +22,16 @@ from numba import njit
 from numba.extending import get_cython_function_address
 from scipy.special import ndtri
 
+from accounting.balls import precision
 from accounting.limits import MAX_REAL_SIGMA
-from accounting.strategies.convolution import FLINT
+from dp_transforms.noise.lanes import own_blocks, shared_lanes
 from dp_transforms.noise.prf import Prf
-from dp_transforms.noise.sampler import lane_blocks
 
 Ids = npt.NDArray[np.uint64]
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 
-_LANES = 2
-_OWN_BLOCK = np.uint64(1 << 63)
 #: Below this the upper 64 bits alone would leave a relative error above 2^-50.
 _TAIL = 2.0**-14
 #: |float draw - exact draw| in sds; tests measure at most 2^-48 (scipy's ndtri and rounding).
@@ -72,43 +70,28 @@ class ContinuousGaussian:
             (noise, starts): flat float64 noises within ``error`` of the exact ones, and the
             (n,) index of each row's first.
         """
-        counts = last - first
-        starts = np.cumsum(counts) - counts
-        block_first = first // _LANES
-        block_counts = np.where(counts > 0, (last - 1) // _LANES - block_first + 1, 0)
-        block_starts = np.cumsum(block_counts) - block_counts
-        blocks = np.empty((int(block_counts.sum()), 2), np.uint64)
-        lane_blocks(tweaks, block_first, block_counts, block_starts, blocks)
-        lanes = prf.blocks(blocks).view(np.uint64).reshape(-1)
-        noise = np.empty(int(counts.sum()))
-        tails = _invert(lanes, block_first, block_starts, first, last, starts, noise)
-        if len(tails):
-            rows = np.searchsorted(starts, tails, side="right") - 1
-            node = first[rows] + tails - starts[rows]
-            high = lanes[_LANES * (block_starts[rows] - block_first[rows]) + node]
-            noise[tails] = _far(high, self._own(prf, tweaks[rows], node))
+        shared = shared_lanes(prf, tweaks, first, last, np.uint64)
+        noise = np.empty(shared.size)
+        tails, rows = np.empty(shared.size, np.int64), np.empty(shared.size, np.int32)
+        found = _invert(*shared[:3], first, last, noise, tails, rows)
+        if found:
+            tails, rows = tails[:found], rows[:found]
+            node = first[rows] + tails - shared.starts[rows]
+            high = shared.lanes[shared.shift[rows] + node]
+            noise[tails] = _far(high, own_blocks(prf, tweaks[rows], node)[:, 0])
         noise *= self.sigma
-        return noise, starts
-
-    @staticmethod
-    def _own(prf: Prf, tweaks: Ids, node: Int64) -> Ids:
-        own = tweaks.copy()
-        own[:, 0] ^= node.astype(np.uint64)
-        own[:, 1] ^= _OWN_BLOCK
-        return prf.blocks(own)[:, 0].copy()
+        return noise, shared.starts
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
         """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
-        node = np.arange(last)
-        tweaks = np.repeat(tweak.reshape(1, 2), last, axis=0)
-        blocks = tweaks.copy()
-        blocks[:, 0] ^= (node // _LANES).astype(np.uint64)
-        high = prf.blocks(blocks)[node, node % _LANES]
-        low = self._own(prf, tweaks, node)
+        zero, node = np.zeros(1, np.int64), np.arange(last)
+        tweaks = tweak.reshape(1, 2)
+        high = shared_lanes(prf, tweaks, zero, zero + last, np.uint64).lanes[:last]
+        low = own_blocks(prf, np.repeat(tweaks, last, axis=0), node)[:, 0]
         bits = [(int(h) << 64) | int(low_) for h, low_ in zip(high, low, strict=True)]
 
-        def balls(precision: int) -> Sequence[Any]:
-            with FLINT, flint.ctx.workprec(precision):
+        def balls(wanted: int) -> Sequence[Any]:
+            with precision(wanted):
                 scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
                 # 2 (u + 1/2) / 2^128 - 1 = (2 u + 1 - 2^128) / 2^128
                 signed = [flint.arb(2 * u + 1 - (1 << 128)) / (1 << 128) for u in bits]
@@ -129,36 +112,28 @@ def _far(high: Ids, low: Ids) -> Float64:
 @njit(nogil=True)
 def _invert(
     lanes: Ids,
-    block_first: Int64,
-    block_starts: Int64,
+    shift: Int64,
+    starts: Int64,
     first: Int64,
     last: Int64,
-    starts: Int64,
     noise: Float64,
-) -> Int64:  # pragma: no cover - compiled
-    """Fill ``noise`` in sds; returns where a tail needs more bits."""
-    count = 0
+    tails: Int64,
+    rows: Int32,
+) -> int:  # pragma: no cover - compiled
+    """Fill ``noise`` in sds; returns how many ``tails`` (in ``rows``) need more bits."""
+    found = 0
     for i in range(first.size):
-        shift = 2 * (block_starts[i] - block_first[i])
+        row_shift = shift[i]
         for node in range(first[i], last[i]):
             at = starts[i] + node - first[i]
-            lane = lanes[shift + node]
+            lane = lanes[row_shift + node]
             upper = lane >> np.uint64(63) == 1
-            tail = np.float64(~lane if upper else lane) * 5.421010862427522e-20
+            tail = np.float64(~lane if upper else lane) * 2.0**-64
             if tail < _TAIL:
-                noise[at] = 0.0
-                count += 1
+                tails[found] = at
+                rows[found] = i
+                found += 1
                 continue
             value = _ndtri(tail)
             noise[at] = -value if upper else value
-    tails = np.empty(count, np.int64)
-    count = 0
-    for i in range(first.size):
-        shift = 2 * (block_starts[i] - block_first[i])
-        for node in range(first[i], last[i]):
-            lane = lanes[shift + node]
-            upper = lane >> np.uint64(63) == 1
-            if np.float64(~lane if upper else lane) * 5.421010862427522e-20 < _TAIL:
-                tails[count] = starts[i] + node - first[i]
-                count += 1
-    return tails
+    return found

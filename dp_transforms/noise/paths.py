@@ -7,6 +7,7 @@ which is vectorised (a BLAKE2b call per key would be a Python loop on the hot pa
 just the same.  Paths are a cache: they can be dropped and recomputed at any time.
 """
 
+import functools
 import itertools
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from accounting.budget import StreamNoise
 from accounting.limits import MAX_DRAWS_AT_ONCE
+from accounting.strategies.base import ExactNoise, Ranges
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.noise.sampler import RoundedGaussian
@@ -82,19 +84,16 @@ class NoiseStream:
         first = self.strategy.first_node(leaf)
         last = np.maximum(first, self.strategy.nodes_through(upto))
         for rows in _chunks(last - first):
-            noise, starts = self.sampler.draw(self._node, tweaks[rows], first[rows], last[rows])
-            begin, end, error = leaf[rows], upto[rows], self.sampler.error
-            part = out[rows]
-            fold = self.strategy.fold(noise, starts, begin, end, stack[rows], part, error)
-            for row, at in zip(*fold, strict=True):
-                column = at - begin[row] - 1 if width > 1 else 0
-                part[row, column] = self._exact(tweaks[rows][row], int(at))
+            names = tweaks[rows]
+            noise, starts = self.sampler.draw(self._node, names, first[rows], last[rows])
+            exact = functools.partial(self._exact, names)
+            spans = leaf[rows], upto[rows], stack[rows], out[rows]
+            self.strategy.fold(Ranges(noise, starts, *spans, exact, self.sampler.error))
         return out
 
-    def _exact(self, tweak: Ids, leaf: int) -> int:
-        """One prefix whose rounding the floats of ``fold`` leave open."""
-        nodes = int(self.strategy.nodes_through(leaf))
-        return self.strategy.exact(self.sampler.exact(self._node, tweak, nodes), leaf)
+    def _exact(self, tweaks: Ids, row: int, nodes: int) -> ExactNoise:
+        """The first nodes of one name, for a prefix whose rounding floats leave open."""
+        return self.sampler.exact(self._node, tweaks[row], nodes)
 
 
 class Paths:

@@ -3,47 +3,82 @@
 The guarantee of the whole product is computational in this function: child keys are HKDF
 (SHA-256) children of the deployment's secret key, each with one purpose, so that no two uses
 ever share a key.  The secret never leaves ``KeyRing``; it has no repr, pickle or hash.
+
+``destroy`` ends a ring: nothing can be drawn with it or with its children afterwards.  What the
+program holds itself (buffers of K and its children) is overwritten at once; the AES schedules
+are in OpenSSL's memory, which OpenSSL clears when a cipher is freed.  Not in its power: copies
+the interpreter made before K came here (the text of an environment variable, the message of a
+secret manager), moved or swapped pages, and a core dump taken while the run was going on.
 """
 
 import hashlib
-import os
-import stat
+import weakref
 from collections.abc import Sequence
-from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numba import njit
 
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import RunError, UsageError
 
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+#: What K has children for; every use has its own.
+PURPOSES = (
+    *("node noise", "node name tweak", "unit id", "key id", "release id", "sampling"),
+    *("record id", "name prefix", "source fingerprint", "fingerprint"),
+)
+#: A key in a buffer of its owner, who overwrites it if it can be.
+Secret = bytes | bytearray
 KEY_BYTES = 32
+
+
+def wipe(*secrets: bytearray) -> None:
+    """Overwrite buffers with zeros."""
+    for secret in secrets:
+        secret[:] = bytes(len(secret))
+
+
+def destroyed() -> RunError:
+    """What every use of an ended ring raises."""
+    return RunError(
+        "privacy.key",
+        "the keys of this run were destroyed at its end",
+        "begin or resume the run again",
+    )
 
 
 class Prf:
     """AES-256 on many 16-byte blocks at once, and a MAC of variable-length rows."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: Secret) -> None:
         # ECB over inputs that are distinct by construction is a PRF, not an encryption mode.
-        self._encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        # OpenSSL keeps its own schedule: the caller may overwrite ``key`` from here on.
+        self._encryptor: CipherContext | None = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+
+    def destroy(self) -> None:
+        """Free the cipher; every later use raises ``RunError``."""
+        self._encryptor = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("keys are never pickled")
 
     def blocks(self, blocks: Ids) -> Ids:
         """(n, 2) uint64 -> (n, 2) uint64 under AES-256."""
+        encryptor = self._encryptor
+        if encryptor is None:
+            raise destroyed()
         blocks = np.ascontiguousarray(blocks)
         out = np.empty(2 * len(blocks) + 2, np.uint64)
         raw, view = blocks.view(np.uint8).reshape(-1), out.view(np.uint8)
         if len(blocks):
-            self._encryptor.update_into(raw.data, view.data[: 16 * len(blocks) + 15])
+            encryptor.update_into(raw.data, view.data[: 16 * len(blocks) + 15])
         return out[: 2 * len(blocks)].reshape(-1, 2)
 
     def mac(self, message: Ids, lengths: Int64) -> Ids:
@@ -75,29 +110,54 @@ class Prf:
 
 
 class KeyRing:
-    """Children of the secret key K, one per purpose."""
+    """Children of the secret key K, one per purpose; a context that destroys them at its end.
 
-    def __init__(self, secret: bytes) -> None:
+    Args:
+        secret: K; only read here, its owner overwrites it (see ``wipe``).
+    """
+
+    def __init__(self, secret: Secret) -> None:
         if len(secret) != KEY_BYTES:
-            raise UsageError(
-                "privacy.key_file", "must hold 64 hex digits", "run `dpstream key new`"
-            )
+            raise UsageError("privacy.key", "must be 64 hex digits", "run `dpstream key new`")
+        self._alive = True
+        self.node = _prf(secret, "node noise")
+        self.tweak = _prf(secret, "node name tweak")
+        self.unit = _prf(secret, "unit id")
+        self.key = _prf(secret, "key id")
+        self.release = _prf(secret, "release id")
+        self.sample = _prf(secret, "sampling")
+        self.record = _prf(secret, "record id")
+        self._name = _child(secret, "name prefix")
+        self._source = _child(secret, "source fingerprint")
+        printed = _child(secret, "fingerprint")
+        #: hex digest that tells keys apart and nothing else about them
+        self.fingerprint = hashlib.blake2b(b"fingerprint", key=printed, digest_size=16).hexdigest()
+        wipe(printed)
+        # Also a ring that is only dropped, or alive at exit, leaves no buffer behind.  Its ciphers
+        # may outlive it (a stream of noise holds its own); they clear themselves.
+        weakref.finalize(self, wipe, self._name, self._source)
 
-        def child(purpose: str) -> bytes:
-            info = b"dpstream/1/" + purpose.encode()
-            return HKDFExpand(hashes.SHA256(), 32, info).derive(secret)
+    def destroy(self) -> None:
+        """Overwrite and free all children; every later use of them raises ``RunError``.
 
-        self.node = Prf(child("node noise"))
-        self.tweak = Prf(child("node name tweak"))
-        self.unit = Prf(child("unit id"))
-        self.key = Prf(child("key id"))
-        self.release = Prf(child("release id"))
-        self.sample = Prf(child("sampling"))
-        self._name = child("name prefix")
-        self._source = child("source fingerprint")
-        self.fingerprint = hashlib.blake2b(
-            b"fingerprint", key=child("fingerprint"), digest_size=16
-        ).hexdigest()
+        Also for whoever got a child (``ring.node``) from here.  Calling it again is harmless.
+        """
+        self._alive = False
+        prfs = (self.node, self.tweak, self.unit, self.key, self.release, self.sample, self.record)
+        for prf in prfs:
+            prf.destroy()
+        wipe(self._name, self._source)
+
+    def __enter__(self) -> "KeyRing":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.destroy()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("keys are never pickled")
@@ -110,33 +170,31 @@ class KeyRing:
         """Keyed digest of the input's identity (never published unkeyed: it could be guessed)."""
         return self._digest(self._source, parts).tobytes().hex()
 
-    @staticmethod
-    def _digest(key: bytes, parts: Sequence[bytes]) -> Ids:
+    def _digest(self, key: bytearray, parts: Sequence[bytes]) -> Ids:
         digest = hashlib.blake2b(key=key, digest_size=16)
+        # Asked after the key was read: another thread may destroy it meanwhile.
+        if not self._alive:
+            raise destroyed()
         for part in parts:
             digest.update(len(part).to_bytes(8, "little") + part)
         return np.frombuffer(digest.digest(), np.uint64)
 
 
-def load_key(path: str | Path) -> KeyRing:
-    """The key ring of a key file (64 hex digits), refused when others can read it."""
+def _child(secret: Secret, purpose: str) -> bytearray:
+    """K's child for a purpose, in a buffer of the caller's."""
+    assert purpose in PURPOSES
+    child = bytearray(KEY_BYTES)
+    info = b"dpstream/1/" + purpose.encode()
+    HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive_into(secret, child)
+    return child
+
+
+def _prf(secret: Secret, purpose: str) -> Prf:
+    child = _child(secret, purpose)
     try:
-        mode = os.stat(path).st_mode
-        text = Path(path).read_text(encoding="ascii").strip()
-        secret = bytes.fromhex(text)
-    except (OSError, ValueError):
-        raise UsageError(
-            "privacy.key_file",
-            "the noise key file is missing or not 64 hex digits",
-            "create one with `dpstream key new FILE`",
-        ) from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise PolicyError(
-            "privacy.key_file",
-            "the noise key can be read by other users",
-            "run chmod 600 on the file",
-        )
-    return KeyRing(secret)
+        return Prf(child)
+    finally:
+        wipe(child)
 
 
 @njit(cache=True, nogil=True)

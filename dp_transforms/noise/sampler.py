@@ -2,10 +2,10 @@
 
 A draw is Z = round(N), N ~ Normal(0, sigma^2): for integer q, round(q + N) = q + Z, so the
 analytic Gaussian calibration holds exactly for every integer shift (mechanism.md section 5).
-The uniform of node v under tweak t has its top 32 bits from lane v mod 4 of the block
-AES(t xor (v div 4)) and, only where these do not decide, 96 further bits from the node's own
-block AES(t xor (v, 2^63)).  Thresholds are round(2^128 * Phi((k + 1/2)/sigma)) computed in
-ball arithmetic, so the total variation per draw is about (table entries) * 2^-129.
+A uniform has its top 32 bits from the node's lane of a shared block and, only where these do not
+decide, 96 further bits from the node's own block (``lanes``).  Thresholds are
+round(2^128 * Phi((k + 1/2)/sigma)) computed in ball arithmetic, so the total variation per draw
+is about (table entries) * 2^-129.
 """
 
 import hashlib
@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from accounting.balls import precision
 from accounting.limits import MAX_SIGMA
+from dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
 from dp_transforms.noise.prf import Prf
 
 Ids = npt.NDArray[np.uint64]
@@ -27,10 +29,8 @@ UInt32 = npt.NDArray[np.uint32]
 
 _BITS = 128
 _PRECISION = 256
-_LANES = 4
 _GUIDE_BITS = 16
 _AMBIGUOUS = np.iinfo(np.int32).min
-_OWN_BLOCK = np.uint64(1 << 63)
 
 
 class RoundedGaussian:
@@ -70,71 +70,36 @@ class RoundedGaussian:
         Returns:
             (noise, starts): flat int32 noises and the (n,) index of each row's first.
         """
-        counts = last - first
-        starts = np.cumsum(counts) - counts
-        block_first = first // _LANES
-        block_counts = np.where(counts > 0, (last - 1) // _LANES - block_first + 1, 0)
-        block_starts = np.cumsum(block_counts) - block_counts
-        blocks = np.empty((int(block_counts.sum()), 2), np.uint64)
-        lane_blocks(tweaks, block_first, block_counts, block_starts, blocks)
-        lanes = prf.blocks(blocks).view(np.uint32).reshape(-1)
-        noise = np.empty(int(counts.sum()), np.int32)
-        rows = np.empty(noise.size, np.int32)
-        unsure = np.empty(noise.size, np.int64)
-        found = _look_up(
-            lanes,
-            block_first,
-            block_starts,
-            first,
-            last,
-            starts,
-            self._guide,
-            (self._first, self._last, self._top, self.lowest),
-            noise,
-            unsure,
-            rows,
-        )
+        shared = shared_lanes(prf, tweaks, first, last, np.uint32)
+        noise = np.empty(shared.size, np.int32)
+        rows = np.empty(shared.size, np.int32)
+        unsure = np.empty(shared.size, np.int64)
+        table = (self._first, self._last, self._top, self.lowest)
+        found = _look_up(*shared[:3], first, last, self._guide, table, noise, unsure, rows)
         if found:
-            self._decide(
-                prf,
-                tweaks,
-                first,
-                starts,
-                unsure[:found],
-                rows[:found],
-                noise,
-                lanes,
-                block_first,
-                block_starts,
-            )
-        return noise, starts
+            self._decide(prf, tweaks, first, shared, unsure[:found], rows[:found], noise)
+        return noise, shared.starts
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
         """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
         none = np.zeros(1, np.int64)
         noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
-        return lambda precision: [flint.arb(int(z)) for z in noise]
+        return lambda _: [flint.arb(int(z)) for z in noise]
 
     def _decide(
         self,
         prf: Prf,
         tweaks: Ids,
         first: Int64,
-        starts: Int64,
+        shared: Lanes,
         unsure: Int64,
         rows: Int32,
         noise: Int32,
-        lanes: UInt32,
-        block_first: Int64,
-        block_starts: Int64,
     ) -> None:
         """Settle the nodes whose top bits straddle a threshold with their own block."""
-        node = first[rows] + (unsure - starts[rows])
-        own = tweaks[rows].copy()
-        own[:, 0] ^= node.astype(np.uint64)
-        own[:, 1] ^= _OWN_BLOCK
-        bits = prf.blocks(own)
-        lane = lanes[_LANES * (block_starts[rows] - block_first[rows]) + node].astype(np.int64)
+        node = first[rows] + (unsure - shared.starts[rows])
+        bits = own_blocks(prf, tweaks[rows], node)
+        lane = shared.lanes[shared.shift[rows] + node].astype(np.int64)
         _search(
             lane, bits, self._first, self._last, self._high, self._low, self.lowest, unsure, noise
         )
@@ -142,18 +107,16 @@ class RoundedGaussian:
 
 def _thresholds(sigma: float) -> list[int]:
     """round(2^128 Phi((k+1/2)/sigma)) for k = -K .. K-1, K past the 2^-130 tail."""
-    flint.ctx.prec = _PRECISION
-    scale = flint.arb(sigma) * flint.arb(2).sqrt()
-    one = flint.arb(2) ** _BITS
     upper: list[int] = []
-    k = 0
-    while True:
-        tail = (flint.arb(2 * k + 1) / (2 * scale)).erfc() / 2 * one
-        value = int((tail + flint.arb("0.5")).floor().unique_fmpz())
-        if value == 0:
-            break
-        upper.append(value)
-        k += 1
+    with precision(_PRECISION):
+        scale = flint.arb(sigma) * flint.arb(2).sqrt()
+        one = flint.arb(2) ** _BITS
+        while True:
+            tail = (flint.arb(2 * len(upper) + 1) / (2 * scale)).erfc() / 2 * one
+            value = int((tail + flint.arb("0.5")).floor().unique_fmpz())
+            if value == 0:
+                break
+            upper.append(value)
     full = 1 << _BITS
     # P[Z <= k] = 1 - P[Z > k]; the lower half mirrors the upper: k -> -k-1.
     return list(reversed(upper)) + [full - value for value in upper]
@@ -171,24 +134,12 @@ def _guide(thresholds: list[int]) -> tuple[Int32, Int32]:
 
 
 @njit(cache=True, nogil=True)
-def lane_blocks(
-    tweaks: Ids, block_first: Int64, block_counts: Int64, block_starts: Int64, blocks: Ids
-) -> None:  # pragma: no cover - compiled
-    """Inputs of the shared blocks of each row, numbered from ``block_first``."""
-    for i in range(block_first.size):
-        for k in range(block_counts[i]):
-            blocks[block_starts[i] + k, 0] = tweaks[i, 0] ^ np.uint64(block_first[i] + k)
-            blocks[block_starts[i] + k, 1] = tweaks[i, 1]
-
-
-@njit(cache=True, nogil=True)
 def _look_up(
     lanes: UInt32,
-    block_first: Int64,
-    block_starts: Int64,
+    shift: Int64,
+    starts: Int64,
     first: Int64,
     last: Int64,
-    starts: Int64,
     guide: Int32,
     table: tuple[Int32, Int32, UInt32, int],
     noise: Int32,
@@ -198,12 +149,12 @@ def _look_up(
     lower, upper, top, lowest = table
     found = 0
     for i in range(first.size):
-        shift = 4 * (block_starts[i] - block_first[i])
+        row_shift = shift[i]
         for node in range(first[i], last[i]):
             at = starts[i] + node - first[i]
-            lane = lanes[shift + node]
+            lane = lanes[row_shift + node]
             value = guide[lane >> 16]
-            if value == -2147483648:
+            if value == _AMBIGUOUS:
                 begin, end = lower[lane >> 16], upper[lane >> 16]
                 stop = end
                 while begin < end:

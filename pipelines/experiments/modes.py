@@ -31,7 +31,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "paper": {"mode": "paper", "allow_unsound": True},
 }
 #: Set by options of their own, alike for all modes and baselines.
-_ELSEWHERE = {"epsilon", "delta", "contributions", "period", "key_file"}
+_ELSEWHERE = {"epsilon", "delta", "contributions", "period", "key", "key_file"}
 
 
 class Mode(NamedTuple):

@@ -32,6 +32,7 @@ def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     run(job)
     seconds = time.perf_counter() - start
+    assert job.state.path is not None
     state = sum(p.stat().st_size for p in job.state.path.parent.glob("state.db*"))
     return {
         "records": records,

@@ -96,8 +96,8 @@ def _run(setting: Setting, job: Path, say: Say) -> Row:
 def _baseline(contest: Contest, name: str, data: Columns, truth: Truth, say: Say) -> Row:
     say(f"{name}: T = {truth.triggers}, C = {contest.contributions}")
     start = time.perf_counter()
-    ring = KeyRing(secrets.token_bytes(KEY_BYTES))
-    found = run_baseline(name, data, truth, contest.promise, ring)
+    with KeyRing(secrets.token_bytes(KEY_BYTES)) as ring:
+        found = run_baseline(name, data, truth, contest.promise, ring)
     where = {"triggers": truth.triggers, "contributions": contest.contributions}
     seconds = round(time.perf_counter() - start, 2)
     return {"method": name, **where, "records": len(data), "seconds": seconds, **found}

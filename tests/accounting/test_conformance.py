@@ -1,7 +1,6 @@
 """One suite for every noise strategy: against its own dense matrix, and streaming."""
 
 import itertools
-from collections.abc import Callable
 from fractions import Fraction
 
 import flint
@@ -11,6 +10,8 @@ import pytest
 
 from accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
 from accounting.strategies import STRATEGIES, Strategy, convolution, make_strategy
+from accounting.strategies.base import ExactNoise, Ranges
+from accounting.strategies.convolution import ConvolutionStrategy
 
 SCALE = 1 << DECODE_BITS
 SIZES = (1, 2, 3, 5, 8, 31, 64, 100)
@@ -33,6 +34,10 @@ def fold(
     """(rows, T) n_t * 2^D, folded in pieces that end at ``cuts``; open roundings settled."""
     rows, size = len(noise), strategy.triggers
     stack = np.zeros((rows, strategy.state_columns), strategy.state_dtype)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        return balls(noise[row, :nodes])
+
     result, begin = np.zeros((rows, size), np.int64), 0
     for end in (*cuts, size):
         leaf, upto = np.full(rows, begin), np.full(rows, end)
@@ -40,17 +45,14 @@ def fold(
         part = np.ascontiguousarray(noise[:, first : int(strategy.nodes_through(end))])
         starts = np.arange(rows) * part.shape[1]
         out = np.zeros((rows, width or end - begin + 1), np.int64)
-        unsure = strategy.fold(part.reshape(-1), starts, leaf, upto, stack, out)
-        for row, at in zip(*unsure, strict=True):
-            column = at - begin - 1 if out.shape[1] > 1 else 0
-            out[row, column] = strategy.exact(balls(noise[row]), int(at))
+        strategy.fold(Ranges(part.reshape(-1), starts, leaf, upto, stack, out, exact))
         last = end - 1 if out.shape[1] == 1 else begin
         result[:, last:end] = out[:, : end - last]
         begin = end
     return result
 
 
-def balls(noise: npt.NDArray[np.generic]) -> Callable[[int], list[flint.arb]]:
+def balls(noise: npt.NDArray[np.generic]) -> ExactNoise:
     return lambda precision: [flint.arb(z.item()) for z in noise]
 
 
@@ -158,11 +160,30 @@ def _coefficient(strategy: Strategy, lag: int) -> Fraction:
     return sum((Fraction(o) * Fraction(t) ** (lag - 1) for t, o in pairs), Fraction(0))
 
 
+def convolving(name: str, triggers: int) -> ConvolutionStrategy:
+    """A strategy whose floats are settled exactly."""
+    strategy = make_strategy(name, triggers)
+    assert isinstance(strategy, ConvolutionStrategy)
+    return strategy
+
+
+@pytest.mark.parametrize("triggers", [1000, MAX_TOEPLITZ_TRIGGERS])
+def test_toeplitz_coefficients_are_rounded_exactly(triggers: int) -> None:
+    """rint(2^g C(2k, k) / 4^k), ties to even, from whole binomials."""
+    scale, binomial, expected = 64 if triggers <= 1000 else 256, 1, []
+    for k in range(triggers):
+        whole, rest = divmod(scale * binomial, 1 << 2 * k)
+        up = 2 * rest > 1 << 2 * k or (2 * rest == 1 << 2 * k and whole % 2 == 1)
+        expected.append(whole + up)
+        binomial = binomial * 2 * (2 * k + 1) // (k + 1)
+    assert convolving("toeplitz", triggers).coefficients().tolist() == expected
+
+
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_float_error_is_within_what_fold_assumes(name: str) -> None:
     """Every prefix settled exactly equals the one the floats gave, also far along a path."""
     triggers = 700
-    strategy = make_strategy(name, triggers)
+    strategy = convolving(name, triggers)
     noise = noise_of(strategy, 3, 5000.0)
     found = fold(strategy, noise)
     for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
@@ -173,11 +194,20 @@ def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
     """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
     strategy = make_strategy("blt", 50)
     noise = noise_of(strategy, 200, 300.0)
+    expected, asked = fold(strategy, noise), []
     zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        asked.append(row)
+        return balls(noise[row, :nodes])
+
     for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
         stack = np.zeros((200, strategy.state_columns))
-        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out)
-        assert least <= len(strategy.fold(*path, error)[0]) <= most
+        asked.clear()
+        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
+        strategy.fold(Ranges(*path, error))
+        assert least <= len(asked) <= most
+        assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -189,19 +219,23 @@ def test_no_dyadic_number_lies_on_the_rounding_boundary(name: str) -> None:
     stack = np.zeros((1200, strategy.state_columns), strategy.state_dtype)
     out = np.zeros((1200, 3), np.int64)
     ends = np.zeros(1200, np.int64), np.full(1200, 3)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        raise AssertionError("floats left a rounding open")
+
     path = (noise.reshape(-1).astype(kind), np.arange(1200) * 3, *ends, stack, out)
-    assert len(strategy.fold(*path)[0]) == 0
+    strategy.fold(Ranges(*path, exact))
 
 
 def test_more_precision_settles_what_little_leaves_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = make_strategy("toeplitz", 60)
+    strategy = convolving("toeplitz", 60)
     noise = noise_of(strategy, 1, 900.0)[0]
     expected = strategy.exact(balls(noise), 60)
     monkeypatch.setattr(convolution, "_FIRST_PRECISION", 2)
-    assert make_strategy("toeplitz", 60).exact(balls(noise), 60) == expected
+    assert convolving("toeplitz", 60).exact(balls(noise), 60) == expected
     monkeypatch.setattr(convolution, "_LAST_PRECISION", 2)
     with pytest.raises(ArithmeticError):
-        make_strategy("toeplitz", 60).exact(balls(noise), 60)
+        convolving("toeplitz", 60).exact(balls(noise), 60)
 
 
 @pytest.mark.parametrize(
@@ -247,15 +281,12 @@ def test_names_and_refusals() -> None:
     with pytest.raises(ValueError, match="too many"):
         make_strategy("toeplitz", MAX_TOEPLITZ_TRIGGERS + 1)
     assert make_strategy("blt", 1 << 20).sd_factors[-1] < 6
-    with pytest.raises(NotImplementedError):
-        make_strategy("tree", 3).exact(lambda _: [], 1)
 
 
 @pytest.mark.parametrize("triggers", [1 << 13, 1 << 17])
 def test_sd_of_long_streams_is_that_of_the_exact_decoder(triggers: int) -> None:
     """Poles near 1 cost a direct-form filter 1e-5 here; sd_t must not be too small."""
-    strategy = make_strategy("blt", triggers)
-    assert isinstance(strategy, convolution.ConvolutionStrategy)
+    strategy = convolving("blt", triggers)
     exact = np.array([float(b) for b in strategy.decoder_balls(1024)])
     assert np.abs(strategy.decoder / exact - 1).max() < 1e-10
     assert np.all(strategy.sd_factors >= np.sqrt(np.cumsum(exact**2)))

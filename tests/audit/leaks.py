@@ -1,27 +1,39 @@
 """A small job whose input carries canaries, and a search of everything that comes out of it."""
 
+import base64
+import bz2
+import contextlib
 import dataclasses
 import io
 import logging
+import re
 import sqlite3
 import traceback
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from dp_transforms.noise.prf import PURPOSES
 from pipelines.job import Job, load_job
 
 UNIT, KEY, VALUE = "unit-QZJ7741", "key-XWV3306", "7310.5529"
 #: Also the value as Python, numpy and Arrow would write it.
 CANARIES = (UNIT, KEY, VALUE, VALUE.replace(".", ""), "QZJ7741", "XWV3306", "55.73105529")
 
+#: A line of the job file: a fixed key, for tests.
+INSECURE = f'insecure_test_key = "{"11" * 32}"'
+
 JOB = """
 [source]
 kind = "csv"
 path = "in/*.csv"
 [schema]
-unit = { column = "user" }
-key = [{ column = "page" }]
-event_time = { column = "time" }
+unit = {{ column = "user" }}
+key = [{{ column = "page" }}]
+event_time = {{ column = "time" }}
 [[aggregate]]
 name = "records"
 kind = "count"
@@ -43,7 +55,7 @@ trigger_every = "6h"
 epsilon = 60.0
 delta = 1e-2
 contributions = 2
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
+{key}
 [state]
 shards = 2
 store = "sqlite:state/s.db"
@@ -53,14 +65,18 @@ path = "releases"
 [ledger]
 path = "state/ledger.db"
 data_set = "tests"
-limit = { epsilon = 100, delta = 0.1 }
+limit = {{ epsilon = 100, delta = 0.1 }}
 [performance]
 batch_rows = 40
 """
 
 
-def make_job(folder: Path) -> Job:
-    """The job below a folder, with its input: 60 users on the canary key, some on others."""
+def make_job(folder: Path, key: str = INSECURE) -> Job:
+    """The job below a folder, with its input: 60 users on the canary key, some on others.
+
+    Args:
+        key: the line of the job file that says where the noise key is.
+    """
     (folder / "in").mkdir(parents=True)
     rows = ["user,page,time,value"]
     rows += [f"u{n},{KEY},2024-01-01T0{n % 8}:00:00Z,{n}" for n in range(60)]
@@ -70,7 +86,7 @@ def make_job(folder: Path) -> Job:
     rows += [f"{UNIT},{KEY},2024-01-01T13:00:00Z,{VALUE}{KEY}", f"{UNIT},{KEY},{KEY},1"]
     rows += [f",{KEY},2024-01-01T13:00:00Z,{VALUE}", f"{UNIT},{KEY},2031-01-01T00:00:00Z,1"]
     (folder / "in" / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    (folder / "job.toml").write_text(JOB, encoding="utf-8")
+    (folder / "job.toml").write_text(JOB.format(key=key), encoding="utf-8")
     return load_job(folder / "job.toml")
 
 
@@ -121,6 +137,40 @@ def hits(text: str | bytes) -> list[str]:
     """Canaries in a text."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return [canary for canary in CANARIES if canary.encode() in data]
+
+
+#: Beam packs the pickles of a graph: bzip2 or zlib, then base64.
+_PACKED = re.compile(rb"(?:QlpoOT|eJ)[A-Za-z0-9+/\s]{30,}={0,2}")
+
+
+def opened(graph: bytes) -> bytes:
+    """A pipeline's graph followed by all pickles packed in it, which a plain search would miss."""
+    parts = [graph]
+    for part in parts:
+        for packed in _PACKED.findall(part):
+            for unpack in (bz2.decompress, zlib.decompress):
+                with contextlib.suppress(ValueError, OSError, EOFError, zlib.error):
+                    parts.append(unpack(base64.b64decode(packed)))
+    return b"\n".join(parts)
+
+
+def key_forms(secret: bytes) -> list[bytes]:
+    """A key and its children as a text or a file might hold them: raw, hex, base64, as Python or
+    JSON would write them."""
+    children = [
+        HKDFExpand(hashes.SHA256(), 32, b"dpstream/1/" + purpose.encode()).derive(secret)
+        for purpose in PURPOSES
+    ]
+    forms = []
+    for key in (secret, *children):
+        text = key.hex().encode()
+        forms += [key, text, text.upper(), repr(key)[2:-1].encode(), str(list(key)).encode()]
+        forms += [key[:16], text[:32], text[32:]]
+        for data in (key, text):
+            for shift in range(3):  # wherever it stands in what was encoded
+                code = base64.b64encode(b"\0" * shift + data)[4:-4]
+                forms += [code, code.replace(b"+", b"-").replace(b"/", b"_")]
+    return forms
 
 
 def leaked_files(folder: Path) -> Iterator[str]:

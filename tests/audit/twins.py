@@ -5,8 +5,8 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -20,32 +20,7 @@ from dp_transforms.noise.sampler import RoundedGaussian
 from dp_transforms.records import Canonicaliser
 from state.idtable import PairSet
 from state.sqlite import SqliteStore
-
-Twin = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-class Sabotage(NamedTuple):
-    """A twin, the plan and kind of neighbours that show it, and the rule it must breach."""
-
-    twin: Twin
-    plan: str
-    kind: str
-    rule: str
-
-
-def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
-    """A twin with one function replaced by ``make(function)``."""
-
-    @contextlib.contextmanager
-    def twin() -> Iterator[None]:
-        with mock.patch.object(owner, name, make(getattr(owner, name))):
-            yield
-
-    return twin
-
-
-def _half_scale(real: Any) -> Any:
-    return lambda noise: real(msgspec.structs.replace(noise, sigma=noise.sigma / 2))
+from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
 
 
 def _every_pair(real: Any) -> Any:
@@ -70,17 +45,6 @@ def _windows_once(real: Any) -> Any:
 
 def _arrival_order(real: Any) -> Any:
     return lambda stamp, *ties: np.arange(len(stamp))
-
-
-def _with_tau(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    def make(real: Any) -> Any:
-        def allocate(plan: Any) -> Any:
-            budget = real(plan)
-            return msgspec.structs.replace(budget, tau=change(plan, budget))
-
-        return allocate
-
-    return make
 
 
 def _no_union(plan: Any, budget: Any) -> Any:
@@ -238,68 +202,66 @@ def _published_with_data_only() -> Iterator[None]:
 
 
 TWINS = {
-    "noise of half the scale": Sabotage(
-        _wrapped(step, "_sampler", _half_scale), "sticky", "ordinary", "scale"
+    "noise of half the scale": replaced(
+        step, "_sampler", half_scale, "sticky", "ordinary", "scale"
     ),
-    "contributions not bounded": Sabotage(
-        _wrapped(bounding, "admit", _every_pair), "sticky", "flood", "sensitivity"
+    "contributions not bounded": replaced(
+        bounding, "admit", _every_pair, "sticky", "flood", "sensitivity"
     ),
-    "windows of a record counted once": Sabotage(
-        _wrapped(bounding, "admit", _windows_once), "sliding", "flood", "bound"
+    "windows of a record counted once": replaced(
+        bounding, "admit", _windows_once, "sliding", "flood", "bound"
     ),
-    "admission in the order of arrival": Sabotage(
-        _wrapped(bounding, "stamp_order", _arrival_order), "rounds", "ordinary", "others"
+    "admission in the order of arrival": replaced(
+        bounding, "stamp_order", _arrival_order, "rounds", "ordinary", "others"
     ),
-    "counters forgotten": Sabotage(
-        _wrapped(SqliteStore, "commit_units", _forgotten_counters), "periods", "flood", "bound"
+    "counters forgotten": replaced(
+        SqliteStore, "commit_units", _forgotten_counters, "periods", "flood", "bound"
     ),
-    "threshold less one": Sabotage(
-        _wrapped(step, "allocate", _with_tau(lambda _, b: b.tau - (1 << DECODE_BITS))),
+    "threshold less one": replaced(
+        step, "allocate", with_tau(lambda _, b: b.tau - (1 << DECODE_BITS)),
         "sticky", "ordinary", "threshold",
     ),
-    "threshold without the union over triggers": Sabotage(
-        _wrapped(step, "allocate", _with_tau(_no_union)), "rounds", "ordinary", "threshold"
+    "threshold without the union over triggers": replaced(
+        step, "allocate", with_tau(_no_union), "rounds", "ordinary", "threshold"
     ),
-    "round left out of the name": Sabotage(
-        _wrapped(NoiseStream, "names", _round_left_out), "rounds", "ordinary", "names"
+    "round left out of the name": replaced(
+        NoiseStream, "names", _round_left_out, "rounds", "ordinary", "names"
     ),
-    "window left out of the name": Sabotage(
-        _wrapped(step.Stepper, "_stream", _window_left_out), "sliding", "ordinary", "names"
+    "window left out of the name": replaced(
+        step.Stepper, "_stream", _window_left_out, "sliding", "ordinary", "names"
     ),
-    "column left out of the name": Sabotage(
-        _wrapped(step.Stepper, "_stream", _column_left_out), "columns", "ordinary", "names"
+    "column left out of the name": replaced(
+        step.Stepper, "_stream", _column_left_out, "columns", "ordinary", "names"
     ),
-    "names without the key": Sabotage(
-        _wrapped(NoiseStream, "names", _unkeyed), "sticky", "ordinary", "names"
+    "names without the key": replaced(
+        NoiseStream, "names", _unkeyed, "sticky", "ordinary", "names"
     ),
-    "noise drawn anew": Sabotage(
-        _wrapped(RoundedGaussian, "draw", _fresh_noise), "refresh", "ordinary", "noise"
+    "noise drawn anew": replaced(
+        RoundedGaussian, "draw", _fresh_noise, "refresh", "ordinary", "noise"
     ),
-    "values not clamped": Sabotage(
-        _wrapped(Canonicaliser, "_value", _not_clamped), "columns", "ordinary", "sensitivity"
+    "values not clamped": replaced(
+        Canonicaliser, "_value", _not_clamped, "columns", "ordinary", "sensitivity"
     ),
-    "values of a mean not centred": Sabotage(
-        _wrapped(Canonicaliser, "_value", _not_centred), "rounds_sliding", "first", "sensitivity"
+    "values of a mean not centred": replaced(
+        Canonicaliser, "_value", _not_centred, "rounds_sliding", "first", "sensitivity"
     ),
-    "stamps that follow the data": Sabotage(
-        _wrapped(Canonicaliser, "_times", _latest_seen), "buffered", "far_future", "others"
+    "stamps that follow the data": replaced(
+        Canonicaliser, "_times", _latest_seen, "buffered", "far_future", "others"
     ),
-    "units counted per batch": Sabotage(
-        _wrapped(step, "aggregate", _units_per_batch), "rounds", "ordinary", "counts"
+    "units counted per batch": replaced(
+        step, "aggregate", _units_per_batch, "rounds", "ordinary", "counts"
     ),
-    "units counted again once selected": Sabotage(
-        _wrapped(aggregation, "_fresh_units", _counted_again_once_selected),
-        "refresh", "flood", "counts",
+    "units counted again once selected": replaced(
+        aggregation, "_fresh_units", _counted_again_once_selected, "refresh", "flood", "counts"
     ),
-    "units known by short fingerprints": Sabotage(
-        _wrapped(PairSet, "add", _short_fingerprints), "sticky", "ordinary", "counts"
+    "units known by short fingerprints": replaced(
+        PairSet, "add", _short_fingerprints, "sticky", "ordinary", "counts"
     ),
-    "tree from the first record on": Sabotage(
-        _wrapped(step, "aggregate", _tree_from_first_record), "sticky", "first", "leaf"
+    "tree from the first record on": replaced(
+        step, "aggregate", _tree_from_first_record, "sticky", "first", "leaf"
     ),
-    "counted from the crossing on": Sabotage(
-        _wrapped(step, "aggregate", _counted_from_the_crossing_on),
-        "buffered", "flood", "sensitivity",
+    "counted from the crossing on": replaced(
+        step, "aggregate", _counted_from_the_crossing_on, "buffered", "flood", "sensitivity"
     ),
     "published only with new data": Sabotage(
         _published_with_data_only, "refresh", "ordinary", "calendar"

@@ -15,7 +15,7 @@ from accounting.weights import SelectionWeights
 from dp_transforms import aggregation, bounding, step
 from dp_transforms.batches import ids_of, numbers
 from dp_transforms.noise.continuous import ContinuousGaussian
-from tests.audit.twins import Sabotage, _half_scale, _with_tau, _wrapped
+from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
 
 
 def _rounded_up(real: Any) -> Any:
@@ -109,7 +109,7 @@ def _tau_without(what: str) -> Any:
         shift = {"all": alone, "weights": alone - counted, "count": counted}[what]
         return budget.tau - (shift << DECODE_BITS)
 
-    return _with_tau(less)
+    return with_tau(less)
 
 
 def _tau_of_the_weighted_noise(_: Any, budget: Any) -> Any:
@@ -215,70 +215,65 @@ RANKED_TWINS = {
     "tested more often than the union says": Sabotage(
         _tested_at_every_trigger, "combined_apart", "ordinary", "selection"
     ),
-    "weights rounded up": Sabotage(
-        _wrapped(step, "aggregate", _rounded_up), "weights", "flood", "sensitivity"
+    "weights rounded up": replaced(
+        step, "aggregate", _rounded_up, "weights", "flood", "sensitivity"
     ),
-    "rank not kept": Sabotage(
-        _wrapped(bounding, "admit", _first_weight_always), "weights", "flood", "sensitivity"
+    "rank not kept": replaced(
+        bounding, "admit", _first_weight_always, "weights", "flood", "sensitivity"
     ),
-    "rank by arrival": Sabotage(
-        _wrapped(bounding, "admit", _ranked_by_arrival), "weights", "flood", "others"
+    "rank by arrival": replaced(
+        bounding, "admit", _ranked_by_arrival, "weights", "flood", "others"
     ),
-    "weight of a unit's second pair added": Sabotage(
-        _wrapped(step, "aggregate", _weight_added_again), "weights", "flood", "sensitivity"
+    "weight of a unit's second pair added": replaced(
+        step, "aggregate", _weight_added_again, "weights", "flood", "sensitivity"
     ),
-    "weights calibrated as plain counts": Sabotage(
-        _wrapped(step, "allocate", _weights_as_if_plain), "weights", "flood", "sensitivity"
+    "weights calibrated as plain counts": replaced(
+        step, "allocate", _weights_as_if_plain, "weights", "flood", "sensitivity"
     ),
-    "every record of a key adds values": Sabotage(
-        _wrapped(step, "aggregate", _every_record_of_a_key), "per_key", "flood", "sensitivity"
+    "every record of a key adds values": replaced(
+        step, "aggregate", _every_record_of_a_key, "per_key", "flood", "sensitivity"
     ),
-    "every record adds to public keys": Sabotage(
-        _wrapped(step, "aggregate", _every_record_of_a_key),
-        "per_key_public", "flood", "sensitivity",
+    "every record adds to public keys": replaced(
+        step, "aggregate", _every_record_of_a_key, "per_key_public", "flood", "sensitivity"
     ),
-    "set of a selected key forgotten": Sabotage(
-        _wrapped(aggregation, "_fresh_units", _set_forgotten_once_selected),
-        "per_key", "ordinary", "counts",
+    "set of a selected key forgotten": replaced(
+        aggregation, "_fresh_units", _set_forgotten_once_selected, "per_key", "ordinary", "counts"
     ),
-    "shares of a bound per key without it": Sabotage(
-        _wrapped(step, "allocate", _shares_of_one_record_a_key),
-        "toeplitz", "first", "sensitivity",
+    "shares of a bound per key without it": replaced(
+        step, "allocate", _shares_of_one_record_a_key, "toeplitz", "first", "sensitivity"
     ),
-    "weighted stream published": Sabotage(
-        _wrapped(step, "publish", _weights_published), "weights_units", "ordinary", "noise"
+    "weighted stream published": replaced(
+        step, "publish", _weights_published, "weights_units", "ordinary", "noise"
     ),
     "units from the weighted stream's noise": Sabotage(
         _units_from_the_selection_stream, "combined_units", "ordinary", "noise"
     ),
-    "combined threshold without alone": Sabotage(
-        _wrapped(step, "allocate", _tau_without("all")), "combined", "ordinary", "threshold"
+    "combined threshold without alone": replaced(
+        step, "allocate", _tau_without("all"), "combined", "ordinary", "threshold"
     ),
-    "combined threshold of the plain count alone": Sabotage(
-        _wrapped(step, "allocate", _tau_without("weights")),
-        "combined_units", "ordinary", "threshold",
+    "combined threshold of the plain count alone": replaced(
+        step, "allocate", _tau_without("weights"), "combined_units", "ordinary", "threshold"
     ),
-    "combined threshold of the weights alone": Sabotage(
-        _wrapped(step, "allocate", _tau_without("count")), "combined", "ordinary", "threshold"
+    "combined threshold of the weights alone": replaced(
+        step, "allocate", _tau_without("count"), "combined", "ordinary", "threshold"
     ),
-    "combined threshold of one noise": Sabotage(
-        _wrapped(step, "allocate", _with_tau(_tau_of_the_weighted_noise)),
+    "combined threshold of one noise": replaced(
+        step, "allocate", with_tau(_tau_of_the_weighted_noise),
         "combined_buffered", "ordinary", "threshold",
     ),
-    "combined test with noise of its own": Sabotage(
-        _wrapped(step.Stepper, "_needs", _noise_of_its_own), "combined", "ordinary", "selection"
+    "combined test with noise of its own": replaced(
+        step.Stepper, "_needs", _noise_of_its_own, "combined", "ordinary", "selection"
     ),
-    "toeplitz calibrated to the real matrix": Sabotage(
-        _wrapped(step, "allocate", _sigma_of_the_real_matrix),
-        "toeplitz", "first", "sensitivity",
+    "toeplitz calibrated to the real matrix": replaced(
+        step, "allocate", _sigma_of_the_real_matrix, "toeplitz", "first", "sensitivity"
     ),
-    "toeplitz with noise off the lattice": Sabotage(
-        _wrapped(step, "_sampler", _real_nodes), "toeplitz", "ordinary", "noise"
+    "toeplitz with noise off the lattice": replaced(
+        step, "_sampler", _real_nodes, "toeplitz", "ordinary", "noise"
     ),
-    "blt with noise of half the scale": Sabotage(
-        _wrapped(step, "_sampler", _half_scale), "blt", "ordinary", "scale"
+    "blt with noise of half the scale": replaced(
+        step, "_sampler", half_scale, "blt", "ordinary", "scale"
     ),
-    "blt with a lane used twice": Sabotage(
-        _wrapped(ContinuousGaussian, "draw", _one_lane), "blt", "ordinary", "noise"
+    "blt with a lane used twice": replaced(
+        ContinuousGaussian, "draw", _one_lane, "blt", "ordinary", "noise"
     ),
 }  # fmt: skip

@@ -13,7 +13,9 @@ from scipy import stats
 from accounting.budget import StreamNoise
 from accounting.limits import MAX_REAL_SIGMA
 from accounting.strategies import make_strategy, toeplitz
-from dp_transforms.noise import continuous
+from accounting.strategies.base import ExactNoise
+from accounting.strategies.convolution import ConvolutionStrategy
+from dp_transforms.noise import lanes
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.paths import NoiseStream
 from dp_transforms.noise.prf import Prf
@@ -152,7 +154,7 @@ def test_own_blocks_are_no_lanes_of_any_node(monkeypatch: pytest.MonkeyPatch) ->
     shared, own = asked
     assert len(shared) == 250 and len(own) == 500 and not shared & own
     asked.clear()
-    monkeypatch.setattr(continuous, "_OWN_BLOCK", np.uint64(0))
+    monkeypatch.setattr(lanes, "_OWN_BLOCK", np.uint64(0))
     of.exact(Asked(KEY), name, 500)
     assert asked[0] & asked[1]  # what the tag is there for
 
@@ -247,13 +249,13 @@ def paths_of(stream: NoiseStream, width: int, rows: int = ROWS) -> npt.NDArray[n
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    honest = NoiseStream._exact
+    honest = ConvolutionStrategy.exact
 
-    def exact(self: NoiseStream, tweak: Any, leaf: int) -> int:
+    def exact(self: ConvolutionStrategy, noise: ExactNoise, leaf: int) -> int:
         calls.append(leaf)
-        return honest(self, tweak, leaf)
+        return honest(self, noise, leaf)
 
-    monkeypatch.setattr(NoiseStream, "_exact", exact)
+    monkeypatch.setattr(ConvolutionStrategy, "exact", exact)
     return calls
 
 
@@ -303,12 +305,14 @@ def test_announced_errors_never_show(announced: bool, monkeypatch: pytest.Monkey
 def test_long_paths_stay_within_their_error_bound() -> None:
     """Buffers of 3,000 leaves: every prefix that floats decide is the exact one."""
     stream = stream_of("blt", 3000)
+    assert isinstance(stream.strategy, ConvolutionStrategy)
     got = paths_of(stream, 100, 2)
     ids = np.arange(4, dtype=np.uint64).reshape(2, 2)
     names = stream.names(ids, np.zeros(2, np.int64))
     for leaf in (1, 2, 999, 1000, 2048, 2999, 3000):
         for row in range(2):
-            assert got[row, leaf - 1] == stream._exact(names[row], leaf)
+            nodes = stream.sampler.exact(KEYS.ring().node, names[row], leaf)
+            assert got[row, leaf - 1] == stream.strategy.exact(nodes, leaf)
 
 
 def test_the_rounded_sampler_has_its_own_lanes() -> None:

@@ -1,9 +1,11 @@
-"""The keyed functions: plain references, framing that tells everything apart, the key file."""
+"""The keyed functions: plain references, framing that tells everything apart, their end."""
 
+import gc
+import hashlib
 import itertools
-import os
 import pickle
-from pathlib import Path
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.errors import PolicyError, UsageError
-from dp_transforms.noise.prf import KeyRing, Prf, load_key
+from accounting.errors import RunError, UsageError
+from dp_transforms.noise import prf
+from dp_transforms.noise.prf import KeyRing, Prf, destroyed, wipe
 from dp_transforms.records import typed_ids
 
 Ids = npt.NDArray[np.uint64]
@@ -167,9 +170,9 @@ def test_children_of_the_key_differ_by_purpose() -> None:
     block = random_blocks(1)
     rings = [KeyRing(KEY), KeyRing(b"\1" * 32)]
     outputs = [
-        prf.blocks(block).tobytes()
+        child.blocks(block).tobytes()
         for ring in rings
-        for prf in (ring.node, ring.tweak, ring.unit, ring.key, ring.release)
+        for child in (ring.node, ring.tweak, ring.unit, ring.key, ring.release)
     ]
     assert len({*outputs, Prf(KEY).blocks(block).tobytes()}) == 11
     assert rings[0].fingerprint != rings[1].fingerprint
@@ -198,40 +201,120 @@ def test_keys_of_another_length_are_refused(size: int) -> None:
         KeyRing(b"\1" * size)
 
 
-# --- the key file ----------------------------------------------------------------------------
+# --- the end of a ring -----------------------------------------------------------------------
+
+#: Children a ring gives out, and all it can be asked for.
+CHILDREN = ("node", "tweak", "unit", "key", "release", "sample")
+ONE = np.ones(1, np.int64)
 
 
-def key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
-    path = folder / "noise.key"
-    path.write_bytes(text.encode("utf-8"))
-    path.chmod(mode)
-    return path
+def uses(ring: KeyRing) -> list[Any]:
+    """Every way to use a ring, children that were taken from it before its end included."""
+    taken = [getattr(ring, name) for name in CHILDREN]
+    return [
+        *(lambda p=p, n=n: p.blocks(random_blocks(n)) for p in taken for n in (0, 1, 50)),
+        *(lambda p=p: p.mac(random_blocks(1), ONE) for p in taken),
+        lambda: ring.name((b"a",)),
+        lambda: ring.source_fingerprint((b"a",)),
+    ]
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
-@pytest.mark.parametrize("text", [KEY.hex(), KEY.hex().upper() + "\n", f"  {KEY.hex()}\r\n"])
-def test_a_key_file_is_read(tmp_path: Path, mode: int, text: str) -> None:
-    assert load_key(key_file(tmp_path, text, mode)).fingerprint == KeyRing(KEY).fingerprint
+def test_a_destroyed_ring_draws_nothing() -> None:
+    ring = KeyRing(KEY)
+    every = uses(ring)
+    for use in every:
+        use()
+    for _ in range(2):
+        ring.destroy()
+        for use in every:
+            with pytest.raises(RunError) as caught:
+                use()
+            assert caught.value.field == "privacy.key"
+    with KeyRing(KEY) as other:
+        assert other.fingerprint == ring.fingerprint
+        other.name(())
+    with pytest.raises(RunError):
+        other.name(())
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o620, 0o601, 0o610, 0o777])
-def test_a_key_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(PolicyError, match="chmod 600"):
-        load_key(key_file(tmp_path, KEY.hex(), mode))
+def secrets_held(ring: KeyRing) -> list[bytes]:
+    """All buffers and texts of a key's size that can be reached from a ring."""
+    seen: set[int] = set()
+    todo: list[Any] = [ring]
+    found = []
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        if isinstance(one, bytes | bytearray) and len(one) == 32:
+            found.append(bytes(one))
+        if isinstance(one, bytes | bytearray | str | int) or type(one).__name__ == "module":
+            continue
+        todo += gc.get_referents(one) if not callable(one) else []
+    return found
 
 
-@pytest.mark.parametrize(
-    "text", ["", "zz" * 32, KEY.hex()[:-1], KEY.hex()[:-2], KEY.hex() + "00", "\u00e9" * 32]
-)
-def test_what_is_no_key_is_refused_without_repeating_it(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load_key(key_file(tmp_path, text))
-    assert caught.value.field == "privacy.key_file"
-    assert not text or text not in str(caught.value)
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+def test_a_ring_holds_no_key_but_two_children_and_these_until_its_end() -> None:
+    root = bytearray(KEY)
+    ring = KeyRing(root)
+    assert root == KEY, "the owner overwrites it"
+    held = secrets_held(ring)
+    assert len(held) == 2 and KEY not in held and all(any(one) for one in held)
+    ring.destroy()
+    assert secrets_held(ring) == [bytes(32)] * 2
+    wipe(root)
+    assert root == bytes(32)
 
 
-def test_a_missing_key_file_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path, Path(os.devnull) / "x"):
-        with pytest.raises(UsageError):
-            load_key(path)
+class Keeps(KeyRing):
+    """Sabotage: destroyed in name only."""
+
+    def destroy(self) -> None:
+        self._alive = False
+
+
+def test_a_ring_that_keeps_its_children_is_caught() -> None:
+    ring = Keeps(KEY)
+    ring.destroy()
+    assert bytes(32) not in secrets_held(ring)
+    ring.node.blocks(random_blocks(1))  # and draws
+
+
+def test_a_dropped_ring_is_overwritten() -> None:
+    ring = KeyRing(KEY)
+    buffers, node = (ring._name, ring._source), ring.node
+    expected = Prf.blocks(node, random_blocks(3))
+    del ring
+    assert buffers == (bytearray(32), bytearray(32))
+    assert (node.blocks(random_blocks(3)) == expected).all(), "its holder goes on"
+
+
+class AsksFirst(KeyRing):
+    """Sabotage: asks whether it is alive, and only then reads the key."""
+
+    def _digest(self, key: bytearray, parts: Sequence[bytes]) -> Ids:
+        if not self._alive:
+            raise destroyed()
+        digest = prf.hashlib.blake2b(key=key, digest_size=16)
+        return np.frombuffer(digest.digest(), np.uint64)
+
+
+@pytest.mark.parametrize("kind", [KeyRing, AsksFirst])
+def test_a_ring_destroyed_by_another_thread_names_nothing(
+    monkeypatch: pytest.MonkeyPatch, kind: type[KeyRing]
+) -> None:
+    """The worst moment: the key is overwritten just before it is read."""
+    ring, real = kind(KEY), hashlib.blake2b
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        ring.destroy()
+        return real(*args, **options)
+
+    monkeypatch.setattr(prf, "hashlib", SimpleNamespace(blake2b=interrupted))
+    if kind is KeyRing:
+        with pytest.raises(RunError):
+            ring.name(())
+    else:
+        unkeyed = real(key=bytes(32), digest_size=16).digest()
+        assert ring.name(()).tobytes() == unkeyed, "a name that anyone can compute"

@@ -141,23 +141,28 @@ class Convolved:
     """The same interface for ``toeplitz`` and ``blt``: all prefixes by one matrix product."""
 
     def __init__(self, rng: np.random.Generator, keys: int, strategy: Strategy, sigma: float):
+        self.rng, self.sigma = rng, sigma
         self.leaf = np.zeros(keys, np.int64)
         size = strategy.triggers
         encoder = strategy.matrix().astype(np.float64)
-        decoder = np.tril(np.ones((size, size))) @ np.linalg.inv(encoder)
+        self._decoder = np.tril(np.ones((size, size))) @ np.linalg.inv(encoder)
         self._noise = np.empty((keys, size), np.float32)
         for start in range(0, keys, 10_000):
-            rows = slice(start, min(start + 10_000, keys))
-            self._noise[rows] = rng.normal(0, sigma, (rows.stop - start, size)) @ decoder.T
+            self._draw(np.arange(start, min(start + 10_000, keys)))
+
+    def _draw(self, rows: Ints) -> None:
+        nodes = self.rng.normal(0, self.sigma, (len(rows), len(self._decoder)))
+        self._noise[rows] = nodes @ self._decoder.T
 
     def advance(self) -> Float64:
         """One more leaf for every key; returns the noise of each prefix."""
         self.leaf += 1
-        return self._noise[:, self.leaf[0] - 1].astype(np.float64)
+        return self._noise[np.arange(len(self.leaf)), self.leaf - 1].astype(np.float64)
 
     def restart(self, rows: Ints, leaf: int) -> None:
-        """Sticky mode never restarts."""
-        raise NotImplementedError
+        """New noise from ``leaf`` on; as many leaves of zeros came before."""
+        self.leaf[rows] = leaf
+        self._draw(rows)
 
 
 def noise_of(
@@ -378,6 +383,7 @@ DESIGNS: tuple[dict[str, object], ...] = (
     {"mode": "paper", "strategy": "tree", "allow_unsound": True},
     {"mode": "rounds", "strategy": "tree"},
     {"mode": "rounds", "strategy": "tree", "final_flush": True},
+    {"mode": "rounds", "strategy": "blt"},
     {"strategy": "tree"},
     {"strategy": "toeplitz"},
     {"strategy": "blt"},

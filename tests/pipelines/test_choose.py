@@ -337,7 +337,7 @@ def test_a_choice_without_its_charge_is_refused(job: Path) -> None:
 
 def test_an_uncharged_twin_is_caught(job: Path) -> None:
     with (
-        mock.patch.object(ChoiceLedger, "_charge"),
+        mock.patch.object(ChoiceLedger, "charge_within"),
         mock.patch.object(ChoiceLedger, "_digest", lambda *_: "0" * 32),
     ):
         done(choose(job))

@@ -193,6 +193,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = json.loads(result.stdout)
     assert result.exit_code == 0 and report["ready"]
     assert report["packages"]["apache-beam"] == "2.77.0"
+    assert report["optional"]["google-cloud-secret-manager"] == "2.32.0"
     assert report["runners"]["FnApiRunner"] and report["disk"]["fsync"]
     assert len(report["verdict"]) == 2
     assert str(tmp_path) not in result.stdout and list(tmp_path.iterdir()) == []

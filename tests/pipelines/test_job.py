@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
-from dp_transforms.noise.prf import load_key
+from dp_transforms.run import KeySource
 from pipelines.job import Job, decode_job, load_job
 from pipelines.job_text import duration_micros, instant_micros
 from pipelines.keys import new_key, read_public_keys
@@ -342,16 +342,21 @@ def test_typed_public_keys(tmp_path: Path) -> None:
             load_job(tmp_path / "job.toml")
 
 
+def fingerprint(path: Path) -> str:
+    with KeySource(f"file:{path}").ring() as ring:
+        return ring.fingerprint
+
+
 def test_noise_keys(tmp_path: Path) -> None:
     path = tmp_path / "noise.key"
     new_key(path)
     assert os.stat(path).st_mode & 0o777 == 0o600
-    first = load_key(path)
+    first = fingerprint(path)
     with pytest.raises(PolicyError):
         new_key(path)
-    assert load_key(path).fingerprint == first.fingerprint
+    assert fingerprint(path) == first
     new_key(tmp_path / "other.key")
-    assert load_key(tmp_path / "other.key").fingerprint != first.fingerprint
+    assert fingerprint(tmp_path / "other.key") != first
     with pytest.raises(RunError):
         new_key(tmp_path / "none" / "noise.key")
 

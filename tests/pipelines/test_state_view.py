@@ -71,6 +71,8 @@ def test_exported_releases_are_the_sinks_bytes(job: Path, tmp_path: Path) -> Non
     result = call("releases", job, "--out", tmp_path / "again", "--json")
     assert json.loads(result.stdout)["releases"] == 8
     assert files(tmp_path / "again") == files(tmp_path / "out")
+    names = [(tmp_path / folder / "run.json").read_bytes() for folder in ("out", "again")]
+    assert names[0] == names[1]
     # A sink that lost files gets them back, and what is there stays.
     lost = tmp_path / "out" / "window-000001"
     shutil.rmtree(lost)
@@ -110,11 +112,19 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
         assert result.exit_code == code and f": {field}: " in result.stderr, result.output
         assert result.stderr.strip().count("\n") == 0
 
+    foreign = tmp_path / "foreign" / "run.json"
+    foreign.parent.mkdir()
+    mine = (tmp_path / "out" / "run.json").read_bytes()
+    foreign.write_bytes(mine.replace(b"INSECURE-", b""))
+    refused("sink.path", 3, "releases", job, "--out", foreign.parent)
+    foreign.write_bytes(mine)
+    refused("sink.kind", 3, "releases", job, "--out", foreign.parent, "--kind", "csv")
+    assert list(foreign.parent.iterdir()) == [foreign]
     export = ("releases", job, "--out", tmp_path / "x")
     (tmp_path / "out" / "window-000000" / "trigger-000001.parquet").write_bytes(b"other")
     refused("sink.path", 3, "releases", job, "--out", tmp_path / "out")
     job.write_text(JOB.replace("11111111", "22222222"))
-    refused("privacy.key_file", 3, *export)
+    refused("privacy.key", 3, *export)
     job.write_text(JOB.replace("epsilon = 20.0", "epsilon = 21.0"))
     refused("state.store", 3, *export)
     refused("state.store", 3, "info", job)

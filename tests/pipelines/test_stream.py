@@ -61,6 +61,9 @@ def test_a_store_that_was_deleted_is_a_new_run(job: Job, tmp_path: Path) -> None
     first.open()
     for file in job.state.path.parent.glob(job.state.path.name + "*"):
         file.unlink()
+    with pytest.raises(PolicyError, match="lost, moved or belongs elsewhere"):
+        begin(job)
+    (Path(job.sink.path) / "run.json").unlink()
     job = msgspec.structs.replace(
         job, privacy=msgspec.structs.replace(job.privacy, insecure_test_run_id=None)
     )

@@ -75,7 +75,8 @@ def change(
     states.values[changed] += [seed, -3 * seed]
     states.round[changed] += seed % 2
     states.base[changed] = seed
-    states.due[changed] = np.where(changed % 2, seed + 1, NEVER)
+    odd = states.table.ids[changed, 0] % 2 == 1
+    states.due[changed] = np.where(odd, seed + 1, NEVER)
     units = ids([1000 + seed] * len(changed))
     fresh = states.pairs.add(changed, units)
     return changed, changed[fresh], units[fresh]
@@ -89,7 +90,8 @@ def take_step(
     store.load_keys(0, shard, trigger, states, ids(keys))
     changed, pair_slots, pair_units = change(states, keys, seed)
     out = releases(*((f"p{k}", float(seed)) for k in keys))
-    result = StepResult(changed, changed, pair_slots, pair_units, out, closes)
+    published = states.table.find(ids(keys))
+    result = StepResult(changed, changed, pair_slots, pair_units, out, published, closes)
     return store.commit_step(0, shard, trigger, states, result)
 
 
@@ -178,8 +180,14 @@ class StoreConformance:
         assert other.key_shard(0, 0).committed == 3
         assert loaded(other, 1).size == other.key_shard(1, 0).size == 0
 
+    # Several classes inherit the test on purpose.
     @settings(
-        max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+        max_examples=25,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+        ],
+        deadline=None,
     )
     @given(
         steps=st.lists(
@@ -327,3 +335,15 @@ class StoreConformance:
         assert loser.unit_shard(0).decided == 4
         decide(loser, 6, [2], [1], first=3)
         assert bench.open().unit_shard(0).decided == 6
+
+    def test_notes_are_swapped_by_comparison(self, bench: Bench) -> None:
+        store, other = bench.open(), bench.open()
+        assert store.note("x") is None and store.token() == ""
+        assert not store.swap_note("x", "a", "b") and store.note("x") is None
+        assert store.swap_note("x", None, "a") and not other.swap_note("x", None, "b")
+        assert other.swap_note("x", "a", "c") and not store.swap_note("x", "a", "d")
+        assert [handle.note("x") for handle in (store, other, bench.open())] == ["c"] * 3
+        assert store.swap_note("x", "c", None) and other.note("x") is None
+        assert store.renew_token("", "t1") and not other.renew_token("", "t2")
+        assert other.renew_token("t1", "t2") and bench.open().token() == "t2"
+        assert bench.open().identity == IDENTITY  # notes change nothing else

@@ -65,7 +65,13 @@ def fill_step(store: Store, window: int, shard: int, trigger: int, keys: list[in
     store.load_keys(window, shard, trigger, states, spread(keys))
     changed, slots, units = change(states, keys, trigger, spread(keys))
     result = StepResult(
-        changed, changed, slots, units, rows_of(keys, trigger), trigger == LINE.triggers
+        changed,
+        changed,
+        slots,
+        units,
+        rows_of(keys, trigger),
+        states.table.find(spread(keys)),
+        trigger == LINE.triggers,
     )
     store.commit_step(window, shard, trigger, states, result)
 

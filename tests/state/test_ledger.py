@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from accounting.composition import within
 from accounting.errors import PolicyError, RunError
 from accounting.gaussian import delta_of, mu_of
-from state.ledger import Charge, Ledger, within
+from state import ledger as module
+from state.ledger import Charge, Head, Ledger, read_ledger
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -115,6 +117,7 @@ def test_no_database_is_refused(tmp_path: Path) -> None:
 
 SCRIPT = """
 import multiprocessing, sys
+from accounting.composition import within
 from accounting.errors import PolicyError
 from state.ledger import Ledger
 from tests.state.test_ledger import DELTA, EPSILON, charge
@@ -169,3 +172,134 @@ def test_a_check_writes_nothing(ledger: Ledger) -> None:
     assert ledger.entries() == []
     with pytest.raises(PolicyError):
         ledger.check(msgspec.structs.replace(charge(1, mu=50.0), epsilon=9.0), EPSILON, DELTA)
+
+
+def test_each_epoch_of_a_run_is_charged(ledger: Ledger) -> None:
+    """A restore that cannot replay draws again: the second epoch costs what the first did."""
+    first, second = (
+        msgspec.structs.replace(charge(1), kind="stream", epoch=epoch) for epoch in (0, 1)
+    )
+    assert [ledger.charge(c, EPSILON, DELTA) for c in (first, second, second, first)] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert ledger.entries() == [first, second]
+    alone = math.sqrt(2) * MU
+    assert within([first, second], 2.0, delta_of(2.0, alone) + 0.9e-7)
+    assert not within([first, second], 2.0, delta_of(2.0, alone) + 0.7e-7)
+
+
+def test_kinds_and_plain_charges(ledger: Ledger, tmp_path: Path) -> None:
+    session = Charge("5e" * 16, "q", charge(1).unit, 0.5, 0.0, None, 0.0, "session")
+    assert ledger.charge(charge(1), EPSILON, DELTA)
+    assert ledger.charge(session, EPSILON, DELTA)
+    beyond = msgspec.structs.replace(session, run_id="5f" * 16, epsilon=2.5)
+    with pytest.raises(PolicyError, match="spend more"):
+        ledger.charge(beyond, EPSILON, DELTA)
+    assert [e.charge for e in read_ledger(tmp_path / "data" / "ledger.db")] == ledger.entries()
+    assert [e.kind for e in ledger.entries()] == ["run", "session"]
+
+
+#: A ledger as the program wrote it before there were kinds, epochs and tokens.
+OLD = """
+CREATE TABLE entries (
+  seq INTEGER PRIMARY KEY, data_set TEXT NOT NULL, run_id TEXT NOT NULL,
+  entry TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (data_set, run_id));
+INSERT INTO entries VALUES (1, 'flights', '0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a',
+  '{"delta":1e-7,"epsilon":1.0,"mu":0.18,"plan_hash":"plan",\
+"run_id":"0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a","threshold_delta":4e-8,\
+"unit":"user over the whole stream"}', '29868d16b3aa5a391456d6eb4d96544a');
+INSERT INTO entries VALUES (2, 'flights', '0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b',
+  '{"delta":1e-7,"epsilon":0.5,"mu":0.1,"plan_hash":"plan",\
+"run_id":"0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b","threshold_delta":0.0,\
+"unit":"user over the whole stream"}', 'c2cddd8e6f32059018525a4c81f9eab1');
+"""
+
+
+def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with sqlite3.connect(path) as db:
+        db.executescript(OLD)
+    db.close()
+    before = path.read_bytes()
+    assert [(e.seq, e.charge.mu, e.charge.kind) for e in read_ledger(path)] == [
+        (1, 0.18, "run"), (2, 0.1, "run"),
+    ]  # fmt: skip
+    assert path.read_bytes() == before  # who only looks writes nothing
+    ledger = Ledger(path, "flights")
+    old = ledger.entries()
+    assert [c.run_id for c in old] == ["0a" * 16, "0b" * 16]
+    assert ledger.charge(old[1], EPSILON, DELTA) is False
+    assert ledger.charge(charge(1), EPSILON, DELTA) is True
+    ledger.close()
+    assert len(read_ledger(path)) == 3
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE entries SET entry = replace(entry, '0.18', '0.08') WHERE seq = 1")
+    db.close()
+    with pytest.raises(PolicyError, match="chain is broken"):
+        read_ledger(path)
+
+
+def test_a_ledger_of_a_newer_program_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "data" / "ledger.db"
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE ledger_meta SET value = '3'")
+    db.close()
+    for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
+        with pytest.raises(PolicyError, match="schema version is beyond 2"):
+            attempt()
+
+
+def test_another_programs_database_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "accounts.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE accounts (x)")
+    db.close()
+    before = path.read_bytes()
+    for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
+        with pytest.raises(PolicyError, match="another program"):
+            attempt()
+    assert path.read_bytes() == before
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(PolicyError, match="is not a ledger"):
+        read_ledger(tmp_path / "empty.db")
+    with pytest.raises(RunError, match="SQLITE_CANTOPEN"):
+        read_ledger(tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_busy_ledger_says_so(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    other = Ledger(tmp_path / "data" / "ledger.db", "flights")
+    with (
+        ledger.transaction(),
+        pytest.raises(RunError, match=r"busy: another process has held it for 0\.05 s"),
+    ):
+        other.charge(charge(1), EPSILON, DELTA)
+    assert other.charge(charge(1), EPSILON, DELTA) is True
+    other.close()
+
+
+def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_path: Path) -> None:
+    """The chain of what is left holds; only a remembered end tells."""
+    start, ends = ledger.head(), []
+    for run in range(3):
+        ledger.charge(charge(run), EPSILON, DELTA)
+        ends.append(ledger.head())
+    for seen in (start, *ends):
+        ledger.refuse_older(seen)
+    with sqlite3.connect(tmp_path / "data" / "ledger.db") as db:
+        db.execute("DELETE FROM entries WHERE seq = 3")
+    db.close()
+    assert len(ledger.entries()) == 2
+    for seen in (start, *ends[:2]):
+        ledger.refuse_older(seen)
+    with pytest.raises(PolicyError, match="older or replaced ledger"):
+        ledger.refuse_older(ends[2])
+    # Another run in the removed one's place does not hide it.
+    ledger.charge(charge(7), EPSILON, DELTA)
+    with pytest.raises(PolicyError, match="older or replaced ledger"):
+        ledger.refuse_older(ends[2])
+    with pytest.raises(PolicyError, match="another data set"):
+        ledger.refuse_older(Head("weather", 1, ends[0].digest))

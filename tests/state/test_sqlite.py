@@ -266,7 +266,7 @@ def test_a_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
     refused = [
         ("state.store", lambda: begin_run(make_plan(triggers=6), KEYS, url, 3, source=source)),
         (
-            "privacy.key_file",
+            "privacy.key",
             lambda: begin_run(plan, KeySource(None, "12" * 32), url, 3, source=source),
         ),
         ("source", lambda: begin_run(plan, KEYS, url, 3, source=(b"file", b"other"))),

@@ -39,13 +39,14 @@ KINDS: dict[str, dict[str, object]] = {
         "combine": True,
         "weights": SelectionWeights(3.0, 1.5),
     },
+    "rounds,strategy=blt": {"strategy": "blt", "mode": "rounds"},
 }
 
 SIZES = [
     *(
         pytest.param(60_000, 60_000, 20, kind, 0.08, id=f"small-{kind}")
         for number, kind in enumerate(KINDS)
-        if number in (0, 1, 4, 7)
+        if number in (0, 1, 4, 7, 8)
     ),
     *(
         pytest.param(

@@ -1,0 +1,386 @@
+"""The Cloud Spanner store: key and unit states by row, one transaction a step.
+
+A step is three calls: the list of due keys, the rows that are not in memory, and the commit of
+all mutations.  States stay in memory between steps (nothing is read for a (window, shard) that
+began here), bounded by ``limits.CACHED_STATES``.  Fencing needs no read: a step's row in
+``Steps`` can be inserted once, and a worker commits step t only after it has seen t - 1
+committed, so whoever inserts row t worked on the states as of t - 1.  The same holds for
+BOUND's decisions, whose rows are named by the cut that they follow.
+
+A step beyond ``limits.COMMIT_MUTATIONS`` is committed in parts, see `state.store`.
+"""
+
+import contextlib
+import threading
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from accounting.errors import RunError
+from accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
+from state import log
+from state.idtable import IdTable
+from state.spanner_batch import Mutations, fits, parts
+from state.spanner_client import ExistsError, commit, connect, prefix, read_rows
+from state.spanner_keys import SpannerKeyShard
+from state.spanner_life import SpannerLife
+from state.spanner_notes import read_note, swap_note
+from state.spanner_schema import read_identity
+from state.spanner_units import ROW_MUTATIONS, SpannerUnitShard
+from state.store import (
+    Admitted,
+    Ids,
+    Int64,
+    KeyShard,
+    OvertakenError,
+    StepResult,
+    Store,
+    UnitShard,
+)
+
+#: ``WindowIndex`` of BOUND's progress and decisions.
+BOUND = -1
+#: Shards of one generation.
+GENERATION = 1 << 15
+_STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
+_PROGRESS = ("Part", "WindowIndex", "Reached")
+#: Most mutations of a touched key: its row, a list of due keys, a row of its unit set.
+_KEY_MUTATIONS = 6 + 6 + 5
+#: Releases, progress and the deletion of a closed window.
+_STEP_MUTATIONS = 100
+
+
+class _Group(threading.local):
+    """The (window, shard)s that the thread's open group has steps of."""
+
+    shards: list[SpannerKeyShard] | None = None
+
+
+class SpannerStore(SpannerLife, Store):
+    """One run's state in one Spanner database.
+
+    Args:
+        url: ``spanner://PROJECT/INSTANCE/DATABASE``; it must be initialised.
+        key_schema: Arrow schema of the key columns.
+        streams: integer sums kept per key (``Plan.sums``).
+        window_sets: a key's unit set lasts for the window (``Plan.window_sets``).
+    """
+
+    def __init__(
+        self, url: str, key_schema: pa.Schema, streams: int, window_sets: bool = True
+    ) -> None:
+        self._schema, self._streams, self._window_sets = key_schema, streams, window_sets
+        self._lock = threading.RLock()
+        self._group = _Group()
+        self._db = connect(url)
+        self.identity, generation = read_identity(self._db)
+        self._first_part = generation * GENERATION
+        self._key_shards: dict[tuple[int, int], SpannerKeyShard] = {}
+        self._unit_shards: dict[int, SpannerUnitShard] = {}
+
+    # --- keys ---------------------------------------------------------------------------
+
+    @override
+    def key_shard(self, window: int, shard: int) -> KeyShard:
+        return self._keys(window, shard)
+
+    def _keys(self, window: int, shard: int) -> SpannerKeyShard:
+        with self._lock:
+            states = self._key_shards.pop((window, shard), None)
+            if states is None:
+                states = self._begin_keys(window, shard)
+                self._make_room()
+            self._key_shards[window, shard] = states  # the one used last stands last
+            return states
+
+    def _begin_keys(self, window: int, shard: int) -> SpannerKeyShard:
+        part = self._part(shard)
+        committed = self._reached(part, window)
+        pieces = self._pieces(part, window, committed + 1)
+        states = SpannerKeyShard(
+            self._schema,
+            self._streams,
+            (part, window),
+            complete=committed == pieces == 0,
+            window_sets=self._window_sets,
+        )
+        states.mark_committed(committed)
+        states.pieces = pieces
+        return states
+
+    def _make_room(self) -> None:
+        """Drop the states used longest ago; they are in the database."""
+        total = sum(s.size for s in self._key_shards.values())
+        for name, states in list(self._key_shards.items()):
+            if total <= CACHED_STATES:
+                return
+            if not states.pending:
+                total -= states.size
+                del self._key_shards[name]
+
+    @override
+    def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
+        assert isinstance(states, SpannerKeyShard)
+        group = self._group.shards
+        if group:
+            # What waits must fit into one commit together with this step.
+            more = _KEY_MUTATIONS * (len(ids) + int((states.due[: states.size] <= trigger).sum()))
+            waits = sum(_KEY_MUTATIONS * len(s.looked_at()) for s in group)
+            if waits + more + _STEP_MUTATIONS * (len(group) + 1) > COMMIT_MUTATIONS:
+                self._write(group)
+                group.clear()
+        states.load(self._db, trigger, ids)
+
+    @override
+    def commit_step(
+        self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
+    ) -> pa.RecordBatch:
+        assert isinstance(states, SpannerKeyShard)
+        before = states.pieces
+        states.take(trigger, result)
+        group = self._group.shards
+        if group is None:
+            self._write([states])
+        elif states not in group:
+            group.append(states)
+        states.mark_committed(trigger)
+        if result.closes and group is None:
+            self.forget(window, shard)
+        if before:
+            if group is not None:
+                self._write(group)
+                group.clear()
+            return self._releases(states.part, window, trigger)
+        return result.releases
+
+    @override
+    @contextlib.contextmanager
+    def grouped(self) -> Iterator[None]:
+        group: list[SpannerKeyShard] = []
+        self._group.shards = group
+        try:
+            yield
+            self._write(group)
+        except BaseException:
+            self._drop(group)
+            raise
+        finally:
+            self._group.shards = None
+
+    def _write(self, shards: list[SpannerKeyShard]) -> None:
+        """Commit all steps that wait in some (window, shard)s."""
+        if not shards:
+            return
+        try:
+            out = Mutations()
+            for states in shards:
+                self._write_shard(out, states)
+            if fits(out):
+                self._commit(out, shards[0])
+            elif len(shards) == 1 and len(shards[0].pending) == 1:
+                self._write_parts(shards[0])
+            else:
+                raise OvertakenError  # too much for one commit: each step by itself
+        except BaseException:
+            self._drop(shards)
+            raise
+        for states in shards:
+            closed = any(step.closes for step in states.pending)
+            states.settled()
+            if closed:
+                self._drop([states])
+
+    def _write_shard(self, out: Mutations, states: SpannerKeyShard) -> None:
+        last = states.pending[-1]
+        for step in states.pending:
+            first = states.pieces if step is states.pending[0] else 0
+            rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
+            out.insert("Steps", _STEP, rows)
+        if last.closes:
+            self._delete_states(out, states)
+        else:
+            states.write_keys(out, states.waiting(), last.trigger)
+            states.write_due(out, states.looked_at(), last.trigger, states.pieces)
+        out.upsert("Progress", _PROGRESS, [[states.part, states.window, last.trigger]])
+
+    def _write_parts(self, states: SpannerKeyShard) -> None:
+        """Commit one step in several commits, by key; the last one makes it visible."""
+        step, slots = states.pending[0], states.looked_at()
+        runs = parts(slots, _KEY_MUTATIONS, states.row_bytes(slots))
+        for number, run in enumerate(runs, 1):
+            out, last = Mutations(), number == len(runs)
+            mine = np.zeros(states.size, np.bool_)
+            mine[run] = True
+            cells = states.outbox(step, mine)
+            rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
+            out.insert("Steps", _STEP, rows)
+            if last and step.closes:
+                self._delete_states(out, states)
+            else:
+                states.write_keys(out, run, step.trigger)
+                states.write_due(out, run, step.trigger, states.pieces)
+            if last:
+                out.upsert("Progress", _PROGRESS, [[states.part, states.window, step.trigger]])
+            self._commit(out, states)
+            states.pieces += len(rows)
+
+    @staticmethod
+    def _step_rows(
+        states: SpannerKeyShard, trigger: int, first: int, out: Mutations, cells: list[str]
+    ) -> list[Any]:
+        return [
+            [states.part, states.window, trigger, first + n, out.writer, releases]
+            for n, releases in enumerate(cells)
+        ]
+
+    @staticmethod
+    def _delete_states(out: Mutations, states: SpannerKeyShard) -> None:
+        for table in ("Keys", "KeysByDue"):
+            out.delete_all(table, states.part, states.window)
+
+    def _commit(self, out: Mutations, states: SpannerKeyShard) -> None:
+        step = states.pending[0]
+        self._commit_once(out, (states.part, states.window, step.trigger, states.pieces))
+
+    def _commit_once(self, out: Mutations, fence: tuple[int, ...]) -> None:
+        """Commit; an insert that finds its row was overtaken, unless the row is this one's."""
+        try:
+            commit(self._db, out.fill)
+        except ExistsError:
+            rows = list(read_rows(self._db, "Steps", ("Writer",), [fence]))
+            if rows != [[out.writer]]:
+                raise OvertakenError from None
+
+    def _drop(self, shards: list[SpannerKeyShard]) -> None:
+        with self._lock:
+            for states in shards:
+                self._key_shards.pop((states.window, states.part - self._first_part), None)
+
+    @override
+    def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        part = self._part(shard)
+        with self._lock:
+            cached = self._key_shards.get((window, shard))
+        waiting = cached is not None and bool(cached.pending)
+        unsure = cached is None or waiting or cached.committed < trigger
+        if unsure and self._reached(part, window) < trigger:
+            return None
+        return self._releases(part, window, trigger)
+
+    def _releases(self, part: int, window: int, trigger: int) -> pa.RecordBatch:
+        rows = read_rows(self._db, "Steps", ("Releases",), ranges=[prefix(part, window, trigger)])
+        batches = [log.from_bytes(b64decode(value)) for (value,) in rows]
+        if len(batches) == 1:
+            return batches[0]
+        table = pa.Table.from_batches(batches).combine_chunks()
+        return table.to_batches()[0] if table.num_rows else batches[0]
+
+    @override
+    def forget(self, window: int, shard: int) -> None:
+        with self._lock:
+            self._key_shards.pop((window, shard), None)
+
+    # --- units --------------------------------------------------------------------------
+
+    @override
+    def unit_shard(self, shard: int) -> UnitShard:
+        with self._lock:
+            units = self._unit_shards.get(shard)
+            if units is None:
+                part = self._part(shard)
+                decided = self._reached(part, BOUND)
+                pieces = self._pieces(part, BOUND, decided)
+                units = SpannerUnitShard(part, complete=decided == pieces == 0)
+                units.decided, units.pieces, units.ahead = decided, pieces, pieces > 0
+                self._unit_shards[shard] = units
+            return units
+
+    @override
+    def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
+        assert isinstance(units, SpannerUnitShard)
+        units.load(self._db, ids)
+
+    @override
+    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+        assert isinstance(units, SpannerUnitShard)
+        try:
+            slots = units.take(admitted)
+            runs = parts(slots, ROW_MUTATIONS, units.row_bytes(slots))
+            for number, run in enumerate(runs, 1):
+                self._commit_decision(units, cut, run, number == len(runs))
+        except OvertakenError:
+            self.forget_units(shard)
+            raise RunError(
+                "state.store", "another worker decided this shard", "let it run on"
+            ) from None
+        except BaseException:
+            self.forget_units(shard)
+            raise
+        units.decided, units.logged = cut, units.table.size
+        units.ahead, units.pieces = False, 0
+        if units.table.size > CACHED_STATES:
+            self.forget_units(shard)
+
+    def _commit_decision(self, units: SpannerUnitShard, cut: int, slots: Int64, last: bool) -> None:
+        """One commit of a decision: rows of some units, and with the last one the progress."""
+        out = Mutations()
+        fence = (units.part, BOUND, units.decided, units.pieces)
+        out.insert("Steps", _STEP, [[*fence, out.writer, None]])
+        units.write(out, slots)
+        if last:
+            out.upsert("Progress", _PROGRESS, [[units.part, BOUND, cut]])
+        self._commit_once(out, fence)
+        units.pieces += 1
+
+    @override
+    def forget_units(self, shard: int) -> None:
+        with self._lock:
+            self._unit_shards.pop(shard, None)
+
+    @override
+    def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
+        assert isinstance(units, SpannerUnitShard)
+        return units.admitted()
+
+    # --- progress -----------------------------------------------------------------------
+
+    @override
+    def completed(self, shards: int) -> dict[int, int]:
+        parts = range(self._first_part, self._first_part + shards)
+        by_window: dict[int, list[int]] = {}
+        rows = read_rows(self._db, "Progress", _PROGRESS, ranges=[prefix(p) for p in parts])
+        for _, window, reached in rows:
+            if window != BOUND:
+                by_window.setdefault(window, []).append(reached)
+        # A shard that has not begun a window has committed nothing of it.
+        return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
+
+    def _part(self, shard: int) -> int:
+        return self._first_part + shard
+
+    def _reached(self, part: int, window: int) -> int:
+        rows = read_rows(self._db, "Progress", ("Reached",), [(part, window)])
+        return next((int(reached) for (reached,) in rows), 0)
+
+    def _pieces(self, part: int, window: int, step: int) -> int:
+        rows = read_rows(self._db, "Steps", ("Piece",), ranges=[prefix(part, window, step)])
+        return sum(1 for _ in rows)
+
+    @override
+    def note(self, name: str) -> str | None:
+        return read_note(self._db, name)
+
+    @override
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        return swap_note(self._db, name, old, new)
+
+    @override
+    def close(self) -> None:
+        """Drop what is in memory; the connection is the process's."""
+        with self._lock:
+            self._key_shards.clear()
+            self._unit_shards.clear()

@@ -1,0 +1,189 @@
+"""Cloud Spanner's client as the store uses it: connections, reads, one-trip commits, errors.
+
+A commit is one call with all its mutations.  It may be aborted (nothing happened), or its
+outcome may be unknown (the answer was lost).  Both are tried again with growing pauses, because
+every commit inserts a row that can be inserted only once: "exists already" then tells that an
+earlier attempt, or another worker, was there, and the row's writer tells which.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from google.api_core import exceptions
+from google.api_core.retry import Retry, if_exception_type
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError
+from google.cloud import spanner
+from google.cloud.spanner_v1.database import Database
+
+from accounting.errors import DpstreamError, RunError, UsageError
+from accounting.limits import COMMIT_RETRY_SECONDS, READ_KEYS
+
+_URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
+_EMULATOR = "SPANNER_EMULATOR_HOST"
+#: The emulator serves one session per read-write transaction only.
+_MULTIPLEXED = ("", "_PARTITIONED_OPS", "_FOR_RW")
+_AGAIN = (
+    exceptions.Aborted,
+    exceptions.ServiceUnavailable,
+    exceptions.DeadlineExceeded,
+    exceptions.InternalServerError,
+    exceptions.Unknown,
+    exceptions.ResourceExhausted,
+)
+#: Attempts of one call, with pauses in between; other errors are not tried again.
+_RETRY = Retry(
+    predicate=if_exception_type(*_AGAIN),
+    initial=0.02,
+    maximum=5.0,
+    multiplier=2.0,
+    timeout=COMMIT_RETRY_SECONDS,
+)
+#: Where a client's own retry of an aborted commit ends: the one above knows about outcomes.
+_OWN_RETRY_SECONDS = 0
+
+
+def parse(url: str) -> tuple[str, str, str]:
+    """(project, instance, database) of a store's URL."""
+    match = _URL.match(url)
+    if match is None:
+        raise UsageError(
+            "state.store",
+            "must be 'spanner://PROJECT/INSTANCE/DATABASE'",
+            "write the three names in lower case",
+        )
+    return match[1], match[2], match[3]
+
+
+def connect(url: str) -> Database:
+    """The database of a URL, shared within the process; nothing is sent yet.
+
+    With SPANNER_EMULATOR_HOST set it is the emulator's, without credentials.
+    """
+    return _connect(url, os.environ.get(_EMULATOR, ""))
+
+
+@functools.lru_cache(maxsize=64)
+def _connect(url: str, emulator: str) -> Database:
+    project, instance, name = parse(url)
+    try:
+        if emulator:
+            for suffix in _MULTIPLEXED:
+                os.environ[f"GOOGLE_CLOUD_SPANNER_MULTIPLEXED_SESSIONS{suffix}"] = "false"
+            client = spanner.Client(
+                project=project, credentials=AnonymousCredentials(), disable_builtin_metrics=True
+            )
+        else:
+            client = spanner.Client(project=project, disable_builtin_metrics=True)
+        database: Database = client.instance(instance).database(name)
+        return database
+    except (GoogleAuthError, exceptions.GoogleAPIError) as error:
+        raise refused(error) from None
+
+
+def read_rows(
+    database: Database,
+    table: str,
+    columns: Sequence[str],
+    keys: Sequence[Sequence[Any]] = (),
+    ranges: Sequence[spanner.KeyRange] = (),
+) -> Iterator[list[Any]]:
+    """Rows by key and by range, all of the table without either; strong reads.
+
+    Many keys are read in calls of ``limits.READ_KEYS``.
+    """
+    everything = not keys and not ranges
+    try:
+        for at in range(0, max(len(keys), 1), READ_KEYS):
+            some = spanner.KeySet(
+                keys=list(keys[at : at + READ_KEYS]),
+                ranges=list(ranges) if at == 0 else [],
+                all_=everything,
+            )
+            yield from _RETRY(_read)(database, table, columns, some)
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
+
+
+def _read(
+    database: Database, table: str, columns: Sequence[str], keyset: spanner.KeySet
+) -> list[list[Any]]:
+    with database.snapshot() as snapshot:
+        return list(snapshot.read(table, columns, keyset))
+
+
+def prefix(*values: Any) -> spanner.KeyRange:
+    """All rows whose key begins with these values."""
+    return spanner.KeyRange(start_closed=list(values), end_closed=list(values))
+
+
+class ExistsError(Exception):
+    """A row that can be inserted only once was there."""
+
+
+def commit(database: Database, fill: Callable[[Any], None]) -> None:
+    """Commit the mutations that ``fill`` puts into a batch, in one call; durable on return.
+
+    Raises:
+        ExistsError: an insert found its row: an attempt before, or somebody else, was first.
+        RunError: refused, or no answer for ``limits.COMMIT_RETRY_SECONDS``.
+    """
+    try:
+        _RETRY(_commit)(database, fill)
+    except exceptions.AlreadyExists:
+        raise ExistsError from None
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
+
+
+def _commit(database: Database, fill: Callable[[Any], None]) -> None:
+    with database.batch(timeout_secs=_OWN_RETRY_SECONDS) as batch:
+        fill(batch)
+
+
+def transact(database: Database, work: Callable[[Any], Any]) -> Any:
+    """What ``work`` returns of a read-write transaction, durable on return.
+
+    It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
+    see by itself what an earlier attempt has written.
+    """
+    try:
+        return _RETRY(database.run_in_transaction)(work)
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
+
+
+_RULES: dict[type[Exception], tuple[type[DpstreamError], str, str]] = {
+    exceptions.NotFound: (
+        UsageError,
+        "no such instance, database or table",
+        "check the URL and run `dpstream state init`",
+    ),
+    exceptions.PermissionDenied: (
+        UsageError, "the account may not use the database", "grant it roles/spanner.databaseUser"
+    ),
+    exceptions.Unauthenticated: (
+        UsageError,
+        "the credentials are missing or have expired",
+        "run `gcloud auth application-default login`",
+    ),
+    GoogleAuthError: (
+        UsageError,
+        "the credentials are missing or have expired",
+        "run `gcloud auth application-default login`",
+    ),
+}  # fmt: skip
+
+
+def refused(error: Exception) -> DpstreamError:
+    """The client's error by its class; its text can hold keys of rows."""
+    cause = getattr(error, "cause", None)  # of a retry that ran out of time
+    for found in (cause, error):
+        for kind, (coded, rule, fix) in _RULES.items():
+            if isinstance(found, kind):
+                return coded("state.store", rule, fix)
+    name = type(cause or error).__name__
+    return RunError("state.store", f"the database refused ({name})", "check it and run again")

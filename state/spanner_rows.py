@@ -1,0 +1,135 @@
+"""Cells of the Spanner store: states, unit sets and admitted records as packed bytes.
+
+The client takes and gives BYTES as base64.  Everything is little-endian.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from state.store import Admitted, Ids, Int64, KeyShard
+
+#: Key of an id that two columns of 64 bits are.
+ID_BYTES = 16
+#: One admitted record: its position, the cut it was decided at, its pairs and their first rank.
+RECORD = np.dtype(
+    [("offset", "<i8"), ("partition", "<i4"), ("cut", "<i4"), ("pairs", "<i4"), ("rank", "<i4")]
+)
+#: What stands before the records of a unit: admitted pairs whose records have expired, and the
+#: last cut at which any record of the unit can be decided (0: not kept).
+UNIT_HEADER = np.dtype([("gone", "<i8"), ("last", "<i8")])
+
+
+def state_type(streams: int) -> np.dtype[Any]:
+    """A key's state; ``taken`` is the last step it is part of, ``due`` may be earlier than the
+    list that it is on, ``chunk .. chunks - 1`` are the rows of ``KeyUnits`` that belong to its
+    unit set."""
+    return np.dtype(
+        [
+            ("units", "<i8"),
+            ("values", "<i8", (streams,)),
+            ("taken", "<i4"),
+            ("round", "<i4"),
+            ("base", "<i4"),
+            ("due", "<i4"),
+            ("chunk", "<i4"),
+            ("chunks", "<i4"),
+        ]
+    )
+
+
+def cells(raw: bytes, size: int) -> list[str]:
+    """The pieces of ``size`` bytes as BYTES cells."""
+    return [b64encode(raw[at : at + size]).decode() for at in range(0, len(raw), size)]
+
+
+def runs_of(ordered: npt.NDArray[Any]) -> Iterator[tuple[int, int, int]]:
+    """(value, begin, end) of each run of equal values."""
+    values, count = np.unique(ordered, return_counts=True)
+    end = np.cumsum(count)
+    yield from zip(values.tolist(), (end - count).tolist(), end.tolist(), strict=True)
+
+
+def cell(raw: bytes) -> str:
+    """One BYTES cell."""
+    return b64encode(raw).decode()
+
+
+def id_cells(ids: Ids) -> list[str]:
+    """(n, 2) ids as BYTES(16) cells."""
+    return cells(np.ascontiguousarray(ids).tobytes(), ID_BYTES)
+
+
+def ids_from(values: Sequence[bytes]) -> Ids:
+    """(n, 2) ids of BYTES(16) cells."""
+    return ids_in(b"".join(b64decode(value) for value in values))
+
+
+def ids_in(raw: bytes) -> Ids:
+    """(n, 2) ids that stand one behind the other."""
+    return np.frombuffer(raw, np.uint64).reshape(-1, 2)
+
+
+def pack_states(
+    states: KeyShard, slots: Int64, taken: int, chunk: Int64, chunks: Int64
+) -> list[str]:
+    """``State`` cells of the slots."""
+    packed = np.zeros(len(slots), state_type(states.values.shape[1]))
+    packed["units"], packed["values"] = states.units[slots], states.values[slots]
+    packed["round"], packed["base"] = states.round[slots], states.base[slots]
+    packed["due"] = states.due[slots]
+    packed["taken"], packed["chunk"], packed["chunks"] = taken, chunk, chunks
+    return cells(packed.tobytes(), packed.dtype.itemsize)
+
+
+def unpack_states(values: Sequence[bytes], streams: int) -> npt.NDArray[Any]:
+    """``State`` cells as records of ``state_type``."""
+    raw = b"".join(b64decode(value) for value in values)
+    return np.frombuffer(raw, state_type(streams))
+
+
+def pack_columns(keys: pa.Table) -> list[str]:
+    """``Columns`` cells: the key's components, one cell a row."""
+    rows = zip(*(column.to_pylist() for column in keys.columns), strict=True)
+    return [cell(msgspec.msgpack.encode(row)) for row in rows]
+
+
+def unpack_columns(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+    """Key columns of ``Columns`` cells."""
+    rows = [msgspec.msgpack.decode(b64decode(value)) for value in values]
+    columns = zip(*rows, strict=True) if rows else ([] for _ in schema)
+    arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def pack_records(admitted: Admitted, order: Int64) -> bytes:
+    """Admitted records in an order, ``RECORD.itemsize`` bytes each."""
+    packed = np.zeros(len(order), RECORD)
+    packed["offset"], packed["partition"] = admitted.offset[order], admitted.partition[order]
+    packed["cut"], packed["pairs"] = admitted.cut[order], admitted.pairs[order]
+    if admitted.rank is not None:
+        packed["rank"] = admitted.rank[order]
+    return packed.tobytes()
+
+
+def unpack_records(blobs: Sequence[bytes]) -> tuple[npt.NDArray[Any], Int64]:
+    """Records of many units, and for each the index of its blob (headers left out)."""
+    head = UNIT_HEADER.itemsize
+    sizes = np.array([(len(b) - head) // RECORD.itemsize for b in blobs], np.int64)
+    records = np.frombuffer(b"".join(b[head:] for b in blobs), RECORD)
+    return records, np.repeat(np.arange(len(blobs)), sizes)
+
+
+def headers(blobs: Sequence[bytes]) -> npt.NDArray[Any]:
+    """The headers of units' blobs, as records of ``UNIT_HEADER``."""
+    return np.frombuffer(b"".join(b[: UNIT_HEADER.itemsize] for b in blobs), UNIT_HEADER)
+
+
+def new_header(gone: int = 0, last: int = 0) -> bytes:
+    """A header."""
+    return np.array([(gone, last)], UNIT_HEADER).tobytes()

@@ -1,0 +1,106 @@
+"""Units of one shard in Spanner: a unit's row is its admitted records."""
+
+from base64 import b64decode
+
+import numpy as np
+from google.cloud.spanner_v1.database import Database
+
+from state.idtable import IdTable
+from state.log import position_ids
+from state.spanner_batch import Mutations
+from state.spanner_client import read_rows
+from state.spanner_rows import (
+    RECORD,
+    cell,
+    headers,
+    id_cells,
+    ids_from,
+    new_header,
+    pack_records,
+    runs_of,
+    unpack_records,
+)
+from state.store import Admitted, Ids, Int64, UnitShard
+
+_COLUMNS = ("Part", "UnitId", "Records")
+#: Mutations of a unit's row.
+ROW_MUTATIONS = len(_COLUMNS)
+
+
+class SpannerUnitShard(UnitShard):
+    """Counters of units that may be a part of what the database has.
+
+    Args:
+        complete: no row of this shard is missing in memory.
+
+    Attributes:
+        pieces: rows that a decision cut short has left in ``Steps``.
+    """
+
+    def __init__(self, part: int, complete: bool) -> None:
+        super().__init__()
+        self.part, self.complete, self.pieces = part, complete, 0
+        self._records: list[bytes] = []  # by slot: header and records
+
+    def load(self, database: Database, ids: Ids) -> None:
+        """Read the rows of the units that are not here."""
+        if self.complete:
+            return
+        missing = np.unique(ids[self.table.find(ids) < 0], axis=0)
+        if len(missing) == 0:
+            return
+        keys = [(self.part, unit) for unit in id_cells(missing)]
+        rows = list(read_rows(database, "Units", ("UnitId", "Records"), keys))
+        if not rows:
+            return
+        slots = self.intern(ids_from([row[0] for row in rows]))
+        self._extend()
+        blobs = [b64decode(row[1]) for row in rows]
+        for slot, blob in zip(slots.tolist(), blobs, strict=True):
+            self._records[slot] = blob
+        records, owner = unpack_records(blobs)
+        counts = headers(blobs)["gone"].copy()
+        np.add.at(counts, owner, records["pairs"])
+        self.counts[slots] = counts
+
+    def _extend(self) -> None:
+        self._records += [new_header()] * (self.table.size - len(self._records))
+
+    def take(self, admitted: Admitted) -> Int64:
+        """Append newly admitted records to their units' rows; returns the slots that changed."""
+        self._extend()
+        order = np.argsort(admitted.unit, kind="stable")
+        raw = pack_records(admitted, order)
+        size = RECORD.itemsize
+        for slot, a, b in runs_of(admitted.unit[order]):
+            self._records[slot] += raw[size * a : size * b]
+        return np.unique(admitted.unit).astype(np.int64)
+
+    def write(self, out: Mutations, slots: Int64) -> None:
+        """Rows of some units."""
+        ids = id_cells(self.table.ids[slots])
+        rows = [
+            [self.part, unit, cell(self._records[slot])]
+            for slot, unit in zip(slots.tolist(), ids, strict=True)
+        ]
+        out.upsert("Units", _COLUMNS, rows)
+
+    def row_bytes(self, slots: Int64) -> Int64:
+        """Bytes of each unit's row."""
+        return np.array([len(self._records[slot]) for slot in slots.tolist()], np.int64)
+
+    def admitted(self) -> tuple[IdTable, Admitted]:
+        """All admitted records in memory, with an index by ``position_ids``."""
+        self._extend()
+        records, owner = unpack_records(self._records)
+        index = IdTable()
+        unit = owner.astype(np.int32)
+        index.intern(position_ids(records["partition"], records["offset"], unit))
+        return index, Admitted(
+            records["partition"],
+            records["offset"],
+            unit,
+            records["pairs"],
+            records["cut"],
+            records["rank"],
+        )

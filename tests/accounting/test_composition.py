@@ -1,0 +1,132 @@
+"""Composition of mixtures: never below dp-accounting's privacy loss distributions, exact alone."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.composition import (
+    delta_spent,
+    epsilon_left,
+    epsilon_spent,
+    mu_left,
+    within,
+)
+from accounting.gaussian import delta_of, mu_of
+from state.ledger import Charge
+
+#: dp-accounting rounds losses up to multiples of this.
+INTERVAL = 1e-4
+Parts = Sequence[tuple[float, float]]
+
+
+def gauss(mu: float, thresholds: float = 0.0) -> Charge:
+    return Charge("r", "p", "user", 99.0, 0.5, mu, thresholds)
+
+
+def plain(epsilon: float, delta: float = 0.0) -> Charge:
+    return Charge("r", "p", "user", epsilon, delta, None, 0.0)
+
+
+def exact(mus: Sequence[float], plains: Parts, epsilon: float) -> float:
+    """Delta of the exact composition, up to the discretisation (plain epsilons lie on it)."""
+    parts = [
+        pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=INTERVAL) for mu in mus
+    ]
+    parts += [pld.from_privacy_parameters(pld.common.DifferentialPrivacyParameters(e, d),
+                                          INTERVAL) for e, d in plains]  # fmt: skip
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.compose(part)
+    return float(whole.get_delta_for_epsilon(epsilon))
+
+
+MIXTURES: list[tuple[list[float], list[tuple[float, float]]]] = [
+    ([0.5], [(0.3, 0.0)]),
+    ([0.5, 0.25], [(0.3, 1e-6), (0.2, 0.0)]),
+    ([1.0], [(1.0, 1e-5)] * 3),
+    ([], [(0.1, 0.0)] * 10),
+    ([0.9, 0.4, 0.4], []),
+]
+
+
+@pytest.mark.parametrize(("mus", "plains"), MIXTURES)
+@pytest.mark.parametrize("epsilon", [0.25, 1.0, 2.5, 4.0])
+def test_never_below_the_exact_composition(
+    mus: list[float], plains: list[tuple[float, float]], epsilon: float
+) -> None:
+    spends = [*map(gauss, mus), *(plain(*p) for p in plains)]
+    ours, truth = delta_spent(spends, epsilon), exact(mus, plains, epsilon)
+    assert ours >= truth * (1 - 1e-3) - 1e-12
+    # And a twin that forgets the plain parts, or their deltas, is below it.
+    if plains:
+        assert delta_spent([gauss(m) for m in mus] or [plain(0)], epsilon) < truth or truth < 1e-12
+    if mus and not plains:
+        assert ours <= truth * 1.01 + 1e-12
+
+
+def test_a_plain_part_takes_its_epsilon_from_the_gaussian_and_nothing_else() -> None:
+    mu = mu_of(1.0, 1e-6)
+    spends = [gauss(mu, 1e-7), plain(0.5, 1e-8)]
+    assert delta_spent(spends, 1.5) == pytest.approx(delta_of(1.0, mu) + 1.1e-7, rel=1e-9)
+    assert epsilon_spent(spends, delta_spent(spends, 1.5)) == pytest.approx(1.5, rel=1e-9)
+    assert epsilon_left(spends, 2.0, delta_spent(spends, 1.5)) == pytest.approx(0.5, rel=1e-8)
+
+
+def test_figures_add_up_as_written() -> None:
+    """Ten times 0.1 is 1, though no float sum says so; one more, or a little more, is beyond."""
+    assert within([plain(0.1, 1e-7)] * 10, 1.0, 1e-6)
+    assert not within([plain(0.1, 1e-7)] * 11, 1.1, 1e-6)
+    assert not within([*[plain(0.1)] * 9, plain(0.1000001)], 1.0, 1e-9)
+    assert epsilon_spent([plain(0.1)] * 10, 0.0) == 1.0
+    assert math.isinf(epsilon_spent([plain(0.1, 1e-6)] * 2, 1e-6))
+
+
+def test_one_alone_has_its_own_guarantee() -> None:
+    sharp = Charge("r", "p", "user", 1.0, 1e-6, mu_of(1.0, 1e-6), 1e-6)
+    assert within([sharp], 1.0, 1e-6) and not within([sharp, plain(0)], 1.0, 1e-6)
+    assert epsilon_spent([sharp], 1e-6) == 1.0
+    assert not within([sharp], 0.99, 1e-6) and not within([sharp], 1.0, 0.9e-6)
+    # What is left counts with the composition, in which the single exemption is gone.
+    assert epsilon_left([sharp], 1.0, 1e-6) == 0.0
+
+
+small = st.floats(0.01, 1.5)
+mixtures = st.tuples(
+    st.lists(small, max_size=4), st.lists(st.tuples(small, st.floats(0, 1e-7)), max_size=4)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixtures, st.floats(0.5, 12.0))
+def test_left_is_what_fits(
+    mixture: tuple[list[float], list[tuple[float, float]]], epsilon: float
+) -> None:
+    spends = [*map(gauss, mixture[0]), *(plain(*p) for p in mixture[1])]
+    delta = 1e-6
+    more, mu = epsilon_left(spends, epsilon, delta), mu_left(spends, epsilon, delta)
+    two = [*spends, plain(0)]  # never a single one, which has an exemption
+    if within(two, epsilon, delta):
+        assert within([*two, plain(more * (1 - 1e-9))], epsilon, delta)
+        assert within([*two, gauss(mu * (1 - 1e-9))], epsilon, delta)
+        assert not within([*two, gauss(mu * 1.001 + 1e-3)], epsilon, delta)
+    else:
+        assert mu == 0.0 and more <= 1e-9
+    assert not within([*two, plain(more + 1e-6)], epsilon, delta) or not mixture[0]
+    order = np.random.default_rng(0).permutation(len(spends))
+    assert delta_spent([spends[i] for i in order], epsilon) == delta_spent(spends, epsilon)
+
+
+def test_no_charge_gives_budget_back() -> None:
+    for bad in (
+        {"epsilon": -0.1}, {"delta": -1e-9}, {"mu": -1.0}, {"threshold_delta": -1e-9},
+        {"epsilon": math.nan}, {"mu": math.inf}, {"epoch": -1},
+        {"mu": None, "threshold_delta": 1e-9},
+    ):  # fmt: skip
+        figures = {"epsilon": 1.0, "delta": 1e-9, "mu": 1.0, "threshold_delta": 0.0, **bad}
+        with pytest.raises(ValueError):
+            Charge("r", "p", "user", **figures)  # type: ignore[arg-type]

@@ -1,0 +1,110 @@
+"""A small job that is run again and again: on the same store, on copies, on other data."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+from pipelines.job import Job, load_job
+from pipelines.stream import run_job
+from state import open as stores
+from state.ledger import Charge, Ledger
+
+JOB = """
+[source]
+kind = "csv"
+path = "in.csv"
+[schema]
+unit = { column = "user", type = "int" }
+key = [{ column = "page" }]
+event_time = { column = "time" }
+[[aggregate]]
+name = "n"
+kind = "count"
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-03T00:00:00Z"
+window = "1d"
+trigger_every = "6h"
+[privacy]
+epsilon = 20.0
+delta = 1e-2
+contributions = 9
+insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
+[state]
+store = "sqlite:STORE/s.db"
+shards = 3
+[sink]
+kind = "parquet"
+path = "SINK"
+"""
+LEDGER = """
+[ledger]
+path = "book/ledger.db"
+data_set = "visits"
+limit = { epsilon = 30.0, delta = 0.05 }
+"""
+
+
+class Place(NamedTuple):
+    """A folder with one input and one ledger, and jobs on them that differ in store and sink."""
+
+    folder: Path
+
+    def job(self, store: str = "state", sink: str = "out", ledger: bool = True) -> Job:
+        text = JOB.replace("STORE", store).replace("SINK", sink) + LEDGER * ledger
+        path = self.folder / "job.toml"
+        path.write_text(text)
+        return load_job(path)
+
+    def run(self, store: str = "state", sink: str = "out", ledger: bool = True) -> dict[str, bytes]:
+        """Run it; the files of its sink."""
+        run_job(self.job(store, sink, ledger))
+        return self.files(sink)
+
+    def files(self, sink: str = "out") -> dict[str, bytes]:
+        root = self.folder / sink
+        return {
+            p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()
+        }
+
+    def entries(self) -> list[Charge]:
+        ledger = Ledger(self.folder / "book" / "ledger.db", "visits")
+        try:
+            return ledger.entries()
+        finally:
+            ledger.close()
+
+    def copy(self, old: str, new: str) -> None:
+        """Copy a store or a sink, as `cp -r` does."""
+        stores.close_all()
+        shutil.copytree(self.folder / old, self.folder / new)
+
+    def forget(self, store: str, window: int) -> None:
+        """Take a store back to the time before it committed a window."""
+        stores.close_all()
+        with sqlite3.connect(self.folder / store / "s.db") as db:
+            db.execute("DELETE FROM steps WHERE window >= ?", (window,))
+        db.close()
+
+    def sql(self, file: str, statement: str) -> None:
+        stores.close_all()
+        with sqlite3.connect(self.folder / file) as db:
+            db.execute(statement)
+        db.close()
+
+
+def new_place(folder: Path, users: int = 60) -> Place:
+    """60 users who visit one of three pages five times in two days."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_input(folder, users)
+    return Place(folder)
+
+
+def write_input(folder: Path, users: int) -> None:
+    rows = ["user,page,time"]
+    for user in range(users):
+        for hour in (1, 7, 20, 30, 40):
+            day, clock = divmod(hour, 24)
+            rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
+    (folder / "in.csv").write_text("\n".join(rows) + "\n")

@@ -1,0 +1,196 @@
+"""A run's keys: the same on every worker, had by each for itself, and gone at the end."""
+
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from accounting.errors import PolicyError, RunError, UsageError
+from dp_transforms import flow
+from dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.records import CanonicaliserFactory, Records
+from dp_transforms.release import HoldUntilCut, Seal
+from dp_transforms.run import KeySource, Run, begin_run
+from tests.dp_transforms.runs import PLANS
+from tests.streams import KEYS, begin, generate
+
+KEY, OTHER = os.urandom(32).hex(), os.urandom(32).hex()
+VARIABLE = "DPSTREAM_TEST_KEY"
+PLAN = PLANS["sticky"]
+
+
+@pytest.fixture
+def run(store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose key is in the environment."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    keys = KeySource(f"env:{VARIABLE}")
+    return begin_run(PLAN, keys, f"sqlite:{next(store_paths)}", 2, source=[b"1"])[0]
+
+
+def makers(run: Run) -> list[Callable[[], object]]:
+    """Every place of the flow that reads the key on a worker."""
+    return [
+        CanonicaliserFactory(run.plan, run.keys),
+        ReleaseCallback(run),
+        BoundCallback(run),
+        SealFactory(run),
+    ]
+
+
+def test_a_worker_with_another_key_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a unit would have two ids, and count twice; and noise would not come back."""
+    for make in makers(run):
+        make()
+    monkeypatch.setenv(VARIABLE, OTHER)
+    for make in makers(run):
+        with pytest.raises(PolicyError, match="not the key this run was begun with"):
+            make()
+    with pytest.raises(PolicyError):
+        run_in_memory(run, generate(PLAN).batches(300))
+    assert not run.open().progress(), "nothing is committed"
+    monkeypatch.delenv(VARIABLE)
+    for make in makers(run):
+        with pytest.raises(UsageError, match="not set"):
+            make()
+    # Sabotage: a source that is not bound to its run takes what there is.
+    monkeypatch.setenv(VARIABLE, OTHER)
+    unbound = run._replace(keys=KeySource(f"env:{VARIABLE}"))
+    assert len([make() for make in makers(unbound)]) == 4
+
+
+WORKER = """
+import pickle, sys
+run = pickle.loads(sys.stdin.buffer.read())
+try:
+    print(run.keys.ring().fingerprint)
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_worker_finds_the_key_for_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process gets the reference only: its own environment decides."""
+    data = pickle.dumps(run)
+    assert KEY.encode() not in data and bytes.fromhex(KEY) not in data
+    said = []
+    for value in (KEY, OTHER, ""):
+        env = os.environ | {VARIABLE: value, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", WORKER],
+            input=data,
+            env=env,
+            capture_output=True,
+            check=True,
+        )
+        said.append(done.stdout.decode().strip())
+        assert KEY.encode() not in done.stderr and OTHER.encode() not in done.stderr
+    with KeyRing(bytes.fromhex(KEY)) as ring:
+        assert said == [ring.fingerprint, "PolicyError", "UsageError"]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[KeyRing]:
+    """All rings that are made, kept alive as a runner's cache of workers would."""
+    rings: list[KeyRing] = []
+    honest = KeySource.ring
+
+    def ring(source: KeySource) -> KeyRing:
+        rings.append(honest(source))
+        return rings[-1]
+
+    monkeypatch.setattr(KeySource, "ring", ring)
+    return rings
+
+
+def alive(rings: list[KeyRing]) -> int:
+    """How many can still be used."""
+    count = 0
+    for ring in rings:
+        try:
+            ring.name(())
+            count += 1
+        except RunError:
+            continue
+    return count
+
+
+def test_all_keys_of_a_run_and_no_others_are_destroyed(
+    run: Run, made: list[KeyRing], store_paths: Iterator[str]
+) -> None:
+    other = begin(PLAN, next(store_paths))
+    neighbour = other.keys.ring()
+    made.clear()
+    callbacks = [make() for make in makers(run)]
+    assert len(made) == alive(made) == len(callbacks) == 4
+    run.destroy_keys()
+    assert alive(made) == 0
+    neighbour.name(())
+    run.destroy_keys()
+    with pytest.raises(RunError, match="destroyed"):
+        callbacks[0](generate(PLAN).batches(300)[0])  # type: ignore[operator]
+    assert alive([run.keys.ring()]) == 1, "a run that goes on reads its key again"
+    run.destroy_keys()
+
+
+def test_what_begins_a_run_is_destroyed_there(
+    made: list[KeyRing], store_paths: Iterator[str]
+) -> None:
+    path = next(store_paths)
+    begin(PLAN, path)
+    assert len(made) == 1 and alive(made) == 0
+    with pytest.raises(PolicyError):
+        begin_run(PLAN, KeySource(None, "12" * 32), f"sqlite:{path}", 2)
+    assert len(made) == 2 and alive(made) == 0
+
+
+def test_teardown_lets_go_of_the_key(run: Run, made: list[KeyRing]) -> None:
+    stages = [
+        Records(CanonicaliserFactory(run.plan, run.keys)),
+        HoldUntilCut(run.plan.timeline, BoundCallback(run)),
+        HoldUntilCut(run.plan.timeline, ReleaseCallback(run)),
+        Seal(SealFactory(run)),
+    ]
+    for stage in stages:
+        stage.setup()
+    buffers = [ring._name for ring in made]
+    gone = [weakref.ref(ring) for ring in made]
+    made.clear()
+    assert all(any(buffer) for buffer in buffers)
+    for stage in stages:
+        stage.teardown()
+        stage.teardown()
+    assert [ref() for ref in gone] == [None] * 4
+    assert not any(any(buffer) for buffer in buffers)
+
+
+def test_the_interface_takes_a_reference(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    store = f"sqlite:{next(store_paths)}"
+    made = flow.DPStream(PLAN, key=f"env:{VARIABLE}", store=store, source="s")
+    assert made._run.keys.reference == f"env:{VARIABLE}"
+    with pytest.raises(UsageError, match="excludes"):
+        flow.DPStream(PLAN, key=f"env:{VARIABLE}", key_file="k", store=store, source="s")
+    with pytest.raises(UsageError, match="required to run"):
+        flow.DPStream(PLAN, store=store, source="s")
+
+
+def test_the_flow_does_not_depend_on_where_the_key_is(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    found = []
+    for keys in (KeySource(None, KEY), KeySource(f"env:{VARIABLE}"), KEYS):
+        url = f"sqlite:{next(store_paths)}"
+        run, _ = begin_run(PLAN, keys, url, 2, run_id="22" * 16)
+        found.append(
+            [batch.to_pylist() for batch in run_in_memory(run, generate(PLAN).batches(9))[0]]
+        )
+    assert found[0] == found[1] != found[2]
+    assert any(found[0])

@@ -1,0 +1,267 @@
+"""Google's own client against a server on this machine: answers, damage, refusals, retries."""
+
+import importlib.util
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dp_transforms.noise import secret_manager
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.noise.references import read_key
+from dp_transforms.run import KeySource
+from tests.audit.leaks import kept, shown
+from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
+
+KEY = bytes(range(32))
+TEXT = KEY.hex().encode()
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
+    with secret_server(monkeypatch) as running:
+        running.secrets[NAME] = TEXT + b"\n"
+        yield running
+
+
+def refusal(*never: str) -> DpstreamError:
+    """The error of reading the key; nothing of library, service or key is in or behind it."""
+    with pytest.raises(DpstreamError) as caught:
+        read_key(REFERENCE)
+    error = caught.value
+    assert error.__cause__ is None and error.__context__ is None
+    text = shown(error) + kept(error)
+    for private in (KEY.hex(), "someone@example.com", "my-project", *never):
+        assert private not in text
+    return error
+
+
+def test_a_key_is_read(server: SecretServer) -> None:
+    assert read_key(REFERENCE) == KEY
+    with KeySource(REFERENCE).ring() as ring:
+        assert ring.fingerprint == KeyRing(KEY).fingerprint
+    assert server.calls == [NAME, NAME]
+
+
+def test_a_damaged_answer_is_refused(server: SecretServer) -> None:
+    server.damage = True
+    error = refusal(f"{KEY.hex()[1:]}")
+    assert isinstance(error, RunError) and "CRC32C" in error.rule
+    server.damage, server.no_checksum = False, True
+    assert "CRC32C" in refusal().rule
+    server.no_checksum = False
+    assert read_key(REFERENCE) == KEY
+
+
+@pytest.mark.parametrize("data", [b"", KEY, TEXT[:-1], b"\xff" * 64, TEXT * 100])
+def test_an_answer_that_is_no_key_is_refused(server: SecretServer, data: bytes) -> None:
+    server.secrets[NAME] = data
+    error = refusal()
+    assert isinstance(error, UsageError) and "64 hex digits" in error.rule
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fix"),
+    [
+        (Code.NOT_FOUND, UsageError, "version"),
+        (Code.PERMISSION_DENIED, PolicyError, "secretAccessor"),
+        (Code.UNAUTHENTICATED, PolicyError, "renew the credentials"),
+        (Code.FAILED_PRECONDITION, RunError, "enable the version"),
+        (Code.INTERNAL, RunError, "check the network"),
+    ],
+)
+def test_an_answer_that_cannot_change_is_told_at_once(
+    server: SecretServer, code: grpc.StatusCode, kind: type[DpstreamError], fix: str
+) -> None:
+    server.always = code
+    error = refusal()
+    assert type(error) is kind and error.field == "privacy.key"
+    assert code.name in error.rule and fix in error.fix
+    assert len(server.calls) == 1
+
+
+def test_a_secret_that_is_not_there(server: SecretServer) -> None:
+    server.secrets.clear()
+    assert isinstance(refusal(), UsageError)
+
+
+def test_a_short_outage_is_waited_for(server: SecretServer) -> None:
+    server.faults = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE]
+    assert read_key(REFERENCE) == KEY
+    assert len(server.calls) == 4
+
+
+def test_a_long_outage_ends_the_waiting(server: SecretServer) -> None:
+    server.always = Code.UNAVAILABLE
+    begin = time.monotonic()
+    error = refusal()
+    assert time.monotonic() - begin < 6
+    assert isinstance(error, RunError) and "UNAVAILABLE" in error.rule
+    assert 2 < len(server.calls) < 100
+
+
+def test_no_service_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with secret_server(monkeypatch):
+        pass  # its port is free again
+    assert "UNAVAILABLE" in refusal().rule
+
+
+@pytest.mark.parametrize(
+    "host", ["example.com:443", "10.0.0.1:80", "localhost.example.com:80", "elsewhere"]
+)
+def test_a_stand_in_on_another_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv(secret_manager.EMULATOR, host)
+    error = refusal(host)
+    assert isinstance(error, PolicyError) and error.field == secret_manager.EMULATOR
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import system says that the packages are not there, as on a machine without them."""
+    for name in [n for n in sys.modules if n.startswith("google.cloud.secretmanager")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Absent:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name.startswith("google.cloud.secretmanager"):
+                raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Absent, *sys.meta_path])
+    assert "gcp-secrets" in refusal().fix
+    monkeypatch.undo()
+    assert importlib.util.find_spec("google.cloud.secretmanager_v1")
+
+
+# --- credentials ---------------------------------------------------------------------------------
+
+
+class Tokens(BaseHTTPRequestHandler):
+    """A token endpoint: refuses an expired account, with a text that quotes what was sent."""
+
+    status = 400
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        answer = {"error": "invalid_grant", "error_description": sent.decode()}
+        if self.status == 200:
+            answer = {"access_token": "token", "expires_in": "3600", "token_type": "Bearer"}
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Not to stderr."""
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Tokens]]:
+    """A service account's default credentials, whose tokens come from this machine."""
+
+    class Endpoint(Tokens):
+        pass
+
+    http = HTTPServer(("localhost", 0), Endpoint)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    private = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    found = {
+        "type": "service_account",
+        "project_id": "my-project",
+        "private_key": private.decode(),
+        "client_email": "someone@example.com",
+        "token_uri": f"http://localhost:{http.server_port}/token",
+    }
+    (tmp_path / "account.json").write_text(json.dumps(found))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+    monkeypatch.delenv(secret_manager.EMULATOR, raising=False)
+    yield Endpoint
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+def test_an_expired_credential(account: type[Tokens]) -> None:
+    error = refusal("invalid_grant", "assertion")
+    assert isinstance(error, PolicyError)
+    assert "RefreshError" in error.rule and "renew" in error.fix
+
+
+def test_a_credential_is_renewed_before_the_question(account: type[Tokens]) -> None:
+    account.status = 200
+    assert secret_manager._credentials().token == "token"
+
+
+def test_an_unreachable_token_service(account: type[Tokens], tmp_path: Path) -> None:
+    path = tmp_path / "account.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"token_uri": "http://localhost:9/token"}))
+    error = refusal()
+    assert isinstance(error, RunError) and "cannot be reached" in error.rule
+
+
+def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (secret_manager.EMULATOR, "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    error = refusal()
+    assert isinstance(error, PolicyError) and "DefaultCredentialsError" in error.rule
+
+
+# --- the client's own log ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def everything_logged() -> Iterator[list[str]]:
+    """All that Google's libraries log when an operator asks for it, fields included."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(str(vars(record)))
+
+    base, talkative = logging.getLogger("google"), logging.getLogger(secret_manager._TALKATIVE)
+    level, disabled, handler = base.level, talkative.disabled, Keep()
+    everywhere = logging.root.manager.disable  # the command line turns all logging off
+    logging.disable(logging.NOTSET)
+    base.setLevel(logging.DEBUG)
+    base.addHandler(handler)
+    talkative.disabled = False
+    yield lines
+    base.removeHandler(handler)
+    base.setLevel(level)
+    talkative.disabled = disabled
+    logging.disable(everywhere)
+
+
+def test_the_clients_debug_log_does_not_get_the_key(
+    server: SecretServer, everything_logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import base64
+
+    encoded = base64.b64encode(TEXT + b"\n").decode()
+    assert read_key(REFERENCE) == KEY
+    assert not [x for x in everything_logged if KEY.hex() in x or encoded in x]
+    # Sabotage: the client's logger is left as it is.
+    logging.getLogger(secret_manager._TALKATIVE).disabled = False
+    monkeypatch.setattr(secret_manager, "_TALKATIVE", "another")
+    read_key(REFERENCE)
+    assert [x for x in everything_logged if KEY.hex() in x or encoded in x]

@@ -1,0 +1,311 @@
+"""Beginning a run: cut off anywhere it is charged once; the sink's manifest; many at once."""
+
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.errors import PolicyError, RunError
+from pipelines import sink_manifest, stream
+from pipelines.job import load_job
+from pipelines.sink_manifest import Manifest, manifest_path
+from pipelines.stream import begin
+from state import ledger as ledgers
+from state import open as stores
+from state import tokens
+from state.ledger import Ledger
+from state.sqlite import SqliteStore
+from tests.audit.replays import Place, new_place
+
+
+@pytest.fixture(autouse=True)
+def closed_stores() -> Iterator[None]:
+    yield
+    stores.close_all()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Nothing has been run yet."""
+    return new_place(tmp_path / "place")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    place = new_place(tmp_path_factory.mktemp("finished"))
+    place.run()
+    stores.close_all()
+    return place
+
+
+@pytest.fixture
+def done(finished: Place, tmp_path: Path) -> Place:
+    """A copy of a run that has ended."""
+    shutil.copytree(finished.folder, tmp_path / "done")
+    return Place(tmp_path / "done")
+
+
+def begun(place: Place, **options: Any) -> str:
+    """Begin; the run id."""
+    try:
+        return begin(place.job(**options))[0].run_id
+    finally:
+        stores.close_all()
+
+
+class CutOff(BaseException):
+    """The process is gone."""
+
+
+def cut_off(owner: Any, name: str, nth: int, after: bool) -> Any:
+    """Die before or after the nth call of a function."""
+    real, left = getattr(owner, name), [nth]
+
+    def call(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and not after:
+            raise CutOff
+        result = real(*args, **options)
+        if left[0] == 0:
+            raise CutOff
+        return result
+
+    return mock.patch.object(owner, name, call)
+
+
+#: Everything that makes something durable between the first check and the first draw.
+POINTS: list[tuple[Any, str, int]] = [
+    (Ledger, "check", 1),
+    (stores, "create_store", 1),
+    (stream, "begin_run", 1),
+    (stream, "check_sink", 1),
+    (Ledger, "charge_within", 1),
+    (tokens, "_announce", 1),
+    (tokens, "_remember", 1),
+    (SqliteStore, "swap_note", 1),
+    (SqliteStore, "swap_note", 2),
+    (tokens, "_accept", 2),
+    (stream, "write_manifest", 1),
+    (sink_manifest, "put_once", 1),
+]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("owner", "name", "nth"), POINTS)
+def test_cut_off_anywhere_it_is_charged_once(
+    place: Place, owner: Any, name: str, nth: int, after: bool
+) -> None:
+    with cut_off(owner, name, nth, after), pytest.raises(CutOff):
+        begun(place)
+    stored = (place.folder / "state" / "s.db").exists()
+    charged = [c.run_id for c in place.entries()]
+    kept = stores.identity_of(place.job().state.store or "", place.job().plan) if stored else None
+    # No charge without a store that knows its run id, and no manifest without a charge.
+    assert charged in ([], [kept.run_id] if kept else [])
+    assert not place.files() or charged
+    run_id = begun(place)
+    assert kept is None or run_id == kept.run_id
+    assert begun(place) == run_id
+    assert [c.run_id for c in place.entries()] == [run_id]
+    assert list(place.files()) == ["run.json"]
+
+
+def test_every_point_was_reached_and_the_order_is_kept(place: Place) -> None:
+    """Check, store, sink, charge, token, manifest: what the argument in ``begin`` rests on."""
+    seen: list[str] = []
+
+    def watched(owner: Any, name: str) -> Any:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            seen.append(name)
+            return real(*args, **options)
+
+        return mock.patch.object(owner, name, call)
+
+    patches = [watched(owner, name) for owner, name, nth in POINTS if nth == 1]
+    for patch in patches:
+        patch.start()
+    try:
+        begun(place)
+    finally:
+        for patch in patches:
+            patch.stop()
+    assert seen == [
+        "check", "begin_run", "create_store", "check_sink", "charge_within", "_announce",
+        "_remember", "swap_note", "swap_note", "write_manifest", "put_once",
+    ]  # fmt: skip
+
+
+def test_the_limit_used_up_meanwhile(place: Place) -> None:
+    """Another run takes the budget between check and charge: refused, and resumed when raised."""
+    with (
+        mock.patch.object(Ledger, "check", lambda *_: None),
+        mock.patch.object(ledgers, "within", lambda *_: False),
+        pytest.raises(PolicyError, match="spend more"),
+    ):
+        begun(place)
+    assert place.entries() == [] and place.files() == {}
+    job = place.job()
+    kept = stores.identity_of(job.state.store or "", job.plan).run_id
+    assert begun(place) == kept and [c.run_id for c in place.entries()] == [kept]
+
+
+def begin_together(path: str, together: Any, told: Any) -> None:
+    """What a child does: begin when all are ready."""
+    job = load_job(Path(path))
+    together.wait(120)
+    told.put(begin(job)[0].run_id)
+
+
+def test_many_begin_at_once(place: Place) -> None:
+    """Processes that begin one job on a store that none has made: one run, one charge."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.pipelines.test_begin"])
+    together, told = context.Barrier(5), context.Queue()
+    arguments = (str(place.job().path), together, told)
+    children = [context.Process(target=begin_together, args=arguments) for _ in range(5)]
+    for child in children:
+        child.start()
+    ids = {told.get(timeout=120) for _ in children}
+    for child in children:
+        child.join(120)
+        assert child.exitcode == 0
+    assert len(ids) == 1 and {c.run_id for c in place.entries()} == ids
+    assert len(place.entries()) == 1 and list(place.files()) == ["run.json"]
+    assert begun(place) in ids
+
+
+def test_the_manifest_is_a_function_of_plan_and_run(done: Place) -> None:
+    text = (done.folder / "out" / "run.json").read_bytes()
+    found = msgspec.json.decode(text, type=Manifest)
+    plan, run_id = done.job().plan, done.entries()[0].run_id
+    assert found == Manifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet")
+    table = pq.read_table(done.folder / "out" / "window-000001" / "trigger-000004.parquet")
+    assert set(table["run_id"].to_pylist()) == {found.run_id}
+    # Begun again, elsewhere, or exported: the same bytes.
+    begun(done, sink="other")
+    assert done.files("other") == {"run.json": text}
+
+
+def test_a_sink_from_before_there_were_manifests_is_named(done: Place) -> None:
+    path = done.folder / "out" / "run.json"
+    text = path.read_bytes()
+    path.unlink()
+    begun(done)
+    assert path.read_bytes() == text
+
+
+def edited(place: Place, **fields: Any) -> None:
+    path = place.folder / "out" / "run.json"
+    found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, **fields)))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "another run": ({"run_id": "00" * 16}, "sink.path", "another run"),
+    "the run without its stamp": ({}, "sink.path", "another run"),
+    "another plan": ({"plan_hash": "00"}, "sink.path", "another run"),
+    "other files": ({"kind": "csv"}, "sink.kind", "kind of files"),
+    "a later epoch": ({"epoch": 2}, "state.store", "restored in a later epoch"),
+    "a newer layout": ({"format": 2}, "sink.path", "cannot read"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_manifest_that_is_not_the_stores(done: Place, name: str) -> None:
+    fields, field, rule = REFUSED[name]
+    edited(done, **(fields or {"run_id": done.entries()[0].run_id}))
+    before = done.files()
+    with pytest.raises(PolicyError, match=rule) as caught:
+        begun(done)
+    assert caught.value.field == field and done.files() == before
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b'{"format": 1, "more": 2}'])
+def test_a_damaged_manifest_is_refused(done: Place, data: bytes) -> None:
+    (done.folder / "out" / "run.json").write_bytes(data)
+    with pytest.raises(PolicyError, match="cannot read"):
+        begun(done)
+
+
+def test_a_file_that_is_no_release(done: Place) -> None:
+    (done.folder / "out" / "window-000000" / "trigger-x.parquet").touch()
+    with pytest.raises(PolicyError, match="no release of this run"):
+        begun(done)
+
+
+def test_a_further_epoch_is_charged_and_named(place: Place) -> None:
+    """What a restore without replay asks for: the same run, charged again, under its epoch."""
+    run_id = begun(place)
+    place.sql("state/s.db", "UPDATE meta SET value = replace(value, '\"epoch\":0', '\"epoch\":1')")
+    assert begun(place) == run_id == begun(place)
+    assert [(c.run_id, c.epoch) for c in place.entries()] == [(run_id, 0), (run_id, 1)]
+    assert sorted(place.files()) == ["run-epoch-1.json", "run.json"]
+    place.sql("state/s.db", "UPDATE meta SET value = replace(value, '\"epoch\":1', '\"epoch\":0')")
+    with pytest.raises(PolicyError, match="restored in a later epoch"):
+        begun(place)
+
+
+def test_what_another_worker_publishes_meanwhile_is_no_older_store(done: Place) -> None:
+    """A worker commits and publishes a window while this one looks at store and sink."""
+    shutil.copytree(done.folder / "out" / "window-000001", done.folder / "hidden")
+    shutil.rmtree(done.folder / "out" / "window-000001")
+    done.forget("state", 1)
+    real, seen = SqliteStore.completed, [0]
+
+    def completed(store: SqliteStore, shards: int) -> dict[int, int]:
+        found = real(store, shards)
+        if not seen[0]:
+            seen[0] = 1
+            shutil.copytree(done.folder / "hidden", done.folder / "out" / "window-000001")
+        return found
+
+    with mock.patch.object(SqliteStore, "completed", completed):
+        begun(done)
+    assert seen == [1]
+
+
+def test_every_windows_latest_release_is_compared(done: Place) -> None:
+    """An early window counts like the last; an earlier release of it waits for the sink."""
+    folder = done.folder / "out" / "window-000000"
+    honest = (folder / "trigger-000003.parquet").read_bytes()
+    shutil.copyfile(folder / "trigger-000002.parquet", folder / "trigger-000003.parquet")
+    begun(done)
+    with pytest.raises(PolicyError, match="another release of window 0, trigger 3"):
+        done.run()
+    (folder / "trigger-000003.parquet").write_bytes(honest)
+    shutil.copyfile(folder / "trigger-000002.parquet", folder / "trigger-000004.parquet")
+    with pytest.raises(PolicyError, match="is a fork: release of window 0, trigger 4"):
+        begun(done)
+
+
+def test_a_manifest_that_cannot_be_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sink_manifest, "put_once", full)
+        with pytest.raises(RunError, match="cannot be written"):
+            begun(place)
+    begun(place)
+    assert len(place.entries()) == 1 and manifest_path(place.folder / "out").exists()
+
+
+def test_a_ledger_that_is_gone_at_the_end_ends_no_run(place: Place) -> None:
+    """The last renewal is a help against copies, not a part of the run."""
+    real: Callable[..., Any] = tokens.leave
+
+    def leave(ledger: Ledger, store: Any) -> None:
+        ledger.close()
+        with mock.patch.object(ledger, "transaction", side_effect=RunError("ledger", "x", "y")):
+            real(ledger, store)
+
+    with mock.patch.object(tokens, "leave", leave):
+        assert len(place.run()) == 9

@@ -1,0 +1,240 @@
+"""Jobs with their key in each place: the same releases, one grammar, checks, rotation."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting.errors import DpstreamError, PolicyError, UsageError
+from dp_transforms import flow
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.run import KeySource, Run
+from pipelines.cli import cli
+from pipelines.job import Job, load_job
+from pipelines.stream import run_job
+from state import open as stores
+from tests.audit.leaks import make_job
+from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
+
+KEY, OTHER = os.urandom(32).hex(), os.urandom(32).hex()
+VARIABLE = "DPSTREAM_TEST_KEY"
+LINES = {
+    "key_file": 'key_file = "keys/noise.key"',
+    "file": 'key = "file:keys/noise.key"',
+    "env": f'key = "env:{VARIABLE}"',
+    "gcp": f'key = "{REFERENCE}"',
+}
+#: A fixed run id makes runs with one key comparable.
+RUN_ID = f'\ninsecure_test_run_id = "{"22" * 16}"'
+
+
+@pytest.fixture(autouse=True)
+def loud_again() -> Iterator[None]:
+    """The command line turns logging off for its process."""
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
+    """A secret manager with the key."""
+    with secret_server(monkeypatch) as running:
+        running.secrets[NAME] = KEY.encode()
+        yield running
+
+
+def job_in(folder: Path, line: str, key: str = KEY) -> Job:
+    """The job with a line that says where its key is, and a key in a file."""
+    folder.mkdir(exist_ok=True)
+    (folder / "keys").mkdir(exist_ok=True)
+    path = folder / "keys" / "noise.key"
+    path.write_text(key)
+    path.chmod(0o600)
+    if (folder / "job.toml").exists():
+        text = (folder / "job.toml").read_text().splitlines()
+        kept = [line if x.startswith(("key_file =", 'key = "')) else x for x in text]
+        (folder / "job.toml").write_text("\n".join(kept))
+        return load_job(folder / "job.toml")
+    return make_job(folder, line)
+
+
+def files(job: Job) -> dict[str, bytes]:
+    folder = Path(job.sink.path)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}
+
+
+def test_the_place_of_the_key_changes_no_byte(
+    tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    monkeypatch.chdir("/")
+    found = []
+    for name, line in LINES.items():
+        job = job_in(tmp_path / name, line + RUN_ID)
+        run_job(job)
+        found.append((job.plan.hash, files(job)))
+    assert len(server.calls) > 3
+    assert all(one == found[0] for one in found) and len(found[0][1]) == 4
+    other = job_in(tmp_path / "other", LINES["key_file"] + RUN_ID, OTHER)
+    run_job(other)
+    assert other.plan.hash == found[0][0] and files(other) != found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        (f"{LINES['key_file']}\n{LINES['env']}", "privacy.key"),
+        (f'{LINES["env"]}\ninsecure_test_key = "{KEY}"', "privacy.insecure_test_key"),
+        (f'{LINES["key_file"]}\ninsecure_test_key = "{KEY}"', "privacy.insecure_test_key"),
+        (f'key = "{KEY}"', "privacy.key"),
+        ('key = "noise.key"', "privacy.key"),
+        ('key = "file:"', "privacy.key"),
+        ('key_file = ""', "privacy.key"),
+        (f'key = "env:{KEY}!"', "privacy.key"),
+    ],
+)
+def test_jobs_that_name_no_key_or_two(tmp_path: Path, line: str, field: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_job(tmp_path, line)
+    assert caught.value.field == field and KEY not in str(caught.value)
+
+
+def test_a_moving_version_is_refused_before_anything_is_done(
+    tmp_path: Path, server: SecretServer
+) -> None:
+    with pytest.raises(PolicyError, match="by its number"):
+        make_job(tmp_path, f'key = "{REFERENCE.rpartition("/")[0]}/latest"')
+    assert server.calls == []
+
+
+def test_the_key_does_not_lie_with_the_releases(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 'key = "file:releases/noise.key"')
+    with pytest.raises(PolicyError, match="lies in the folder of the releases"):
+        run_job(job)
+
+
+def test_rotation_is_a_new_run(tmp_path: Path) -> None:
+    """The store refuses another key, says how to rotate, and stays as it is."""
+    job = job_in(tmp_path, LINES["key_file"])
+    first = run_job(job).run_id
+    before = files(job)
+    job = job_in(tmp_path, LINES["file"], OTHER)
+    with pytest.raises(PolicyError) as caught:
+        run_job(job)
+    assert caught.value.field == "privacy.key" and "begin a new run" in caught.value.fix
+    text = (tmp_path / "job.toml").read_text()
+    new = text.replace("state/s.db", "state/new.db").replace('"releases"', '"new"')
+    (tmp_path / "job.toml").write_text(new)
+    rotated = load_job(tmp_path / "job.toml")
+    assert run_job(rotated).run_id != first
+    assert len(files(rotated)) == 4 and files(job) == before
+    (tmp_path / "job.toml").write_text(text)
+    assert run_job(job_in(tmp_path, LINES["file"], KEY)).run_id == first
+
+
+# --- the end of a run ------------------------------------------------------------------------
+
+
+def rings_of(job: Job, *patches: Any) -> tuple[list[KeyRing], DpstreamError | None]:
+    """All rings that a run has made, kept alive, and how the run ended."""
+    rings: list[KeyRing] = []
+    honest = KeySource.ring
+
+    def ring(source: KeySource) -> KeyRing:
+        rings.append(honest(source))
+        return rings[-1]
+
+    error = None
+    with mock.patch.object(KeySource, "ring", ring):
+        for patch in patches:
+            patch.start()
+        try:
+            run_job(job)
+        except DpstreamError as caught:
+            error = caught
+        finally:
+            for patch in patches:
+                patch.stop()
+    return rings, error
+
+
+def alive(rings: list[KeyRing]) -> int:
+    """How many can still be used."""
+    count = 0
+    for ring in rings:
+        try:
+            ring.name(())
+            count += 1
+        except DpstreamError:
+            continue
+    return count
+
+
+def test_no_key_outlives_its_run(tmp_path: Path) -> None:
+    rings, error = rings_of(job_in(tmp_path / "good", LINES["key_file"]))
+    assert error is None and len(rings) >= 5 and alive(rings) == 0
+    failure = mock.patch.object(flow, "seal", side_effect=MemoryError("no room"))
+    rings, error = rings_of(job_in(tmp_path / "bad", LINES["key_file"]), failure)
+    assert error is not None and len(rings) >= 5 and alive(rings) == 0
+    # Sabotage: nobody destroys them.
+    sabotage = mock.patch.object(Run, "destroy_keys")
+    rings, _ = rings_of(job_in(tmp_path / "kept", LINES["key_file"]), sabotage)
+    assert alive(rings) >= 4
+
+
+# --- dpstream key check ----------------------------------------------------------------------
+
+
+def check(job: Job, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["key", "check", str(job.path), *options])
+
+
+def test_check(tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    with KeyRing(bytes.fromhex(KEY)) as ring:
+        fingerprint = ring.fingerprint
+    for name, where in (("key_file", "file"), ("file", "file"), ("env", "env"), ("gcp", "gcp")):
+        job = job_in(tmp_path / name, LINES[name])
+        found = json.loads(check(job, "--json").stdout)
+        assert found == {"where": where, "store": "new", "fingerprint": fingerprint}
+        assert not job.state.path.exists()
+    run_job(job)
+    server.secrets[NAME] = KEY.upper().encode()
+    text = check(job).stdout
+    assert "was begun with it" in text and "Secret Manager" in text and fingerprint in text
+    assert KEY not in text.lower()
+
+
+def test_check_of_a_key_that_does_not_fit_or_is_not_there(
+    tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    job = job_in(tmp_path, LINES["env"])
+    run_job(job)
+    monkeypatch.setenv(VARIABLE, OTHER)
+    result = check(job)
+    assert result.exit_code == 3 and "begin a new run" in result.stderr
+    monkeypatch.delenv(VARIABLE)
+    result = check(job, "--json")
+    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == "privacy.key"
+    server.secrets.clear()
+    result = check(job_in(tmp_path, LINES["gcp"]))
+    assert result.exit_code == 2 and "NOT_FOUND" in result.stderr
+    for text in (KEY, OTHER, "my-project"):
+        assert text not in result.output + result.stderr
+    stores.close_all()
+
+
+def test_check_of_a_test_key(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    assert "INSECURE" in check(job).stdout
+    text = job.path.read_text().replace(f'insecure_test_key = "{"11" * 32}"', "")
+    job.path.write_text(text)
+    result = check(job)
+    assert result.exit_code == 2 and "is required to run" in result.stderr

@@ -1,0 +1,113 @@
+"""The same job on Spanner by its job file alone: same files, same commands."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pipelines.cli import cli
+from state import open as stores
+from state.spanner_client import connect
+from state.spanner_notes import read_note, swap_note
+from state.spanner_schema import create_tables
+from tests import emulator
+from tests.faults.processes import files
+from tests.pipelines.test_state_view import JOB
+
+RUN_ID = 'insecure_test_run_id = "22222222222222222222222222222222"\n[state]'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running() -> Iterator[None]:
+    with emulator.running():
+        yield
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    made = emulator.fresh_url()
+    yield made
+    stores.close_all()
+    connect(made).drop()
+
+
+def write_job(folder: Path, store: str) -> Path:
+    folder.mkdir()
+    rows = ["user,page,time"]
+    for user in range(60):
+        for hour in (1, 7, 20, 30, 40):
+            day, clock = divmod(hour, 24)
+            rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
+    (folder / "in.csv").write_text("\n".join(rows) + "\n")
+    text = JOB.replace("[state]", RUN_ID).replace("sqlite:state/s.db", store)
+    (folder / "job.toml").write_text(text)
+    return folder / "job.toml"
+
+
+def call(*args: str | Path, code: int = 0) -> dict[str, object]:
+    result = CliRunner().invoke(cli, [*map(str, args), "--json"])
+    assert result.exit_code == code, result.output
+    text = result.stdout if code == 0 else result.stderr
+    return json.loads(text.strip().splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_a_job_runs_on_spanner_by_its_url(tmp_path: Path, url: str) -> None:
+    here = write_job(tmp_path / "sqlite", "sqlite:s.db")
+    there = write_job(tmp_path / "spanner", url)
+    call("run", here)
+    create_tables(connect(url))
+    assert call("run", there)["resumed"] is False
+    expected = files(tmp_path / "sqlite" / "out")
+    assert len(expected) >= 8 and files(tmp_path / "spanner" / "out") == expected
+    assert call("run", there)["resumed"] is True
+    info = call("state", "info", there)
+    assert info["committed"] == {"0": 4, "1": 4}
+    call("state", "releases", there, "--out", tmp_path / "again")
+    again = files(tmp_path / "again")
+    assert {name: expected[name] for name in again} == again and len(again) >= 8
+
+
+def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
+    """Token and ledger's end live in the database: charged once, an older one is refused."""
+    there = write_job(tmp_path / "job", url)
+    there.write_text(
+        there.read_text()
+        + '[ledger]\npath = "book/ledger.db"\ndata_set = "visits"\n'
+        + "limit = { epsilon = 30.0, delta = 0.05 }\n"
+    )
+    create_tables(connect(url))
+    for resumed in (False, True):
+        assert call("run", there)["resumed"] is resumed
+        shown = call("ledger", "show", there)["data_sets"]
+        assert isinstance(shown, list) and len(shown[0]["entries"]) == 1
+    token = swap_note(connect(url), "token", read_note(connect(url), "token"), "0" * 32)
+    assert token and "older or forked" in str(call("run", there, code=3)["rule"])
+
+
+def test_a_database_without_tables_is_refused(tmp_path: Path, url: str) -> None:
+    there = write_job(tmp_path / "job", url)
+    error = call("run", there, code=2)
+    assert error["field"] == "state.store" and "dpstream state init" in str(error["fix"])
+    assert not (tmp_path / "job" / "out").exists()
+    create_tables(connect(url))
+
+
+@pytest.mark.parametrize("store", ["spanner:", "spanner://p/i", "spanner://P/i/d", "spanner:p/i/d"])
+def test_urls_that_name_no_database(tmp_path: Path, store: str) -> None:
+    error = call("plan", write_job(tmp_path / "job", store), code=2)
+    assert error["field"] == "state.store" and "P/i/d" not in json.dumps(error)
+
+
+def test_the_plan_says_how_many_shards_avoid_parts(tmp_path: Path) -> None:
+    there = write_job(tmp_path / "job", "spanner://p/i/d")
+    state = call("plan", there, "--changed-keys", "1000000")["state"]
+    assert isinstance(state, dict)
+    assert state["keys_of_a_commit"] == (80_000 - 20 - 6 * 4) // 6
+    need = state["shards_needed"]
+    # Shares of a keyed hash: the fullest of the shards still fits, and no fewer shards would do.
+    assert 1_000_000 / need < state["keys_of_a_commit"] <= 1_000_000 / (0.9 * need)
+    shown = CliRunner().invoke(cli, ["plan", str(there), "--changed-keys", "1000000"]).stdout
+    assert f"set state.shards = {need}" in shown
+    assert "state" not in call("plan", write_job(tmp_path / "file", "sqlite:s.db"))

@@ -1,0 +1,76 @@
+"""The Spanner store on the official emulator: conformance, and what is its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import PolicyError
+from state.spanner import SpannerStore
+from state.spanner_client import connect
+from state.spanner_schema import DDL, create_identity, create_tables
+from state.store import Store
+from tests import emulator
+from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Bench, StoreConformance
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running() -> Iterator[None]:
+    with emulator.running():
+        yield
+
+
+class SpannerBench(Bench):
+    def __init__(self) -> None:
+        self.url = emulator.fresh_url()
+        create_tables(connect(self.url))
+        create_identity(connect(self.url), IDENTITY)
+        self._open: list[Store] = []
+
+    def open(self) -> SpannerStore:
+        store = SpannerStore(self.url, KEY_SCHEMA, STREAMS)
+        self._open.append(store)
+        return store
+
+    def close(self) -> None:
+        for store in self._open:
+            store.close()
+        emulator.drop(self.url)
+
+
+@pytest.fixture
+def bench() -> Iterator[SpannerBench]:
+    made = SpannerBench()
+    yield made
+    made.close()
+
+
+class TestSpannerStore(StoreConformance):
+    """The suite every store passes."""
+
+
+def test_the_schema_file_is_the_schema() -> None:
+    text = (Path(__file__).parents[2] / "deploy" / "spanner" / "schema.sql").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("--")]
+    assert "\n".join(lines).strip() == DDL.strip()
+
+
+def test_tables_are_created_once(bench: SpannerBench) -> None:
+    assert create_tables(connect(bench.url)) is False
+
+
+def test_tables_of_others_are_left_alone() -> None:
+    url = emulator.fresh_url()
+    database = connect(url)
+    database.create().result(60)
+    database.update_ddl(["CREATE TABLE Mine (A INT64) PRIMARY KEY (A)"]).result(60)
+    with pytest.raises(PolicyError, match="other tables"):
+        create_tables(database)
+    emulator.drop(url)
+
+
+def test_a_schema_of_another_version_is_refused(bench: SpannerBench) -> None:
+    with connect(bench.url).batch() as batch:
+        batch.update("Meta", ("Name", "Value"), [("schema_version", "99")])
+    with pytest.raises(PolicyError, match="schema version"):
+        bench.open()
