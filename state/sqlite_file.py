@@ -144,6 +144,8 @@ def connect(path: str | Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         db.execute("PRAGMA synchronous = FULL")
+        # Zeros over what is deleted where that costs no write; ON would cost a run 3 to 4% more.
+        db.execute("PRAGMA secure_delete = FAST")
         if os.stat(path).st_ino != file:
             raise RunError("state.store", "was replaced while it was opened", "run it again")
     except (sqlite3.Error, OSError) as error:

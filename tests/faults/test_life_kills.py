@@ -5,9 +5,11 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from dp_transforms import release
 from dp_transforms.flow import run_in_memory
 from state import moves
 from state import open as stores
@@ -33,7 +35,8 @@ def template() -> Path:
     """A store in the midst of a run, its shards apart, and a backup of it."""
     folder = Path(tempfile.mkdtemp())
     run = job("sticky", folder)
-    with pytest.raises(Full), stop_at_commit(17):
+    together = mock.patch.object(release, "COMMIT_STEPS", 2)
+    with pytest.raises(Full), stop_at_commit(17), together:
         run_in_memory(run, redelivered(run.plan, 1))
     stores.close_all()
     moves.backup(run.store, run.plan, folder / "b")
