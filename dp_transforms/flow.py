@@ -208,11 +208,11 @@ class BoundCallback:
         schema = record_schema(run.plan)
 
         def decide(
-            shard: int, batches: Iterable[pa.RecordBatch], upto: int
+            shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Iterator[tuple[int, pa.RecordBatch]]:
             with timed("bound"):
                 records = concat(batches, schema)
-                admitted, counts = bound(run.plan, store, shard, records, upto)
+                admitted, counts = bound(run.plan, store, shard, records, upto, since)
             for name, amount in counts.items():
                 count(name, amount)
             del records
@@ -241,10 +241,10 @@ class ReleaseCallback:
         schema = admitted_schema(run.plan)
 
         def release(
-            shard: int, batches: Iterable[pa.RecordBatch], upto: int
+            shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Iterator[ShardRelease]:
             rows, first = concat(batches, schema), store.marks.first
-            steps = (step for step in steps_through(line, rows, upto) if step[0] >= first)
+            steps = (step for step in steps_through(line, rows, upto, since) if step[0] >= first)
             for group in commit_groups(steps):
                 with timed("step"):
                     done = stepper.steps(shard, group)

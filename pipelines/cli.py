@@ -1,8 +1,8 @@
 """The command ``dpstream``: a thin door to the library.
 
-Exit codes: 0 done, 2 usage, 3 refused by policy or budget, 4 failed.  A coded error is one line
-on stderr (JSON with ``--json``); of any other only the command and the class are shown,
-because its message may hold data.
+Exit codes: 0 done, 2 usage, 3 refused by policy or budget, 4 failed, 5 an audit refutes the
+plan.  A coded error is one line on stderr (JSON with ``--json``); of any other only the command
+and the class are shown, because its message may hold data.
 """
 
 import json
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.errors import DpstreamError, RunError
+from pipelines.cli_audit import audit
 from pipelines.cli_choose import choose
 from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
@@ -241,6 +242,7 @@ def doctor(as_json: bool) -> None:
         raise SystemExit(RunError.exit_code)
 
 
+cli.add_command(audit)
 cli.add_command(choose)
 cli.add_command(key)
 cli.add_command(ledger)

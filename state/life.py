@@ -71,7 +71,8 @@ def expire(store: Store, line: Timeline, least: int = 1) -> int:
         # Never before the shard itself is past the last trigger of these windows.
         behind = progress.decided < last and windows > store.marks.first
         if cut - progress.forgotten >= least and not behind:
-            store.forget_positions(shard, cut)
+            with store.at_work("bound", shard):  # not while a decision uses the counters
+                store.forget_positions(shard, cut)
             changed += 1
     return changed
 

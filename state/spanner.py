@@ -24,10 +24,10 @@ from accounting.errors import RunError
 from accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from state import log
 from state.idtable import IdTable
+from state.life_kept import KeepsEverything
 from state.spanner_batch import Mutations, fits, parts
 from state.spanner_client import ExistsError, commit, connect, prefix, read_rows
 from state.spanner_keys import SpannerKeyShard
-from state.spanner_life import SpannerLife
 from state.spanner_notes import read_note, swap_note
 from state.spanner_schema import read_identity
 from state.spanner_units import ROW_MUTATIONS, SpannerUnitShard
@@ -60,7 +60,7 @@ class _Group(threading.local):
     shards: list[SpannerKeyShard] | None = None
 
 
-class SpannerStore(SpannerLife, Store):
+class SpannerStore(KeepsEverything, Store):
     """One run's state in one Spanner database.
 
     Args:
@@ -140,6 +140,9 @@ class SpannerStore(SpannerLife, Store):
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
         assert isinstance(states, SpannerKeyShard)
+        if trigger != states.committed + 1:  # the row's uniqueness tells the rest
+            self._drop([states])
+            raise OvertakenError
         before = states.pieces
         states.take(trigger, result)
         group = self._group.shards
@@ -303,6 +306,7 @@ class SpannerStore(SpannerLife, Store):
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
         assert isinstance(units, SpannerUnitShard)
         units.load(self._db, ids)
+        units.ahead = units.pieces > 0 or units.reach > units.decided
 
     @override
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
@@ -321,7 +325,7 @@ class SpannerStore(SpannerLife, Store):
             self.forget_units(shard)
             raise
         units.decided, units.logged = cut, units.table.size
-        units.ahead, units.pieces = False, 0
+        units.ahead, units.pieces = units.reach > cut, 0
         if units.table.size > CACHED_STATES:
             self.forget_units(shard)
 

@@ -100,6 +100,9 @@ class SqliteStore(SqliteLife, Store):
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
+        if trigger != states.committed + 1:  # the row's uniqueness tells the rest
+            self.forget(window, shard)
+            raise OvertakenError
         carried = self.carried(window, shard, trigger) if self._carrying else None
         everything = log.merged(result.releases, carried)
         releases = log.to_bytes(everything)

@@ -1,6 +1,6 @@
-"""What the Spanner store does not do yet: everything is kept, and copies are refused.
+"""A store's life where nothing of it is built: everything is kept, and copies are refused.
 
-A run expires nothing here (positions and counters stay), which is safe and costs space.
+A run expires nothing on such a store (positions and counters stay), which is safe and costs space.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ def _refuse() -> NoReturn:
     raise UsageError("state.store", "of this kind cannot do that yet", "use 'sqlite:PATH'")
 
 
-class SpannerLife(LifeStore):
-    """``LifeStore`` that keeps everything."""
+class KeepsEverything(LifeStore):
+    """``LifeStore`` of a store that expires nothing and cannot be copied."""
 
     @override
     def progress(self) -> list[tuple[int, int, int]]:

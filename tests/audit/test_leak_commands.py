@@ -1,0 +1,121 @@
+"""P7: forced failures in every command that touches a job, its store, its releases or its data."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from click.testing import CliRunner
+
+from accounting import guarantee
+from pipelines import (
+    audit_run,
+    audit_values,
+    choose,
+    doctor,
+    keys,
+    ledger_view,
+    report,
+    report_data,
+    report_view,
+    state_view,
+    stream,
+)
+from pipelines import cli as module
+from pipelines.stream import run_job
+from state import open as stores
+from state.choices import ChoiceLedger
+from state.ledger import Ledger
+from state.sqlite import SqliteStore
+from tests.audit.leaks import Logs, hits, leaked_files, make_job
+from tests.audit.test_leaks import ERRORS, Forced
+
+JOB = "{job}/job.toml"
+REPORT = ("report", JOB, "--out", "{out}/page.html")
+TRUTH = (*REPORT, "--truth", "{job}/in/*.csv")
+INFO = ("state", "info", JOB)
+EXPORT = ("state", "releases", JOB, "--out", "{out}/again")
+CHOOSE = ("choose", JOB, "--first", "12h", "--epsilon", "1", "--out", "{job}/chosen.toml")
+AUDIT = ("audit", JOB, "--trials", "200")
+
+#: A command, and the function that fails in it.
+PLACES: list[tuple[tuple[str, ...], Any, str]] = [
+    (("plan", JOB), guarantee, "text"),
+    (("plan", JOB), guarantee, "describe"),
+    (REPORT, report, "inventory"),
+    (REPORT, report, "collect"),
+    (REPORT, report_data, "read_parts"),
+    (REPORT, report_view, "render"),
+    (REPORT, report, "write"),
+    (TRUTH, report, "by_size"),
+    (INFO, state_view.stores, "open_store"),
+    (INFO, SqliteStore, "completed"),
+    (EXPORT, SqliteStore, "committed_releases"),
+    (EXPORT, state_view, "write_release"),
+    (EXPORT, state_view, "key_source"),
+    (CHOOSE, choose, "tally"),
+    (CHOOSE, choose, "noisy"),
+    (CHOOSE, choose, "fingerprint_parts"),
+    (CHOOSE, choose, "read_off"),
+    (CHOOSE, ChoiceLedger, "__init__"),
+    (AUDIT, audit_run, "run_in_memory"),
+    (AUDIT, audit_run, "begin_run"),
+    (AUDIT, audit_values, "read_trials"),
+    ((*AUDIT, "--beam"), audit_run, "run_job"),
+    (("run", JOB), stream, "fingerprint_parts"),
+    (("run", JOB), stream, "begin_run"),
+    (("run", JOB), Ledger, "charge_within"),
+    (("run", JOB), stream, "check_sink"),
+    (("run", JOB), stream, "write_manifest"),
+    (("ledger", "show", JOB), ledger_view, "read_ledger"),
+    (("key", "new", "{out}/noise.key"), keys, "new_key"),
+    (("doctor",), doctor, "examine"),
+]
+
+
+@pytest.fixture(autouse=True)
+def clean_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    # The command line turns logging off; what it would have logged is searched all the same.
+    monkeypatch.setattr(module, "_silence", lambda: None)
+    yield
+    stores.close_all()
+    logging.disable(logging.NOTSET)
+
+
+def command(folder: Path, arguments: tuple[str, ...], *more: str) -> Any:
+    places = {"job": folder / "job", "out": folder / "out"}
+    (folder / "out").mkdir(exist_ok=True)
+    return CliRunner().invoke(module.cli, [*(a.format(**places) for a in arguments), *more])
+
+
+@pytest.mark.parametrize("number", range(len(PLACES)))
+def test_failed_commands_show_nothing(tmp_path: Path, number: int) -> None:
+    arguments, owner, name = PLACES[number]
+    job = make_job(tmp_path / "job")
+    if arguments[0] in ("report", "state", "ledger"):
+        run_job(job)
+    make: Callable[[], BaseException] = ERRORS[number % len(ERRORS)]
+    forced = Forced(make)
+    more = ("--json",) if number % 2 else ()
+    with Logs() as logs, mock.patch.object(owner, name, forced):
+        result = command(tmp_path, arguments, *more)
+    assert forced.calls, "the place was never reached"
+    assert result.exit_code in (2, 3, 4), result.output
+    assert not hits(result.output) and not hits(result.stderr) and not hits(logs.text)
+    assert result.stderr.splitlines() and not result.exception.__context__
+    for folder in (tmp_path / "job", tmp_path / "out", tmp_path / "tmp"):
+        assert list(leaked_files(folder)) == []
+
+
+def test_commands_that_succeed_show_no_more_than_releases(tmp_path: Path) -> None:
+    run_job(make_job(tmp_path / "job"))
+    for arguments in (("plan", JOB), INFO, EXPORT, AUDIT):
+        with Logs() as logs:
+            result = command(tmp_path, arguments, "--json")
+        assert result.exit_code == 0, result.output
+        assert not hits(result.output) and not hits(result.stderr) and not hits(logs.text)
+    assert list(leaked_files(tmp_path / "tmp")) == []

@@ -1,0 +1,244 @@
+"""``dpstream audit``: what it says, what it leaves alone, and the shapes of jobs it can audit."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting.audit_design import designs
+from accounting.auditing import Parts
+from accounting.budget import allocate
+from accounting.errors import UsageError
+from dp_transforms.noise import references
+from pipelines.audit import Ask, audit
+from pipelines.audit_rows import Released, rows_of, table_of, totals
+from pipelines.audit_run import Fixed, audited_plan, sides
+from pipelines.audit_selection import crossing, first_tests, visible_mu
+from pipelines.audit_values import read_trials
+from pipelines.cli import cli
+from pipelines.job import Job, load_job
+from tests.statistical.trials import smaller_noise
+
+MakeJob = Callable[..., Job]
+FIXED = Fixed("33" * 32, "4b" * 16)
+
+
+@pytest.fixture(autouse=True)
+def keep_logging() -> Iterator[None]:
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def call(*args: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def changed(job: Job, *edits: tuple[str, str]) -> Job:
+    text = job.path.read_text()
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new, 1)
+    job.path.write_text(text)
+    return load_job(job.path)
+
+
+def test_text_and_exit_code(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job()
+    result = call("audit", job.path, "--trials", "600", "--picture", tmp_path / "audit.png")
+    assert result.exit_code == 0, result.output
+    for word in ("Claim", "Visible", "Proven", "values", "selection", "alone", "consistent"):
+        assert word in result.stdout
+    assert (tmp_path / "audit.png").read_bytes()[:4] == b"\x89PNG"
+    with smaller_noise(4.0):
+        result = call("audit", job.path, "--trials", "600")
+    assert result.exit_code == 5 and "REFUTED by values" in result.stdout
+
+
+def test_json(make_job: MakeJob) -> None:
+    result = call("audit", make_job().path, "--trials", "600", "--json", "--seed", "3")
+    found = json.loads(result.stdout)
+    assert found["verdict"] == "consistent" and found["claim"]["epsilon"] == 6.0
+    assert 0 < found["lower_bound"]["epsilon"] <= found["visible"]["epsilon"] * 1.3
+    assert found["lower_bound"]["epsilon"] <= found["claim"]["epsilon"]
+    assert found["alone"]["released"] == 0 and not found["insecure"]
+    assert {f["name"] for f in found["families"]} == {"values", "another run", "selection"}
+    assert found["visible"]["mu"] <= found["claim"]["mu"]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--trials", "10"), ("--confidence", "1"), ("--confidence", "0.2"), ("--seed", "-1")]
+)
+def test_refused_figures(make_job: MakeJob, flags: tuple[str, str]) -> None:
+    result = call("audit", make_job().path, *flags)
+    assert result.exit_code == 2 and flags[0] in result.stderr
+
+
+def test_picture_that_cannot_be_written(make_job: MakeJob, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "audit.png"
+    result = call("audit", make_job().path, "--trials", "300", "--picture", path)
+    assert result.exit_code == 4 and "--picture" in result.stderr
+
+
+def test_nothing_of_the_job_is_touched(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key is never read, its folder stays as it was, and no budget is charged."""
+    ledger = '[ledger]\npath = "ledger.db"\ndata_set = "d"\nlimit = { epsilon = 1, delta = 0.1 }\n'
+    job = changed(
+        make_job(),
+        (f'insecure_test_key = "{"0f" * 32}"', 'key_file = "noise.key"'),
+        ("[sink]", ledger + "[sink]"),
+    )
+    (tmp_path / "noise.key").write_text("not a key")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    read, asked = references.read_key, []
+    monkeypatch.setattr(
+        "dp_transforms.run.read_key",
+        lambda reference: (asked.append(reference), read(reference))[1],
+    )
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    for beam in (False, True):
+        assert not audit(job, Ask(trials=200, beam=beam)).refuted
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert list(temporary.iterdir()) == []
+    assert asked and all("dpstream-audit-" in reference for reference in asked)
+
+
+def test_same_key_same_answer_and_fresh_keys_differ(make_job: MakeJob) -> None:
+    job = make_job()
+    one, same = (audit(job, Ask(trials=300, fixed=FIXED)) for _ in range(2))
+    fresh, again = (audit(job, Ask(trials=300)) for _ in range(2))
+    scores = [r.families[0].scores.without for r in (one, same, fresh, again)]
+    assert np.array_equal(scores[0], scores[1])
+    assert not np.isin(scores[2], scores[0]).any() and not np.isin(scores[2], scores[3]).any()
+    other = audit(job, Ask(trials=300, seed=1, fixed=FIXED))
+    assert not np.array_equal(other.families[0].scores.without, scores[0])
+
+
+SHAPES: dict[str, list[tuple[str, str]]] = {
+    "int key": [('key = [{ column = "key" }]', 'key = [{ column = "key", type = "int" }]')],
+    "bytes key and unit": [
+        ('key = [{ column = "key" }]', 'key = [{ column = "key", type = "bytes" }]'),
+        ('unit = { column = "user" }', 'unit = { column = "user", type = "bytes" }'),
+    ],
+    "several keys": [
+        (
+            'key = [{ column = "key" }]',
+            'key = [{ column = "a", type = "bool" }, { column = "b" }, { column = "c" }]',
+        ),
+        ('unit = { column = "user" }', 'unit = { column = "user", type = "int" }'),
+    ],
+    "sliding windows": [('window = "1d"', 'window = "12h"\nslide = "6h"')],
+    "many windows and periods": [
+        ("2024-01-02T", "2024-02-01T"), ("contributions = 4", 'contributions = 4\nperiod = "1d"'),
+    ],
+    "stamps and lateness": [
+        ('path = "in/*.csv"', 'path = "in/*.csv"\nstamp = "arrived"'),
+        ('trigger_every = "6h"', 'trigger_every = "6h"\nallowed_lateness = "12h"\nmax_skew = "1h"'),
+    ],
+    "one trigger": [('trigger_every = "6h"', 'trigger_every = "24h"')],
+    "one contribution": [("contributions = 4", "contributions = 1")],
+    "a bound below zero": [("clamp = [0, 10]", "clamp = [-7, -2]")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_of_jobs(make_job: MakeJob, name: str) -> None:
+    job = changed(make_job(), *SHAPES[name])
+    for beam in (False, True):
+        result = audit(job, Ask(trials=400, beam=beam, fixed=FIXED))
+        assert not result.refuted
+        values = result.families[0]
+        # Scores are N(0, mu^2) and N(mu^2, mu^2) for the mu that is visible.
+        assert values.bound.statistic == 0
+        moved = values.scores.added.mean() - values.scores.without.mean()
+        assert abs(moved / values.visible - values.visible) <= 5 * np.sqrt(2 / 400)
+        assert result.visible <= result.claim.mu * (1 + 1e-9)
+
+
+def test_jobs_without_room_for_numbers(make_job: MakeJob) -> None:
+    bools = [('key = [{ column = "key" }]', 'key = [{ column = "key", type = "bool" }]')]
+    with pytest.raises(UsageError, match=r"schema\.key"):
+        audit(changed(make_job(), *bools), Ask(trials=200))
+
+
+def test_at_most_two_windows_are_run(make_job: MakeJob) -> None:
+    plan = changed(make_job(), ("2024-01-02T", "2024-02-01T")).plan
+    short = audited_plan(plan)
+    assert plan.timeline.windows == 31 and short.timeline.windows == 2
+    budget, shorter = allocate(plan), allocate(short)
+    assert budget.mu == shorter.mu and np.array_equal(budget.tau, shorter.tau)
+
+
+def test_sides_are_equal_and_drawn_by_the_seed() -> None:
+    one, two = sides(500, 1), sides(500, 2)
+    assert one.sum() == two.sum() == 500 and (one != two).any()
+    assert (sides(500, 1) == one).all()
+    assert Parts.of(300).fit + Parts.of(300).choose < 300
+
+
+def test_rows_are_what_the_design_says(make_job: MakeJob) -> None:
+    """Others once on every key at every feed, units of their own; the unit on side D' only."""
+    plan = make_job().plan
+    trials, added = np.arange(10, 14), np.array([True, False, False, True])
+    pattern, when = np.array([0, 0, 1, 2]), np.array([1, 2, 2, 4])
+    rows = rows_of(plan, trials, added, 3, pattern, when, 5, [(0, 1), (1, 1)])
+    assert len(rows.unit) == 4 * 3 * 5 * 2 + 2 * 4
+    others = rows.unit[~rows.own]
+    assert len(np.unique(others)) == len(others) and not np.isin(rows.unit[rows.own], others).any()
+    assert (np.bincount(rows.key[~rows.own])[30:42] == 10).all()
+    assert rows.key[rows.own].tolist() == [30, 30, 31, 32, 39, 39, 40, 41]
+    line = plan.timeline
+    assert ((rows.event[rows.own] - line.start) // line.trigger_every + 1).tolist() == [
+        1,
+        2,
+        2,
+        4,
+    ] * 2
+    table = table_of(plan, rows, {"value": (99.0, 3.0)})
+    assert set(table.column("value").to_numpy()[rows.own]) == {99.0}
+    assert table.column("key").to_pylist()[-1] == "k41"
+
+
+def test_released_rows_become_numbers_of_trials(make_job: MakeJob) -> None:
+    """Exact sums come back as 0 on D and as the unit's effect on D'; a missing row counts 0."""
+    plan = make_job().plan
+    design = designs(plan, allocate(plan))[0]
+    width = design.keys + design.extra
+    at = np.repeat(design.at, 2 * width)
+    key = np.tile(np.arange(2 * width), len(design.at))
+    own = (key // width == 1) & (key % width < design.keys) & (at >= design.when[0])
+    base = design.expected()[np.searchsorted(design.at, at)]
+    columns = {}
+    for i, c in enumerate(design.columns):
+        moved = np.where(key % width == 0, design.heavy, 1) * c.effect
+        columns[c.name] = pa.array((base[:, i] + own * moved) * c.grid)
+    rows = Released(key, np.zeros(len(key), np.int64), at, pa.table(columns))
+    value = totals(design, rows)
+    assert (value[~own] == 0).all() and (value[own] != 0).all()
+    read = read_trials(plan, design, rows, np.arange(2), width)
+    assert read.scores[0, 0] == 0 and read.scores[1, 0] == pytest.approx(design.mu**2)
+    less = Released(key[:0], key[:0], key[:0], pa.table(columns).slice(0, 0))
+    assert (read_trials(plan, design, less, np.arange(2), width).scores == 0).all()
+
+
+def test_crossings(make_job: MakeJob) -> None:
+    plan = make_job().plan
+    design = crossing(plan, allocate(plan), 1000, 0)
+    assert design.without.sum() == pytest.approx(1) and design.added.shape[0] == design.keys
+    # One more unit makes passing at the first test likelier, and never passing less likely.
+    assert (design.added[:, 0] > design.without[0]).all()
+    assert (design.added[:, -1] < design.without[-1]).all()
+    assert 0.3 < visible_mu(design, 0) < allocate(plan).mu
+    nothing = np.zeros(0, np.int64)
+    none = Released(nothing, nothing, nothing, pa.table({}))
+    assert (first_tests(plan, none, np.arange(3), 2, 4) == 4).all()
+    some = Released(np.array([1, 1, 5]), np.array([0, 0, 1]), np.array([3, 2, 1]), pa.table({}))
+    assert first_tests(plan, some, np.arange(3), 2, 4).ravel().tolist() == [4, 1, 4, 4, 4, 4]
