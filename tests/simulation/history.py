@@ -16,14 +16,15 @@ import pyarrow as pa
 
 from accounting.errors import RunError
 from dp_transforms.batches import ids_of
+from dp_transforms.bounding import Batch
 from dp_transforms.flow import SealFactory
 from dp_transforms.records import CanonicaliserFactory
 from dp_transforms.run import Performance, Run
 from dp_transforms.step import shard_of
 from state.log import to_bytes
-from state.store import RunIdentity
+from state.store import RunIdentity, Store
 from tests.simulation.baton import Died, Fiber
-from tests.simulation.checks import Problem
+from tests.simulation.checks import Decision, Problem, Record, still_there
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.plans import draw_plan, public_of
 from tests.simulation.runner import (
@@ -75,6 +76,7 @@ class World:
         self.dead_letters: dict[tuple[int, int], str] = {}
         self.emitted: dict[tuple[int, int, int], bytes] = {}
         self.sink: dict[tuple[int, int], bytes] = {}
+        self.kept: dict[Record, Decision] = {}  # decisions whose positions may have gone
         self.totals: Counter[str] = Counter()
         self._draw_habits()
         self.processes = [self._process() for _ in range(self.random.randint(1, 3))]
@@ -89,6 +91,8 @@ class World:
         """How this world likes to behave."""
         draw = self.random
         self.switches = draw.choice([0.05, 0.3, 0.8])
+        # Between the commits of one step another worker may do all of it, and the next ones.
+        self.between_parts = draw.choice([(self.switches, 0.03), (0.6, 0.2), (0.3, 0.6)])
         self.fault_rate = draw.choice([0.0, 0.01, 0.05, 0.15])
         self.faults = draw.randint(0, 20)
         self.restores = draw.choice([0, 0, 1, 2])
@@ -96,11 +100,12 @@ class World:
         self.cut_by_cut = draw.choice([0.0, 0.5, 1.0])
         self.threads = draw.choice([1, 2])
         self.group_steps = draw.randint(1, 6)
+        self.expire_least = draw.choice([1, 1, 2, 1 << 30])
         self.started = 0
 
     def _process(self) -> Process:
         self.started += 1
-        store = FaultyStore(self.database.open(), self.point, self.pause)
+        store = FaultyStore(self.database.open(), self.point, self.pause, self.keeps)
         return Process(self.started, self.run, store, self.threads)
 
     def say(self, what: str) -> None:
@@ -121,8 +126,9 @@ class World:
             1 + self.plan.timeline.windows_per_record
         ):
             raise Problem("a call is repeated without end")
-        if self.random.random() < self.switches:
-            if self.random.random() < 0.03:
+        switches, sleeps = self.between_parts if what.startswith("part") else (self.switches, 0.03)
+        if self.random.random() < switches:
+            if self.random.random() < sleeps:
                 task.sleeps = self.event + self.random.randint(5, 80)
             self.pause()
         self.say(f"w{task.process.number} {when} {what}")
@@ -166,6 +172,19 @@ class World:
         """Somebody emits a shard's release, heard or not: everybody must emit the same."""
         if self.emitted.setdefault(name, to_bytes(part)) != to_bytes(part):
             raise Problem("a release has two values")
+
+    def keeps(self, store: Store, shard: int) -> None:
+        """Positions of a shard are about to go: the check at the end needs them."""
+        before = len(self.kept)
+        still_there(store, shard, self.plan.ranked, self.kept)
+        self.totals["expired"] += len(self.kept) - before
+
+    def recalled(self, batch: Batch) -> None:
+        """Records were looked up that may have been delivered before."""
+        rows = zip(batch.partition.tolist(), batch.offset.tolist(), batch.ids, strict=True)
+        came = (self.kept.get((p, o, unit.tobytes())) for p, o, unit in rows)
+        known = np.array([decision is not None for decision in came], np.bool_)
+        self.totals["expired_came_again"] += int((known & (batch.pairs == 0)).sum())
 
     # What the world does.
 

@@ -181,9 +181,9 @@ class LimitedStore(LimitedLife, Store):
             self._group.steps = None
 
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
-        if self.database.progress[window, shard] < trigger:
+        if self._tables.progress[window, shard] < trigger:
             return None
-        rows = self.database.releases.get((window, shard, trigger))
+        rows = self._tables.releases.get((window, shard, trigger))
         return None if rows is None else joined(rows)  # dropped
 
     def completed(self, shards: int) -> dict[int, int]:
