@@ -91,17 +91,19 @@ class World:
         """How this world likes to behave."""
         draw = self.random
         self.switches = draw.choice([0.05, 0.3, 0.8])
-        # Between the commits of one step another worker may do all of it, and the next ones.
-        self.between_parts = draw.choice([(self.switches, 0.03), (0.6, 0.2), (0.3, 0.6)])
+        self.races = draw.choice([0, 2, 8])
+        self.raced: list[Task] = []
         self.fault_rate = draw.choice([0.0, 0.01, 0.05, 0.15])
         self.faults = draw.randint(0, 20)
         self.restores = draw.choice([0, 0, 1, 2])
+        self.restores_early = draw.choice([False, True])  # before anything has expired
         self.zombies = draw.choice([0, 3, 12])
         self.cut_by_cut = draw.choice([0.0, 0.5, 1.0])
         self.threads = draw.choice([1, 2])
         self.group_steps = draw.randint(1, 6)
         self.expire_least = draw.choice([1, 1, 2, 1 << 30])
         self.started = 0
+        self.fresh = False  # positions have gone since the runner last went back
 
     def _process(self) -> Process:
         self.started += 1
@@ -126,10 +128,15 @@ class World:
             1 + self.plan.timeline.windows_per_record
         ):
             raise Problem("a call is repeated without end")
-        switches, sleeps = self.between_parts if what.startswith("part") else (self.switches, 0.03)
-        if self.random.random() < switches:
-            if self.random.random() < sleeps:
+        if self.random.random() < self.switches:
+            if self.random.random() < 0.03:
                 task.sleeps = self.event + self.random.randint(5, 80)
+            self.pause()
+        elif self.races and what.startswith("part") and self.random.random() < 0.2:
+            # Between the commits of one step another worker does all of it, and the next ones.
+            self.races -= 1
+            task.sleeps = self.event + self.random.randint(20, 250)
+            self.raced.append(task)
             self.pause()
         self.say(f"w{task.process.number} {when} {what}")
         return self.faulted(task, f"{when} {what}")
@@ -178,6 +185,7 @@ class World:
         before = len(self.kept)
         still_there(store, shard, self.plan.ranked, self.kept)
         self.totals["expired"] += len(self.kept) - before
+        self.fresh = True
 
     def recalled(self, batch: Batch) -> None:
         """Records were looked up that may have been delivered before."""
@@ -312,9 +320,11 @@ class World:
     def _restore(self) -> None:
         """The runner goes back to a checkpoint; what runs goes on unheard, or dies."""
         self.restores -= 1
+        far = 2 if self.fresh and self.random.random() < 0.7 else None
+        self.fresh = False
         self.totals["restores"] += 1
         self.source.seen(self.state.cursor)
-        self.state = self.random.choice(self.checkpoints).copy()
+        self.state = self.random.choice(self.checkpoints[:far]).copy()
         self.source.plan_reads(self.state.cursor)
         for piece in self.source.owed(self.state.cursor, self.state.watermark):
             self.state.cursor.pending.insert(0, piece)
@@ -354,11 +364,19 @@ class World:
             free = self._free()
             if free:
                 out.append((1.0, lambda: self._zombie(task, self.random.choice(free))))
+        others = [p for p in self._free() if self.raced and p is not self.raced[0].process]
+        if others:
+            out.append((20.0, lambda: self._race(self.random.choice(others))))
         if self.random.random() < 0.05:
-            self.checkpoints = [*self.checkpoints[-3:], state.copy()]
-        if self.restores:
-            out.append((0.02, self._restore))
+            self.checkpoints = [self.checkpoints[0], *self.checkpoints[1:][-3:], state.copy()]
+        if self.restores and (self.fresh or self.restores_early):
+            out.append((1.0 if self.fresh else 0.02, self._restore))
         return out
+
+    def _race(self, process: Process) -> None:
+        task = self.raced.pop(0)
+        if not task.process.dead:
+            self._start(self._double(task, process))
 
     def _zombie(self, task: Task, process: Process) -> None:
         self.zombies -= 1
@@ -369,9 +387,16 @@ class World:
         done = min(self.state.released) == last and not self.state.cursor.pending
         return done and not any(process.tasks for process in self.processes)
 
+    def _once_more(self) -> bool:
+        """Whether a job that is through runs again, although all has expired."""
+        again = self.restores > 0 and self.random.random() < 0.3
+        if again:
+            self._restore()
+        return again
+
     def live(self) -> None:
         """Run the history to its end."""
-        while not self._through():
+        while not self._through() or self._once_more():
             self.event += 1
             if self.event > MOST_EVENTS:
                 raise Problem("the run does not end")

@@ -14,7 +14,7 @@ import numpy as np
 from dp_transforms import bounding, flow, step
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.sampler import RoundedGaussian
-from state import log
+from state import life, log
 from state.idtable import IdTable
 from state.sqlite import SqliteStore
 from tests.simulation.faulty import FaultyStore
@@ -24,11 +24,16 @@ Twin = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class Sabotage(NamedTuple):
-    """A twin, the store that it shows on, and the rule that it must break (any by default)."""
+    """A twin, the store that it shows on, and the rule that it must break (any by default).
+
+    ``seeds``: those that find it, for a twin that few of CI's find; ``world --twin`` searches
+    for others when the draws of the world have changed.
+    """
 
     twin: Twin
     store: str
     rule: str = ""
+    seeds: tuple[int, ...] = ()
 
 
 def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
@@ -173,7 +178,24 @@ def _never_done(real: Any) -> Any:
     return load
 
 
-def _parts_not_fenced(real: Any) -> Any:
+def _last_part_fenced(real: Any) -> Any:
+    """Only the commit that makes a step visible looks whether it comes too late."""
+
+    def write(database: Any, parts: Any) -> None:
+        parts = list(parts)
+        if any(last for _, last in parts):
+            real(database, parts)
+            return
+        for part, _ in parts:
+            database.keys[part.place].update(part.rows)
+            database.releases.setdefault(part[:3], {}).update(part.releases)
+
+    return write
+
+
+def _taken_back(real: Any) -> Any:
+    """A part that comes too late is refused, but marks its keys as not yet so far."""
+
     def write(database: Any, parts: Any) -> None:
         parts = list(parts)
         for part, _ in parts:
@@ -201,6 +223,18 @@ def _due_too_late(real: Any) -> Any:
 
 def _rows_twice(real: Any) -> Any:
     return lambda rows, batch: rows
+
+
+def _counters_go_too(real: Any) -> Any:
+    """Counters go with their unit's last position, whatever its period."""
+
+    def forget(database: Any, shard: int, units: set[bytes], cut: int) -> None:
+        real(database, shard, units, cut)
+        held = {record.unit for record in database.admitted[shard]}
+        for unit in units - held:
+            database.counts[shard].pop(unit, None)
+
+    return forget
 
 
 TWINS: dict[str, Sabotage] = {
@@ -235,9 +269,19 @@ TWINS: dict[str, Sabotage] = {
         _wrapped(FaultyStore, "at_work", lambda real: lambda *_: contextlib.nullcontext()), "sqlite"
     ),
     "done keys step twice": Sabotage(_wrapped(LimitedStore, "load_keys", _never_done), "limited"),
-    "parts without a fence": Sabotage(_wrapped(Database, "write", _parts_not_fenced), "limited"),
+    "parts without a fence": Sabotage(_wrapped(Database, "write", _last_part_fenced), "limited"),
+    "steps taken back by a late part": Sabotage(
+        _wrapped(Database, "write", _taken_back), "limited"
+    ),
     "parts of a decision not seen": Sabotage(
         _wrapped(LimitedStore, "_ahead", _never_ahead), "limited"
     ),
     "due keys not loaded": Sabotage(_wrapped(LimitedStore, "load_keys", _due_too_late), "limited"),
+    "counters gone with their positions": Sabotage(
+        _wrapped(Database, "forget", _counters_go_too), "limited"
+    ),
+    "positions gone before their window": Sabotage(
+        _wrapped(life, "settled_cut", lambda _: lambda line, windows: line.base(windows + 1)),
+        "sqlite",
+    ),
 }
