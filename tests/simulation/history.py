@@ -91,7 +91,7 @@ class World:
         """How this world likes to behave."""
         draw = self.random
         self.switches = draw.choice([0.05, 0.3, 0.8])
-        self.races = draw.choice([0, 2, 8])
+        self.races = draw.choice([0, 4, 20])
         self.raced: list[Task] = []
         self.fault_rate = draw.choice([0.0, 0.01, 0.05, 0.15])
         self.faults = draw.randint(0, 20)
@@ -132,14 +132,18 @@ class World:
             if self.random.random() < 0.03:
                 task.sleeps = self.event + self.random.randint(5, 80)
             self.pause()
-        elif self.races and what.startswith("part") and self.random.random() < 0.2:
+        elif self.races and f"{when} {what}".startswith("before part") and self._splits(what):
             # Between the commits of one step another worker does all of it, and the next ones.
             self.races -= 1
-            task.sleeps = self.event + self.random.randint(20, 250)
+            task.sleeps = self.event + self.random.randint(50, 500)
             self.raced.append(task)
             self.pause()
         self.say(f"w{task.process.number} {when} {what}")
         return self.faulted(task, f"{when} {what}")
+
+    def _splits(self, what: str) -> bool:
+        """Whether a race begins at a part of a commit: not at one that is the whole."""
+        return not what.endswith(" of 1") and self.random.random() < 0.5
 
     def pause(self) -> None:
         """The turn of the running task ends here."""

@@ -7,7 +7,7 @@ from tests.simulation.twins import TWINS
 from tests.simulation.world import report, simulate
 
 #: Seeds of the CI run, and how many one test takes; stores take turns with the seeds.
-CI, TOGETHER = 300, 15
+CI, TOGETHER = 300, 30
 LONG = 20_000
 #: In every test of the CI run; positions expire and their records come again.
 HAPPEN = ("faults", "deaths", "zombies", "events", "restores", "expired", "expired_came_again")
