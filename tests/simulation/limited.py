@@ -24,7 +24,14 @@ from state.store import (
     Store,
     UnitShard,
 )
-from tests.simulation.limited_life import LimitedLife, by_key, columns_of, ids_from, joined, record_of
+from tests.simulation.limited_life import (
+    LimitedLife,
+    by_key,
+    columns_of,
+    ids_from,
+    joined,
+    record_of,
+)
 from tests.simulation.tables import KeyRow, Place, Record, StepRows, Tables
 from tests.state.conformance import Bench
 

@@ -90,9 +90,13 @@ class Tables:
             setattr(other, name, copy.copy(getattr(self, name)))
         for name in ("keys", "counts", "admitted"):
             rows = getattr(self, name)
-            setattr(other, name, defaultdict(rows.default_factory, {
-                place: copy.copy(some) for place, some in rows.items()
-            }))
+            setattr(
+                other,
+                name,
+                defaultdict(
+                    rows.default_factory, {place: copy.copy(some) for place, some in rows.items()}
+                ),
+            )
         return other
 
     def write(self, parts: Iterable[tuple[StepRows, bool]]) -> None:
@@ -150,7 +154,9 @@ class Tables:
     def forget(self, shard: int, units: set[bytes], cut: int) -> None:
         """One transaction: positions of some units up to a cut, and counters left without any."""
         self.admitted[shard] = [
-            record for record in self.admitted[shard] if record.unit not in units or record.cut > cut
+            record
+            for record in self.admitted[shard]
+            if record.unit not in units or record.cut > cut
         ]
         held, counts = {record.unit for record in self.admitted[shard]}, self.counts[shard]
         for unit in units - held:
