@@ -26,7 +26,7 @@ from state import log
 from state.idtable import IdTable
 from state.life_kept import KeepsEverything
 from state.spanner_batch import Mutations, fits, parts
-from state.spanner_client import ExistsError, commit, connect, prefix, read_rows
+from state.spanner_client import ExistsError, between, commit, connect, prefix, read_rows
 from state.spanner_keys import SpannerKeyShard
 from state.spanner_notes import read_note, swap_note
 from state.spanner_schema import read_identity
@@ -99,8 +99,7 @@ class SpannerStore(KeepsEverything, Store):
 
     def _begin_keys(self, window: int, shard: int) -> SpannerKeyShard:
         part = self._part(shard)
-        committed = self._reached(part, window)
-        pieces = self._pieces(part, window, committed + 1)
+        committed, pieces = self._progress(part, window, 1)
         states = SpannerKeyShard(
             self._schema,
             self._streams,
@@ -213,6 +212,12 @@ class SpannerStore(KeepsEverything, Store):
     def _write_parts(self, states: SpannerKeyShard) -> None:
         """Commit one step in several commits, by key; the last one makes it visible."""
         step, slots = states.pending[0], states.looked_at()
+        for out in states.chunks_ahead():
+            nothing = states.outbox(step, np.zeros(states.size, np.bool_))
+            rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
+            out.insert("Steps", _STEP, rows)
+            self._commit(out, states)
+            states.pieces += len(rows)
         runs = parts(slots, _KEY_MUTATIONS, states.row_bytes(slots))
         for number, run in enumerate(runs, 1):
             out, last = Mutations(), number == len(runs)
@@ -295,8 +300,7 @@ class SpannerStore(KeepsEverything, Store):
             units = self._unit_shards.get(shard)
             if units is None:
                 part = self._part(shard)
-                decided = self._reached(part, BOUND)
-                pieces = self._pieces(part, BOUND, decided)
+                decided, pieces = self._progress(part, BOUND, 0)
                 units = SpannerUnitShard(part, complete=decided == pieces == 0)
                 units.decided, units.pieces, units.ahead = decided, pieces, pieces > 0
                 self._unit_shards[shard] = units
@@ -354,9 +358,9 @@ class SpannerStore(KeepsEverything, Store):
 
     @override
     def completed(self, shards: int) -> dict[int, int]:
-        parts = range(self._first_part, self._first_part + shards)
         by_window: dict[int, list[int]] = {}
-        rows = read_rows(self._db, "Progress", _PROGRESS, ranges=[prefix(p) for p in parts])
+        mine = between([self._first_part], [self._first_part + shards])
+        rows = read_rows(self._db, "Progress", _PROGRESS, ranges=[mine])
         for _, window, reached in rows:
             if window != BOUND:
                 by_window.setdefault(window, []).append(reached)
@@ -369,6 +373,19 @@ class SpannerStore(KeepsEverything, Store):
     def _reached(self, part: int, window: int) -> int:
         rows = read_rows(self._db, "Progress", ("Reached",), [(part, window)])
         return next((int(reached) for (reached,) in rows), 0)
+
+    def _progress(self, part: int, window: int, ahead: int) -> tuple[int, int]:
+        """(step reached, rows that the step ``ahead`` of it left in ``Steps``).
+
+        The two are read one after the other.  Had another worker committed the step in between,
+        all of its rows would look like a part: progress that has not moved since excludes it.
+        """
+        reached = self._reached(part, window)
+        while pieces := self._pieces(part, window, reached + ahead):
+            before, reached = reached, self._reached(part, window)
+            if reached == before:
+                break
+        return reached, pieces
 
     def _pieces(self, part: int, window: int, step: int) -> int:
         rows = read_rows(self._db, "Steps", ("Piece",), ranges=[prefix(part, window, step)])

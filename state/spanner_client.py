@@ -4,6 +4,9 @@ A commit is one call with all its mutations.  It may be aborted (nothing happene
 outcome may be unknown (the answer was lost).  Both are tried again with growing pauses, because
 every commit inserts a row that can be inserted only once: "exists already" then tells that an
 earlier attempt, or another worker, was there, and the row's writer tells which.
+
+The client's own repeating is switched off: it would try a commit for an hour, and a read from a
+host that is gone for ever.
 """
 
 import functools
@@ -20,7 +23,7 @@ from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
 from accounting.errors import DpstreamError, RunError, UsageError
-from accounting.limits import COMMIT_RETRY_SECONDS, READ_KEYS
+from accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
 
 _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
 _EMULATOR = "SPANNER_EMULATOR_HOST"
@@ -79,9 +82,36 @@ def _connect(url: str, emulator: str) -> Database:
         else:
             client = spanner.Client(project=project, disable_builtin_metrics=True)
         database: Database = client.instance(instance).database(name)
+        _once(database.spanner_api, "commit", "create_session", "get_session")
+        _once(client.database_admin_api, "get_database_ddl", "get_database", "create_database")
+        _once(client.database_admin_api, "update_database_ddl")
+        api = database.spanner_api
+        api.streaming_read = functools.partial(_streamed, api.streaming_read)
         return database
     except (GoogleAuthError, exceptions.GoogleAPIError) as error:
         raise refused(error) from None
+
+
+def _once(api: Any, *names: str) -> None:
+    """Let calls of the client's lower layer end soon and try them once."""
+    for name in names:
+        call = functools.partial(getattr(api, name), retry=None, timeout=CALL_SECONDS)
+        setattr(api, name, call)
+
+
+class _GoneError(exceptions.Unknown):
+    """The host did not answer a read."""
+
+    def __init__(self) -> None:
+        super().__init__("unavailable")  # type: ignore[no-untyped-call]
+
+
+def _streamed(real: Callable[..., Any], **request: Any) -> Iterator[Any]:
+    """A read whose failures the client's upper layer does not repeat either."""
+    try:
+        yield from real(**request)
+    except exceptions.ServiceUnavailable as error:
+        raise _GoneError from error
 
 
 def read_rows(
@@ -112,12 +142,17 @@ def _read(
     database: Database, table: str, columns: Sequence[str], keyset: spanner.KeySet
 ) -> list[list[Any]]:
     with database.snapshot() as snapshot:
-        return list(snapshot.read(table, columns, keyset))
+        return list(snapshot.read(table, columns, keyset, retry=None, timeout=CALL_SECONDS))
 
 
 def prefix(*values: Any) -> spanner.KeyRange:
     """All rows whose key begins with these values."""
     return spanner.KeyRange(start_closed=list(values), end_closed=list(values))
+
+
+def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:
+    """All rows whose key is at or behind one and before another."""
+    return spanner.KeyRange(start_closed=list(first), end_open=list(last))
 
 
 class ExistsError(Exception):
@@ -156,9 +191,22 @@ def transact(database: Database, work: Callable[[Any], Any]) -> Any:
         raise refused(error) from None
 
 
+def administered(call: Callable[[], Any]) -> Any:
+    """The result of a call that looks at or changes the database itself, tried again as others."""
+    try:
+        return _RETRY(call)()
+    except (exceptions.GoogleAPIError, GoogleAuthError, TimeoutError) as error:
+        raise refused(error) from None
+
+
+class NothingThereError(UsageError):
+    """No such instance, database or table."""
+
+
+_UNREACHABLE = ("the database does not answer", "check the network and run again")
 _RULES: dict[type[Exception], tuple[type[DpstreamError], str, str]] = {
     exceptions.NotFound: (
-        UsageError,
+        NothingThereError,
         "no such instance, database or table",
         "check the URL and run `dpstream state init`",
     ),
@@ -175,12 +223,19 @@ _RULES: dict[type[Exception], tuple[type[DpstreamError], str, str]] = {
         "the credentials are missing or have expired",
         "run `gcloud auth application-default login`",
     ),
+    exceptions.ServiceUnavailable: (RunError, *_UNREACHABLE),
+    exceptions.DeadlineExceeded: (RunError, *_UNREACHABLE),
+    _GoneError: (RunError, *_UNREACHABLE),
 }  # fmt: skip
+#: What gRPC says, under the code of a host that is not there, when no token could be had.
+_NO_TOKEN = "metadata from plugin failed"
 
 
 def refused(error: Exception) -> DpstreamError:
     """The client's error by its class; its text can hold keys of rows."""
     cause = getattr(error, "cause", None)  # of a retry that ran out of time
+    if _NO_TOKEN in str(error):
+        cause = GoogleAuthError()
     for found in (cause, error):
         for kind, (coded, rule, fix) in _RULES.items():
             if isinstance(found, kind):

@@ -1,30 +1,34 @@
 """Key states of one (window, shard) in Spanner: what is loaded, what waits for the commit."""
 
 from base64 import b64decode
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
 from accounting.limits import CELL_BYTES, INLINE_PAIRS
 from state import log
-from state.spanner_batch import Mutations
-from state.spanner_client import prefix, read_rows
+from state.spanner_batch import Mutations, parts
+from state.spanner_client import between, prefix, read_rows
 from state.spanner_rows import (
     cell,
     id_cells,
     ids_from,
     ids_in,
     pack_columns,
+    pack_empty,
     pack_states,
+    row_sizes,
     runs_of,
     unpack_columns,
     unpack_states,
 )
 from state.store import NEVER, Bool, Ids, Int64, KeyShard, StepResult
 
+#: Mutations of a row of ``KeyUnits``, and of its key's row.
+_CHUNK_MUTATIONS = 5 + 5
 _KEY = ("Part", "WindowIndex", "KeyId")
 
 
@@ -122,10 +126,8 @@ class SpannerKeyShard(KeyShard):
         large = slots[self._set_end[slots] > self._set_start[slots]]
         for slot, key in zip(large.tolist(), id_cells(self.table.ids[large]), strict=True):
             where = (self.part, self.window, key)
-            chunks = spanner.KeyRange(
-                start_closed=[*where, int(self._set_start[slot])],
-                end_open=[*where, int(self._set_end[slot])],
-            )
+            ends = (int(self._set_start[slot]), int(self._set_end[slot]))
+            chunks = between(*([*where, chunk] for chunk in ends))
             for (value,) in read_rows(database, "KeyUnits", ("UnitIds",), ranges=[chunks]):
                 units = ids_in(b64decode(value))
                 self.pairs.add(np.full(len(units), slot, np.int64), units)
@@ -186,12 +188,13 @@ class SpannerKeyShard(KeyShard):
 
     def row_bytes(self, slots: Int64) -> Int64:
         """Bytes that the rows of the slots may take, their releases included."""
-        sets: Int64 = np.array([len(self._inline[slot]) for slot in slots.tolist()], np.int64)
-        for slot, _, raw in self._overflow:
-            sets[slots == slot] += len(raw)
-        releases = sum(step.releases.nbytes for step in self.pending)
-        sets += 500
-        return np.asarray(sets + releases // max(len(slots), 1))
+        sizes = np.full(self.size, 500, np.int64)
+        sizes[slots] += [len(self._inline[slot]) for slot in slots.tolist()]
+        new = slots[~self._stored[slots]]
+        sizes[new] += row_sizes(self.key_columns(new))
+        for step in self.pending:
+            np.add.at(sizes, step.published, row_sizes(step.releases))
+        return np.asarray(sizes[slots])
 
     def write_keys(self, out: Mutations, slots: Int64, trigger: int) -> None:
         """Rows of ``Keys`` and ``KeyUnits`` of some slots, as of a trigger."""
@@ -212,18 +215,36 @@ class SpannerKeyShard(KeyShard):
         for (fresh, units), rows in shapes.items():
             extra = (("Columns",) if fresh else ()) + (("UnitIds",) if units else ())
             out.upsert("Keys", (*_KEY, "State", *extra), rows)
-        self._write_chunks(out, slots)
+        self._put_chunks(out, self._overflow)
 
-    def _write_chunks(self, out: Mutations, slots: Int64) -> None:
-        if not self._overflow:
-            return
-        mine = set(slots.tolist())
+    def _put_chunks(self, out: Mutations, chunks: list[tuple[int, int, bytes]]) -> None:
         rows = [
             [self.part, self.window, cell(self.table.ids[slot].tobytes()), chunk, cell(raw)]
-            for slot, chunk, raw in self._overflow
-            if slot in mine
+            for slot, chunk, raw in chunks
         ]
         out.upsert("KeyUnits", (*_KEY, "Chunk", "UnitIds"), rows)
+
+    def chunks_ahead(self) -> Iterator[Mutations]:
+        """Rows of ``KeyUnits`` in commits before those of their keys, for which one may be too
+        large.  Nobody reads them until the key's own row says that they belong to it."""
+        if not self._overflow:
+            return
+        sizes = np.array([len(raw) for _, _, raw in self._overflow], np.int64)
+        for run in parts(np.arange(len(sizes)), _CHUNK_MUTATIONS, sizes):
+            out, chunks = Mutations(), [self._overflow[at] for at in run.tolist()]
+            slots = np.unique(np.array([slot for slot, _, _ in chunks], np.int64))
+            new = slots[~self._stored[slots]]
+            # The key's own row must be there first: that of a key without any data.
+            ids = id_cells(self.table.ids[new])
+            states = pack_empty(len(new), self.values.shape[1])
+            columns = pack_columns(self.key_columns(new))
+            rows = [
+                [self.part, self.window, *row] for row in zip(ids, states, columns, strict=True)
+            ]
+            out.upsert("Keys", (*_KEY, "State", "Columns"), rows)
+            self._put_chunks(out, chunks)
+            yield out
+        self._overflow = []
 
     def write_due(self, out: Mutations, slots: Int64, trigger: int, piece: int) -> None:
         """Lists of when the slots must be looked at again, one row per due trigger."""
@@ -247,9 +268,9 @@ class SpannerKeyShard(KeyShard):
         rows = step.releases
         if slots is not None:
             rows = rows.filter(pa.array(slots[step.published]))
-        size = max(1, CELL_BYTES * rows.num_rows // max(rows.nbytes, 1))
-        pieces = range(0, max(rows.num_rows, 1), size)
-        return [cell(log.to_bytes(rows.slice(at, size))) for at in pieces]
+        number = np.cumsum(row_sizes(rows)) // CELL_BYTES
+        pieces = [rows.slice(a, b - a) for _, a, b in runs_of(number)]
+        return [cell(log.to_bytes(piece)) for piece in pieces or [rows]]
 
     def settled(self) -> None:
         """Everything that waited is durable."""

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from state.store import Admitted, Ids, Int64, KeyShard
+from state.store import NEVER, Admitted, Ids, Int64, KeyShard
 
 #: Key of an id that two columns of 64 bits are.
 ID_BYTES = 16
@@ -55,6 +56,15 @@ def runs_of(ordered: npt.NDArray[Any]) -> Iterator[tuple[int, int, int]]:
     yield from zip(values.tolist(), (end - count).tolist(), end.tolist(), strict=True)
 
 
+def row_sizes(rows: pa.RecordBatch | pa.Table) -> Int64:
+    """(n,) bytes that each row takes, its fixed columns as 8."""
+    sizes = np.full(rows.num_rows, 8 * rows.num_columns, np.int64)
+    for column in rows.columns:
+        if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    return sizes
+
+
 def cell(raw: bytes) -> str:
     """One BYTES cell."""
     return b64encode(raw).decode()
@@ -91,6 +101,13 @@ def unpack_states(values: Sequence[bytes], streams: int) -> npt.NDArray[Any]:
     """``State`` cells as records of ``state_type``."""
     raw = b"".join(b64decode(value) for value in values)
     return np.frombuffer(raw, state_type(streams))
+
+
+def pack_empty(number: int, streams: int) -> list[str]:
+    """``State`` cells of keys of which nothing is committed yet."""
+    packed = np.zeros(number, state_type(streams))
+    packed["due"] = NEVER
+    return cells(packed.tobytes(), packed.dtype.itemsize)
 
 
 def pack_columns(keys: pa.Table) -> list[str]:

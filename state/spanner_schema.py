@@ -17,12 +17,19 @@ trigger), and why:
 No table has a column per aggregate, so one schema serves every plan.
 """
 
+import contextlib
+
 import msgspec
-from google.api_core import exceptions
 from google.cloud.spanner_v1.database import Database
 
 from accounting.errors import PolicyError, UsageError
-from state.spanner_client import read_rows, refused
+from state.spanner_client import (
+    ExistsError,
+    NothingThereError,
+    administered,
+    commit,
+    read_rows,
+)
 from state.store import RunIdentity
 
 SCHEMA_VERSION = 1
@@ -94,25 +101,22 @@ def create_tables(database: Database) -> bool:
     Raises:
         UsageError: no such instance, or no right to create; RunError: unreachable.
     """
-    try:
-        if not database.exists():
-            database._ddl_statements = tuple(statements())
-            database.create().result(300)
-            return True
-        database.reload()
-        there = {d.split()[2] for d in database.ddl_statements if d.startswith("CREATE TABLE")}
-        missing = [s for s in statements() if s.split()[2] not in there]
-        if there and missing:
-            raise PolicyError(
-                "state.store",
-                "the database holds other tables, or a part of the schema only",
-                "give the store a database of its own",
-            )
-        if missing:
-            database.update_ddl(missing).result(300)
-        return bool(missing)
-    except exceptions.GoogleAPIError as error:
-        raise refused(error) from None
+    if not administered(database.exists):
+        database._ddl_statements = tuple(statements())
+        administered(lambda: database.create().result(300))
+        return True
+    administered(database.reload)
+    there = {d.split()[2] for d in database.ddl_statements if d.startswith("CREATE TABLE")}
+    missing = [s for s in statements() if s.split()[2] not in there]
+    if there and missing:
+        raise PolicyError(
+            "state.store",
+            "the database holds other tables, or a part of the schema only",
+            "give the store a database of its own",
+        )
+    if missing:
+        administered(lambda: database.update_ddl(missing).result(300))
+    return bool(missing)
 
 
 def create_identity(database: Database, identity: RunIdentity) -> RunIdentity:
@@ -122,13 +126,9 @@ def create_identity(database: Database, identity: RunIdentity) -> RunIdentity:
         ("generation", "0"),
         ("identity", msgspec.json.encode(identity).decode()),
     ]
-    try:
-        with database.batch() as batch:
-            batch.insert("Meta", ("Name", "Value"), rows)
-    except exceptions.AlreadyExists:
-        pass
-    except exceptions.GoogleAPIError as error:
-        raise refused(error) from None
+    # A row that is there may be an earlier attempt's, or another process's: the same run.
+    with contextlib.suppress(ExistsError):
+        commit(database, lambda batch: batch.insert("Meta", ("Name", "Value"), rows))
     return read_identity(database)[0]
 
 
@@ -136,7 +136,7 @@ def has_identity(database: Database) -> bool:
     """Whether a run was begun on the database."""
     try:
         return "identity" in _meta(database)
-    except UsageError:
+    except NothingThereError:
         return False
 
 

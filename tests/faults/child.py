@@ -2,10 +2,12 @@
 
 Faults are data: ``Fault(point, nth)`` kills the process when the point is reached for the nth
 time.  Points are named ``before`` and ``after`` the calls that make work durable or visible.
+Stores are named by path (SQLite) or URL (Spanner; ``host`` is the emulator of the parent).
 """
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import time
@@ -26,7 +28,11 @@ from dp_transforms.flow import DPStream, run_in_memory
 from dp_transforms.run import Run
 from pipelines import sinks
 from state import open as stores
+from state import spanner
+from state.spanner import SpannerStore
 from state.sqlite import SqliteStore
+from tests import emulator
+from tests.faults.places import small_commits
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, begin, generate, make_plan, public_table
 
 SHARDS = 2
@@ -37,12 +43,27 @@ PUBLIC = range(0, 120, 3)
 #: The child says "another worker was faster" with this exit code; it is simply run again.
 BEATEN = 75
 
-POINTS = (
-    "before unit_shard", "before commit_units", "after commit_units",
-    "before key_shard", "before commit_step", "after commit_step",
-    "before _write_steps", "after _write_steps",
-    "before write_release", "after write_release",
-)  # fmt: skip
+#: Named commit points, by store and by kind of point: calls of the store and of the sink.
+#: ``commit`` is every commit that is sent to Spanner, also of a part of a step.
+POINTS = {
+    "sqlite": {
+        "before load": ("before unit_shard", "before key_shard"),
+        "before commit": ("before commit_units", "before commit_step", "before _write_steps"),
+        "after commit, before emit": (
+            "after commit_units", "after _write_steps", "after commit_step", "before write_release",
+        ),
+        "after emit": ("after write_release",),
+    },
+    "spanner": {
+        "before load": ("before unit_shard", "before load_units", "before key_shard",
+                        "before load_keys", "after load_keys"),
+        "before commit": ("before commit_units", "before commit_step", "before commit"),
+        "after commit, before emit": (
+            "after commit_units", "after commit", "after commit_step", "before write_release",
+        ),
+        "after emit": ("after write_release",),
+    },
+}  # fmt: skip
 
 
 class Fault(NamedTuple):
@@ -72,13 +93,13 @@ def batches_of(plan: Plan, seed: int | None = None, rows: int = 97) -> list[pa.R
     return generate(plan, 5, records=500, users=250, keys=40).batches(rows, seed)
 
 
-def begin_job(name: str, store: Path) -> Run:
+def begin_job(name: str, store: str) -> Run:
     """Begin or resume the job on a store."""
     plan = plan_of(name)
     return begin(plan, store, SHARDS, None if plan.selects else public_table(plan, PUBLIC))
 
 
-def work(name: str, store: Path, out: Path, in_beam: bool, seed: int | None = None) -> None:
+def work(name: str, store: str, out: Path, in_beam: bool, seed: int | None = None) -> None:
     """The whole job: records in, files out."""
     run = begin_job(name, store)
     batches = batches_of(run.plan, seed)
@@ -99,7 +120,7 @@ def _in_beam(run: Run, batches: list[pa.RecordBatch], out: Path) -> None:
 
 
 @contextlib.contextmanager
-def faulty(fault: Fault | None, pause: float) -> Iterator[None]:
+def faulty(kind: str, fault: Fault | None, pause: float) -> Iterator[None]:
     """Count the points as they are reached, dawdle at commits, and die where told to."""
     reached: dict[str, int] = {}
 
@@ -122,9 +143,11 @@ def faulty(fault: Fault | None, pause: float) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", TOGETHER))
-        for name in ("unit_shard", "commit_units", "key_shard", "commit_step", "_write_steps"):
-            stack.enter_context(around(SqliteStore, name))
-        stack.enter_context(around(sinks, "write_release"))
+        points = itertools.chain(*POINTS[kind].values())
+        for name in sorted({point.split()[1] for point in points}):
+            owners = {"write_release": sinks, "commit": spanner}
+            owner = owners.get(name, SqliteStore if kind == "sqlite" else SpannerStore)
+            stack.enter_context(around(owner, name))
         yield
 
 
@@ -136,10 +159,17 @@ def attempt(
     in_beam: bool = False,
     seed: int | None = None,
     pause: float = 0.0,
+    host: str | None = None,
+    split: bool = False,
 ) -> None:
-    """What a child process does."""
-    with faulty(fault, pause):
+    """What a child process does; ``split`` makes commits so small that steps come in parts."""
+    if host:
+        os.environ[emulator.HOST] = host
+    with (
+        faulty("spanner" if host else "sqlite", fault, pause),
+        small_commits() if split else contextlib.nullcontext(),
+    ):
         try:
-            work(name, Path(store), Path(out), in_beam, seed)
+            work(name, store, Path(out), in_beam, seed)
         except RunError as error:
             os._exit(BEATEN if "another worker" in error.rule else 1)

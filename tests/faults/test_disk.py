@@ -25,7 +25,7 @@ from state import open as stores
 from state.ledger import Charge, Ledger
 from state.sqlite_backup import check_file
 from tests.faults.child import batches_of, plan_of
-from tests.faults.test_store_faults import calm, closed_stores, job, redelivered, released
+from tests.faults.life_runs import calm, closed_stores, job, redelivered, released
 
 __all__ = ["closed_stores"]
 DISK = 2 << 20

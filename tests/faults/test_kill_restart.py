@@ -1,56 +1,89 @@
-"""F2, F3, F6: kill -9 at named and at random points, restart on the same store, two at once."""
+"""F2, F3, F6: kill -9 at named and at random points, restart on the same store, two at once.
+
+On Spanner the emulator lives in the test's process and the workers are killed: the emulator
+keeps its data in memory only.
+"""
 
 import functools
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.faults.child import POINTS, Fault, plan_of
+from state.spanner_client import connect, read_rows
+from tests import emulator
+from tests.faults.child import POINTS, SHARDS, Fault, plan_of
+from tests.faults.figures import Figures, compare, released_rows
+from tests.faults.places import KINDS, Places, places
 from tests.faults.processes import files, finish, run_to_the_end, start
 
-LONG_KILLS = 200
 NAMES = ("sticky", "rounds", "public", "combined")
+#: Repeats of each kind of point in the longer run, and random kills of each store.
+POINT_REPEATS = 50
+RANDOM_KILLS = 100
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def place(kind: str, tmp_path: Path) -> Iterator[Places]:
+    with places(kind, tmp_path) as fresh:
+        yield fresh
+
+
+def host_of(store: str) -> dict[str, Any]:
+    """How a child finds the store's database."""
+    return {"host": os.environ[emulator.HOST]} if store.startswith("spanner:") else {}
 
 
 @functools.cache
-def undisturbed(name: str) -> dict[str, bytes]:
-    """Files of a run that nothing happens to."""
+def undisturbed(name: str) -> tuple[dict[str, bytes], list[tuple[bytes, str]]]:
+    """Files and rows of a run on SQLite that nothing happens to."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         run_to_the_end(name, f"{folder}/s.db", str(out))
-        return files(out)
+        return files(out), released_rows(out)
 
 
-def check(name: str, out: Path) -> None:
+def check(name: str, out: Path) -> Figures:
     """The same files, byte for byte: nothing lost, doubled or changed."""
-    line, expected = plan_of(name).timeline, undisturbed(name)
+    line, (expected, rows) = plan_of(name).timeline, undisturbed(name)
     assert len(expected) == line.windows * line.triggers
-    assert any(len(data) > min(map(len, expected.values())) for data in expected.values())
+    figures = compare(released_rows(out), rows)
+    assert figures.clean, figures
     assert files(out) == expected
+    return figures
 
 
-def killed_at(name: str, fault: Fault, folder: Path, in_beam: bool = False) -> None:
+def killed_at(
+    name: str, fault: Fault, store: str, out: Path, in_beam: bool = False, split: bool = False
+) -> Figures:
     """Kill a run at a point, then let another finish its work."""
-    out = folder / "out"
-    code = finish(start(name, f"{folder}/s.db", str(out), fault, in_beam))
+    options = {"in_beam": in_beam, **host_of(store)}
+    code = finish(start(name, store, str(out), fault, split=split, **options))
     assert code == -signal.SIGKILL, f"{fault} was never reached"
-    # The restart gets its input in another order and in other batches.
-    run_to_the_end(name, f"{folder}/s.db", str(out), in_beam=in_beam, seed=fault.nth)
-    check(name, out)
+    # The restart gets its input in another order and in other batches, and commits whole steps.
+    run_to_the_end(name, store, str(out), seed=fault.nth, **options)
+    return check(name, out)
 
 
 def nth_of(point: str, rng: np.random.Generator) -> int:
-    """Some occurrence: 2 unit shards, 24 steps in groups of 4 (6 commits) and 12 files."""
-    kinds = (("unit", 2), ("_write_steps", 6), ("write", 12))
+    """Some occurrence: 2 unit shards, 24 steps in groups of 4 (6 commits, and on Spanner one
+    for each unit shard) and 12 files."""
+    kinds = (("unit", 2), ("_write_steps", 6), ("commit_step", 24), ("commit", 8), ("write", 12))
     most = next((n for name, n in kinds if name in point), 24)
     return int(rng.integers(1, most + 1))
 
 
-CI_FAULTS = [
+SQLITE_FAULTS = [
     ("sticky", Fault("after commit_units", 1), False),
     ("sticky", Fault("before commit_step", 9), False),
     ("rounds", Fault("after commit_step", 7), False),
@@ -65,60 +98,87 @@ CI_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fault", "in_beam"), CI_FAULTS)
+@pytest.mark.parametrize(("name", "fault", "in_beam"), SQLITE_FAULTS)
 def test_killed_at_a_point(tmp_path: Path, name: str, fault: Fault, in_beam: bool) -> None:
-    killed_at(name, fault, tmp_path, in_beam)
+    killed_at(name, fault, str(tmp_path / "s.db"), tmp_path / "out", in_beam)
 
 
-def random_kills(name: str, folder: Path, seed: int, kills: int) -> int:
+#: (job, fault, in Beam, in parts): parts make some 60 commits of one run.
+SPANNER_FAULTS = [
+    ("combined", Fault("after commit", 1), False, False),
+    ("sticky", Fault("before commit", 4), False, False),
+    ("public", Fault("after load_keys", 9), False, False),
+    ("rounds", Fault("after commit", 6), True, False),
+    ("sticky", Fault("after commit", 31), False, True),
+    ("combined", Fault("after commit", 2), False, True),
+]
+
+
+@pytest.mark.parametrize("kind", ["spanner"], indirect=True)
+def test_killed_at_a_point_on_spanner(tmp_path: Path, place: Places) -> None:
+    for n, (name, fault, in_beam, split) in enumerate(SPANNER_FAULTS):
+        killed_at(name, fault, place(), tmp_path / str(n), in_beam, split)
+
+
+def random_kills(name: str, store: str, out: Path, seed: int, kills: int) -> int:
     """Kill a slow run at random instants, again and again; returns how many kills hit."""
-    rng, out, hits = np.random.default_rng(seed), folder / "out", 0
+    rng, hits, options = np.random.default_rng(seed), 0, host_of(store)
     for n in range(kills):
-        process = start(name, f"{folder}/s.db", str(out), pause=0.01, seed=n)
+        split = bool(options) and n % 2 == 1
+        process = start(name, store, str(out), pause=0.01, seed=n, split=split, **options)
         process.join(float(rng.uniform(0.1, 1.5)))
         process.kill()
         hits += finish(process) == -signal.SIGKILL
-    run_to_the_end(name, f"{folder}/s.db", str(out))
+    run_to_the_end(name, store, str(out), **options)
     check(name, out)
     return hits
 
 
-def test_killed_at_random(tmp_path: Path) -> None:
-    assert random_kills("sticky", tmp_path, 1, 3) > 0
+def test_killed_at_random(tmp_path: Path, place: Places) -> None:
+    assert random_kills("sticky", place(), tmp_path / "out", 1, 3) > 0
 
 
-def test_two_at_once(tmp_path: Path) -> None:
+def test_two_at_once(tmp_path: Path, place: Places) -> None:
     """Two processes run the same job on one store: one value, both emit it."""
-    outs = [tmp_path / "a", tmp_path / "b"]
-    store = f"{tmp_path}/s.db"
-    both = [start("sticky", store, str(out), pause=0.004) for out in outs]
+    outs, store = [tmp_path / "a", tmp_path / "b"], place()
+    options = host_of(store)
+    both = [start("sticky", store, str(out), pause=0.004, **options) for out in outs]
     codes = [finish(process) for process in both]
     for out, code in zip(outs, codes, strict=True):
         if code:  # it lost the race for BOUND's decision; its retry must agree
-            run_to_the_end("sticky", store, str(out))
+            run_to_the_end("sticky", store, str(out), **options)
         check("sticky", out)
+    if options:
+        columns = ("Part", "WindowIndex", "Step")
+        steps = [tuple(row) for row in read_rows(connect(store), "Steps", columns)]
+        line = plan_of("sticky").timeline
+        assert len(steps) == len(set(steps)), "a step was committed twice"
+        assert sum(window >= 0 for _, window, _ in steps) == SHARDS * line.windows * line.triggers
 
 
-def long_faults() -> Iterator[tuple[str, Fault, bool]]:
+@pytest.mark.slow
+def test_killed_at_every_point(tmp_path: Path, kind: str, place: Places) -> None:
     rng = np.random.default_rng(11)
-    for n in range(LONG_KILLS):
-        point = POINTS[n % len(POINTS)]
-        yield NAMES[n % len(NAMES)], Fault(point, nth_of(point, rng)), n % 10 == 0
+    for title, points in POINTS[kind].items():
+        total = Figures()
+        for n in range(POINT_REPEATS):
+            point, folder = points[n % len(points)], tmp_path / f"{title}{n}"
+            fault, split = Fault(point, nth_of(point, rng)), kind == "spanner" and n % 3 == 2
+            name = NAMES[int(rng.integers(len(NAMES)))]
+            total = total.plus(killed_at(name, fault, place(), folder, n % 10 == 0, split))
+        print(
+            f"\nF2 {kind}, {title}: {POINT_REPEATS} kills, {total.rows} rows released:"
+            f" {total.second} second values, {total.lost} lost, {total.doubled} doubled",
+            flush=True,
+        )
+        assert total.clean
 
 
 @pytest.mark.slow
-def test_killed_at_every_point(tmp_path: Path) -> None:
-    for n, (name, fault, in_beam) in enumerate(long_faults()):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        killed_at(name, fault, folder, in_beam)
-
-
-@pytest.mark.slow
-def test_killed_at_random_long(tmp_path: Path) -> None:
-    hits = 0
-    for n in range(LONG_KILLS // 8):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        hits += random_kills(NAMES[n % len(NAMES)], folder, n, 8)
-    assert hits >= LONG_KILLS // 2
+def test_killed_at_random_long(tmp_path: Path, kind: str, place: Places) -> None:
+    hits = runs = 0
+    while hits < RANDOM_KILLS:
+        name = NAMES[runs % len(NAMES)]
+        hits += random_kills(name, place(), tmp_path / str(runs), runs, 8)
+        runs += 1
+    print(f"\nF3 {kind}: {hits} kills over {runs} runs, all files as undisturbed")

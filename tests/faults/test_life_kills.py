@@ -15,8 +15,7 @@ from state import moves
 from state import open as stores
 from tests.faults import life_child
 from tests.faults.child import plan_of
-from tests.faults.processes import _context, finish
-from tests.faults.test_store_faults import (
+from tests.faults.life_runs import (
     Full,
     calm,
     closed_stores,
@@ -25,6 +24,7 @@ from tests.faults.test_store_faults import (
     released,
     stop_at_commit,
 )
+from tests.faults.processes import _context, finish
 
 __all__ = ["closed_stores"]
 COMMANDS = ("reshard", "backup", "restore", "restore a lost one", "expire")

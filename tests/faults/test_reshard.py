@@ -18,7 +18,7 @@ from state.copying import copy_store
 from state.sqlite import SqliteStore
 from state.sqlite_file import create_store
 from tests.faults.child import batches_of, plan_of
-from tests.faults.test_store_faults import (
+from tests.faults.life_runs import (
     NAMES,
     Full,
     calm,

@@ -1,7 +1,7 @@
 """The whole flow on Spanner's emulator: the same bytes as on SQLite, whatever is interrupted."""
 
-from collections.abc import Iterator
-from pathlib import Path
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -9,20 +9,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dp_transforms.flow import run_in_memory
-from dp_transforms.run import Run
+from accounting.errors import RunError
+from dp_transforms.batches import concat, ids_of, record_schema
+from dp_transforms.bounding import Batch, bound
+from dp_transforms.records import CanonicaliserFactory
 from state import open as stores
-from state import spanner, spanner_batch, spanner_keys
+from state import spanner, spanner_keys
 from state.spanner_client import connect
 from state.spanner_schema import create_tables
+from state.spanner_units import SpannerUnitShard
 from tests import emulator
-from tests.faults.child import PUBLIC, batches_of, plan_of
-from tests.streams import begin, by_name, public_table
+from tests.faults.child import batches_of, plan_of
+from tests.faults.places import small_commits
+from tests.faults.runs import Releases, calm, job, released
 
 NAMES = ("sticky", "rounds", "public", "combined")
-SHARDS = 2
-#: Mutations of a commit in the split runs: two or three keys.
-LIMIT = 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,24 +47,9 @@ def url() -> Iterator[str]:
     emulator.drop(made)
 
 
-def job(name: str, store: str | Path, shards: int = SHARDS) -> Run:
-    plan = plan_of(name)
-    return begin(plan, store, shards, None if plan.selects else public_table(plan, PUBLIC))
-
-
-def released(run: Run, batches: list[pa.RecordBatch]) -> dict[tuple[int, int], bytes]:
-    return by_name(run_in_memory(run, batches)[0])
-
-
-def on_sqlite(name: str, folder: Path) -> dict[tuple[int, int], bytes]:
-    out = released(job(name, folder / "s.db"), batches_of(plan_of(name)))
-    stores.close_all()
-    return out
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_bytes_as_sqlite(tmp_path: Path, url: str, name: str) -> None:
-    expected = on_sqlite(name, tmp_path)
+def test_the_same_bytes_as_sqlite(url: str, name: str) -> None:
+    expected = calm(name)
     assert released(job(name, url), batches_of(plan_of(name))) == expected
     stores.close_all()
     # All of it is read back by another process; nothing is computed again.
@@ -89,32 +75,139 @@ def stop_at(nth: int, after: bool) -> Any:
     return mock.patch.object(spanner, "commit", commit)
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "split"])
-def small(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """With tiny limits every step and decision is committed in many parts."""
-    if not request.param:
-        yield False
-        return
-    with (
-        mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", LIMIT),
-        mock.patch.object(spanner, "COMMIT_MUTATIONS", LIMIT),
-        mock.patch.object(spanner_keys, "INLINE_PAIRS", 2),
-        mock.patch.object(spanner, "CACHED_STATES", 30),
-    ):
-        yield True
+def stopped_again_and_again(name: str, url: str, most: int) -> tuple[Releases, int]:
+    """Each attempt dies at one of its first ``most`` commits; the next is another process with
+    other batches.  Returns (releases of the one that lived, attempts that died)."""
+    rng = np.random.default_rng(3)
+    for attempt in range(200):
+        batches = batches_of(plan_of(name), attempt, rows=int(rng.integers(20, 200)))
+        with stop_at(int(rng.integers(1, most)), after=bool(rng.integers(0, 2))):
+            try:
+                return released(job(name, url), batches), attempt
+            except Stopped:
+                stores.close_all()
+    raise AssertionError("no attempt came to its end")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stopped_again_and_again(tmp_path: Path, url: str, name: str, small: bool) -> None:
-    """Each attempt dies at a random commit; the next is another process with other batches."""
-    expected, rng = on_sqlite(name, tmp_path), np.random.default_rng(3)
-    for attempt in range(200):
-        batches = batches_of(plan_of(name), attempt, rows=int(rng.integers(20, 200)))
-        with stop_at(int(rng.integers(1, 12 if small else 5)), after=bool(rng.integers(0, 2))):
-            try:
-                found = released(job(name, url), batches)
-                break
-            except Stopped:
-                stores.close_all()
-    assert attempt > 2
-    assert found == expected
+@pytest.mark.parametrize("small", [False, True], ids=["whole", "split"])
+def test_stopped_again_and_again(url: str, name: str, small: bool) -> None:
+    with small_commits() if small else contextlib.nullcontext():
+        found, deaths = stopped_again_and_again(name, url, 30 if small else 5)
+    assert deaths > 2
+    assert found == calm(name)
+
+
+def decided_in_turns(url: str, interrupted: bool) -> list[str]:
+    """Pairs that BOUND admits up to cut 3 and then to the end, by two workers that are given
+    what is new; before, one may have been interrupted on its way to the end."""
+    run = job("sticky", url, 1)
+    plan = run.plan
+    twin = CanonicaliserFactory(plan, run.keys, None)()
+    records = concat([twin(batch)[0] for batch in batches_of(plan)], record_schema(plan))
+    last = plan.timeline.last_cut
+    if interrupted:
+        with pytest.raises(Stopped), stop_at(9, after=True):
+            bound(plan, run.open(), 0, records, last)
+        stores.close_all()
+    out = []
+    cut = Batch(plan, records).cut
+    for since, upto in ((0, 3), (3, last)):
+        new = records.filter(pa.array((cut > since) & (cut <= upto)))
+        admitted, _ = bound(plan, run.open(), 0, new, upto)
+        again, _ = bound(plan, run.open(), 0, new, upto)
+        assert again.num_rows == admitted.num_rows > 0
+        out += [repr(row) for row in sorted(map(repr, again.to_pylist()))]
+        stores.close_all()
+    counts = run.open().unit_shard(0)
+    run.open().load_units(0, counts, np.unique(ids_of(records.column("unit")), axis=0))
+    return [*out, *map(str, sorted(counts.counts.tolist()))]
+
+
+@pytest.fixture
+def second_url() -> Iterator[str]:
+    made = emulator.fresh_url()
+    create_tables(connect(made))
+    yield made
+    stores.close_all()
+    emulator.drop(made)
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+def test_a_decision_that_went_further_than_the_next(
+    url: str, second_url: str, sabotaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_commits():
+        expected = decided_in_turns(second_url, interrupted=False)
+        if sabotaged:  # how far it went is not looked at
+            twin = property(zero, lambda *_: None)
+            monkeypatch.setattr(SpannerUnitShard, "reach", twin, raising=False)
+        with pytest.raises(AssertionError) if sabotaged else contextlib.nullcontext():
+            assert decided_in_turns(url, interrupted=True) == expected
+
+
+def zero(_: Any) -> int:
+    return 0
+
+
+def done_keys_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = spanner_keys.SpannerKeyShard._enter
+
+    def enter(states: Any, *args: Any) -> None:
+        real(states, *args)
+        states.done[:] = False
+
+    monkeypatch.setattr(spanner_keys.SpannerKeyShard, "_enter", enter)
+
+
+def progress_comes_with_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = spanner.SpannerStore._commit_once
+
+    def commit_once(store: Any, out: Any, fence: tuple[int, ...]) -> None:
+        if fence[1] != spanner.BOUND:
+            out.upsert("Progress", spanner._PROGRESS, [list(fence[:3])])
+        real(store, out, fence)
+
+    monkeypatch.setattr(spanner.SpannerStore, "_commit_once", commit_once)
+
+
+def due_lists_name_changed_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = spanner_keys.SpannerKeyShard.write_due
+
+    def write_due(states: Any, out: Any, slots: Any, *rest: Any) -> None:
+        real(states, out, slots[states._changed[slots]], *rest)
+
+    monkeypatch.setattr(spanner_keys.SpannerKeyShard, "write_due", write_due)
+
+
+def records_of_a_cut_decision_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = spanner.SpannerStore.unit_shard
+
+    def unit_shard(store: Any, shard: int) -> Any:
+        units = real(store, shard)
+        units.load = lambda *args: None
+        return units
+
+    monkeypatch.setattr(spanner.SpannerStore, "unit_shard", unit_shard)
+
+
+SABOTAGE = [
+    ("rounds", done_keys_are_taken_again),
+    ("sticky", progress_comes_with_the_first_part),
+    ("public", due_lists_name_changed_keys_only),
+    ("sticky", records_of_a_cut_decision_are_forgotten),
+]
+
+
+@pytest.mark.parametrize(("name", "twin"), SABOTAGE, ids=lambda x: getattr(x, "__name__", x))
+def test_sabotage_is_seen(
+    url: str, name: str, twin: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store with a guard taken out does not pass the test above."""
+    twin(monkeypatch)
+    with small_commits():
+        try:
+            found = stopped_again_and_again(name, url, 30)[0]
+        except (AssertionError, RunError):
+            return
+    assert found != calm(name)

@@ -1,0 +1,214 @@
+"""What a user sees when Spanner refuses or is not there: a field, a rule, a fix, and no text of
+the client, which can hold keys of rows.
+
+Statuses come over a real socket from a small gRPC server; credentials from files.
+"""
+
+import json
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.cloud.spanner_v1 import Session
+
+from accounting.errors import DpstreamError, RunError, UsageError
+from state import open as stores
+from state import spanner_client
+from state.spanner import SpannerStore
+from state.spanner_client import NothingThereError, connect, refused
+from state.spanner_schema import create_identity, create_tables, has_identity
+from tests import emulator
+from tests.emulator import HOST, free_port
+from tests.faults.unsure import failure
+from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, take_step
+
+CANARY = "CANARY7741"
+URL = "spanner://project/instance/database"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give up after a moment; leave no client of this test behind."""
+    monkeypatch.setattr(spanner_client, "_RETRY", spanner_client._RETRY.with_timeout(0.3))
+    spanner_client._connect.cache_clear()
+    yield
+    spanner_client._connect.cache_clear()
+
+
+class _Refusing(grpc.GenericRpcHandler):
+    """A server that makes sessions (if ``sessions``) and refuses all else with a status."""
+
+    def __init__(self, code: grpc.StatusCode, sessions: bool) -> None:
+        self._code, self._sessions = code, sessions
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        method = details.method.rsplit("/", 1)[1]
+        made = Session.pb(Session(name="projects/p/instances/i/databases/d/sessions/s"))
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            if self._sessions and "Session" in method:
+                return bytes(made.SerializeToString())
+            context.abort(self._code, f"row {CANARY} of table Keys")
+            raise AssertionError
+
+        if method.startswith("Streaming"):
+            return grpc.unary_stream_rpc_method_handler(answer)
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@contextmanager
+def refusing(
+    code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch, sessions: bool = True
+) -> Iterator[None]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((_Refusing(code, sessions),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv(HOST, f"127.0.0.1:{port}")
+    try:
+        yield
+    finally:
+        server.stop(0).wait()
+
+
+#: What is done to a store, from the first command to the last commit.
+ACTIONS: dict[str, Callable[[], Any]] = {
+    "init": lambda: create_tables(connect(URL)),
+    "begin": lambda: create_identity(connect(URL), IDENTITY),
+    "open": lambda: SpannerStore(URL, KEY_SCHEMA, STREAMS),
+}
+
+
+def refusal(action: Callable[[], Any]) -> DpstreamError:
+    """The coded error of an action; neither it nor its traceback shows the server's text."""
+    with pytest.raises(DpstreamError) as caught:
+        action()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert CANARY not in shown and CANARY not in json.dumps(caught.value.as_dict())
+    error = caught.value
+    assert error.field == "state.store" and error.rule and error.fix
+    return error
+
+
+CODES = [
+    (grpc.StatusCode.PERMISSION_DENIED, UsageError, "may not use"),
+    (grpc.StatusCode.UNAUTHENTICATED, UsageError, "credentials"),
+    (grpc.StatusCode.UNAVAILABLE, RunError, "does not answer"),
+    (grpc.StatusCode.INTERNAL, RunError, "refused (InternalServerError)"),
+    (grpc.StatusCode.INVALID_ARGUMENT, RunError, "refused (InvalidArgument)"),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, RunError, "refused (ResourceExhausted)"),
+]
+
+
+@pytest.mark.parametrize(("code", "kind", "rule"), CODES, ids=lambda x: getattr(x, "name", ""))
+@pytest.mark.parametrize("action", ACTIONS)
+def test_statuses_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, code: Any, kind: type[DpstreamError], rule: str, action: str
+) -> None:
+    for sessions in (True, False):
+        with refusing(code, monkeypatch, sessions):
+            error = refusal(ACTIONS[action])
+        assert isinstance(error, kind) and rule in error.rule
+
+
+def test_whoever_may_not_look_is_not_told_that_nothing_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run is begun, and charged, only where the store says that none was."""
+    for code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+        with refusing(code, monkeypatch):
+            refusal(lambda: has_identity(connect(URL)))
+            refusal(lambda: stores.exists(URL))
+    with refusing(grpc.StatusCode.NOT_FOUND, monkeypatch):
+        assert has_identity(connect(URL)) is False
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_host_that_is_not_there(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    monkeypatch.setenv(HOST, f"127.0.0.1:{free_port()}")
+    error = refusal(ACTIONS[action])
+    assert isinstance(error, RunError) and "does not answer" in error.rule
+
+
+def test_a_host_that_goes_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client itself would read on for ever, and commit for an hour."""
+    with emulator.running("--enable_fault_injection=false"):  # one of its own
+        url = emulator.fresh_url()
+        create_tables(connect(url))
+        create_identity(connect(url), IDENTITY)
+        store = SpannerStore(url, KEY_SCHEMA, STREAMS)
+        take_step(store, 1, [1], 1)
+    error = refusal(lambda: take_step(store, 2, [2], 2))
+    assert isinstance(error, RunError) and "does not answer" in error.rule
+    assert not store._key_shards, "what is not durable was kept"
+    assert "does not answer" in refusal(lambda: store.key_shard(0, 0)).rule
+
+
+SERVICE = {
+    "type": "service_account", "client_email": "a@b.c", "token_uri": "http://127.0.0.1:9/",
+    "private_key": f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n-----END PRIVATE KEY-----\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", f"{{{CANARY}", json.dumps({"type": CANARY}), json.dumps(SERVICE)],
+    ids=["no file", "empty", "no JSON", "other type", "broken key"],
+)
+def test_credentials_of_a_bad_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    """google.auth itself refuses: no emulator, no network."""
+    file = tmp_path / "account.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.delenv(HOST, raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    for action in ACTIONS.values():
+        error = refusal(action)
+        assert isinstance(error, UsageError) and "credentials" in error.rule
+        assert "gcloud auth" in error.fix
+
+
+def test_no_credentials_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(HOST, raising=False)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "credentials" in refusal(ACTIONS["open"]).rule
+
+
+def test_a_token_that_cannot_be_renewed() -> None:
+    """gRPC reports it under the code of a host that is not there."""
+    lost = failure(grpc.StatusCode.UNAVAILABLE)
+    assert "does not answer" in refused(lost).rule
+    lost.message = f"Getting metadata from plugin failed with error: {CANARY}"
+    error = refused(lost)
+    assert "credentials" in error.rule and CANARY not in str(error)
+
+
+def test_what_is_missing_on_a_server() -> None:
+    with emulator.running():
+        nowhere = f"spanner://{emulator.PROJECT}/no-such-instance/d"
+        assert isinstance(refusal(lambda: create_tables(connect(nowhere))), NothingThereError)
+        url = emulator.fresh_url()
+        for action in (
+            lambda: SpannerStore(url, KEY_SCHEMA, STREAMS),
+            lambda: create_identity(connect(url), IDENTITY),
+        ):
+            error = refusal(action)
+            assert isinstance(error, NothingThereError) and "state init" in error.fix
+        connect(url).create().result(60)  # a database, but no tables
+        assert has_identity(connect(url)) is False
+        assert isinstance(
+            refusal(lambda: create_identity(connect(url), IDENTITY)), NothingThereError
+        )
+        create_tables(connect(url))
+        assert "holds no run" in refusal(lambda: SpannerStore(url, KEY_SCHEMA, STREAMS)).rule
+        emulator.drop(url)
