@@ -7,14 +7,11 @@ Statuses come over a real socket from a small gRPC server; credentials from file
 import json
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.cloud.spanner_v1 import Session
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from state import open as stores
@@ -25,9 +22,9 @@ from state.spanner_schema import create_identity, create_tables, has_identity
 from tests import emulator
 from tests.emulator import HOST, free_port
 from tests.faults.unsure import failure
+from tests.refusing import CANARY, refusing
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, take_step
 
-CANARY = "CANARY7741"
 URL = "spanner://project/instance/database"
 
 
@@ -38,42 +35,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     spanner_client._connect.cache_clear()
     yield
     spanner_client._connect.cache_clear()
-
-
-class _Refusing(grpc.GenericRpcHandler):
-    """A server that makes sessions (if ``sessions``) and refuses all else with a status."""
-
-    def __init__(self, code: grpc.StatusCode, sessions: bool) -> None:
-        self._code, self._sessions = code, sessions
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        method = details.method.rsplit("/", 1)[1]
-        made = Session.pb(Session(name="projects/p/instances/i/databases/d/sessions/s"))
-
-        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
-            if self._sessions and "Session" in method:
-                return bytes(made.SerializeToString())
-            context.abort(self._code, f"row {CANARY} of table Keys")
-            raise AssertionError
-
-        if method.startswith("Streaming"):
-            return grpc.unary_stream_rpc_method_handler(answer)
-        return grpc.unary_unary_rpc_method_handler(answer)
-
-
-@contextmanager
-def refusing(
-    code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch, sessions: bool = True
-) -> Iterator[None]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((_Refusing(code, sessions),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv(HOST, f"127.0.0.1:{port}")
-    try:
-        yield
-    finally:
-        server.stop(0).wait()
 
 
 #: What is done to a store, from the first command to the last commit.
