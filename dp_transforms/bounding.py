@@ -128,25 +128,29 @@ def _open(
 
 
 def bound(
-    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int
+    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int = 0
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
     """Decide all records of stamp cuts up to ``upto``, commit, and return what is admitted.
 
     Args:
         records: canonical records of one unit shard, in any order, possibly repeated.
         upto: global cut whose records are complete.
+        since: cut through which the caller has emitted, as its runner keeps it with the held
+            records: what was decided up to it is not returned again, however often a source
+            delivers it, or a record would be counted twice in a step that is still open.
 
     Returns:
         (admitted pairs, counts for the operator).  Records decided before are answered from
         the committed decisions; one that was never seen although its cut was decided joins the
         next open cut, or is counted as undelivered when there is none.
     """
-    try:
-        return _decide(plan, store, shard, records, upto)
-    except BaseException:
-        # Counters raised but not committed must not stand when the work is repeated.
-        store.forget_units(shard)
-        raise
+    with store.at_work("bound", shard):
+        try:
+            return _decide(plan, store, shard, records, upto, since)
+        except BaseException:
+            # Counters raised but not committed must not stand when the work is repeated.
+            store.forget_units(shard)
+            raise
 
 
 class Batch:
@@ -174,7 +178,7 @@ class Batch:
 
 
 def _decide(
-    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int
+    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
     """See ``bound``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
@@ -186,7 +190,8 @@ def _decide(
     if upto > units.decided:
         late, rejected = _admit_new(plan, store, shard, batch, upto)
     # A decision cut short may have gone further than this one does.
-    rows = _unrepeated(np.flatnonzero((batch.pairs > 0) & (batch.cut <= upto)), batch)
+    now = (batch.pairs > 0) & (batch.cut > since) & (batch.cut <= upto)
+    rows = _unrepeated(np.flatnonzero(now), batch)
     order = stamp_order(batch.stamp[rows], batch.partition[rows], batch.offset[rows])
     out = expand(plan, records, rows[order], batch)
     return out, {

@@ -206,11 +206,11 @@ class BoundCallback:
         schema = record_schema(run.plan)
 
         def decide(
-            shard: int, batches: Iterable[pa.RecordBatch], upto: int
+            shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Iterator[tuple[int, pa.RecordBatch]]:
             with timed("bound"):
                 records = concat(batches, schema)
-                admitted, counts = bound(run.plan, store, shard, records, upto)
+                admitted, counts = bound(run.plan, store, shard, records, upto, since)
             for name, amount in counts.items():
                 count(name, amount)
             del records
@@ -238,10 +238,10 @@ class ReleaseCallback:
         schema = admitted_schema(run.plan)
 
         def release(
-            shard: int, batches: Iterable[pa.RecordBatch], upto: int
+            shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Iterator[ShardRelease]:
             rows = concat(batches, schema)
-            for group in commit_groups(steps_through(run.plan.timeline, rows, upto)):
+            for group in commit_groups(steps_through(run.plan.timeline, rows, upto, since)):
                 with timed("step"):
                     done = stepper.steps(shard, group)
                 for (window, trigger, _), (released, computed) in zip(group, done, strict=True):

@@ -102,17 +102,18 @@ class HoldUntilCut(beam.DoFn):
         rows.clear()
 
 
-#: (shard, held batches, last complete cut) -> outputs
-ShardCallback = Callable[[int, Iterable[pa.RecordBatch], int], Iterator[Any]]
+#: (shard, held batches, last complete cut[, cut through which outputs were emitted]) -> outputs
+ShardCallback = Callable[..., Iterator[Any]]
 
 
 def steps_through(
-    line: Timeline, rows: pa.RecordBatch, upto: int
+    line: Timeline, rows: pa.RecordBatch, upto: int, since: int = 0
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     """(window, trigger, its rows) of every step of a shard up to a cut, cuts in order.
 
     Args:
         rows: admitted pairs of one key shard; none may lie beyond ``upto``.
+        since: cut whose steps and those before it were emitted; they are left out.
     """
     stride = line.slide // line.trigger_every
     window, leaf = numbers(rows.column("window")), numbers(rows.column("leaf"))
@@ -122,7 +123,7 @@ def steps_through(
     rank = step_cut * width + window
     order = np.argsort(rank, kind="stable")
     rows, rank = rows.take(pa.array(order)), rank[order]
-    for cut in range(1, upto + 1):
+    for cut in range(since + 1, upto + 1):
         for index in line.windows_at(cut):
             name = cut * width + index
             begin, end = np.searchsorted(rank, (name, name + 1)) if index < width else (0, 0)

@@ -86,6 +86,13 @@ class Stepper:
         Returns:
             (releases, whether this call computed them).
         """
+        with self.store.at_work("release", shard):
+            return self._step_again(window, shard, trigger, rows)
+
+    def _step_again(
+        self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
+    ) -> tuple[pa.RecordBatch, bool]:
+        """``step``, begun again as often as another worker is faster."""
         # Whoever is overtaken, another worker has made progress: at most a few times a step.
         for _ in range(STEP_ATTEMPTS):
             with contextlib.suppress(OvertakenError):
@@ -103,6 +110,10 @@ class Stepper:
             if trigger == self.plan.timeline.triggers:
                 self.store.forget(window, shard)
             return committed, False
+        if trigger > states.committed + 1:
+            # Another worker has taken the steps between: look again.
+            self.store.forget(window, shard)
+            raise OvertakenError
         try:
             result = self._compute(states, window, shard, trigger, rows)
             return self.store.commit_step(window, shard, trigger, states, result), True
@@ -115,12 +126,13 @@ class Stepper:
         self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
     ) -> list[tuple[pa.RecordBatch, bool]]:
         """``step`` for each (window, trigger, rows) in order, committed together."""
-        try:
-            with self.store.grouped():
-                return [self._step_once(window, shard, *rest) for window, *rest in group]
-        except OvertakenError:
-            # Each by itself: what the other worker committed is read back.
-            return [self.step(window, shard, *rest) for window, *rest in group]
+        with self.store.at_work("release", shard):
+            try:
+                with self.store.grouped():
+                    return [self._step_once(window, shard, *rest) for window, *rest in group]
+            except OvertakenError:
+                # Each by itself: what the other worker committed is read back.
+                return [self._step_again(window, shard, *rest) for window, *rest in group]
 
     def _compute(
         self, states: KeyShard, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None

@@ -138,6 +138,9 @@ class SpannerStore(Store):
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
         assert isinstance(states, SpannerKeyShard)
+        if trigger != states.committed + 1:  # the row's uniqueness tells the rest
+            self._drop([states])
+            raise OvertakenError
         before = states.pieces
         states.take(trigger, result)
         group = self._group.shards
@@ -306,6 +309,7 @@ class SpannerStore(Store):
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
         assert isinstance(units, SpannerUnitShard)
         units.load(self._db, ids)
+        units.ahead = units.pieces > 0 or units.reach > units.decided
 
     @override
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
@@ -324,7 +328,7 @@ class SpannerStore(Store):
             self.forget_units(shard)
             raise
         units.decided, units.logged = cut, units.table.size
-        units.ahead, units.pieces = units.furthest > cut, 0
+        units.ahead, units.pieces = units.reach > cut, 0
         if units.table.size > CACHED_STATES:
             self.forget_units(shard)
 

@@ -35,13 +35,13 @@ class SpannerUnitShard(UnitShard):
 
     Attributes:
         pieces: rows that a decision cut short has left in ``Steps``.
-        furthest: last cut at which a record in memory was decided: a decision cut short may have
-            gone further than the next one.
+        reach: last cut of any record in memory: a decision cut short may have gone further
+            than the one that was made in its place.
     """
 
     def __init__(self, part: int, complete: bool) -> None:
         super().__init__()
-        self.part, self.complete, self.pieces, self.furthest = part, complete, 0, 0
+        self.part, self.complete, self.pieces, self.reach = part, complete, 0, 0
         self._records: list[bytes] = []  # by slot: header and records
 
     def load(self, database: Database, ids: Ids) -> None:
@@ -61,11 +61,10 @@ class SpannerUnitShard(UnitShard):
         for slot, blob in zip(slots.tolist(), blobs, strict=True):
             self._records[slot] = blob
         records, owner = unpack_records(blobs)
+        self.reach = max(self.reach, int(records["cut"].max(initial=0)))
         counts = headers(blobs)["gone"].copy()
         np.add.at(counts, owner, records["pairs"])
         self.counts[slots] = counts
-        self.furthest = max(self.furthest, int(records["cut"].max(initial=0)))
-        self.ahead |= self.furthest > self.decided
 
     def _extend(self) -> None:
         self._records += [new_header()] * (self.table.size - len(self._records))

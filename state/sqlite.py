@@ -94,6 +94,9 @@ class SqliteStore(Store):
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
+        if trigger != states.committed + 1:  # the row's uniqueness tells the rest
+            self.forget(window, shard)
+            raise OvertakenError
         releases = log.to_bytes(result.releases)
         blobs = (None, None, None) if result.closes else log.step_blobs(states, result)
         row = _StepRow(window, shard, trigger, releases, *blobs)

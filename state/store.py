@@ -17,6 +17,7 @@ keys in them are ``done`` (the units' records are found among those admitted bef
 whoever repeats the step leaves them as they are.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
@@ -224,6 +225,17 @@ class Store(ABC):
 
     identity: RunIdentity
 
+    def at_work(self, stage: str, shard: int) -> AbstractContextManager[Any]:
+        """Held while a thread works on the states of a shard of BOUND or RELEASE.
+
+        The threads of a process share them.  A runner may give a bundle to a process whose
+        earlier attempt at it, long taken for lost, is still in the midst of it: the new one
+        waits, or it would count from half-changed states.
+        """
+        # Both calls are atomic, so that two threads find the same lock.
+        locks: dict[tuple[str, int], threading.Lock] = self.__dict__.setdefault("_at_work", {})
+        return locks.setdefault((stage, shard), threading.Lock())
+
     @abstractmethod
     def key_shard(self, window: int, shard: int) -> KeyShard:
         """The states of a (window, shard), as of its last committed step.
@@ -250,7 +262,8 @@ class Store(ABC):
         Inside ``grouped`` the step becomes durable, and may be seen, when the block ends.
 
         Raises:
-            OvertakenError: another worker committed this step, or a part of it, before.
+            OvertakenError: another worker committed this step, or a part of it, before; or
+                the states are not those of the step before.
         On any error the states in memory are dropped and must be loaded again.
         """
 
@@ -285,7 +298,11 @@ class Store(ABC):
 
     @abstractmethod
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
-        """Bring the counters of the units ``ids`` (as far as they have any) into memory."""
+        """Bring the counters of the units ``ids`` (as far as they have any) into memory.
+
+        ``ahead`` is true from here on if it holds for any of them: another worker may have
+        committed a part of a decision since the shard was read.
+        """
 
     @abstractmethod
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:

@@ -315,3 +315,15 @@ def test_a_million_records_of_one_unit_stay_c_pairs() -> None:
     )
     assert taken.sum() == counts[0] == 5
     assert set(np.flatnonzero(taken)) == set(np.lexsort((np.arange(size), stamp))[:5])
+
+
+def test_what_was_emitted_is_not_returned_again(case: Case) -> None:
+    """Cut by cut, with everything delivered each time: every pair leaves BOUND once."""
+    last, got, since = case.plan.timeline.last_cut, list[Row](), 0
+    for upto in range(1, last + 1):
+        rows = case.records.take(pa.array(np.random.default_rng(upto).permutation(len(case.row))))
+        out, _ = bound(case.plan, case.open(), 0, rows, upto, since)
+        got, since = got + plain_rows(out), upto
+    assert sorted(got) == case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
+    again, _ = bound(case.plan, case.open(), 0, case.records, last, last)
+    assert again.num_rows == 0

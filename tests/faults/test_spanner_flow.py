@@ -141,7 +141,7 @@ def test_a_decision_that_went_further_than_the_next(
         expected = decided_in_turns(second_url, interrupted=False)
         if sabotaged:  # how far it went is not looked at
             twin = property(zero, lambda *_: None)
-            monkeypatch.setattr(SpannerUnitShard, "furthest", twin, raising=False)
+            monkeypatch.setattr(SpannerUnitShard, "reach", twin, raising=False)
         with pytest.raises(AssertionError) if sabotaged else contextlib.nullcontext():
             assert decided_in_turns(url, interrupted=True) == expected
 

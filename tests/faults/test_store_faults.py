@@ -3,6 +3,7 @@
 Every test runs on both stores; the undisturbed run is always SQLite's.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,71 @@ def test_workers_meet_between_parts(place: Places, name: str) -> None:
     assert meetings > 5
     assert encoded(slow.out) == encoded(fast.out)
     assert encoded(slow.out, ordered=False) == encoded(one.out, ordered=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_worker_that_was_away_looks_again(place: Places, name: str) -> None:
+    """Its states are those of an early step when the runner gives it a late one."""
+    run = job(name, place())
+    steps = [step for step in admitted_steps(run) if step[1] == 0]
+    there, away = (Worker(run, steps) for _ in range(2))
+    away.turn()
+    for _ in range(4):
+        there.turn()
+    assert there.stepper.store.key_shard(*steps[0][:2]).committed == 4
+    assert away.stepper.store.key_shard(*steps[0][:2]).committed == 1
+    fifth, computed = away.stepper.step(*steps[4])
+    assert computed
+    there.turn()
+    assert encoded([fifth]) == encoded(there.out[-1:])
+    sixth = away.stepper.steps(0, [(steps[5][0], *steps[5][2:])])[0][0]
+    there.turn()
+    assert encoded([sixth]) == encoded(there.out[-1:])
+    reference = job(name, place())
+    one = Worker(reference, admitted_steps(reference)[:6])
+    while one.turn():
+        pass
+    assert encoded(there.out, ordered=False) == encoded(one.out, ordered=False)
+    for worker in (there, away, one):
+        worker.store.close()
+
+
+def test_threads_of_a_process_wait_for_each_other(place: Places) -> None:
+    """A bundle comes again while the process is in the midst of it: one after the other."""
+    run = job("sticky", place())
+    steps = admitted_steps(run)
+    worker = Worker(run, steps)
+    inside, go_on, seen = threading.Event(), threading.Event(), list[bytes]()
+    real = step.aggregate
+
+    def aggregate(*args: Any) -> Any:
+        out = real(*args)  # the states are half changed
+        inside.set()
+        assert go_on.wait(30)
+        return out
+
+    def work() -> None:
+        seen.append(to_bytes(worker.stepper.step(*steps[0])[0]))
+
+    with mock.patch.object(step, "aggregate", aggregate):
+        first, second = (threading.Thread(target=work) for _ in range(2))
+        first.start()
+        assert inside.wait(30)
+        second.start()
+        second.join(0.2)
+        assert second.is_alive() and seen == []
+        go_on.set()
+        first.join()
+        second.join()
+    assert len(seen) == 2 and seen[0] == seen[1]
+    fresh = Worker(run, steps)
+    rows, states = steps[0][3], fresh.store.key_shard(*steps[0][:2])
+    ids = key_ids(run.plan, KEYS.ring().key, rows)
+    fresh.store.load_keys(*steps[0][:2], 2, states, ids)
+    pairs = set(zip(rows["unit"].to_pylist(), rows["page"].to_pylist(), strict=True))
+    assert states.units[: states.size].sum() == len(pairs) > 0
+    for each in (worker, fresh):
+        each.store.close()
 
 
 def test_a_decision_of_bound_is_made_once(place: Places) -> None:

@@ -72,7 +72,7 @@ def change(states: KeyShard, keys: list[int], seed: int) -> tuple[npt.NDArray, n
     states.values[changed] += [seed, -3 * seed]
     states.round[changed] += seed % 2
     states.base[changed] = seed
-    odd = states.table.ids[changed, 0] % 2 == 1
+    odd = states.table.ids[changed, 0] % 2 == 1  # of the key, not of the slot it happens to have
     states.due[changed] = np.where(odd, seed + 1, NEVER)
     units = ids([1000 + seed] * len(changed))
     fresh = states.pairs.add(changed, units)
@@ -225,6 +225,20 @@ class StoreConformance:
         assert list(expected["keys"]) == [tuple(i) for i in ids([1, 2, 3]).tolist()]
         assert loser.key_shard(0, 0) is not late
         assert look(loser) == expected
+
+    def test_a_step_from_old_states_is_refused(self, bench: Bench) -> None:
+        """It would count from where the steps between had not been taken."""
+        winner, loser = bench.open(), bench.open()
+        take_step(winner, 1, [1, 2], 1)
+        assert loaded(loser).committed == 1
+        take_step(winner, 2, [2, 3], 2)
+        for handle in (loser, winner):
+            with pytest.raises(OvertakenError):
+                take_step(handle, 3 + (handle is winner), [1], 9)
+        assert bench.open().committed_releases(0, 0, 3) is None
+        assert look(loser) == look(winner) == look(bench.open())
+        take_step(loser, 3, [1], 3)
+        assert look(bench.open())["committed"] == 3
 
     def test_forgotten_states_are_loaded_again(self, bench: Bench) -> None:
         store = bench.open()

@@ -1,0 +1,149 @@
+"""What must hold at the end of every history, whatever happened."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
+from dp_transforms.bounding import Batch, expand
+from dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
+from dp_transforms.ids import key_ids
+from dp_transforms.step import shard_of
+from state.store import Store
+from tests.simulation.runner import run_on
+from tests.simulation.stores import sqlite
+from tests.streams import KEYS, by_name, sealed_bytes
+
+#: A record: partition, offset, unit.
+Record = tuple[int, int, bytes]
+
+
+class Problem(Exception):
+    """A rule that was broken, in words without data."""
+
+
+class Decision(NamedTuple):
+    """What BOUND committed on an admitted record."""
+
+    pairs: int
+    cut: int
+    rank: int | None
+
+
+def decisions(
+    store: Store, records: pa.RecordBatch, shards: int, last_cut: int, ranked: bool
+) -> dict[Record, Decision]:
+    """Every committed decision, read with a new handle."""
+    out: dict[Record, Decision] = {}
+    ids = ids_of(records.column("unit"))
+    place = shard_of(ids, shards)
+    for shard in range(shards):
+        units = store.unit_shard(shard)
+        store.load_units(shard, units, ids[place == shard])
+        _, found = store.admitted_before(shard, units)
+        for row, slot in enumerate(found.unit.tolist()):
+            unit = units.table.ids[slot].tobytes()
+            record = int(found.partition[row]), int(found.offset[row]), unit
+            if record in out:
+                raise Problem("a position is admitted twice")
+            rank = int(found.rank[row]) if ranked and found.rank is not None else None
+            out[record] = Decision(int(found.pairs[row]), int(found.cut[row]), rank)
+        if units.decided != last_cut:
+            raise Problem("a decision is lost")
+    return out
+
+
+def check_end(world: Any) -> None:
+    """The whole history against the undisturbed run, or what of it must still hold."""
+    plan, run = world.plan, world.run
+    with_door = [world.door(batch) for batch in world.source.whole()]
+    records = concat([good for good, _ in with_door], record_schema(plan))
+    calm = sqlite(world.identity, plan, world.folder, -1)
+    clean, store = calm.open(), world.database.open()
+    try:
+        releases, dead = run_in_memory(run_on(run, clean), world.source.whole())
+        _check_dead(world, dead)
+        made, calmly = (
+            decisions(s, records, world.shards, plan.timeline.last_cut, plan.ranked)
+            for s in (store, clean)
+        )
+        _check_bound(world, records, made, calmly)
+        expected = by_name(releases)
+        if world.tardy:
+            expected = _from_decisions(world, records, made)
+        _check_releases(world, expected)
+        line = plan.timeline
+        if store.completed(world.shards) != dict.fromkeys(range(line.windows), line.triggers):
+            raise Problem("a step is lost")
+    finally:
+        clean.close()
+        store.close()
+
+
+def _check_dead(world: Any, dead: Iterable[pa.RecordBatch]) -> None:
+    letters = [letter for batch in dead for letter in batch.to_pylist()]
+    if {(d["partition"], d["offset"]): d["reason"] for d in letters} != world.dead_letters:
+        raise Problem("other records are refused")
+
+
+def _check_bound(
+    world: Any, records: pa.RecordBatch, made: dict[Record, Decision], calm: dict[Record, Decision]
+) -> None:
+    pairs: Counter[bytes] = Counter()
+    for record, decision in made.items():
+        pairs[record[2]] += decision.pairs
+    if any(n > world.plan.privacy.contributions for n in pairs.values()):
+        raise Problem("a unit has more than C pairs")
+    # Units of which no record broke the delivery assumption: nothing of theirs may differ.
+    batch = Batch(world.plan, records)
+    late = {
+        batch.ids[row].tobytes()
+        for row, place in enumerate(
+            zip(batch.partition.tolist(), batch.offset.tolist(), strict=True)
+        )
+        if place in world.source.ever_tardy
+    }
+    if {r: d for r, d in made.items() if r[2] not in late} != {
+        r: d for r, d in calm.items() if r[2] not in late
+    }:
+        raise Problem("a record is decided otherwise than in a calm run")
+
+
+def _check_releases(world: Any, expected: dict[tuple[int, int], bytes]) -> None:
+    if world.sink.keys() != expected.keys():
+        raise Problem("not one release for each (window, trigger)")
+    if world.sink != expected:
+        raise Problem("a release is not that of its decisions")
+
+
+def _from_decisions(
+    world: Any, records: pa.RecordBatch, made: dict[Record, Decision]
+) -> dict[tuple[int, int], bytes]:
+    """What RELEASE must publish when BOUND has decided so, from a new store."""
+    plan, run = world.plan, world.run
+    batch = Batch(plan, records)
+    for row in range(records.num_rows):
+        record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
+        decision = made.get(record)
+        if decision is not None:
+            batch.pairs[row], batch.cut[row] = decision.pairs, decision.cut
+            batch.rank[row] = decision.rank or 0
+    rows = expand(plan, records, np.flatnonzero(batch.pairs), batch)
+    target = shard_of(key_ids(plan, KEYS.ring().key, rows), world.shards)
+    file = sqlite(world.identity, plan, world.folder, -2)
+    store = file.open()
+    try:
+        own = run_on(run, store)
+        release, seal = ReleaseCallback(own)(), SealFactory(own)()
+        parts: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+        by_shard = dict(split_by_shard(rows, target, world.shards))
+        for shard in range(world.shards):
+            held = [by_shard[shard]] if shard in by_shard else []
+            for name, part in release(shard, held, plan.timeline.last_cut):
+                parts.setdefault(name, []).append(part)
+        return {name: sealed_bytes(seal(*name, own)) for name, own in parts.items()}
+    finally:
+        store.close()

@@ -1,0 +1,73 @@
+"""Where a world takes hold of the product: work that may fail, and settings for speed."""
+
+import contextlib
+import functools
+import os
+import sqlite3
+import traceback
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from accounting.budget import allocate
+from dp_transforms import bounding, release, step
+from state import sqlite, sqlite_file
+
+#: Between the calls of a store: states in memory are half changed when these fail.
+WORK = [
+    (bounding, "admit"), (bounding, "expand"), (step, "aggregate"),
+    (step, "select"), (step, "publish"), (step, "predict"),
+]  # fmt: skip
+_allocated = functools.lru_cache(maxsize=256)(allocate)
+
+
+def _struck(world: Any, name: str, real: Any) -> Any:
+    def call(*args: Any) -> Any:
+        out = real(*args)
+        world.strike(name)
+        return out
+
+    return call
+
+
+def _fast(real: Any) -> Any:
+    """The machine of a world never loses power: nothing waits for its disk."""
+
+    def connect(path: Any) -> sqlite3.Connection:
+        db: sqlite3.Connection = real(path)
+        db.execute("PRAGMA synchronous = OFF")
+        return db
+
+    return connect
+
+
+@contextlib.contextmanager
+def watched(world: Any) -> Iterator[None]:
+    """The product in the hands of a world."""
+    with contextlib.ExitStack() as stack:
+        for owner, name in WORK:
+            struck = _struck(world, name, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, struck))
+        stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", world.group_steps))
+        yield
+
+
+@contextlib.contextmanager
+def fast() -> Iterator[None]:
+    """Budgets computed once, files that are not synchronised."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(step, "allocate", _allocated))
+        for owner in (sqlite, sqlite_file):
+            stack.enter_context(mock.patch.object(owner, "connect", _fast(owner.connect)))
+        yield
+
+
+def memory_folder() -> str | None:
+    """A folder without a disk, where there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost function of an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].name if frames else "?"

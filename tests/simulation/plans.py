@@ -1,0 +1,49 @@
+"""Jobs of the simulation: audited mechanisms on a time axis drawn anew.
+
+The number of triggers of a mechanism stays, and with it the sd of its noise: the sampler's
+tables cost more than a simulated run.
+"""
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from accounting.plan import Plan
+from tests.audit.neighbours import plans
+from tests.streams import STEP, public_table
+
+KEYS, USERS = 12, 40
+#: Public keys, some of them without data; records of the others are dead letters.
+PUBLIC = range(0, KEYS + 3, 2)
+
+
+def draw_plan(rng: np.random.Generator) -> Plan:
+    """A mechanism with other windows, slides, lateness, skew, periods and stamps."""
+    plan = plans()[str(rng.choice(list(plans())))]
+    triggers = plan.timeline.triggers
+    stamped = bool(rng.random() < 0.7)
+    lateness = int(rng.integers(0, min(3, triggers))) if stamped else 0
+    width = triggers - lateness
+    slide = width
+    if rng.random() < 0.35:
+        slide = int(
+            rng.choice([d for d in range(1, width + 1) if width % d == 0 and width <= 3 * d])
+        )
+    windows = int(rng.integers(1, 3 if slide == width else 4))
+    period = None if plan.timeline.period is None else int(rng.integers(2, 6)) * STEP
+    line = msgspec.structs.replace(
+        plan.timeline,
+        window=width * STEP,
+        slide=slide * STEP,
+        allowed_lateness=lateness * STEP,
+        end=plan.timeline.start + windows * slide * STEP,
+        max_skew=int(rng.choice([0, STEP // 2, 2 * STEP])) if stamped else 0,
+        period=period,
+    )
+    stamp = "arrived" if stamped else "event_time"
+    return msgspec.structs.replace(plan, timeline=line, stamp=stamp).check()
+
+
+def public_of(plan: Plan) -> pa.Table | None:
+    """The canonical public key list of a plan that has one."""
+    return None if plan.public_keys is None else public_table(plan, PUBLIC)

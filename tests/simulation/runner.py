@@ -1,0 +1,159 @@
+"""What a runner does for the stages: bags, timers, bundles that are kept whole or not at all.
+
+The pure twins of BOUND and RELEASE run as work of ``Process``es, each with a store handle of
+its own.  ``State`` is what the runner itself keeps and copies with a checkpoint.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.timeline import Timeline
+from dp_transforms.batches import numbers
+from dp_transforms.flow import BoundCallback, ReleaseCallback
+from dp_transforms.run import Run
+from state.store import Store
+from tests.simulation.baton import Fiber
+from tests.simulation.source import Cursor
+
+Batches = list[pa.RecordBatch]
+Name = tuple[int, int]
+
+
+class WorldRun(Run):
+    """A run whose store is the handle of one process."""
+
+    handle: Store
+
+    def open(self) -> Store:
+        return self.handle
+
+
+def run_on(run: Run, store: Store) -> WorldRun:
+    """The run as a process with this handle sees it."""
+    own = WorldRun(*run)
+    own.handle = store
+    return own
+
+
+@dataclasses.dataclass
+class State:
+    """Durable state of the runner; batches are never changed, lists are copied.
+
+    Attributes:
+        held: records by unit shard; bound: cut through which a shard's admitted pairs were
+            emitted.
+        rows: admitted pairs by key shard; released: cut through which a shard has emitted.
+        gathered: releases of a (window, trigger) by shard, until all are there.
+    """
+
+    cursor: Cursor
+    shards: int
+    watermark: int = 0
+    held: list[Batches] = dataclasses.field(default_factory=list)
+    bound: list[int] = dataclasses.field(default_factory=list)
+    rows: list[Batches] = dataclasses.field(default_factory=list)
+    released: list[int] = dataclasses.field(default_factory=list)
+    gathered: dict[Name, dict[int, pa.RecordBatch]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.held:
+            self.held = [[] for _ in range(self.shards)]
+            self.rows = [[] for _ in range(self.shards)]
+            self.bound, self.released = [0] * self.shards, [0] * self.shards
+
+    def copy(self) -> "State":
+        return State(
+            self.cursor.copy(),
+            self.shards,
+            self.watermark,
+            [list(b) for b in self.held],
+            list(self.bound),
+            [list(b) for b in self.rows],
+            list(self.released),
+            {name: dict(parts) for name, parts in self.gathered.items()},
+        )
+
+    def due(self) -> list[tuple[str, int, int, int]]:
+        """(stage, shard, since, upto) of every timer that may fire."""
+        out = []
+        for shard in range(self.shards):
+            if self.bound[shard] < self.watermark:
+                out.append(("bound", shard, self.bound[shard], self.watermark))
+            if self.released[shard] < min(self.bound):
+                out.append(("release", shard, self.released[shard], min(self.bound)))
+        return out
+
+
+@dataclasses.dataclass
+class Task:
+    """One bundle on one process: the firing of a shard's timer.
+
+    Attributes:
+        token: the bundle counts while the runner waits for this token.
+        calls: points it has passed; failed: a fault was injected into it.
+        sleeps: it is not resumed before this event.
+    """
+
+    stage: str
+    shard: int
+    since: int
+    upto: int
+    batches: Batches
+    token: int
+    process: "Process"
+    fiber: Fiber | None = None
+    calls: int = 0
+    failed: bool = False
+    sleeps: int = 0
+    decided: int = 0
+    outputs: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage} {self.shard} ({self.since}, {self.upto}]"
+
+    def work(self) -> Iterator[Any]:
+        """Run the twin; yields what it emits as it does."""
+        process = self.process
+        twin = process.decide if self.stage == "bound" else process.release
+        for output in twin(self.shard, self.batches, self.upto, self.since):
+            self.outputs.append(output)
+            yield output
+        if self.stage == "bound":
+            with process.store.at_work("bound", self.shard):
+                self.decided = process.store.unit_shard(self.shard).decided
+
+
+class Process:
+    """A worker process: one store handle, the twins built on it, one or two threads."""
+
+    def __init__(self, number: int, run: Run, store: Store, threads: int) -> None:
+        self.number, self.store, self.threads = number, store, threads
+        self.dead = False
+        self.tasks: list[Task] = []
+        own = run_on(run, store)
+        self.decide, self.release = BoundCallback(own)(), ReleaseCallback(own)()
+
+
+def rows_through(line: Timeline, batches: Batches, upto: int, later: bool = False) -> Batches:
+    """The admitted pairs of steps up to a cut, or those of ``later`` steps."""
+    stride = line.slide // line.trigger_every
+    out = []
+    for batch in batches:
+        window, leaf = numbers(batch.column("window")), numbers(batch.column("leaf"))
+        cut = window.astype(np.int64) * stride + leaf
+        part = batch.filter(pa.array((cut > upto) if later else (cut <= upto)))
+        if part.num_rows:
+            out.append(part)
+    return out
+
+
+def records_after(line: Timeline, batches: Batches, cut: int) -> Batches:
+    """The records whose stamps lie beyond a cut."""
+    masks = [line.cut_of(numbers(batch.column("stamp"))) > cut for batch in batches]
+    kept = [b.filter(pa.array(mask)) for b, mask in zip(batches, masks, strict=True)]
+    return [batch for batch in kept if batch.num_rows]

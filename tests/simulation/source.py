@@ -1,0 +1,179 @@
+"""The source: partitions that are read in pieces, pieces that come again, records that are late.
+
+A record's stamp is fixed; what varies is when it is delivered.  The watermark may pass a cut
+only after every record up to it was delivered (mechanism.md rule 0), but for the ``tardy``
+ones, which break that assumption on purpose.
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from accounting.plan import Plan
+from tests.simulation.plans import KEYS, USERS
+from tests.streams import STEP, Stream, generate, positioned
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Records ``begin .. end - 1`` of a partition."""
+
+    partition: int
+    begin: int
+    end: int
+
+
+@dataclasses.dataclass
+class Cursor:
+    """What was delivered and what will be; copied with a checkpoint."""
+
+    delivered: list[Bool]
+    pending: list[Piece]
+
+    def copy(self) -> "Cursor":
+        return Cursor([d.copy() for d in self.delivered], list(self.pending))
+
+
+class Source:
+    """All records of a world.
+
+    Args:
+        tardy: how many records are delivered when the source feels like it.
+
+    Attributes:
+        cuts: by partition and offset, the cut before which a record must be delivered.
+        tardy: by partition and offset, records that may come later; none of them twice so:
+            what was seen once is there when the input is read again.
+    """
+
+    def __init__(self, plan: Plan, rng: np.random.Generator, records: int, tardy: int) -> None:
+        self.plan, self._rng = plan, rng
+        partitions = int(rng.integers(1, 4))
+        stream = _in_order(
+            generate(
+                plan, int(rng.integers(1 << 31)), records=records, users=USERS, keys=KEYS,
+                partitions=partitions, tick=STEP // 4, heavy=bool(rng.random() < 0.4),
+            ),
+            rng,
+        )  # fmt: skip
+        self._tables = [
+            _table(stream.take(np.flatnonzero(stream.partition == p)), rng)
+            for p in range(partitions)
+        ]
+        line = plan.timeline
+        by_partition = [stream.stamp[stream.partition == p] for p in range(partitions)]
+        self.cuts = [np.maximum(1, line.cut_of(stamp)) for stamp in by_partition]
+        self.tardy: list[Bool] = [np.zeros(len(cuts), np.bool_) for cuts in self.cuts]
+        for row in rng.choice(len(stream), min(tardy, len(stream)), replace=False):
+            self.tardy[stream.partition[row]][stream.offset[row]] = True
+        self.ever_tardy = {
+            (p, int(offset)) for p, t in enumerate(self.tardy) for offset in np.flatnonzero(t)
+        }
+
+    def whole(self) -> list[pa.RecordBatch]:
+        """Every record once, in order."""
+        return [self.batch(Piece(p, 0, t.num_rows)) for p, t in enumerate(self._tables)]
+
+    def batch(self, piece: Piece) -> pa.RecordBatch:
+        """The records of a piece, with their position."""
+        table = self._tables[piece.partition].slice(piece.begin, piece.end - piece.begin)
+        return positioned(
+            {name: table.column(name) for name in table.schema.names},
+            piece.partition,
+            piece.begin,
+        )
+
+    def start(self) -> Cursor:
+        """Nothing delivered."""
+        cursor = Cursor([np.zeros(len(c), np.bool_) for c in self.cuts], [])
+        self.plan_reads(cursor)
+        return cursor
+
+    def plan_reads(self, cursor: Cursor) -> None:
+        """Cut all that was not delivered into pieces; some come again, later or much later."""
+        rng, queue = self._rng, list[tuple[float, Piece]]()
+        most = int(rng.integers(5, 120))
+        for partition, done in enumerate(cursor.delivered):
+            size = len(done)
+            at = int(np.argmin(done)) if not done.all() else size
+            while at < size:
+                end = min(size, at + int(rng.integers(1, most + 1)))
+                tardy = np.flatnonzero(self.tardy[partition][at:end])
+                if len(tardy):
+                    end = at + max(1, int(tardy[0]))
+                alone = bool(self.tardy[partition][at])
+                when = at / size + (rng.random() * 0.1 if not alone else 0.1 + rng.random())
+                piece = Piece(partition, at, end)
+                queue.append((when, piece))
+                for _ in range(int(rng.integers(1, 6)) - 1 if rng.random() < 0.3 else 0):
+                    begin = at if alone else int(rng.integers(0, end))  # other pieces, too
+                    again = when + rng.random() * float(rng.choice([0.05, 1.0]))
+                    queue.append((again, Piece(partition, begin, end)))
+                at = end
+        queue.sort(key=lambda entry: entry[0])
+        cursor.pending = [piece for _, piece in queue]
+
+    def deliver(self, cursor: Cursor) -> pa.RecordBatch:
+        """The next piece."""
+        piece = cursor.pending.pop(0)
+        cursor.delivered[piece.partition][piece.begin : piece.end] = True
+        return self.batch(piece)
+
+    def seen(self, cursor: Cursor) -> None:
+        """A runner that starts again will find what it found before."""
+        pairs = zip(self.tardy, cursor.delivered, strict=True)
+        self.tardy = [tardy & ~done for tardy, done in pairs]
+
+    def owed(self, cursor: Cursor, watermark: int) -> list[Piece]:
+        """Records that should have been there before the watermark of a checkpoint.
+
+        They were late then and have been seen since.  Late once more, a record would be counted
+        nowhere: its place is fixed by the decision that the runner went back behind.
+        """
+        out = []
+        zipped = zip(self.cuts, self.tardy, cursor.delivered, strict=True)
+        for partition, (cuts, tardy, done) in enumerate(zipped):
+            missing = np.flatnonzero(~done & ~tardy & (cuts <= watermark))
+            out += [Piece(partition, at, at + 1) for at in missing.tolist()]
+        return out
+
+    def reach(self, cursor: Cursor) -> int:
+        """The last cut that the watermark may have passed."""
+        last = self.plan.timeline.last_cut
+        for cuts, tardy, done in zip(self.cuts, self.tardy, cursor.delivered, strict=True):
+            missing = cuts[~done & ~tardy]
+            if len(missing):
+                last = min(last, int(missing.min()) - 1)
+        return last
+
+
+def _in_order(stream: Stream, rng: np.random.Generator) -> Stream:
+    """Offsets that follow the stamps, but not strictly."""
+    jitter = stream.stamp + rng.integers(0, int(rng.choice([1, STEP, 3 * STEP])), len(stream))
+    offset = np.empty(len(stream), np.int64)
+    for partition in range(int(stream.partition.max(initial=0)) + 1):
+        mine = np.flatnonzero(stream.partition == partition)
+        offset[mine[np.argsort(jitter[mine], kind="stable")]] = np.arange(len(mine))
+    ordered = dataclasses.replace(stream, offset=offset)
+    return ordered.take(np.lexsort((offset, stream.partition)))
+
+
+def _table(stream: Stream, rng: np.random.Generator) -> pa.RecordBatch:
+    """The records of one partition; some are malformed."""
+    batch = stream.batch(np.arange(len(stream)))
+    wrong = {"user": "", "value": float("nan")}
+    columns = [
+        pc.if_else(
+            pa.array(rng.random(len(stream)) < 0.01),
+            pa.scalar(wrong.get(name), batch.column(name).type),
+            batch.column(name),
+        )
+        for name in batch.schema.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

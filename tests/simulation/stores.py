@@ -1,0 +1,108 @@
+"""Databases a world can run on; a new store is one more entry.
+
+On the Spanner emulator a world is ten times slower:
+``python -m tests.simulation.world --store spanner --seeds 20``.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from accounting.plan import Plan
+from state.open import key_schema
+from state.sqlite import SqliteStore
+from state.sqlite_file import create_store
+from state.store import RunIdentity, Store
+from tests.simulation.limited import Database
+from tests.state.conformance import Bench
+
+#: (identity, plan, folder, seed) -> a new database for this run.
+Make = Callable[[RunIdentity, Plan, str, int], Bench]
+
+
+class SqliteFile(Bench):
+    """The embedded store: each handle as of a process of its own."""
+
+    def __init__(self, identity: RunIdentity, plan: Plan, path: str) -> None:
+        self._path, self._plan = path, plan
+        create_store(path, identity)
+
+    def open(self) -> Store:
+        return SqliteStore(self._path, key_schema(self._plan), self._plan.sums)
+
+    def close(self) -> None:
+        """Every handle is closed by its process."""
+
+
+def sqlite(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
+    """A new file in a folder of its own."""
+    return SqliteFile(identity, plan, f"{folder}/world{seed}.db")
+
+
+def limited(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
+    """The model, with room for few rows in a commit."""
+    rows = (1, 2, 3, 7, 1 << 30)[seed // 2 % 5]
+    return Database(identity, key_schema(plan), plan.sums, rows, seed)
+
+
+class SpannerDatabase(Bench):
+    """A database of the emulator that runs; see ``emulated``."""
+
+    def __init__(self, identity: RunIdentity, plan: Plan) -> None:
+        from state.spanner_client import connect
+        from state.spanner_schema import create_identity, create_tables
+        from tests import emulator
+
+        self._url, self._plan = emulator.fresh_url(), plan
+        create_tables(connect(self._url))
+        create_identity(connect(self._url), identity)
+
+    def open(self) -> Store:
+        from state.spanner import SpannerStore
+
+        class Hooked(SpannerStore):
+            """Every commit of a part is a point of the world."""
+
+            hook: Callable[[str, str], None]
+
+            def _commit_once(self, out: Any, fence: tuple[int, ...]) -> None:
+                self.hook("before", "commit")
+                super()._commit_once(out, fence)
+                self.hook("after", "commit")
+
+        plan = self._plan
+        store = Hooked(self._url, key_schema(plan), plan.sums, plan.window_sets)
+        store.hook = lambda when, what: None
+        return store
+
+    def close(self) -> None:
+        from tests import emulator
+
+        emulator.drop(self._url)
+
+
+def spanner(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
+    """A new database of the emulator."""
+    return SpannerDatabase(identity, plan)
+
+
+@contextlib.contextmanager
+def emulated(mutations: int = 40) -> Iterator[None]:
+    """The emulator, with room for two or three keys in a commit and for few in memory."""
+    from state import spanner, spanner_batch, spanner_keys
+    from tests import emulator
+
+    with (
+        emulator.running(),
+        mock.patch.object(spanner, "COMMIT_MUTATIONS", mutations),
+        mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", mutations),
+        mock.patch.object(spanner_keys, "INLINE_PAIRS", 2),
+        mock.patch.object(spanner, "CACHED_STATES", 30),
+    ):
+        yield
+
+
+#: The databases whose turn comes with the seed.
+DRAWN: dict[str, Make] = {"sqlite": sqlite, "limited": limited}
+MAKERS: dict[str, Make] = {**DRAWN, "spanner": spanner}

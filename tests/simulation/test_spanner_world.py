@@ -1,0 +1,61 @@
+"""The same seeds on the Spanner emulator, with commits that hold two or three keys."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from state.spanner import SpannerStore
+from state.spanner_units import SpannerUnitShard
+from tests.simulation.stores import emulated, spanner
+from tests.simulation.world import report, simulate
+
+#: 151: a decision cut short had gone further than the one that was made in its place.
+SEEDS = (0, 3, 8, 21, 102, 120, 151, 207)
+LONG = 500
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running() -> Iterator[None]:
+    with emulated():
+        yield
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_histories(seed: int) -> None:
+    outcome = simulate(seed, spanner)
+    assert outcome.problem is None, report(seed, spanner, "spanner")
+
+
+def _without_reach(real: Any) -> Any:
+    """What a decision cut short has left beyond the one in its place is not seen."""
+
+    def load(units: Any, *args: Any) -> None:
+        real(units, *args)
+        units.reach = 0
+
+    return load
+
+
+def _drops_nothing(real: Any) -> Any:
+    return lambda *_: None
+
+
+TWINS = {
+    "what reaches beyond a decision": (SpannerUnitShard, "load", _without_reach, (151,)),
+    "states after an error": (SpannerStore, "_drop", _drops_nothing, range(60)),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twin_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, make, seeds = TWINS[name]
+    monkeypatch.setattr(owner, method, make(getattr(owner, method)))
+    assert any(simulate(seed, spanner).problem for seed in seeds), f"{name} was not caught"
+
+
+@pytest.mark.slow
+def test_long() -> None:
+    for seed in range(1000, 1000 + LONG):
+        outcome = simulate(seed, spanner)
+        assert outcome.problem is None, report(seed, spanner, "spanner")

@@ -1,0 +1,243 @@
+"""Sabotaged twins of the product and of a store: each must break a rule in some seed of CI.
+
+Each is one plausible mistake in what makes faults harmless; on an undisturbed run none shows.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from dp_transforms import bounding, flow, step
+from dp_transforms.noise.continuous import ContinuousGaussian
+from dp_transforms.noise.sampler import RoundedGaussian
+from state import log
+from state.idtable import IdTable
+from state.sqlite import SqliteStore
+from tests.simulation.faulty import FaultyStore
+from tests.simulation.limited import Database, LimitedStore
+
+Twin = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+class Sabotage(NamedTuple):
+    """A twin, the store that it shows on, and the rule that it must break (any by default)."""
+
+    twin: Twin
+    store: str
+    rule: str = ""
+
+
+def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
+    """A twin with one function replaced by ``make(function)``."""
+
+    @contextlib.contextmanager
+    def twin() -> Iterator[None]:
+        with mock.patch.object(owner, name, make(getattr(owner, name))):
+            yield
+
+    return twin
+
+
+def _overwriting(real: Any) -> Any:
+    """No fence: the last to write a step wins."""
+
+    def write(store: Any, steps: Any) -> None:
+        places = [row[:3] for row, _ in steps]
+        with contextlib.suppress(sqlite3.Error):
+            for place in places:
+                store._db.execute(
+                    "DELETE FROM steps WHERE window = ? AND shard = ? AND trigger = ?", place
+                )
+        real(store, steps)
+
+    return write
+
+
+def _no_positions(real: Any) -> Any:
+    """Committed decisions are not found again."""
+
+    def admitted_before(store: Any, shard: int, units: Any) -> Any:
+        return IdTable(), real(store, shard, units)[1]
+
+    return admitted_before
+
+
+@contextlib.contextmanager
+def _not_forgotten() -> Iterator[None]:
+    """States stay in memory after an error, half changed."""
+
+    def once(stepper: Any, window: int, shard: int, trigger: int, rows: Any) -> Any:
+        with mock.patch.object(type(stepper.store), "forget", lambda *_: None):
+            return real(stepper, window, shard, trigger, rows)
+
+    real = step.Stepper._step_once
+    with mock.patch.object(step.Stepper, "_step_once", once):
+        yield
+
+
+@contextlib.contextmanager
+def _counters_not_forgotten() -> Iterator[None]:
+    def decide(plan: Any, store: Any, *rest: Any) -> Any:
+        return bounding._decide(plan, store, *rest)
+
+    with mock.patch.object(flow, "bound", decide):
+        yield
+
+
+def _fresh(real: Any) -> Any:
+    """Noise that is not named by its node."""
+    rng = np.random.default_rng(1)
+
+    def draw(*args: Any) -> Any:
+        noise, starts = real(*args)
+        return noise + rng.integers(-2, 3, len(noise)).astype(noise.dtype), starts
+
+    return draw
+
+
+def _seen_early(real: Any) -> Any:
+    """A step is emitted before it is committed."""
+
+    def commit(store: Any, window: int, shard: int, trigger: int, states: Any, result: Any) -> Any:
+        store._point.__self__.sees((window, shard, trigger), result.releases)
+        return real(store, window, shard, trigger, states, result)
+
+    return commit
+
+
+@contextlib.contextmanager
+def _emitted_before_commit() -> Iterator[None]:
+    """Whoever repeats a step that was seen and not committed draws new noise."""
+    with (
+        mock.patch.object(RoundedGaussian, "draw", _fresh(RoundedGaussian.draw)),
+        mock.patch.object(ContinuousGaussian, "draw", _fresh(ContinuousGaussian.draw)),
+        mock.patch.object(FaultyStore, "commit_step", _seen_early(FaultyStore.commit_step)),
+    ):
+        yield
+
+
+def _half_a_group(real: Any) -> Any:
+    """The last step of a group is not written, and nobody is told."""
+    return lambda store, steps: real(store, steps[: max(1, len(steps) - 1)])
+
+
+def _cut_not_kept(real: Any) -> Any:
+    """After a restart the decided cut is that of before."""
+
+    def replay(units: Any, rows: Any) -> None:
+        real(units, rows)
+        units.decided = 0
+
+    return replay
+
+
+def _counted_from_zero(real: Any) -> Any:
+    """Counters of units start again with the worker."""
+
+    def replay(units: Any, rows: Any) -> None:
+        real(units, rows)
+        units.counts[:] = 0
+
+    return replay
+
+
+def _emitted_again(real: Any) -> Any:
+    """What a source delivers again is emitted again."""
+    return lambda plan, store, shard, records, upto, since=0: real(
+        plan, store, shard, records, upto, 0
+    )
+
+
+def _from_any_states(real: Any) -> Any:
+    """Nobody looks whether the states are those of the step before."""
+
+    def once(stepper: Any, window: int, shard: int, trigger: int, rows: Any) -> Any:
+        states = stepper.store.key_shard(window, shard)
+        states.committed = max(states.committed, trigger - 1) if states.committed else 0
+        return real(stepper, window, shard, trigger, rows)
+
+    return once
+
+
+def _never_done(real: Any) -> Any:
+    """Keys that have taken a step take it again with the rest of it."""
+
+    def load(store: Any, window: int, shard: int, trigger: int, states: Any, ids: Any) -> None:
+        real(store, window, shard, trigger, states, ids)
+        states.done[:] = False
+
+    return load
+
+
+def _parts_not_fenced(real: Any) -> Any:
+    def write(database: Any, parts: Any) -> None:
+        parts = list(parts)
+        for part, _ in parts:
+            for key in part.rows:
+                kept = database.keys[part.place].get(key)
+                if kept is not None and kept.taken >= part.trigger:
+                    database.keys[part.place][key] = kept._replace(taken=part.trigger - 1)
+        real(database, parts)
+
+    return write
+
+
+def _never_ahead(real: Any) -> Any:
+    return lambda store, shard, units: False
+
+
+def _due_too_late(real: Any) -> Any:
+    """Keys that are due are not loaded without data."""
+
+    def load(store: Any, window: int, shard: int, trigger: int, states: Any, ids: Any) -> None:
+        real(store, window, shard, 0, states, ids)
+
+    return load
+
+
+def _rows_twice(real: Any) -> Any:
+    return lambda rows, batch: rows
+
+
+TWINS: dict[str, Sabotage] = {
+    "steps without a fence": Sabotage(
+        _wrapped(SqliteStore, "_write_steps", _overwriting), "sqlite"
+    ),
+    "positions ignored on replay": Sabotage(
+        _wrapped(SqliteStore, "admitted_before", _no_positions), "sqlite"
+    ),
+    "states kept after an error": Sabotage(_not_forgotten, "sqlite"),
+    "counters kept after an error": Sabotage(_counters_not_forgotten, "sqlite"),
+    "fresh noise when a step is repeated": Sabotage(
+        _emitted_before_commit, "sqlite", "a release has two values"
+    ),
+    "half a group committed": Sabotage(
+        _wrapped(SqliteStore, "_write_steps", _half_a_group), "sqlite"
+    ),
+    "decided cut not kept": Sabotage(_wrapped(log, "replay_units", _cut_not_kept), "sqlite"),
+    "counts from zero after a restart": Sabotage(
+        _wrapped(log, "replay_units", _counted_from_zero), "sqlite"
+    ),
+    "recalled records counted twice": Sabotage(
+        _wrapped(bounding, "_unrepeated", _rows_twice), "sqlite"
+    ),
+    "records delivered again emitted again": Sabotage(
+        _wrapped(flow, "bound", _emitted_again), "sqlite"
+    ),
+    "steps from old states": Sabotage(
+        _wrapped(step.Stepper, "_step_once", _from_any_states), "sqlite"
+    ),
+    "two bundles of a shard at once in a process": Sabotage(
+        _wrapped(FaultyStore, "at_work", lambda real: lambda *_: contextlib.nullcontext()), "sqlite"
+    ),
+    "done keys step twice": Sabotage(_wrapped(LimitedStore, "load_keys", _never_done), "limited"),
+    "parts without a fence": Sabotage(_wrapped(Database, "write", _parts_not_fenced), "limited"),
+    "parts of a decision not seen": Sabotage(
+        _wrapped(LimitedStore, "_ahead", _never_ahead), "limited"
+    ),
+    "due keys not loaded": Sabotage(_wrapped(LimitedStore, "load_keys", _due_too_late), "limited"),
+}
