@@ -22,7 +22,7 @@ from tests.faults.processes import files
 from tests.streams import START, STEP
 
 #: Kills of each store in the longer run, most of one run, and the longest run.
-KILLS, KILLS_OF_RUN, LONGEST = 40, 4, 120
+KILLS, KILLS_OF_RUN, LONGEST = 25, 4, 120
 WINDOWS, TRIGGERS = 8, 6
 JOB = """
 [source]
