@@ -4,6 +4,7 @@ the client, which can hold keys of rows.
 Statuses come over a real socket from a small gRPC server; credentials from files.
 """
 
+import functools
 import json
 import traceback
 from collections.abc import Callable, Iterator
@@ -152,6 +153,28 @@ def test_a_token_that_cannot_be_renewed() -> None:
     lost.message = f"Getting metadata from plugin failed with error: {CANARY}"
     error = refused(lost)
     assert "credentials" in error.rule and CANARY not in str(error)
+
+
+def test_init_whose_answers_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call that changes something takes effect and seems to fail; the next attempt goes on."""
+    with emulator.running():
+        url = emulator.fresh_url()
+        database = connect(url)
+        api, lost = database._instance._client.database_admin_api, list[Any]()
+
+        def unheard(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            answer = real(*args, **options)
+            if real not in lost:
+                lost.append(real)
+                raise failure(grpc.StatusCode.UNAVAILABLE)
+            return answer
+
+        for owner, name in ((api, "create_database"), (database.spanner_api, "commit")):
+            monkeypatch.setattr(owner, name, functools.partial(unheard, getattr(owner, name)))
+        assert create_tables(database)
+        assert create_identity(database, IDENTITY) == IDENTITY
+        assert len(lost) == 2 and create_tables(database) is False
+        emulator.drop(url)
 
 
 def test_what_is_missing_on_a_server() -> None:
