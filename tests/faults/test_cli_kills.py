@@ -22,7 +22,7 @@ from tests.faults.processes import files
 from tests.streams import START, STEP
 
 #: Kills of each store in the longer run, most of one run, and the longest run.
-KILLS, KILLS_OF_RUN, LONGEST = 25, 4, 120
+KILLS, KILLS_OF_RUN, LONGEST = 15, 5, 120
 WINDOWS, TRIGGERS = 8, 6
 JOB = """
 [source]
@@ -162,10 +162,11 @@ def test_the_command_is_killed_at_random(tmp_path: Path, kind: str, place: Place
     while len(moments) < KILLS:
         folder = write_job(tmp_path / f"job{runs}", place())
         for _ in range(int(rng.integers(1, KILLS_OF_RUN + 1))):
-            end = time.monotonic() + float(rng.uniform(0.3, 1.1)) * took
+            end = time.monotonic() + float(rng.uniform(0.4, 1.0)) * took
             if killed(folder, lambda end=end: time.monotonic() > end):  # type: ignore[misc]
                 moments.append(seen(folder))
-        finish(folder)
+        # Other work of the machine makes it fast and slow.
+        took = finish(folder)
         assert published(folder) == expected
         runs += 1
     between = sum(0 < m < WINDOWS * TRIGGERS for m in moments)
