@@ -31,6 +31,7 @@ _EMULATOR = "SPANNER_EMULATOR_HOST"
 _MULTIPLEXED = ("", "_PARTITIONED_OPS", "_FOR_RW")
 _AGAIN = (
     exceptions.Aborted,
+    exceptions.Cancelled,
     exceptions.ServiceUnavailable,
     exceptions.DeadlineExceeded,
     exceptions.InternalServerError,

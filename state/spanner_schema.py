@@ -20,6 +20,7 @@ No table has a column per aggregate, so one schema serves every plan.
 import contextlib
 
 import msgspec
+from google.api_core import exceptions
 from google.cloud.spanner_v1.database import Database
 
 from accounting.errors import PolicyError, UsageError
@@ -103,7 +104,7 @@ def create_tables(database: Database) -> bool:
     """
     if not administered(database.exists):
         database._ddl_statements = tuple(statements())
-        administered(lambda: database.create().result(300))
+        administered(lambda: _create(database))
         return True
     administered(database.reload)
     there = {d.split()[2] for d in database.ddl_statements if d.startswith("CREATE TABLE")}
@@ -117,6 +118,12 @@ def create_tables(database: Database) -> bool:
     if missing:
         administered(lambda: database.update_ddl(missing).result(300))
     return bool(missing)
+
+
+def _create(database: Database) -> None:
+    # It is there when the answer of an earlier attempt was lost, or another process was faster.
+    with contextlib.suppress(exceptions.AlreadyExists):
+        database.create().result(300)
 
 
 def create_identity(database: Database, identity: RunIdentity) -> RunIdentity:

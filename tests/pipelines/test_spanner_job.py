@@ -4,17 +4,21 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
 from pipelines.cli import cli
 from state import open as stores
+from state import spanner_client
+from state.ledger import Ledger
 from state.spanner_client import connect
 from state.spanner_notes import read_note, swap_note
 from state.spanner_schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
 from tests.pipelines.test_state_view import JOB
+from tests.refusing import CANARY, refusing
 
 RUN_ID = 'insecure_test_run_id = "22222222222222222222222222222222"\n[state]'
 
@@ -92,6 +96,34 @@ def test_a_database_without_tables_is_refused(tmp_path: Path, url: str) -> None:
     assert error["field"] == "state.store" and "dpstream state init" in str(error["fix"])
     assert not (tmp_path / "job" / "out").exists()
     create_tables(connect(url))
+
+
+LEDGER = """[ledger]
+path = "ledger.db"
+data_set = "pages"
+limit = { epsilon = 20.0, delta = 1e-2 }
+[sink]"""
+
+
+def test_a_database_that_refuses_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No charge, no folder of releases; and the error shows nothing of the database's text."""
+    there = write_job(tmp_path / "job", "spanner://p/i/d")
+    there.write_text(there.read_text().replace("[sink]", LEDGER))
+    for code, words in (
+        (grpc.StatusCode.PERMISSION_DENIED, "may not use"),
+        (grpc.StatusCode.UNAUTHENTICATED, "credentials"),
+        (grpc.StatusCode.NOT_FOUND, "no such"),
+    ):
+        with refusing(code, monkeypatch):
+            error = call("run", there, code=2)
+        spanner_client._connect.cache_clear()
+        assert words in str(error["rule"]) and CANARY not in json.dumps(error)
+        assert not (tmp_path / "job" / "out").exists()
+        ledger = Ledger(tmp_path / "job" / "ledger.db", "pages")
+        assert ledger.entries() == []
+        ledger.close()
 
 
 @pytest.mark.parametrize("store", ["spanner:", "spanner://p/i", "spanner://P/i/d", "spanner:p/i/d"])
