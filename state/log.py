@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -246,9 +247,23 @@ def records_of(rows: Sequence[tuple[int, bytes, bytes]]) -> Admitted:
 
 def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitted]:
     """All admitted records with an index by ``position_ids``."""
-    everything, index = records_of(rows), IdTable()
-    index.intern(position_ids(everything.partition, everything.offset, everything.unit))
-    return index, everything
+    return indexed(records_of(rows))
+
+
+def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
+    """(index by ``position_ids``, the records): slots of the index are rows of the records.
+
+    Should a position stand there twice (a unit that uses one record id again for an event of
+    another time can do so once the first has expired), the first counts; a row too many would
+    shift what is known of all records behind it.
+    """
+    index = IdTable()
+    slots = index.intern(position_ids(records.partition, records.offset, records.unit))
+    if index.size < len(slots):
+        first = np.unique(slots, return_index=True)[1]
+        columns = [None if c is None else c[first] for c in msgspec.structs.astuple(records)]
+        records = Admitted(*columns)
+    return index, records
 
 
 def position_ids(partition: Ints, offset: Ints, unit: Ints) -> Ids:

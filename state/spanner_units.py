@@ -6,7 +6,7 @@ import numpy as np
 from google.cloud.spanner_v1.database import Database
 
 from state.idtable import IdTable
-from state.log import position_ids
+from state.log import indexed
 from state.spanner_batch import Mutations
 from state.spanner_client import read_rows
 from state.spanner_rows import (
@@ -96,14 +96,13 @@ class SpannerUnitShard(UnitShard):
         """All admitted records in memory, with an index by ``position_ids``."""
         self._extend()
         records, owner = unpack_records(self._records)
-        index = IdTable()
-        unit = owner.astype(np.int32)
-        index.intern(position_ids(records["partition"], records["offset"], unit))
-        return index, Admitted(
-            records["partition"],
-            records["offset"],
-            unit,
-            records["pairs"],
-            records["cut"],
-            records["rank"],
+        return indexed(
+            Admitted(
+                records["partition"],
+                records["offset"],
+                owner.astype(np.int32),
+                records["pairs"],
+                records["cut"],
+                records["rank"],
+            )
         )
