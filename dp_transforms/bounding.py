@@ -15,8 +15,9 @@ from numba import njit
 from accounting.plan import Plan
 from accounting.timeline import Timeline
 from dp_transforms.batches import admitted_schema, ids_of, key_fields, numbers, value_columns
+from state.life import period_cut
 from state.log import position_ids
-from state.store import Admitted, Store
+from state.store import Admitted, Store, UnitShard
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]
@@ -94,17 +95,19 @@ def admit(
     return out, rank
 
 
-def open_windows(line: Timeline, event_cut: Int64, leaf_cut: Int64) -> tuple[Int64, Int64]:
+def open_windows(
+    line: Timeline, event_cut: Int64, leaf_cut: Int64, least: int = 0
+) -> tuple[Int64, Int64]:
     """(first open window, how many) of records of an event cut that enter at ``leaf_cut``.
 
     A window is open for a record when it covers the event and ``leaf_cut`` is not past its
-    last trigger.
+    last trigger; those before ``least`` are abandoned.
     """
     stride = line.slide // line.trigger_every
     width = line.window // line.trigger_every
     most = np.iinfo(np.int64).max if line.end is None else line.windows - 1
     first, count = np.empty_like(event_cut), np.empty_like(event_cut)
-    _open(event_cut, leaf_cut, stride, width, line.triggers, most, first, count)
+    _open(event_cut, leaf_cut, stride, width, line.triggers, least, most, first, count)
     return first, count
 
 
@@ -115,6 +118,7 @@ def _open(
     stride: int,
     width: int,
     triggers: int,
+    least: int,
     most: int,
     first: Int64,
     count: Int64,
@@ -122,7 +126,7 @@ def _open(
     for i in range(event_cut.size):
         covers = -((width - event_cut[i]) // stride)
         unclosed = -((triggers - leaf_cut[i]) // stride)
-        begin = max(0, covers, unclosed)
+        begin = max(least, covers, unclosed)
         first[i] = begin
         count[i] = max(0, min((event_cut[i] - 1) // stride, most) - begin + 1)
 
@@ -161,10 +165,11 @@ class Batch:
         unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
         cut: trigger at which it was or will be decided; known: decided before.
         undelivered: turned up when no open cut was left.
+        least: the first window that was not abandoned.
     """
 
-    def __init__(self, plan: Plan, records: pa.RecordBatch) -> None:
-        rows = records.num_rows
+    def __init__(self, plan: Plan, records: pa.RecordBatch, least: int = 0) -> None:
+        rows, self.least = records.num_rows, least
         self.stamp = numbers(records.column("stamp"))
         self.partition = numbers(records.column("partition"))
         self.offset = numbers(records.column("offset"))
@@ -182,7 +187,7 @@ def _decide(
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
     """See ``bound``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
-    batch = Batch(plan, records)
+    batch = Batch(plan, records, store.marks.abandoned)
     store.load_units(shard, units, batch.ids)
     late = rejected = 0
     if units.ahead or (batch.cut <= units.decided).any():
@@ -202,14 +207,26 @@ def _decide(
     }
 
 
-def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> None:
-    """Fill in committed decisions; what has none although its cut was decided comes late."""
+def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
+    """Give every unit of the batch its slot, and say until when it can have records."""
     units = store.unit_shard(shard)
     batch.unit = units.intern(batch.ids)
+    if plan.timeline.period is not None:
+        units.until[batch.unit] = period_cut(plan.timeline, batch.event_cut)
+    return units
+
+
+def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> None:
+    """Fill in committed decisions; what has none although its cut was decided comes late."""
+    units = _enter(plan, store, shard, batch)
     index, before = store.admitted_before(shard, units)
     at = index.find(position_ids(batch.partition, batch.offset, batch.unit))
-    known = batch.known = at >= 0
-    missed = ~known & (batch.cut <= units.decided)
+    known = at >= 0
+    # Positions up to this cut may be gone, or going: none of their windows is open any more.
+    known[known] = before.cut[at[known]] > units.forgotten
+    settled = ~known & (batch.cut <= units.forgotten)
+    batch.known = known | settled
+    missed = ~batch.known & (batch.cut <= units.decided)
     batch.pairs[known] = before.pairs[at[known]]
     batch.cut[known] = np.maximum(batch.cut[known], before.cut[at[known]])
     if before.rank is not None:
@@ -221,12 +238,12 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> No
 
 def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> tuple[int, int]:
     """Decide what is undecided up to a cut and commit it; returns (late, rejected) pairs."""
-    units = store.unit_shard(shard)
-    batch.unit = units.intern(batch.ids)
+    units = _enter(plan, store, shard, batch)
     new = np.flatnonzero(~batch.known & (batch.cut <= upto) & ~batch.undelivered)
     event_cut = batch.event_cut[new]
-    _, wanted = open_windows(plan.timeline, event_cut, np.maximum(event_cut, batch.cut[new]))
-    _, possible = open_windows(plan.timeline, event_cut, event_cut)
+    line, leaf_cut = plan.timeline, np.maximum(event_cut, batch.cut[new])
+    _, wanted = open_windows(line, event_cut, leaf_cut, batch.least)
+    _, possible = open_windows(line, event_cut, event_cut)
     taken, rank = admit(
         batch.unit[new],
         batch.stamp[new],
@@ -279,7 +296,7 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     stride = line.slide // line.trigger_every
     event_cut, pairs = batch.event_cut[rows], batch.pairs[rows]
     leaf_cut = np.maximum(event_cut, batch.cut[rows])
-    first, _ = open_windows(line, event_cut, leaf_cut)
+    first, _ = open_windows(line, event_cut, leaf_cut, batch.least)
     repeated = np.repeat(np.arange(len(rows)), pairs)
     nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
     window = first[repeated] + nth

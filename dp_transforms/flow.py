@@ -37,8 +37,10 @@ from dp_transforms.release import (
     steps_through,
 )
 from dp_transforms.run import KeySource, Run, begin_run
-from dp_transforms.step import Stepper, run_name, shard_of
+from dp_transforms.step import Stepper, run_name
 from dp_transforms.telemetry import count, guarded, step_done, timed
+from state.idtable import shard_of
+from state.life import expire
 
 
 class Output(NamedTuple):
@@ -230,24 +232,28 @@ class ReleaseCallback:
 
     def __call__(self) -> Callable[..., Iterator[Any]]:
         """Open store and key on the worker."""
-        run, ring = self._run, self._run.keys.ring()
+        run, ring, line = self._run, self._run.keys.ring(), self._run.plan.timeline
         public = None
         if run.public is not None:
             public = (run.public, public_key_ids(run.plan, ring, run.public))
-        stepper = Stepper(run.plan, ring, run.open(), public, run.performance.look_ahead)
+        store = run.open()
+        stepper = Stepper(run.plan, ring, store, public, run.performance.look_ahead)
         schema = admitted_schema(run.plan)
 
         def release(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Iterator[ShardRelease]:
-            rows = concat(batches, schema)
-            for group in commit_groups(steps_through(run.plan.timeline, rows, upto, since)):
+            rows, first = concat(batches, schema), store.marks.first
+            steps = (step for step in steps_through(line, rows, upto, since) if step[0] >= first)
+            for group in commit_groups(steps):
                 with timed("step"):
                     done = stepper.steps(shard, group)
                 for (window, trigger, _), (released, computed) in zip(group, done, strict=True):
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
                     yield (window, trigger), released
+            with timed("expire"):
+                expire(store, line, least=line.window // line.trigger_every)
 
         return release
 

@@ -19,7 +19,12 @@ from accounting.limits import STEP_ATTEMPTS
 from accounting.plan import Plan
 from accounting.strategies import Strategy, make_strategy
 from dp_transforms.aggregation import aggregate, distinct
-from dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
+from dp_transforms.batches import (
+    admitted_schema,
+    empty,
+    id_array,
+    shard_release_schema,
+)
 from dp_transforms.ids import key_ids
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.paths import NoiseStream, Sampler
@@ -28,8 +33,10 @@ from dp_transforms.noise.sampler import RoundedGaussian
 from dp_transforms.perturbation import Published, PublishedPaths, publish
 from dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
 from dp_transforms.selection import Needs, candidates, select
+from state.idtable import shard_of
 from state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 
+Bool = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
 _NO_SLOTS: Int64 = np.zeros(0, np.int64)
@@ -74,6 +81,7 @@ class Stepper:
         strategy = make_strategy(plan.privacy.strategy, plan.selection_leaves)
         self._look_ahead = look_ahead or default_look_ahead(strategy)
         self._input = admitted_schema(plan)
+        self._leads = store.leads
 
     def step(
         self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
@@ -106,7 +114,7 @@ class Stepper:
         states = self.store.key_shard(window, shard)
         if trigger <= states.committed:
             committed = self.store.committed_releases(window, shard, trigger)
-            assert committed is not None
+            assert committed is not None  # a run skips the windows that dropped theirs
             if trigger == self.plan.timeline.triggers:
                 self.store.forget(window, shard)
             return committed, False
@@ -139,10 +147,14 @@ class Stepper:
     ) -> StepResult:
         rows = rows if rows is not None else empty(self._input)
         ids = key_ids(self.plan, self.keys.key, rows)
-        public, public_ids = self._public_of(shard) if trigger == 1 else (None, ids[:0])
+        public, public_ids = self._public_of(window, shard, trigger)
         self.store.load_keys(window, shard, trigger, states, np.concatenate([ids, public_ids]))
         entered = _NO_SLOTS if public is None else self._enter_public(states, public, public_ids)
         before = states.due_at(trigger)
+        if window in self._leads:  # of shards that were ahead at a reshard
+            states.done[: states.size] |= self._ahead(window, trigger, states.table.ids)
+            left = ~self._ahead(window, trigger, ids)
+            rows, ids = rows.filter(pa.array(left)), ids[left]
         if states.done.any():  # a part of this step is committed: its keys have taken it
             before = before[~states.done[before]]
             at = states.table.find(ids)
@@ -215,12 +227,21 @@ class Stepper:
         states.base[selected] = trigger
         states.units[selected] = 0
 
-    def _public_of(self, shard: int) -> tuple[pa.Table | None, Ids]:
-        """Public keys of a shard and their ids, if there are any."""
-        if self._public is None:
+    def _ahead(self, window: int, trigger: int, ids: Ids) -> Bool:
+        """Which keys have taken the step on the shards they were on before a reshard."""
+        ahead = np.zeros(len(ids), np.bool_)
+        for lead in self._leads.get(window, []):
+            progress = np.array(lead.progress, np.int32)
+            ahead |= progress[shard_of(ids, len(progress))] >= trigger
+        return ahead
+
+    def _public_of(self, window: int, shard: int, trigger: int) -> tuple[pa.Table | None, Ids]:
+        """Public keys that enter a shard at this step and their ids: all at the first."""
+        if self._public is None or trigger > 1:
             return None, np.empty((0, 2), np.uint64)
         table, ids = self._public
-        mine = np.flatnonzero(shard_of(ids, self.store.identity.shards) == shard)
+        mine = shard_of(ids, self.store.identity.shards) == shard
+        mine = np.flatnonzero(mine & ~self._ahead(window, trigger, ids))
         return table.take(pa.array(mine)), ids[mine]
 
     @staticmethod
@@ -284,8 +305,3 @@ def run_name(identity: RunIdentity) -> tuple[bytes, ...]:
         identity.epoch.to_bytes(8, "little"),
         bytes.fromhex(identity.plan_hash),
     )
-
-
-def shard_of(ids: npt.NDArray[np.uint64], shards: int) -> Int64:
-    """Shard number of keyed ids (the high bits; hash tables use the low ones)."""
-    return ((ids[:, 1] >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)

@@ -62,7 +62,8 @@ class ListCommand(click.Command):
 
 @dataclass
 class Bar:
-    """A progress bar on stderr that counts steps (windows x triggers x shards), not records."""
+    """A progress bar on stderr that counts public things (by default steps: windows x triggers x
+    shards), never records."""
 
     hidden: bool
     what: str = "steps"

@@ -164,7 +164,12 @@ def read_parts(file: Path, schema: pa.Schema) -> Iterator[pa.Table]:
 def release_files(path: str | Path) -> Iterator[Path]:
     """Files of releases below a sink's folder, ordered by (window, trigger)."""
     found = (p for kind in KINDS for p in Path(path).glob(f"window-*/trigger-*.{kind}"))
-    yield from sorted(found, key=lambda p: (_number(p.parent), _number(p), p.suffix))
+    yield from sorted(found, key=lambda p: (*name_of(p), p.suffix))
+
+
+def name_of(file: Path) -> tuple[int, int]:
+    """(window, trigger) of a release's file, -1 where its name has no number."""
+    return _number(file.parent), _number(file)
 
 
 def _number(path: Path) -> int:

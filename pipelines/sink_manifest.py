@@ -104,8 +104,10 @@ def check_sink(run: Run, folder: Path, kind: str, replaying: bool = False) -> bo
     store, latest, caught_up = run.open(), dict[int, Published](), True
     # In this order: what another worker publishes meanwhile is committed before.
     published = list(_listing(folder))
-    done = store.completed(run.shards)
+    done, first = store.completed(run.shards), store.marks.first
     for one in published:
+        if one.window < first:  # dropped from the store, or abandoned: the sink alone has it
+            continue
         if one.trigger <= done.get(one.window, 0):
             latest[one.window] = one  # the listing is in order
             continue

@@ -36,6 +36,7 @@ from pipelines.sink_formats import (
 __all__ = [
     "WriteDeadLetters",
     "WriteReleases",
+    "compare_release",
     "dead_letter_folder",
     "read_dead_letters",
     "read_releases",
@@ -79,9 +80,16 @@ def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, 
 
 
 def write_releases(
-    folder: Path, kind: str, batches: Sequence[pa.RecordBatch]
+    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool = False
 ) -> list[tuple[int, int]]:
-    """``write_release`` of many: their waits for the disk overlap, each folder is synced once."""
+    """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
+
+    Args:
+        only_compare: write none that is not there, as long as others remain to be compared.
+    """
+    if only_compare:
+        there = [(folder / release_path(*_name(batch), kind)).exists() for batch in batches]
+        batches = [batch for batch, found in zip(batches, there, strict=True) if found]
     try:
         if len(batches) == 1:
             written = [_write(folder, kind, batches[0])]
@@ -92,6 +100,15 @@ def write_releases(
     except OSError:
         raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
     return [_name(batch) for batch in batches]
+
+
+def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
+    """Whether the sink has this release with this content."""
+    path = folder / release_path(*_name(batch), kind)
+    try:
+        return path.exists() and same_content(path, encode(batch, kind), kind)
+    except OSError:
+        raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
 
 def _name(batch: pa.RecordBatch) -> tuple[int, int]:
@@ -119,8 +136,8 @@ def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[Path, bool]:
 class _WriteRelease(beam.DoFn):
     """Sealed releases -> their files, several together; yields (window, trigger)."""
 
-    def __init__(self, folder: str, kind: str) -> None:
-        self.folder, self.kind = folder, kind
+    def __init__(self, folder: str, kind: str, only_compare: bool = False) -> None:
+        self.folder, self.kind, self.only_compare = folder, kind, only_compare
 
     def start_bundle(self) -> None:
         """Nothing is held yet."""
@@ -144,15 +161,17 @@ class _WriteRelease(beam.DoFn):
     def _flush(self) -> list[tuple[int, int]]:
         held, self._held, self._rows = self._held, [], 0
         with timed("sink"):
-            return write_releases(Path(self.folder), self.kind, held) if held else []
+            if not held:
+                return []
+            return write_releases(Path(self.folder), self.kind, held, self.only_compare)
 
 
 class WriteReleases(beam.PTransform):  # type: ignore[misc]
     """Write sealed releases to the job's sink; gives the (window, trigger) of each."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, only_compare: bool = False) -> None:
         super().__init__()
-        self._dofn = _WriteRelease(job.sink.path, job.sink.kind)
+        self._dofn = _WriteRelease(job.sink.path, job.sink.kind, only_compare)
 
     def expand(self, releases: Any) -> Any:
         """One file per element."""

@@ -19,6 +19,7 @@ from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
+from pipelines.restored import catch_up, diverged
 from pipelines.runners import make_runner
 from pipelines.sink_manifest import check_sink, refuse_lost_store, write_manifest
 from pipelines.sinks import WriteDeadLetters, WriteReleases
@@ -26,6 +27,7 @@ from pipelines.sources import ReadFiles
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
+from state.store import RunIdentity
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]
@@ -67,6 +69,20 @@ def begin(job: Job) -> tuple[Run, bool]:
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
+    run, resumed, caught_up = prepare(job)
+    charge(job, run)
+    if run.open().restoring:
+        tokens.restored(run.open(), caught_up)
+    write_manifest(run, Path(job.sink.path), job.sink.kind)
+    return run, resumed
+
+
+def prepare(job: Job) -> tuple[Run, bool, bool]:
+    """``begin`` up to the charge: the store exists and its run id is committed.
+
+    Returns:
+        (run, whether the store existed, whether it has committed all that is published).
+    """
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
@@ -89,16 +105,11 @@ def begin(job: Job) -> tuple[Run, bool]:
         public=public,
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
-    restored = run.open().note(tokens.RESTORE) is not None
     try:
-        caught_up = check_sink(run, sink, job.sink.kind, replaying=restored)
+        caught_up = check_sink(run, sink, job.sink.kind, replaying=run.open().restoring)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
-    charge(job, run)
-    if restored:
-        tokens.restored(run.open(), caught_up)
-    write_manifest(run, sink, job.sink.kind)
-    return run, resumed
+    return run, resumed, caught_up
 
 
 def _refuse_private_in_sink(job: Job) -> None:
@@ -141,6 +152,15 @@ def charge(job: Job, run: Run) -> None:
             limit, identity = job.ledger.limit, store.identity
             spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
             tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
+
+
+def charge_restored(job: Job, identity: RunIdentity) -> None:
+    """Charge a further epoch of a run before its store is there; `begin` finds it charged."""
+    with _ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit = job.ledger.limit
+            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            ledger.charge(spend, limit.epsilon, limit.delta)
 
 
 @contextlib.contextmanager
@@ -196,22 +216,23 @@ def run_job(
     source = ReadFiles(job)
     before = stamps(job)
     run, resumed = begin(job)
-    line = job.plan.timeline
-    steps = line.windows * line.triggers * run.shards
+    line, store = job.plan.timeline, run.open()
+    steps = (line.windows - store.marks.first) * line.triggers * run.shards
+    restoring = store.restoring
     pipeline = beam.Pipeline(runner=engine, options=options)
     read = pipeline | "Source" >> source
     output = read.records | "DPStream" >> DPStream(run.plan, run)
-    _ = output.releases | "Releases" >> WriteReleases(job)
+    _ = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
     operator_totals.clear()
     try:
         with watch_steps(progress, steps), HAND_OVER.open():
             pipeline.run().wait_until_finish()
-    except DpstreamError:
-        raise
+    except DpstreamError as error:
+        raise diverged(error, restoring) from None
     except Exception as error:
-        raise coded(error) from None
+        raise diverged(coded(error), restoring) from None
     else:
         if stamps(job) != before:
             raise PolicyError(
@@ -219,6 +240,8 @@ def run_job(
                 "a file changed while it was read, so this store's noise may belong to two inputs",
                 "do not resume this store or publish its last releases; begin a new run",
             )
+        if restoring:
+            catch_up(run, Path(job.sink.path), job.sink.kind)
         # A ledger that cannot be reached now only leaves copies of the running store unmarked.
         with contextlib.suppress(RunError), _ledger(job) as ledger:
             if ledger is not None:

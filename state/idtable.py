@@ -65,6 +65,11 @@ def _find(table: Int32, ids: Ids, queries: Ids, slots: Int64) -> None:  # pragma
             at = (at + np.uint64(1)) & mask
 
 
+def shard_of(ids: Ids, shards: int) -> Int64:
+    """Shard number of keyed ids (the high bits; hash tables use the low ones)."""
+    return ((ids[:, 1] >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)
+
+
 class IdTable:
     """128-bit id -> slot 0, 1, 2, ... in order of first appearance."""
 
@@ -146,6 +151,11 @@ class PairSet:
         fresh = np.empty(len(slots), np.bool_)
         self.size += int(_add(self._owner, self._pairs, slots, units, fresh))
         return fresh
+
+    def entries(self) -> tuple[Int64, Ids]:
+        """(owner of each pair, (n, 2) ids), in no particular order."""
+        live = self._owner >= 0
+        return self._owner[live].astype(np.int64), self._pairs[live]
 
     def _grow(self, extra: int, stale: Bool | None) -> None:
         kept = self.size

@@ -8,10 +8,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state.idtable import IdTable
-from state.store import Admitted, Ids, Ints, KeyShard, StepResult, UnitShard
+from state.life_store import PIECE_ROWS as _PIECE_ROWS
+from state.life_store import KeyPiece, piece_bounds
+from state.store import NEVER, Admitted, Ids, Int32, Int64, Ints, KeyShard, StepResult, UnitShard
 
 _ID = pa.binary(16)
-_PIECE_ROWS = 1_000_000
 
 
 def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
@@ -33,7 +34,15 @@ def _ids(ids: Ids) -> pa.Array:
     return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
 
 
-def _id_view(column: pa.Array) -> Ids:
+def merged(releases: pa.RecordBatch, more: pa.RecordBatch | None) -> pa.RecordBatch:
+    """One batch with the rows of both."""
+    if more is None or more.num_rows == 0:
+        return releases
+    return _one(pa.Table.from_batches([releases, more]))
+
+
+def id_view(column: pa.Array) -> Ids:
+    """(n, 2) words of a column of 16 bytes that starts at its buffer's start."""
     return np.frombuffer(column.buffers()[1] or b"", np.uint64)[: 2 * len(column)].reshape(-1, 2)
 
 
@@ -66,16 +75,62 @@ def _one(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
+def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
+    """(new keys, their states, pairs) of a piece of a snapshot whose keys get these new slots."""
+    columns = {
+        "slot": slots.astype(np.int32),
+        "units": piece.units,
+        "due": piece.due,
+        "round": piece.round,
+        "base": piece.base,
+        "done": piece.done,
+    }
+    for stream in range(piece.values.shape[1]):
+        columns[f"v{stream}"] = piece.values[:, stream]
+    pairs = pa.RecordBatch.from_arrays(
+        [pa.array(slots[piece.pair_rows].astype(np.int32)), _ids(piece.pair_units)],
+        names=["slot", "unit"],
+    )
+    return (
+        to_bytes(_one(piece.keys)),
+        to_bytes(pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})),
+        to_bytes(pairs),
+    )
+
+
+def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
+    """All keys of states in pieces."""
+    slots, units = states.pairs.entries()
+    order = np.argsort(slots, kind="stable")
+    slots, units = slots[order], units[order]
+    ids = states.table.ids
+    for piece in piece_bounds(states.size, _PIECE_ROWS):
+        keys = states.key_columns(np.arange(piece.start, piece.stop))
+        first, last = np.searchsorted(slots, (piece.start, piece.stop))
+        yield KeyPiece(
+            keys.append_column("_id", _ids(ids[piece])),
+            states.units[piece],
+            states.values[piece],
+            states.due[piece],
+            states.round[piece],
+            states.base[piece],
+            states.done[piece],
+            slots[first:last] - piece.start,
+            units[first:last],
+        )
+
+
 def replay_keys(
     states: KeyShard, rows: Iterable[tuple[int, bytes | None, bytes | None, bytes | None]]
 ) -> None:
-    """Apply the log of a (window, shard) to empty states."""
+    """Apply the pieces of a snapshot and then the log of a (window, shard) to empty states."""
+    done = []
     for trigger, keys, changed, pairs in rows:
         if keys is None or changed is None or pairs is None:
             states.mark_committed(trigger)
             continue
         batch = from_bytes(keys)
-        states.intern(_id_view(batch.column("_id")), batch)
+        states.intern(id_view(batch.column("_id")), batch)
         change = from_bytes(changed)
         slots = change.column("slot").to_numpy()
         states.units[slots] = change.column("units").to_numpy()
@@ -86,55 +141,97 @@ def replay_keys(
             states.values[slots, stream] = change.column(f"v{stream}").to_numpy()
         pair = from_bytes(pairs)
         states.pairs.add(
-            pair.column("slot").to_numpy().astype(np.int64), _id_view(pair.column("unit"))
+            pair.column("slot").to_numpy().astype(np.int64), id_view(pair.column("unit"))
         )
+        if "done" in change.schema.names:
+            done.append(slots[change.column("done").to_numpy(zero_copy_only=False)])
+        else:  # a step that was committed after the snapshot
+            done = []
         states.mark_committed(trigger)
+    for slots in done:
+        states.done[slots] = True
 
 
-def unit_blobs(units: UnitShard, admitted: Admitted) -> Iterator[tuple[bytes, bytes]]:
+def unit_blobs(
+    units: UnitShard, admitted: Admitted, whole: bool = False
+) -> Iterator[tuple[bytes, bytes]]:
     """(new unit ids, admitted records) of one commit of decisions, in pieces.
 
     A piece holds at most ``_PIECE_ROWS`` rows, so that a large commit is not built in memory
     twice; offsets are written as differences, which compress well.
+
+    Args:
+        whole: write all units with their counts, which then are not the sums of the records'
+            pairs: records may be missing.
     """
-    ids = units.table.ids[units.logged :]
-    rows = max(len(ids), len(admitted.offset), 1)
-    for at in range(0, rows, _PIECE_ROWS):
-        piece = slice(at, at + _PIECE_ROWS)
-        ranks = {} if admitted.rank is None else {"rank": pa.array(admitted.rank[piece])}
-        records = pa.RecordBatch.from_pydict(
-            {
-                "partition": pa.array(admitted.partition[piece]),
-                "step": pa.array(np.diff(admitted.offset[piece], prepend=0)),
-                "unit": pa.array(admitted.unit[piece]),
-                "pairs": pa.array(admitted.pairs[piece]),
-                "cut": pa.array(admitted.cut[piece]),
-                **ranks,
-            }
-        )
-        new = pa.RecordBatch.from_arrays([_ids(ids[piece])], names=["unit"])
-        yield to_bytes(new), to_bytes(records, "lz4")
+    first, size = 0 if whole else units.logged, units.table.size
+    rows = max(size - first, len(admitted.offset), 1)
+    for at in piece_bounds(rows, _PIECE_ROWS):
+        named = slice(first + at.start, min(first + at.stop, size))
+        ids, until = units.table.ids[named], units.until[named]
+        counts = units.counts[named] if whole else None
+        yield ids_blob(ids, until, counts), records_blob(admitted, at)
+
+
+def ids_blob(ids: Ids, until: Int32, counts: Int32 | None = None) -> bytes:
+    """New units of a commit; with counts: as they are, whatever the commit's records say."""
+    columns = {"unit": _ids(ids)}
+    if (until != NEVER).any():
+        columns["until"] = pa.array(until)
+    if counts is not None:
+        columns["count"] = pa.array(counts)
+    return to_bytes(pa.RecordBatch.from_pydict(columns))
+
+
+def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
+    """Admitted records of a commit."""
+    ranks = {} if admitted.rank is None else {"rank": pa.array(admitted.rank[piece])}
+    records = pa.RecordBatch.from_pydict(
+        {
+            "partition": pa.array(admitted.partition[piece]),
+            "step": pa.array(np.diff(admitted.offset[piece], prepend=0)),
+            "unit": pa.array(admitted.unit[piece]),
+            "pairs": pa.array(admitted.pairs[piece]),
+            "cut": pa.array(admitted.cut[piece]),
+            **ranks,
+        }
+    )
+    return to_bytes(records, "lz4")
+
+
+def no_records() -> Admitted:
+    """No admitted record."""
+    none = np.zeros(0, np.int32)
+    return Admitted(none, np.zeros(0, np.int64), none, none, none)
 
 
 def replay_units(units: UnitShard, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
     """Apply all commits of a unit shard to empty counters."""
-    for cut, ids, _ in rows:
+    summed = []
+    for cut, ids, records in rows:
         units.decided = cut
-        units.intern(_id_view(from_bytes(ids).column("unit")))
-    for _, _, records in rows:  # a piece's records may name units of a later piece
+        batch = from_bytes(ids)
+        slots = units.intern(id_view(batch.column("unit")))
+        if "until" in batch.schema.names:
+            units.until[slots] = batch.column("until").to_numpy()
+        if "count" in batch.schema.names:
+            units.counts[slots] = batch.column("count").to_numpy()
+        else:
+            summed.append(records)
+    for records in summed:  # a piece's records may name units of a later piece
         batch = from_bytes(records)
         slots = batch.column("unit").to_numpy()
         np.add.at(units.counts, slots, batch.column("pairs").to_numpy())
     units.logged = units.table.size
 
 
-def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitted]:
-    """All admitted records with an index by ``position_ids``."""
+def records_of(rows: Sequence[tuple[int, bytes, bytes]]) -> Admitted:
+    """All admitted records of the commits."""
     batches = [from_bytes(records) for _, _, records in rows]
-    index = IdTable()
+    # Empty ones have no rank; they would hide that the others have.
+    batches = [b for b in batches if b.num_rows]
     if not batches:
-        none = np.zeros(0, np.int32)
-        return index, Admitted(none, np.zeros(0, np.int64), none, none, none)
+        return no_records()
     offset = np.concatenate([np.cumsum(b.column("step").to_numpy()) for b in batches])
     table = pa.Table.from_batches(batches)
 
@@ -142,9 +239,14 @@ def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitte
         return np.asarray(table.column(name).to_numpy())
 
     rank = column("rank") if "rank" in table.column_names else None
-    everything = Admitted(
+    return Admitted(
         column("partition"), offset, column("unit"), column("pairs"), column("cut"), rank
     )
+
+
+def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitted]:
+    """All admitted records with an index by ``position_ids``."""
+    everything, index = records_of(rows), IdTable()
     index.intern(position_ids(everything.partition, everything.offset, everything.unit))
     return index, everything
 

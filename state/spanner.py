@@ -24,6 +24,7 @@ from accounting.errors import RunError
 from accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from state import log
 from state.idtable import IdTable
+from state.life_kept import KeepsEverything
 from state.spanner_batch import Mutations, fits, parts
 from state.spanner_client import ExistsError, between, commit, connect, prefix, read_rows
 from state.spanner_keys import SpannerKeyShard
@@ -59,7 +60,7 @@ class _Group(threading.local):
     shards: list[SpannerKeyShard] | None = None
 
 
-class SpannerStore(Store):
+class SpannerStore(KeepsEverything, Store):
     """One run's state in one Spanner database.
 
     Args:

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
@@ -19,7 +19,7 @@ from accounting.errors import RunError
 from state import log
 from state.idtable import IdTable
 from state.sqlite_file import connect, failed, read_identity
-from state.sqlite_notes import read_note, swap_note
+from state.sqlite_life import SqliteLife, UnitRow
 from state.store import (
     Admitted,
     Ids,
@@ -53,37 +53,43 @@ class _Group(threading.local):
     steps: _Steps | None = None
 
 
-class SqliteStore(Store):
+class SqliteStore(SqliteLife, Store):
     """One run's state in one SQLite file.
 
     Args:
         path: the database file; it must exist (see ``create_store``).
         key_schema: Arrow schema of the key columns.
         streams: integer sums kept per key (``Plan.sums``).
+        db: a connection to the file that is open already.
     """
 
-    def __init__(self, path: str | Path, key_schema: pa.Schema, streams: int) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        key_schema: pa.Schema,
+        streams: int,
+        db: sqlite3.Connection | None = None,
+    ) -> None:
         self._schema, self._streams = key_schema, streams
         self._lock = threading.RLock()
         self._group = _Group()
-        self._db = connect(path)
-        self.identity = read_identity(self._db)
+        self._db = connect(path) if db is None else db
+        try:
+            self.identity = read_identity(self._db)
+        except BaseException:
+            self._db.close()  # one that is left open would keep others from the file
+            raise
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
         self._unit_shards: dict[int, UnitShard] = {}
+        self._unit_rows: dict[int, UnitRow] = {}
+        self._carrying = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
 
     @override
     def key_shard(self, window: int, shard: int) -> KeyShard:
         with self._lock:
             states = self._key_shards.get((window, shard))
             if states is None:
-                states = KeyShard(self._schema, self._streams)
-                rows = self._read(
-                    "SELECT trigger, keys, states, pairs FROM steps"
-                    " WHERE window = ? AND shard = ? ORDER BY trigger",
-                    (window, shard),
-                )
-                log.replay_keys(states, rows)
-                self._key_shards[window, shard] = states
+                states = self._key_shards[window, shard] = self._replayed(window, shard)
             return states
 
     @override
@@ -97,7 +103,9 @@ class SqliteStore(Store):
         if trigger != states.committed + 1:  # the row's uniqueness tells the rest
             self.forget(window, shard)
             raise OvertakenError
-        releases = log.to_bytes(result.releases)
+        carried = self.carried(window, shard, trigger) if self._carrying else None
+        everything = log.merged(result.releases, carried)
+        releases = log.to_bytes(everything)
         blobs = (None, None, None) if result.closes else log.step_blobs(states, result)
         row = _StepRow(window, shard, trigger, releases, *blobs)
         group = self._group.steps
@@ -108,7 +116,7 @@ class SqliteStore(Store):
         states.mark_committed(trigger)
         if result.closes:
             self.forget(window, shard)
-        return result.releases
+        return everything
 
     @override
     @contextlib.contextmanager
@@ -143,6 +151,10 @@ class SqliteStore(Store):
                         " WHERE window = ? AND shard = ? AND states IS NOT NULL",
                         name,
                     )
+                    for table in ("snapshots", "carried"):
+                        self._db.execute(
+                            f"DELETE FROM {table} WHERE window = ? AND shard = ?", name
+                        )
         except sqlite3.Error as error:
             for row, _ in steps:
                 self.forget(row.window, row.shard)
@@ -160,7 +172,7 @@ class SqliteStore(Store):
                 ),
                 None,
             )
-        return None if row is None else log.from_bytes(row[0])
+        return log.from_bytes(row[0]) if row and row[0] else None
 
     @override
     def forget(self, window: int, shard: int) -> None:
@@ -173,8 +185,11 @@ class SqliteStore(Store):
             units = self._unit_shards.get(shard)
             if units is None:
                 units = UnitShard()
-                log.replay_units(units, self._admissions(shard))
-                self._unit_shards[shard] = units
+                with self.snapshot():
+                    log.replay_units(units, self._admissions(shard))
+                    row = self._unit_row(shard)
+                units.forgotten, units.ahead = row.forgotten, row.reach > units.decided
+                self._unit_shards[shard], self._unit_rows[shard] = units, row
             return units
 
     @override
@@ -186,10 +201,9 @@ class SqliteStore(Store):
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
-                row = self._db.execute(
-                    "SELECT max(cut) FROM admissions WHERE shard = ?", (shard,)
-                ).fetchone()
-                if (row[0] or 0) != units.decided:
+                row, seen = self._unit_row(shard), self._unit_rows[shard]
+                cut_and_slots = self.unit_progress(shard).decided, row.generation
+                if cut_and_slots != (units.decided, seen.generation):
                     raise RunError(
                         "state.store", "another worker decided this shard", "let it run on"
                     )
@@ -205,6 +219,7 @@ class SqliteStore(Store):
             self.forget_units(shard)
             raise
         units.decided, units.logged = cut, units.table.size
+        units.forgotten, units.ahead = row.forgotten, row.reach > cut
 
     @override
     def forget_units(self, shard: int) -> None:
@@ -215,22 +230,6 @@ class SqliteStore(Store):
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
         return log.admitted(self._admissions(shard))
 
-    def _admissions(self, shard: int) -> list[tuple[int, bytes, bytes]]:
-        with self._lock:
-            return list(
-                self._read(
-                    "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid",
-                    (shard,),
-                )
-            )
-
-    def progress(self) -> list[tuple[int, int, int]]:
-        """(window, shard, last committed trigger) of every started (window, shard)."""
-        with self._lock:
-            return list(
-                self._read("SELECT window, shard, max(trigger) FROM steps GROUP BY window, shard")
-            )
-
     @override
     def completed(self, shards: int) -> dict[int, int]:
         by_window: dict[int, list[int]] = {}
@@ -238,23 +237,6 @@ class SqliteStore(Store):
             by_window.setdefault(window, []).append(trigger)
         # A shard that has not begun a window has committed nothing of it.
         return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
-
-    def _read(self, statement: str, values: tuple[int, ...] = ()) -> Iterator[Any]:
-        """Rows of a query; SQLite's errors become coded ones."""
-        try:
-            yield from self._db.execute(statement, values)
-        except sqlite3.Error as error:
-            raise failed(error) from None
-
-    @override
-    def note(self, name: str) -> str | None:
-        with self._lock:
-            return read_note(self._db, name)
-
-    @override
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
-        with self._lock:
-            return swap_note(self._db, name, old, new)
 
     @override
     def close(self) -> None:

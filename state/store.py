@@ -18,7 +18,7 @@ whoever repeats the step leaves them as they are.
 """
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state.idtable import IdTable, PairSet
+from state.life_store import LifeStore
 
 Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]
@@ -179,14 +180,18 @@ class UnitShard:
     Attributes:
         decided: last global cut whose records of all units have been admitted or rejected.
         ahead: records of some units beyond it are decided, in a commit of a part of a decision.
+        forgotten: positions decided up to this cut have been dropped, their windows are closed.
         counts: (n,) admitted pairs of each unit.
+        until: (n,) last cut at which a record of the unit can be decided (its privacy period is
+            closed after it); ``NEVER`` without periods.
     """
 
     def __init__(self) -> None:
-        self.decided = 0
+        self.decided = self.forgotten = 0
         self.ahead = False
         self.table = IdTable()
         self.counts = np.zeros(0, np.int32)
+        self.until = np.zeros(0, np.int32)
         self.logged = 0
 
     def intern(self, units: Ids) -> Int64:
@@ -195,6 +200,7 @@ class UnitShard:
         if self.table.size > len(self.counts):
             more = max(self.table.size, 2 * len(self.counts)) - len(self.counts)
             self.counts = np.concatenate([self.counts, np.zeros(more, np.int32)])
+            self.until = np.concatenate([self.until, np.full(more, NEVER, np.int32)])
         return slots
 
 
@@ -220,7 +226,7 @@ class OvertakenError(Exception):
     """Another worker committed a step first: read back what it committed, do what is left."""
 
 
-class Store(ABC):
+class Store(LifeStore):
     """A database that keeps one run's state; see the module's text for the contract."""
 
     identity: RunIdentity
@@ -279,7 +285,7 @@ class Store(ABC):
 
     @abstractmethod
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
-        """Releases of a committed step, ``None`` if it is not committed."""
+        """Releases of a committed step, ``None`` if it is not committed (or they were dropped)."""
 
     @abstractmethod
     def completed(self, shards: int) -> dict[int, int]:
@@ -320,14 +326,6 @@ class Store(ABC):
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
         """Admitted records of all units that were loaded (or of all), indexed by
         ``state.log.position_ids`` with the slots of ``units``."""
-
-    @abstractmethod
-    def note(self, name: str) -> str | None:
-        """A small public text that the store keeps beside its state, ``None`` if there is none."""
-
-    @abstractmethod
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
-        """Replace a note durably if it is still ``old`` (``None``: absent); whether it was."""
 
     def token(self) -> str:
         """Random text that every begin renews; empty before the first (see ``state.tokens``)."""

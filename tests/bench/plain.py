@@ -18,9 +18,9 @@ from dp_transforms.batches import HAND_OVER, concat, id_array, ids_of, numbers, 
 from dp_transforms.ids import typed_ids
 from dp_transforms.noise.prf import Prf
 from dp_transforms.release import HoldUntilCut
-from dp_transforms.step import shard_of
 from pipelines.job import Job
 from pipelines.sources import ReadFiles
+from state.idtable import shard_of
 from state.store import KeyShard
 
 _SCHEMA = pa.schema([("key_id", pa.binary(16)), ("key", pa.string()), ("cut", pa.int32())])

@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -15,7 +16,7 @@ from tests.streams import begin, by_name, public_table
 Releases = dict[tuple[int, int], bytes]
 
 
-def job(name: str, store: str, shards: int = 2) -> Run:
+def job(name: str, store: str | Path, shards: int = 2) -> Run:
     """Begin or resume the job on a store."""
     plan = plan_of(name)
     return begin(plan, store, shards, None if plan.selects else public_table(plan, PUBLIC))

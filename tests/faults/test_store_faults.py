@@ -24,9 +24,10 @@ from dp_transforms.ids import key_ids
 from dp_transforms.records import Canonicaliser, public_key_ids
 from dp_transforms.release import steps_through
 from dp_transforms.run import Run
-from dp_transforms.step import Stepper, shard_of
+from dp_transforms.step import Stepper
 from state import log, spanner, spanner_keys, spanner_units
 from state import open as stores
+from state.idtable import shard_of
 from state.log import to_bytes
 from state.spanner import SpannerStore
 from state.sqlite import SqliteStore

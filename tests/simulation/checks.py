@@ -11,7 +11,7 @@ from dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
 from dp_transforms.bounding import Batch, expand
 from dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
 from dp_transforms.ids import key_ids
-from dp_transforms.step import shard_of
+from state.idtable import shard_of
 from state.store import Store
 from tests.simulation.runner import run_on
 from tests.simulation.stores import sqlite

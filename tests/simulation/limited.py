@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from dp_transforms.batches import ids_of
 from state.idtable import IdTable
+from state.life_kept import KeepsEverything
 from state.log import position_ids
 from state.store import (
     Admitted,
@@ -46,7 +47,7 @@ class _Group(threading.local):
     steps: list[StepRows] | None = None
 
 
-class LimitedStore(Store):
+class LimitedStore(KeepsEverything, Store):
     """A worker's handle.
 
     Args:

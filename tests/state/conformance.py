@@ -60,13 +60,16 @@ def releases(*rows: tuple[str, float]) -> pa.RecordBatch:
     )
 
 
-def change(states: KeyShard, keys: list[int], seed: int) -> tuple[npt.NDArray, npt.NDArray, Ids]:
+def change(
+    states: KeyShard, keys: list[int], seed: int, named: Ids | None = None
+) -> tuple[npt.NDArray, npt.NDArray, Ids]:
     """Give keys data that depend on ``seed``; (slots, pair slots, pair units)."""
+    named = ids(keys) if named is None else named
     rows = pa.RecordBatch.from_arrays(
-        [pa.array([f"p{k}" for k in keys]), pa.array(keys, pa.int64()), id_array(ids(keys))],
+        [pa.array([f"p{k}" for k in keys]), pa.array(keys, pa.int64()), id_array(named)],
         names=["page", "lang", "_id"],
     )
-    slots = states.intern(ids(keys), rows)
+    slots = states.intern(named, rows)
     changed = np.unique(slots)
     states.units[changed] += seed
     states.values[changed] += [seed, -3 * seed]

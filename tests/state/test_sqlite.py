@@ -25,13 +25,14 @@ from tests.state.conformance import (
     look,
     take_step,
 )
+from tests.state.life_conformance import OLD, LifeBench, LifeConformance
 from tests.streams import KEYS, RUN_ID, make_plan
 
 
 class SqliteBench(Bench):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, identity: RunIdentity = IDENTITY) -> None:
         self.path = path
-        create_store(path, IDENTITY)
+        create_store(path, identity)
         self._open: list[Store] = []
 
     def open(self) -> SqliteStore:
@@ -59,6 +60,26 @@ def bench(tmp_path: Path) -> SqliteBench:
 
 class TestSqliteStore(StoreConformance):
     """The suite every store passes."""
+
+
+class SqliteLifeBench(SqliteBench, LifeBench):
+    def fresh(self, identity: RunIdentity) -> SqliteStore:
+        path = self.path.with_name(f"fresh{len(self._open)}.db")
+        create_store(path, identity)
+        store = SqliteStore(path, KEY_SCHEMA, STREAMS)
+        self._open.append(store)
+        return store
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> SqliteLifeBench:
+    made = SqliteLifeBench(tmp_path / "life.db", OLD)
+    yield made  # type: ignore[misc]
+    made.close()
+
+
+class TestSqliteLife(LifeConformance):
+    """The suite of every store's own life."""
 
 
 def test_commits_are_durable(bench: SqliteBench) -> None:
@@ -275,7 +296,7 @@ def test_fingerprints_are_keyed(tmp_path: Path) -> None:
 
 
 def test_another_schema_version_is_refused(bench: SqliteBench) -> None:
-    bench.rows("UPDATE meta SET value = '2' WHERE name = 'schema_version'")
+    bench.rows("UPDATE meta SET value = '3' WHERE name = 'schema_version'")
     with pytest.raises(PolicyError, match="schema version"):
         bench.open()
 

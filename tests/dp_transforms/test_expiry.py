@@ -1,0 +1,263 @@
+"""Expiry and abandoning in a stream that arrives cut by cut, with restarts that replay it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from accounting.plan import Plan
+from dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
+from dp_transforms.bounding import bound
+from dp_transforms.flow import SealFactory, run_in_memory
+from dp_transforms.ids import key_ids
+from dp_transforms.records import Canonicaliser
+from dp_transforms.release import steps_through
+from dp_transforms.run import Run
+from dp_transforms.step import Stepper
+from state import life
+from state import open as stores
+from state.copying import Abandon, copy_store
+from state.idtable import shard_of
+from state.sqlite import SqliteStore
+from state.sqlite_file import create_store
+from tests.streams import KEYS, MEAN, STEP, begin, by_name, generate, make_plan, sealed_bytes
+
+SHARDS = 2
+Releases = dict[tuple[int, int], bytes]
+
+PLANS = {
+    "tumbling": {"triggers": 6, "windows": 4, "lateness": 2, "skew": STEP + STEP // 2},
+    "sliding": {"triggers": 7, "windows": 9, "slide": 2, "lateness": 1, "skew": STEP // 2,
+                "contributions": 5},
+    "periods": {"triggers": 4, "windows": 8, "lateness": 1, "skew": STEP, "period": 6},
+    "sliding periods": {"triggers": 5, "windows": 12, "slide": 1, "period": 4, "skew": 2 * STEP,
+                        "contributions": 6},
+}  # fmt: skip
+
+
+def plan_of(name: str) -> Plan:
+    return make_plan(stamped=True, aggregates=(MEAN,), epsilon=9.0, **PLANS[name])  # type: ignore
+
+
+class Live:
+    """One run that gets its records cut by cut, in this process."""
+
+    def __init__(self, run: Run, expires: bool = True) -> None:
+        self.run, self.line, self.expires = run, run.plan.timeline, expires
+        self.undelivered = 0
+        self.reopen()
+
+    def reopen(self) -> None:
+        """As another process would: nothing in memory, no rows held."""
+        stores.close_all()
+        self.store, self.ring = self.run.open(), KEYS.ring()
+        self.stepper = Stepper(self.run.plan, self.ring, self.store)
+        self.held: list[pa.RecordBatch] = []
+        self.released: Releases = {}
+
+    def deliver(self, records: pa.RecordBatch, upto: int) -> None:
+        """Records whose input is complete up to a cut: decide, step, expire."""
+        shard = shard_of(ids_of(records.column("unit")), SHARDS)
+        for n in range(SHARDS):
+            mine = records.filter(pa.array(shard == n))
+            admitted, counts = bound(self.run.plan, self.store, n, mine, upto)
+            self.undelivered += counts["operator_records_undelivered"]
+            self.held.append(admitted)
+        rows = concat(self.held, admitted_schema(self.run.plan))
+        stride = self.line.slide // self.line.trigger_every
+        cut = rows.column("window").to_numpy() * stride + rows.column("leaf").to_numpy()
+        self.held = [rows.filter(pa.array(cut > upto))]
+        self.step(rows.filter(pa.array(cut <= upto)), upto)
+        if self.expires:
+            life.expire(self.store, self.line)
+
+    def step(self, rows: pa.RecordBatch, upto: int) -> None:
+        """Every step up to a cut, old ones read back."""
+        to = shard_of(key_ids(self.run.plan, self.ring.key, rows), SHARDS)
+        parts: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+        for n in range(SHARDS):
+            mine = rows.filter(pa.array(to == n))
+            for window, trigger, some in steps_through(self.line, mine, upto):
+                if window >= self.store.marks.first:
+                    out, _ = self.stepper.step(window, n, trigger, some)
+                    parts.setdefault((window, trigger), []).append(out)
+        sealed = SealFactory(self.run)()
+        for name, shards in parts.items():
+            self.released[name] = sealed_bytes(sealed(*name, shards))
+
+
+def canonical(plan: Plan, seed: int = 3) -> tuple[list[pa.RecordBatch], pa.RecordBatch]:
+    """(source batches, canonical records)."""
+    stream = generate(plan, seed, records=900, users=120, keys=25)
+    batches, door = stream.batches(100), Canonicaliser(plan, KEYS.ring())
+    return batches, concat([door(b)[0] for b in batches], record_schema(plan))
+
+
+def stamp_cut(plan: Plan, records: pa.RecordBatch) -> Any:
+    return np.maximum(1, plan.timeline.cut_of(records.column("stamp").to_numpy()))
+
+
+def drive(live: Live, records: pa.RecordBatch, first: int, last: int, restarts: int) -> None:
+    """Deliver cut by cut; now and then restart and get everything from the beginning again."""
+    cuts, rng = stamp_cut(live.run.plan, records), np.random.default_rng(8)
+    for upto in range(first, last + 1):
+        live.deliver(records.filter(pa.array(cuts == upto)), upto)
+        if rng.integers(0, 10) < restarts:
+            live.reopen()
+            again = records.filter(pa.array(cuts <= upto))
+            live.deliver(again.take(pa.array(rng.permutation(again.num_rows))), upto)
+
+
+def expected(plan: Plan, folder: Path) -> Releases:
+    batches, _ = canonical(plan)
+    out = by_name(run_in_memory(begin(plan, folder / "calm.db", SHARDS), batches)[0])
+    stores.close_all()
+    return out
+
+
+@contextlib.contextmanager
+def lived(plan: Plan, path: Path, restarts: int, expires: bool = True) -> Iterator[Live]:
+    live = Live(begin(plan, path, SHARDS), expires)
+    drive(live, canonical(plan)[1], 1, plan.timeline.last_cut, restarts)
+    live.reopen()
+    live.deliver(canonical(plan)[1], plan.timeline.last_cut)
+    yield live
+    stores.close_all()
+
+
+def units(store: SqliteStore) -> int:
+    """Units that the store keeps."""
+    for n in range(SHARDS):
+        store.forget_units(n)
+    return sum(store.unit_shard(n).table.size for n in range(SHARDS))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_expiry_changes_no_release(name: str, tmp_path: Path) -> None:
+    plan = plan_of(name)
+    calm = expected(plan, tmp_path)
+    assert any(len(b) > min(map(len, calm.values())) for b in calm.values())
+    with lived(plan, tmp_path / "a.db", 3) as live:
+        assert live.released == calm
+        assert live.undelivered == 0  # what is forgotten is no record that was lost
+        for shard in range(SHARDS):
+            assert live.store.unit_progress(shard).forgotten == plan.timeline.last_cut
+            assert not len(live.store.admitted_before(shard, live.store.unit_shard(shard))[1].cut)
+        assert units(live.store) == 0 or plan.timeline.period is None
+    with lived(plan, tmp_path / "b.db", 3, expires=False) as live:
+        assert live.released == calm and units(live.store) > 100
+
+
+def test_state_stays_small_while_time_passes(tmp_path: Path) -> None:
+    """Positions of a window's length at most; counters of the periods that are open."""
+    plan = plan_of("periods")
+    line, (_, records) = plan.timeline, canonical(plan)
+    live, most, everything = Live(begin(plan, tmp_path / "a.db", SHARDS)), 0, 0
+    cuts = stamp_cut(plan, records)
+    for upto in range(1, line.last_cut + 1):
+        live.deliver(records.filter(pa.array(cuts == upto)), upto)
+        most = max(most, units(live.store))
+        for n in range(SHARDS):
+            live.store.forget_units(n)
+            kept = live.store.admitted_before(n, live.store.unit_shard(n))[1].cut
+            assert len(kept) == 0 or kept.min() > upto - line.triggers - 2 - line.triggers
+    live.reopen()
+    stores.close_all()
+    with lived(plan, tmp_path / "b.db", 0, expires=False) as whole:
+        everything = units(whole.store)
+    assert most < 0.7 * everything
+
+
+SABOTAGED = {
+    "positions go a window too early": ("settled_cut", lambda line, k: line.base(k + 1)),
+    "counters go before their period ends": ("period_cut", lambda line, cut: cut * 0 + 1),
+}
+
+
+@pytest.mark.parametrize("fault", SABOTAGED)
+def test_expiry_that_is_too_eager_is_noticed(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of("periods")
+    calm = expected(plan, tmp_path)
+    name, wrong = SABOTAGED[fault]
+    monkeypatch.setattr(life, name, wrong)
+    monkeypatch.setattr("dp_transforms.bounding.period_cut", life.period_cut)
+    with lived(plan, tmp_path / "a.db", 5) as live:
+        assert live.released != calm
+
+
+# --- abandoning ------------------------------------------------------------------------
+
+
+def abandoned(live: Live, folder: Path, cut: int) -> Live:
+    """The run in a new epoch, everything up to the cut given up."""
+    source, plan = live.store, live.run.plan
+    create_store(folder / "new.db", msgspec.structs.replace(source.identity, epoch=1))
+    new = SqliteStore(folder / "new.db", stores.key_schema(plan), plan.sums)
+    copy_store(source, new, plan.timeline, None, Abandon(cut, plan.privacy.contributions))
+    new.close()
+    stores.close_all()
+    return Live(live.run._replace(store=f"sqlite:{folder / 'new.db'}"))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -> None:
+    plan = plan_of(name)
+    line, (_, records) = plan.timeline, canonical(plan)
+    live = Live(begin(plan, tmp_path / "a.db", SHARDS))
+    lost = line.last_cut // 2
+    drive(live, records, 1, lost - 3, 0)
+    before = dict(live.released)
+    known = {tuple(i) for n in range(SHARDS) for i in live.store.unit_shard(n).table.ids.tolist()}
+    live = abandoned(live, tmp_path, lost)
+    live.expires = False
+    # Everything comes again, old records too; only what is stamped after the cut counts.
+    drive(live, records, lost + 1, line.last_cut, 4)
+    live.reopen()
+    live.deliver(records, line.last_cut)
+    first = -(-lost // line.base(1))
+    assert {w for w, _ in live.released} == set(range(first, line.windows))
+    assert not set(before) & set(live.released)
+    seen = 0
+    for n in range(SHARDS):
+        shard = live.store.unit_shard(n)
+        for unit, count in zip(shard.table.ids.tolist(), shard.counts.tolist(), strict=False):
+            assert count <= plan.privacy.contributions
+            # Units of the first epoch are spent for good; others start with the second's budget.
+            seen += tuple(unit) not in known and count > 0
+    assert seen > 0
+    # The same records in a new run of the same windows have other noise: another epoch.
+    fresh = Live(begin(plan, tmp_path / "same.db", SHARDS), expires=False)
+    later = records.filter(pa.array(stamp_cut(plan, records) > lost))
+    drive(fresh, later, 1, line.last_cut, 0)
+    same = [w for w in live.released if live.released[w] == fresh.released[w]]
+    assert len(same) < len(live.released) or not live.released
+    stores.close_all()
+
+
+def test_records_before_the_cut_are_decided(tmp_path: Path) -> None:
+    """A record stamped before the loss is never admitted again, in whatever window it lies."""
+    plan = plan_of("sliding")
+    line, (_, records) = plan.timeline, canonical(plan)
+    live = abandoned(Live(begin(plan, tmp_path / "a.db", SHARDS)), tmp_path, 6)
+    old = records.filter(pa.array(stamp_cut(plan, records) <= 6))
+    assert old.num_rows > 50
+    for n in range(SHARDS):
+        shard = shard_of(ids_of(old.column("unit")), SHARDS)
+        out, counts = bound(plan, live.store, n, old.filter(pa.array(shard == n)), line.last_cut)
+        assert out.num_rows == 0 and counts["operator_records_undelivered"] == 0
+    # Later ones are not wasted on windows that nobody releases any more.
+    live.reopen()
+    late = records.filter(pa.array(stamp_cut(plan, records) == 7))
+    Path(tmp_path / "x").mkdir()
+    other = abandoned(Live(begin(plan, tmp_path / "b.db", SHARDS)), tmp_path / "x", 6)
+    shard = shard_of(ids_of(late.column("unit")), SHARDS)
+    out, _ = bound(plan, other.store, 0, late.filter(pa.array(shard == 0)), line.last_cut)
+    assert out.num_rows and min(out.column("window").to_pylist()) >= 3
+    stores.close_all()

@@ -1,0 +1,307 @@
+"""What every store must do for its own life; a store's tests inherit ``LifeConformance``.
+
+Beside the ``Bench`` of the other suite it needs ``fresh(identity)``: a new, empty store of another
+identity, to be filled.
+"""
+
+from abc import abstractmethod
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from accounting.timeline import Timeline
+from dp_transforms.batches import id_array
+from state.copying import Abandon, copy_store
+from state.idtable import shard_of
+from state.life_store import Lead, Marks, UnitProgress
+from state.log import position_ids
+from state.store import NEVER, Admitted, RunIdentity, StepResult, Store
+from tests.state.conformance import (
+    IDENTITY,
+    UNIVERSE,
+    Bench,
+    Ids,
+    change,
+    counts,
+    ids,
+    picture,
+)
+
+#: Two triggers a window, windows one after the other.
+LINE = Timeline(0, None, 2, 2, 1)
+SHARDS = 2
+OLD = msgspec.structs.replace(IDENTITY, shards=SHARDS)
+ALL = list(range(UNIVERSE))
+
+
+class LifeBench(Bench):
+    """A bench that also makes other stores."""
+
+    @abstractmethod
+    def fresh(self, identity: RunIdentity) -> Store:
+        """A new empty store."""
+
+
+def rows_of(keys: list[int], seed: int) -> pa.RecordBatch:
+    """Releases that say their keys, as the flow's do."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array([f"p{k}" for k in keys]), id_array(spread(keys)), pa.array([seed] * len(keys))],
+        names=["page", "_id", "n"],
+    )
+
+
+def spread(numbers: list[int]) -> Ids:
+    """Ids whose shards are the numbers' remainders."""
+    out = ids(numbers)
+    out[:, 1] = np.array(numbers, np.uint64) << np.uint64(32)
+    return out
+
+
+def fill_step(store: Store, window: int, shard: int, trigger: int, keys: list[int]) -> None:
+    """Commit a step that changes and releases keys (numbers of this shard)."""
+    states = store.key_shard(window, shard)
+    store.load_keys(window, shard, trigger, states, spread(keys))
+    changed, slots, units = change(states, keys, trigger, spread(keys))
+    result = StepResult(
+        changed,
+        changed,
+        slots,
+        units,
+        rows_of(keys, trigger),
+        states.table.find(spread(keys)),
+        trigger == LINE.triggers,
+    )
+    store.commit_step(window, shard, trigger, states, result)
+
+
+def decide_units(
+    store: Store, shard: int, cut: int, units: list[int], until: list[int] | None = None
+) -> None:
+    """Admit one record of one pair for each unit, at cuts up to ``cut``."""
+    states = store.unit_shard(shard)
+    store.load_units(shard, states, spread(units))
+    slots = states.intern(spread(units))
+    states.counts[slots] += 1
+    if until is not None:
+        states.until[slots] = until
+    where = np.full(len(units), 3, np.int32), np.array(units, np.int64) + 100 * cut
+    one, cuts = np.ones(len(units), np.int32), np.full(len(units), cut, np.int32)
+    admitted = Admitted(*where, slots.astype(np.int32), one, cuts, one * 7)
+    store.commit_units(shard, cut, states, admitted)
+
+
+def unit_counts(store: Store, shard: int) -> dict[int, int]:
+    """Number of the unit -> count, of those that have one."""
+    states = store.unit_shard(shard)
+    store.load_units(shard, states, spread(ALL))
+    at = states.table.find(spread(ALL))
+    return {u: int(states.counts[s]) for u, s in zip(ALL, at, strict=True) if s >= 0}
+
+
+def positions(store: Store, shard: int) -> set[tuple[int, int]]:
+    """(unit, cut) of the positions that are found, decided after ``forgotten``."""
+    states = store.unit_shard(shard)
+    store.load_units(shard, states, spread(ALL))
+    index, admitted = store.admitted_before(shard, states)
+    slots = states.table.find(spread(ALL))
+    found = set()
+    for unit, slot in zip(ALL, slots.tolist(), strict=True):
+        for cut in range(1, 9):
+            place = np.array([3]), np.array([unit + 100 * cut]), np.array([slot])
+            at = int(index.find(position_ids(*place))[0]) if slot >= 0 else -1
+            if at >= 0 and admitted.cut[at] > states.forgotten:
+                assert (admitted.pairs[at], admitted.rank[at]) == (1, 7)
+                found.add((unit, cut))
+    return found
+
+
+def whole(store: Store) -> dict[str, object]:
+    """All that a later step or decision could see, however it is spread over shards."""
+    keys, released, progress = {}, {}, {}
+    for window, shard, last in store.progress():
+        progress.setdefault(window, []).append(last)
+        states = store.key_shard(window, shard)
+        store.load_keys(window, shard, last + 1, states, spread(ALL))
+        keys |= {(window, k): v for k, v in picture(states)["keys"].items()}
+        store.forget(window, shard)
+        for trigger in range(1, LINE.triggers + 1):
+            rows = store.committed_releases(window, shard, trigger)
+            rows = rows or store.carried(window, shard, trigger)
+            for row in [] if rows is None else rows.to_pylist():
+                released[window, trigger, row["page"]] = row["n"]
+    shards = range(store.identity.shards)
+    units = {u: c for shard in shards for u, c in unit_counts(store, shard).items()}
+    places = set().union(*(positions(store, shard) for shard in shards))
+    return {"keys": keys, "released": released, "units": units, "positions": places}
+
+
+def sample(store: Store, uneven: bool = False) -> None:
+    """A complete window, one under way (its shards apart or not), and decisions."""
+    for shard in range(SHARDS):
+        fill_step(store, 0, shard, 1, [shard, 4 + shard])
+        fill_step(store, 0, shard, 2, [shard])
+        if not (uneven and shard):
+            fill_step(store, 1, shard, 1, [2 + shard, 8 + shard, 12 + shard])
+        decide_units(store, shard, 2, [shard, 2 + shard])
+        decide_units(store, shard, 3 + (uneven and not shard), [shard, 6 + shard])
+
+
+class LifeConformance:
+    """Inherit and give a fixture ``life`` with a ``LifeBench`` of identity ``OLD``."""
+
+    def test_notes_are_swapped_by_comparison(self, life: LifeBench) -> None:
+        one, other = life.open(), life.open()
+        assert one.note("x") is None and not one.restoring
+        assert one.swap_note("x", None, "a") and not other.swap_note("x", None, "b")
+        assert other.note("x") == "a" and other.swap_note("x", "a", None) and one.note("x") is None
+        one.begin_restoring()
+        one.marks = Marks(2, 5)
+        assert other.restoring and other.marks.first == 5
+        other.finish_restoring()
+        assert not one.restoring
+
+    def test_positions_go_and_counts_stay(self, life: LifeBench) -> None:
+        store = life.open()
+        sample(store)
+        before = unit_counts(store, 0)
+        other = life.open()
+        other.unit_shard(0)
+        store.forget_positions(0, 2)
+        store.forget_positions(0, 1)  # never back
+        for handle in (store, life.open()):
+            assert handle.unit_progress(0) == UnitProgress(3, 2, 3)
+            assert handle.unit_shard(0).forgotten == 2
+            assert positions(handle, 0) == {(0, 3), (6, 3)}
+            assert unit_counts(handle, 0) == before == {0: 2, 2: 1, 6: 1}
+        # Whoever had the counters in memory goes on with them, or is refused; none is lost.
+        try:
+            decide_units(other, 0, 4, [0, 2])
+        except Exception:
+            decide_units(other, 0, 4, [0, 2])
+        assert unit_counts(life.open(), 0) == {0: 3, 2: 2, 6: 1}
+        store.forget_units(0)
+        store.forget_positions(0, 4)
+        assert positions(life.open(), 0) == set()
+        assert unit_counts(life.open(), 0) == {0: 3, 2: 2, 6: 1}
+        assert life.open().unit_shard(0).decided == 4
+
+    def test_counters_of_closed_periods_go(self, life: LifeBench) -> None:
+        store = life.open()
+        decide_units(store, 0, 2, [0, 2, 4, 6], [2, 2, 5, 5])
+        decide_units(store, 0, 3, [2, 8], [2, 5])
+        other = life.open()
+        other.unit_shard(0)
+        store.forget_positions(0, 2)
+        # Unit 2's period is closed too, but a late decision of it is still under way.
+        for handle in (store, life.open()):
+            assert {u: c for u, c in unit_counts(handle, 0).items() if c} == {
+                2: 2,
+                4: 1,
+                6: 1,
+                8: 1,
+            }
+            assert positions(handle, 0) == {(2, 3), (8, 3)}
+        # A worker that still has the old slots must not write them.
+        try:
+            decide_units(other, 0, 4, [8, 6], [5, 5])
+        except Exception:
+            decide_units(other, 0, 4, [8, 6], [5, 5])
+        assert {u: c for u, c in unit_counts(life.open(), 0).items() if c} == {
+            2: 2, 4: 1, 6: 2, 8: 2
+        }  # fmt: skip
+        store.forget_units(0)
+        store.forget_positions(0, 5)
+        assert not any(unit_counts(life.open(), 0).values())
+
+    def test_dropped_releases_leave_progress(self, life: LifeBench) -> None:
+        store = life.open()
+        sample(store)
+        store.drop_releases(1)
+        for handle in (store, life.open()):
+            assert handle.committed_releases(0, 0, 1) is None
+            assert handle.committed_releases(1, 0, 1) is not None
+            assert handle.completed(SHARDS) == {0: 2, 1: 1}
+            assert handle.key_shard(0, 0).committed == 2
+
+    def test_compaction_changes_nothing(self, life: LifeBench) -> None:
+        store = life.open()
+        sample(store)
+        store.forget_positions(1, 2)
+        expected, other = whole(store), life.open()
+        assert whole(other) == expected
+        store.compact()
+        for handle in (store, life.open()):
+            assert whole(handle) == expected
+        fill_step(store, 1, 0, 2, [2])
+        for handle in (other, store):
+            handle.forget_units(1)
+            decide_units(handle, 1, 5 + (handle is store), [1, 3])
+        assert unit_counts(life.open(), 1)[1] == expected["units"][1] + 2
+
+    def test_sizes_are_told_by_part(self, life: LifeBench) -> None:
+        store = life.open()
+        sample(store)
+        found = {(p.name, p.window): p for p in store.parts()}
+        assert {name for name, _ in found} == {"outbox", "keys", "units", "positions"}
+        assert found["outbox", 0].bytes > 0 and found["keys", 1].bytes > 0
+        assert ("keys", 0) not in found
+        before = found["positions", None].bytes
+        for shard in range(SHARDS):
+            store.forget_positions(shard, 3)
+        after = {(p.name, p.window): p for p in store.parts()}
+        assert after["positions", None].bytes < before
+
+    @pytest.mark.parametrize("uneven", [False, True])
+    @pytest.mark.parametrize("shards", [1, 2, 5])
+    def test_copies_hold_the_same(self, life: LifeBench, shards: int, uneven: bool) -> None:
+        store = life.open()
+        sample(store, uneven)
+        store.marks = Marks(0, 0)
+        expected = whole(store)
+        new = life.fresh(msgspec.structs.replace(OLD, shards=shards))
+        told: list[tuple[int, int]] = []
+        copy_store(store, new, LINE, lambda done, of: told.append((done, of)))
+        assert whole(new) == expected
+        assert told[-1][0] == told[-1][1] == 2 + SHARDS
+        assert new.completed(shards)[0] == 2 and new.completed(shards).get(1, 0) == 1 - uneven
+        assert new.leads == ({1: [Lead((1, 0))]} if uneven else {})
+        for shard in range(shards):
+            assert new.unit_progress(shard) == UnitProgress(3, 0, 3 + uneven)
+            assert new.unit_shard(shard).ahead == uneven
+            found = [u for u in ALL if u in unit_counts(new, shard)]
+            assert (shard_of(spread(found), shards) == shard).all()
+        # And back, through a store that was itself resharded.
+        back = life.fresh(OLD)
+        copy_store(new, back, LINE)
+        assert whole(back) == expected
+        assert back.leads == new.leads
+
+    def test_an_abandoned_store_has_spent_units_and_no_open_window(self, life: LifeBench) -> None:
+        store = life.open()
+        sample(store)
+        store.unit_shard(0)
+        decide_units(store, 0, 4, [20, 22], [3, NEVER])
+        new = life.fresh(msgspec.structs.replace(OLD, epoch=1))
+        copy_store(store, new, LINE, abandon=Abandon(5, 9))
+        assert new.marks == Marks(0, 3)
+        assert new.identity.epoch == 1
+        found = whole(new)
+        assert found["keys"] == {} and found["positions"] == set()
+        assert found["released"] == whole(store)["released"]
+        assert found["units"] == dict.fromkeys([0, 2, 6, 22, 1, 3, 7], 9)
+        assert new.unit_progress(1) == UnitProgress(5, 5, 5)
+
+    def test_a_snapshot_sees_one_state(self, life: LifeBench) -> None:
+        store, other = life.open(), life.open()
+        sample(store)
+        with store.snapshot():
+            assert sum(len(p.ids) for p in store.unit_pieces(0)) == 3
+            decide_units(other, 0, 5, [10], None)
+            fill_step(other, 1, 0, 2, [2])
+            assert sum(len(p.ids) for p in store.unit_pieces(0)) == 3
+            assert store.unit_progress(0).decided == 3
+            assert sum(len(p.units) for p in store.key_pieces(1, 0)) == 3
+        store.forget_units(0)
+        assert counts(store) and store.unit_progress(0).decided == 5

@@ -1,0 +1,167 @@
+"""A store of schema version 1 is upgraded: ``version1.store``, written by the code of that version.
+
+The file holds what ``test_sqlite.WORK`` does: decisions, an open window and a closed one.
+"""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from accounting.errors import DpstreamError, PolicyError, RunError
+from state import sqlite_file
+from state.sqlite import SqliteStore
+from state.sqlite_file import create_store
+from state.store import NEVER, KeyShard
+from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Ids, change, decide, take_step
+from tests.state.test_sqlite import WORK, SqliteBench, final
+
+OLD = Path(__file__).with_name("version1.store")
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "s.db"
+    shutil.copy(OLD, path)
+    return path
+
+
+def opened(path: Path) -> SqliteStore:
+    return SqliteStore(path, KEY_SCHEMA, STREAMS)
+
+
+def version(path: Path) -> str:
+    with sqlite3.connect(path) as db:
+        (found,) = db.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
+    db.close()
+    return found
+
+
+def change_then(states: KeyShard, keys: list[int], seed: int, named: Ids | None = None) -> Any:
+    """The suite's change as it was when the file was written: every other slot was due."""
+    out = change(states, keys, seed, named)
+    states.due[out[0]] = np.where(out[0] % 2, seed + 1, NEVER)
+    return out
+
+
+def expected(folder: Path) -> list[object]:
+    """What the same work leaves in a store of today."""
+    bench = SqliteBench(folder / "today.db")
+    with mock.patch("tests.state.conformance.change", change_then):
+        for work in WORK:
+            work(bench.open())
+    found = final(bench.open())
+    bench.close()
+    return found
+
+
+def test_nothing_is_lost(old: Path, tmp_path: Path) -> None:
+    assert version(old) == "1"
+    store = opened(old)
+    assert store.identity == IDENTITY and version(old) == "2"
+    assert final(store) == expected(tmp_path)
+    # And it goes on like a new one.
+    decide(store, 4, [1], [1], first=9)
+    take_step(store, 4, [1], 4)
+    store.forget_positions(0, 3)
+    store.close()
+    again = opened(old)
+    assert again.unit_progress(0).forgotten == 3 and again.key_shard(0, 0).committed == 4
+    again.close()
+
+
+def test_creating_what_exists_upgrades_it(old: Path) -> None:
+    assert create_store(old, IDENTITY) == IDENTITY and version(old) == "2"
+
+
+def test_two_that_upgrade_at_once_agree(old: Path) -> None:
+    """The second waits, finds the work done, and does nothing."""
+    honest, met = sqlite_file._version, []
+
+    def slow(db: sqlite3.Connection) -> int:
+        found = honest(db)
+        if not met:
+            met.append(True)
+            opened(old).close()  # another process is faster
+        return found
+
+    with mock.patch.object(sqlite_file, "_version", slow):
+        opened(old).close()
+    assert version(old) == "2"
+
+
+STATEMENTS = [s for s in sqlite_file._VERSION_2.split(";") if s.strip()]
+
+
+@pytest.mark.parametrize("nth", (0, 3, len(STATEMENTS)))
+def test_a_migration_cut_short_changes_nothing(old: Path, tmp_path: Path, nth: int) -> None:
+    """Killed after the nth statement: the old version or the new one, all of it."""
+    child = f"""
+import os, signal, sqlite3
+from state import sqlite_file
+from state.sqlite import SqliteStore
+from tests.state.conformance import KEY_SCHEMA, STREAMS
+real = sqlite_file.connect
+class Db:
+    def __init__(self, db): self.db, self.left = db, {nth}
+    def __getattr__(self, name): return getattr(self.db, name)
+    def __enter__(self): return self.db.__enter__()
+    def __exit__(self, *e): return self.db.__exit__(*e)
+    def execute(self, text, *values):
+        if text.strip().startswith(("CREATE", "UPDATE")):
+            self.left -= 1
+            if self.left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.db.execute(text, *values)
+sqlite_file._upgrade(Db(real({str(old)!r})))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    code = subprocess.run([sys.executable, "-c", child], env=environment, check=False).returncode
+    assert code == -signal.SIGKILL
+    assert version(old) == "1"
+    store = opened(old)
+    assert final(store) == expected(tmp_path) and version(old) == "2"
+    store.close()
+
+
+def test_a_full_disk_leaves_the_old_version(old: Path, tmp_path: Path) -> None:
+    real = sqlite_file.connect
+
+    def full(path: Path) -> sqlite3.Connection:
+        db = real(path)
+        db.execute("PRAGMA max_page_count = 1")  # as many as there are
+        return db
+
+    with mock.patch("state.sqlite.connect", full), pytest.raises(RunError, match="SQLITE_FULL"):
+        opened(old)
+    assert version(old) == "1"
+    store = opened(old)
+    assert final(store) == expected(tmp_path)
+    store.close()
+
+
+@pytest.mark.parametrize("found", ["3", "0", "x", ""])
+def test_other_versions_are_refused_and_left_alone(old: Path, found: str) -> None:
+    with sqlite3.connect(old) as db:
+        db.execute("UPDATE meta SET value = ? WHERE name = 'schema_version'", (found,))
+    db.close()
+    for attempt in (lambda: opened(old), lambda: create_store(old, IDENTITY)):
+        with pytest.raises(PolicyError, match="schema version"):
+            attempt()
+    assert version(old) == found
+
+
+def test_a_store_without_identity_is_refused(old: Path) -> None:
+    with sqlite3.connect(old) as db:
+        db.execute("DELETE FROM meta WHERE name = 'identity'")
+    db.close()
+    with pytest.raises(DpstreamError, match="identity"):
+        opened(old)
