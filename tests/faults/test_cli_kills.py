@@ -153,6 +153,11 @@ def test_the_command_is_killed_in_the_middle(tmp_path: Path, place: Places) -> N
     assert published(folder) == undisturbed()
 
 
+def reached(folder: Path, end: float | None, releases: int) -> bool:
+    """Whether it is late enough, or that many releases are there."""
+    return seen(folder) >= releases if end is None else time.monotonic() > end
+
+
 @pytest.mark.slow
 def test_the_command_is_killed_at_random(tmp_path: Path, kind: str, place: Places) -> None:
     rng = np.random.default_rng(5)
@@ -161,9 +166,12 @@ def test_the_command_is_killed_at_random(tmp_path: Path, kind: str, place: Place
     runs = 0
     while len(moments) < KILLS:
         folder = write_job(tmp_path / f"job{runs}", place())
-        for _ in range(int(rng.integers(1, KILLS_OF_RUN + 1))):
-            end = time.monotonic() + float(rng.uniform(0.4, 1.0)) * took
-            if killed(folder, lambda end=end: time.monotonic() > end):  # type: ignore[misc]
+        for n in range(int(rng.integers(2, KILLS_OF_RUN + 1))):
+            before, end = seen(folder), time.monotonic() + float(rng.uniform(0.4, 1.0)) * took
+            # By turns at any time, and among the releases, which come out quickly at the end.
+            goal = int(rng.integers(min(before, WINDOWS * TRIGGERS - 1), WINDOWS * TRIGGERS)) + 1
+            later = functools.partial(reached, folder, end if n % 2 else None, goal)
+            if killed(folder, later):
                 moments.append(seen(folder))
         # Other work of the machine makes it fast and slow.
         took = finish(folder)
