@@ -1,5 +1,6 @@
 """A job's store through its life: made, expired, backed up, restored, resharded."""
 
+import functools
 import math
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ import msgspec
 import numpy as np
 
 from accounting.budget import allocate
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import DpstreamError, PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
 from pipelines.job import Job
@@ -19,7 +20,7 @@ from pipelines.sink_formats import name_of, release_files
 from pipelines.sink_manifest import resealed
 from pipelines.sinks import compare_release
 from pipelines.state_view import open_job_store, store_run
-from pipelines.stream import Progress, charge_restored, key_source, prepare
+from pipelines.stream import Progress, begun_epoch, charge_restored, key_source, prepare
 from state import life, moves
 from state import open as stores
 from state.copying import Abandon
@@ -176,8 +177,11 @@ def abandon(
     with key_source(job).ring() as ring:
         source = ring.source_fingerprint(parts)
 
+    @functools.cache
     def begun(old: RunIdentity) -> RunIdentity:
-        return msgspec.structs.replace(old, epoch=old.epoch + 1, source_fingerprint=source)
+        # Units count from the backup on: whatever epoch was begun since is spent.
+        epoch = 1 + max(old.epoch, begun_epoch(job, old.run_id), _epoch_in_place(job, old.run_id))
+        return msgspec.structs.replace(old, epoch=epoch, source_fingerprint=source)
 
     def confirm(old: RunIdentity) -> None:
         _same_key(job, old)
@@ -200,6 +204,19 @@ def abandon(
         "charged": job.ledger is not None,
         **spent(job, new.epoch),
     }
+
+
+def _epoch_in_place(job: Job, run_id: str) -> int:
+    """Epoch of the run's store that is to be replaced, where no ledger tells whether it has begun;
+    -1: there is none, or it cannot be read."""
+    url = job.state.store or ""
+    if job.ledger is not None or not stores.exists(url):
+        return -1
+    try:
+        there = stores.identity_of(url, job.plan)
+    except DpstreamError:
+        return -1
+    return there.epoch if there.run_id == run_id else -1
 
 
 def _given_up(job: Job, store: Store, instant: int) -> Abandon:

@@ -36,15 +36,21 @@ class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         dropped: releases of windows before it are gone from the outbox; the sink has them.
         abandoned: windows before it were given up by a restore that could not replay.
+        epochs: (epoch, window before which its noise is): earlier epochs of the run, in order.
     """
 
     dropped: int = 0
     abandoned: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
 
     @property
     def first(self) -> int:
         """The first window whose steps a run still takes or reads back."""
         return max(self.dropped, self.abandoned)
+
+    def epoch_of(self, window: int, present: int) -> int:
+        """Epoch in which a window's releases are drawn; ``present``: that of the store."""
+        return next((epoch for epoch, before in self.epochs if window < before), present)
 
 
 class Lead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
