@@ -3,6 +3,7 @@
 import functools
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,16 +173,7 @@ def abandon(
             "restore without --abandon; if the input is gone, give an instant after all it held",
         )
     instant = time.time_ns() // 1000 if now is None else instant_micros("now", now)
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
-
-    with key_source(job).ring() as ring:
-        source = ring.source_fingerprint(parts)
-
-    @functools.cache
-    def begun(old: RunIdentity) -> RunIdentity:
-        # Units count from the backup on: whatever epoch was begun since is spent.
-        epoch = 1 + max(old.epoch, begun_epoch(job, old.run_id), _epoch_in_place(job, old.run_id))
-        return msgspec.structs.replace(old, epoch=epoch, source_fingerprint=source)
+    begun = functools.cache(_in_next_epoch(job))
 
     def confirm(old: RunIdentity) -> None:
         _same_key(job, old)
@@ -204,6 +196,22 @@ def abandon(
         "charged": job.ledger is not None,
         **spent(job, new.epoch),
     }
+
+
+def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
+    """A backup's identity -> that of the store which goes on from it with the job's input.
+
+    Units count from the backup on, so whatever epoch was begun since is spent.
+    """
+    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    with key_source(job).ring() as ring:
+        source = ring.source_fingerprint(parts)
+
+    def begun(old: RunIdentity) -> RunIdentity:
+        epoch = 1 + max(old.epoch, begun_epoch(job, old.run_id), _epoch_in_place(job, old.run_id))
+        return msgspec.structs.replace(old, epoch=epoch, source_fingerprint=source)
+
+    return begun
 
 
 def _epoch_in_place(job: Job, run_id: str) -> int:

@@ -27,7 +27,11 @@ Bool = npt.NDArray[np.bool_]
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000
-_MARKS, _LEADS, _RESTORE = "windows", "leads", "restore"
+_MARKS, _LEADS = "windows", "leads"
+#: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
+#: is accepted), then ``REPLAY`` until it has caught up with its sink.
+RESTORE = "restore"
+BEGIN, REPLAY = "begin", "replay"
 
 
 class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,15 +179,15 @@ class LifeStore(ABC):
     def restoring(self) -> bool:
         """Restored from a backup and not yet up to what the sink has: nothing new is published
         before everything that was published has been compared."""
-        return self.note(_RESTORE) is not None
+        return self.note(RESTORE) is not None
 
     def begin_restoring(self) -> None:
-        """Mark the store as restored."""
-        self.set_note(_RESTORE, "begin")
+        """Mark the store as restored on purpose; the next begin accepts it for this run."""
+        self.set_note(RESTORE, BEGIN)
 
     def finish_restoring(self) -> None:
         """All published releases are committed again."""
-        self.set_note(_RESTORE, None)
+        self.set_note(RESTORE, None)
 
     @abstractmethod
     def progress(self) -> list[tuple[int, int, int]]:

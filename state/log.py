@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -261,8 +260,15 @@ def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
     slots = index.intern(position_ids(records.partition, records.offset, records.unit))
     if index.size < len(slots):
         first = np.unique(slots, return_index=True)[1]
-        columns = [None if c is None else c[first] for c in msgspec.structs.astuple(records)]
-        records = Admitted(*columns)
+        ranks = None if records.rank is None else records.rank[first]
+        records = Admitted(
+            records.partition[first],
+            records.offset[first],
+            records.unit[first],
+            records.pairs[first],
+            records.cut[first],
+            ranks,
+        )
     return index, records
 
 

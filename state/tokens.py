@@ -38,21 +38,13 @@ import msgspec
 
 from accounting.errors import PolicyError, RunError
 from state.ledger import Charge, Head, Ledger
+from state.life_store import BEGIN, REPLAY, RESTORE
 from state.store import Store
 
 #: Note of a store: the end of the ledger as this store last saw it.
 LEDGER = "ledger"
-#: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
-#: is accepted), then ``REPLAY`` until it has caught up with its sink.
-RESTORE = "restore"
-BEGIN, REPLAY = "begin", "replay"
 #: Starters of one store that overtake each other this often do not end by themselves.
 _ATTEMPTS = 50
-
-
-def mark_restored(store: Store) -> None:
-    """Say that the store was restored on purpose; the next begin accepts it for this run."""
-    _set_note(store, RESTORE, lambda _: BEGIN)
 
 
 def restored(store: Store, caught_up: bool) -> None:

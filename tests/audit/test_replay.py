@@ -271,7 +271,7 @@ def restore(place: Place) -> None:
     store: Store = stores.open_store(
         job.state.store or "", job.plan, stores.identity_of(job.state.store or "", job.plan).run_id
     )
-    tokens.mark_restored(store)
+    store.begin_restoring()
     stores.close_all()
 
 
