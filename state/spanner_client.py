@@ -121,10 +121,11 @@ def read_rows(
     columns: Sequence[str],
     keys: Sequence[Sequence[Any]] = (),
     ranges: Sequence[spanner.KeyRange] = (),
+    snapshot: Any = None,
 ) -> Iterator[list[Any]]:
     """Rows by key and by range, all of the table without either; strong reads.
 
-    Many keys are read in calls of ``limits.READ_KEYS``.
+    Many keys are read in calls of ``limits.READ_KEYS``; ``snapshot`` reads as of its own time.
     """
     everything = not keys and not ranges
     try:
@@ -134,21 +135,50 @@ def read_rows(
                 ranges=list(ranges) if at == 0 else [],
                 all_=everything,
             )
-            yield from _RETRY(_read)(database, table, columns, some)
+            yield from _RETRY(_read)(database, table, columns, some, snapshot)
     except (exceptions.GoogleAPIError, GoogleAuthError) as error:
         raise refused(error) from None
 
 
 def _read(
-    database: Database, table: str, columns: Sequence[str], keyset: spanner.KeySet
+    database: Database,
+    table: str,
+    columns: Sequence[str],
+    keyset: spanner.KeySet,
+    snapshot: Any,
 ) -> list[list[Any]]:
-    with database.snapshot() as snapshot:
-        return list(snapshot.read(table, columns, keyset, retry=None, timeout=CALL_SECONDS))
+    once: dict[str, Any] = {"retry": None, "timeout": CALL_SECONDS}
+    if snapshot is not None:
+        return list(snapshot.read(table, columns, keyset, **once))
+    with database.snapshot() as latest:
+        return list(latest.read(table, columns, keyset, **once))
+
+
+def query(database: Database, statement: str, values: dict[str, int]) -> list[list[Any]]:
+    """Rows of a query over whole tables, for figures; its parameters are INT64."""
+    kinds = dict.fromkeys(values, spanner.param_types.INT64)
+
+    def ask() -> list[list[Any]]:
+        with database.snapshot() as snapshot:
+            return list(snapshot.execute_sql(statement, params=values, param_types=kinds))
+
+    return administered(ask)  # type: ignore[no-any-return]
+
+
+def change_everywhere(database: Database, statement: str, values: dict[str, int]) -> None:
+    """A statement on rows of any number, one by one and at least once each (partitioned DML)."""
+    kinds = dict.fromkeys(values, spanner.param_types.INT64)
+    administered(lambda: database.execute_partitioned_dml(statement, values, kinds))
 
 
 def prefix(*values: Any) -> spanner.KeyRange:
     """All rows whose key begins with these values."""
     return spanner.KeyRange(start_closed=list(values), end_closed=list(values))
+
+
+def from_on(*values: Any) -> spanner.KeyRange:
+    """All rows with the first values that stand at or behind the last one."""
+    return spanner.KeyRange(start_closed=list(values), end_closed=list(values[:-1]))
 
 
 def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:

@@ -13,7 +13,7 @@ from state import open as stores
 from state import spanner_client
 from state.ledger import Ledger
 from state.spanner_client import connect
-from state.spanner_notes import read_note, swap_note
+from state.spanner_notes import named, read_note, swap_note
 from state.spanner_schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
@@ -86,7 +86,8 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
         assert call("run", there)["resumed"] is resumed
         shown = call("ledger", "show", there)["data_sets"]
         assert isinstance(shown, list) and len(shown[0]["entries"]) == 1
-    token = swap_note(connect(url), "token", read_note(connect(url), "token"), "0" * 32)
+    name = named(0, "token")
+    token = swap_note(connect(url), name, read_note(connect(url), name), "0" * 32)
     assert token and "older or forked" in str(call("run", there, code=3)["rule"])
 
 
