@@ -49,7 +49,7 @@ from state.spanner_rows import (
     unpack_columns,
     unpack_states,
 )
-from state.spanner_schema import BOUND, FORGOTTEN, GENERATION, REACH
+from state.spanner_schema import BOUND, FORGOTTEN, GENERATION, REACH, clear
 from state.spanner_units import SpannerUnitShard
 from state.store import Admitted
 
@@ -154,7 +154,8 @@ class SpannerLife(LifeStore):
 
     @override
     def compact(self) -> None:
-        """Delete lists of keys whose trigger has passed; Spanner gives space back by itself."""
+        """Delete lists of keys whose trigger has passed, and replaced generations; Spanner gives
+        space back by itself."""
         out = Mutations()
         for window, shard, trigger in self.progress():
             first = (self._first_part + shard, window)
@@ -163,6 +164,11 @@ class SpannerLife(LifeStore):
                 commit(self._db, out.fill)
                 out = Mutations()
         commit(self._db, out.fill)
+        for generation in range(self.generation):  # those that were replaced
+            begin = generation * GENERATION
+            some = between([begin], [begin + GENERATION])
+            if list(read_rows(self._db, "Progress", PROGRESS, ranges=[some])):
+                clear(self._db, generation)
 
     @override
     def parts(self) -> list[Part]:

@@ -156,6 +156,12 @@ def has_identity(database: Database) -> bool:
         return False
 
 
+def generation_of(database: Database) -> int | None:
+    """The generation in force, ``None`` if no run was begun."""
+    meta = _meta(database)
+    return int(meta["generation"]) if "identity" in meta else None
+
+
 def switch(database: Database, old: int | None, new: int, identity: RunIdentity) -> None:
     """Make a generation that was filled the one in force, if ``old`` still is.
 
