@@ -129,7 +129,8 @@ class SpannerStore(SpannerLife, Store):
         group = self._group.shards
         if group:
             # What waits must fit into one commit together with this step.
-            more = KEY_MUTATIONS * (len(ids) + int((states.due[: states.size] <= trigger).sum()))
+            named = len(np.unique(ids, axis=0)) + int((states.due[: states.size] <= trigger).sum())
+            more = KEY_MUTATIONS * named
             waits = sum(KEY_MUTATIONS * len(s.looked_at()) for s in group)
             if waits + more + _STEP_MUTATIONS * (len(group) + 1) > COMMIT_MUTATIONS:
                 self._write(group)
