@@ -234,5 +234,6 @@ def reshard(job: Path, shards: int, as_json: bool) -> None:
     if as_json:
         print_json({"shards": shards, "kept": kept})
     else:
-        click.echo(f"{shards} shards; the old store is kept in {kept}")
+        where = f"is kept in {kept}" if kept else "stays in the database until it is expired"
+        click.echo(f"{shards} shards; the old store {where}")
         click.echo(f"Now set `shards = {shards}` in [state] of the job file.")

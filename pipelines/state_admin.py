@@ -252,11 +252,12 @@ def spent(job: Job, epoch: int) -> dict[str, float]:
     }
 
 
-def reshard(job: Job, shards: int, progress: Progress | None = None) -> str:
-    """Spread the job's store over other shards; returns where the old one is kept.
+def reshard(job: Job, shards: int, progress: Progress | None = None) -> str | None:
+    """Spread the job's store over other shards; returns where the old one is kept, if it is a file.
 
     Raises: see `state.moves.reshard`.
     """
     if not 1 <= shards <= MAX_SHARDS:
         raise UsageError("shards", f"must be a whole number from 1 to {MAX_SHARDS}", "correct it")
-    return str(moves.reshard(job.state.store or "", job.plan, shards, progress))
+    kept = moves.reshard(job.state.store or "", job.plan, shards, progress)
+    return None if kept is None else str(kept)

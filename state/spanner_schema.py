@@ -18,22 +18,31 @@ No table has a column per aggregate, so one schema serves every plan.
 """
 
 import contextlib
+from typing import Any
 
 import msgspec
 from google.api_core import exceptions
+from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import PolicyError, RunError, UsageError
 from state.spanner_client import (
     ExistsError,
     NothingThereError,
     administered,
+    change_everywhere,
     commit,
     read_rows,
+    transact,
 )
 from state.store import RunIdentity
 
 SCHEMA_VERSION = 1
+#: Shards of one generation.
+GENERATION = 1 << 15
+#: ``WindowIndex`` of BOUND's progress and decisions; of the cut up to which positions are
+#: forgotten; of the cut that a decision cut short may have reached.
+BOUND, FORGOTTEN, REACH = -1, -2, -3
 #: ``deploy/spanner/schema.sql`` is a copy (a test compares them).
 DDL = """
 CREATE TABLE Meta (
@@ -145,6 +154,47 @@ def has_identity(database: Database) -> bool:
         return "identity" in _meta(database)
     except NothingThereError:
         return False
+
+
+def generation_of(database: Database) -> int | None:
+    """The generation in force, ``None`` if no run was begun."""
+    meta = _meta(database)
+    return int(meta["generation"]) if "identity" in meta else None
+
+
+def switch(database: Database, old: int | None, new: int, identity: RunIdentity) -> None:
+    """Make a generation that was filled the one in force, if ``old`` still is.
+
+    Raises:
+        RunError: another generation is.
+    """
+    text = msgspec.json.encode(identity).decode()
+
+    def work(transaction: Any) -> bool:
+        names = spanner.KeySet(keys=[["generation"], ["identity"]])
+        found = dict(transaction.read("Meta", ("Name", "Value"), names))
+        if found == {"generation": str(new), "identity": text}:
+            return True  # an earlier attempt whose answer was lost
+        if found.get("generation") != (None if old is None else str(old)):
+            return False
+        rows = [["generation", str(new)], ["identity", text]]
+        rows.append(["schema_version", str(SCHEMA_VERSION)])
+        transaction.insert_or_update("Meta", ("Name", "Value"), rows)
+        return True
+
+    if not transact(database, work):
+        raise RunError("state.store", "was changed by another command", "run this one again")
+
+
+def clear(database: Database, generation: int) -> None:
+    """Delete everything of a generation: an earlier attempt may have left a part of it."""
+    first = generation * GENERATION
+    values = {"first": first, "last": first + GENERATION - 1}
+    for table in ("KeyUnits", "Keys", "KeysByDue", "Units", "Steps", "Progress"):
+        statement = f"DELETE FROM {table} WHERE Part BETWEEN @first AND @last"
+        change_everywhere(database, statement, values)
+    stale = f"DELETE FROM Meta WHERE STARTS_WITH(Name, 'note.{generation}.')"
+    change_everywhere(database, stale, {})
 
 
 def read_identity(database: Database) -> tuple[RunIdentity, int]:

@@ -13,7 +13,7 @@ from state import open as stores
 from state import spanner_client
 from state.ledger import Ledger
 from state.spanner_client import connect
-from state.spanner_notes import read_note, swap_note
+from state.spanner_notes import named, read_note, swap_note
 from state.spanner_schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
@@ -86,7 +86,8 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
         assert call("run", there)["resumed"] is resumed
         shown = call("ledger", "show", there)["data_sets"]
         assert isinstance(shown, list) and len(shown[0]["entries"]) == 1
-    token = swap_note(connect(url), "token", read_note(connect(url), "token"), "0" * 32)
+    name = named(0, "token")
+    token = swap_note(connect(url), name, read_note(connect(url), name), "0" * 32)
     assert token and "older or forked" in str(call("run", there, code=3)["rule"])
 
 
@@ -143,3 +144,29 @@ def test_the_plan_says_how_many_shards_avoid_parts(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["plan", str(there), "--changed-keys", "1000000"]).stdout
     assert f"set state.shards = {need}" in shown
     assert "state" not in call("plan", write_job(tmp_path / "file", "sqlite:s.db"))
+
+
+def test_the_life_of_a_store_by_commands(tmp_path: Path, url: str) -> None:
+    """init, run, backup, reshard, restore and expire: nothing that was published changes."""
+    job = write_job(tmp_path / "job", url)
+    assert call("state", "init", job)["new"] is True
+    assert call("state", "init", job)["new"] is False
+    assert call("run", job)["resumed"] is True
+    out = tmp_path / "job" / "out"
+    expected = files(out)
+    call("state", "backup", job, "--out", tmp_path / "b")
+    assert call("state", "reshard", job, "--shards", "5")["kept"] is None
+    job.write_text(job.read_text().replace("shards = 3", "shards = 5"))
+    assert call("run", job)["resumed"] is True and files(out) == expected
+    assert call("state", "restore", job, tmp_path / "b", code=2)["field"] == "state.store"
+    call("state", "restore", job, tmp_path / "b", "--replace")
+    job.write_text(job.read_text().replace("shards = 5", "shards = 3"))
+    assert call("run", job)["resumed"] is True and files(out) == expected
+    call("state", "expire", job, "--releases-before", "2024-01-02T00:00:00Z")
+    assert call("run", job)["resumed"] is True and files(out) == expected
+    sizes = call("state", "info", job, "--operator")
+    assert sizes["committed"] == {"0": 4, "1": 4}
+    (out / "run.json").unlink()
+    for file in files(out):
+        (out / file).unlink()
+    assert "releases" in str(call("state", "releases", job, "--out", tmp_path / "again"))

@@ -24,7 +24,6 @@ from tests.state.conformance import (
     Bench,
     Ids,
     change,
-    counts,
     ids,
     picture,
 )
@@ -304,4 +303,4 @@ class LifeConformance:
             assert store.unit_progress(0).decided == 3
             assert sum(len(p.units) for p in store.key_pieces(1, 0)) == 3
         store.forget_units(0)
-        assert counts(store) and store.unit_progress(0).decided == 5
+        assert unit_counts(store, 0) and store.unit_progress(0).decided == 5
