@@ -138,8 +138,9 @@ class SpannerBackend(Backend):
         database = self._connect()
         schema.create_tables(database)
         old = schema.generation_of(database)
-        new = 0 if old is None else old + 1
-        schema.clear(database, new)
+        new = schema.claim(database)
+        for failed in range((old or 0) + 1, new):  # their claims no longer count
+            schema.clear(database, failed)
         arguments = key_schema(plan), plan.sums, plan.window_sets, (identity, new)
         yield SpannerStore(self.url, *arguments)
         confirm()

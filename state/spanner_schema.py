@@ -35,6 +35,7 @@ from state.spanner_client import (
     read_rows,
     transact,
 )
+from state.spanner_notes import read_note, swap_note
 from state.store import RunIdentity
 
 SCHEMA_VERSION = 1
@@ -43,6 +44,8 @@ GENERATION = 1 << 15
 #: ``WindowIndex`` of BOUND's progress and decisions; of the cut up to which positions are
 #: forgotten; of the cut that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3
+#: Row of ``Meta``: the last generation that anybody has begun to fill.
+_CLAIMED = "claimed"
 #: ``deploy/spanner/schema.sql`` is a copy (a test compares them).
 DDL = """
 CREATE TABLE Meta (
@@ -162,20 +165,32 @@ def generation_of(database: Database) -> int | None:
     return int(meta["generation"]) if "identity" in meta else None
 
 
+def claim(database: Database) -> int:
+    """Number of a new generation for the caller alone, who may switch to it as long as it is the
+    last one claimed; never 0, which is that of a run that begins."""
+    while True:
+        last = read_note(database, _CLAIMED)
+        new = 1 + max(int(last or 0), generation_of(database) or 0)
+        if swap_note(database, _CLAIMED, last, str(new)):
+            return new
+
+
 def switch(database: Database, old: int | None, new: int, identity: RunIdentity) -> None:
     """Make a generation that was filled the one in force, if ``old`` still is.
 
     Raises:
-        RunError: another generation is.
+        RunError: another generation is, or one was claimed since.
     """
     text = msgspec.json.encode(identity).decode()
 
     def work(transaction: Any) -> bool:
-        names = spanner.KeySet(keys=[["generation"], ["identity"]])
+        names = spanner.KeySet(keys=[["generation"], ["identity"], [_CLAIMED]])
         found = dict(transaction.read("Meta", ("Name", "Value"), names))
+        claimed = found.pop(_CLAIMED, None)
         if found == {"generation": str(new), "identity": text}:
             return True  # an earlier attempt whose answer was lost
-        if found.get("generation") != (None if old is None else str(old)):
+        before = None if old is None else str(old)
+        if (found.get("generation"), claimed) != (before, str(new)):
             return False
         rows = [["generation", str(new)], ["identity", text]]
         rows.append(["schema_version", str(SCHEMA_VERSION)])

@@ -16,6 +16,7 @@ from state import moves
 from state import open as stores
 from state.spanner_client import connect
 from state.spanner_schema import generation_of
+from state.store import RunIdentity
 from tests.faults.places import Places, places, small_commits
 from tests.faults.runs import calm, job, released
 from tests.faults.test_spanner_flow import Stopped, stop_at
@@ -103,6 +104,45 @@ def test_a_reshard_cut_short_leaves_the_old_store(place: Places) -> None:
     assert generation_of(connect(run.store)) == 0
     run = resharded(run, 3)
     assert released(run, redelivered(run.plan, 4)) == calm("rounds")
+
+
+def test_of_two_commands_at_once_the_last_wins(place: Places, tmp_path: Path) -> None:
+    """Both fill a generation; the one that began first would have mixed its rows in."""
+    run = job("sticky", place())
+    go_on(run, 9, 1)
+    moves.backup(run.store, run.plan, tmp_path / "b")
+    inner: list[RunIdentity] = []
+
+    def meanwhile(done: int, _: int) -> None:
+        if not inner:
+            inner.append(run.open().identity)
+            moves.restore(run.store, run.plan, tmp_path / "b", replace=True)
+
+    with pytest.raises(RunError, match="another command"):
+        moves.reshard(run.store, run.plan, 3, meanwhile)
+    stores.close_all()
+    assert stores.identity_of(run.store, run.plan).shards == run.shards
+    assert released(run, redelivered(run.plan, 4)) == calm("sticky")
+
+
+def test_a_run_that_begins_meanwhile_is_not_mixed_with_a_restore(
+    place: Places, tmp_path: Path
+) -> None:
+    run = job("sticky", place())
+    go_on(run, 9, 1)
+    moves.backup(run.store, run.plan, tmp_path / "b")
+    fresh = place()
+
+    def meanwhile(done: int, _: int) -> None:
+        if not stores.exists(fresh):
+            job("sticky", fresh)
+
+    with pytest.raises(RunError, match="another command"):
+        moves.restore(fresh, run.plan, tmp_path / "b", progress=meanwhile)
+    stores.close_all()
+    store = stores.open_store(fresh, run.plan, run.run_id)
+    assert not store.progress() and not store.restoring
+    assert released(run._replace(store=fresh), redelivered(run.plan, 4)) == calm("sticky")
 
 
 def test_expiry_clears_what_was_replaced(place: Places) -> None:
