@@ -186,7 +186,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
     """Spread a store's keys and units over another number of shards; no release changes.
 
     A run that goes on meanwhile is refused on a file; in a database it goes on for nothing: what
-    it commits is not in the new generation, and is computed again, the same.
+    it commits is not in the new generation; the next run computes it again and compares.
 
     Returns:
         Where the old store is kept, if it is a file (a database keeps it until it is expired).
@@ -203,6 +203,8 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
         there = found.open(plan)
         new = _resharded(there.identity, plan, shards)
         with found.successor(plan, new, lambda: None) as target:
+            # A run that was not stopped publishes on: the next one has to catch up with it.
+            target.begin_restoring()
             copy_store(there, target, plan.timeline, progress)
         return None
     path = _path(url)

@@ -1,14 +1,20 @@
 """The same job on Spanner by its job file alone: same files, same commands."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import pytest
 from click.testing import CliRunner
 
+from pipelines import stream
 from pipelines.cli import cli
+from pipelines.job import Job, load_job
 from state import open as stores
 from state import spanner_client
 from state.ledger import Ledger
@@ -170,3 +176,32 @@ def test_the_life_of_a_store_by_commands(tmp_path: Path, url: str) -> None:
     for file in files(out):
         (out / file).unlink()
     assert "releases" in str(call("state", "releases", job, "--out", tmp_path / "again"))
+
+
+def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> None:
+    """Shards change under it; the next run catches up with what it has published."""
+    path = write_job(tmp_path / "job", url)
+    text = path.read_text().replace("[sink]", LEDGER)
+    path.write_text(text)
+    call("state", "init", path)
+    shards = load_job(path).state.shards
+    real = stream.begin
+
+    def begin(job: Job) -> object:
+        begun = real(job)
+        subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", "state", "reshard", str(path), "--shards", "5"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            check=True, capture_output=True, timeout=120,
+        )  # fmt: skip
+        return begun
+
+    with mock.patch.object(stream, "begin", begin):
+        stream.run_job(load_job(path))
+    stores.close_all()
+    published = files(tmp_path / "job" / "out")
+    path.write_text(text.replace(f"shards = {shards}", "shards = 5"))
+    for _ in range(2):
+        assert call("run", path)["resumed"] is True
+    assert files(tmp_path / "job" / "out") == published
+    assert call("state", "info", path)["restoring"] is False
