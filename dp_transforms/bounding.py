@@ -15,6 +15,7 @@ from numba import njit
 from accounting.plan import Plan
 from accounting.timeline import Timeline
 from dp_transforms.batches import admitted_schema, ids_of, key_fields, numbers, value_columns
+from state.idtable import IdTable
 from state.life import period_cut
 from state.log import position_ids
 from state.store import Admitted, Store, UnitShard
@@ -190,7 +191,9 @@ def _decide(
     batch = Batch(plan, records, store.marks.abandoned)
     store.load_units(shard, units, batch.ids)
     late = rejected = 0
-    if units.ahead or (batch.cut <= units.decided).any():
+    # A record that an id names may come again with a later stamp, at any cut.
+    again = plan.record_id is not None and units.decided > 0
+    if again or units.ahead or (batch.cut <= units.decided).any():
         _recall(plan, store, shard, batch, upto)
     if upto > units.decided:
         late, rejected = _admit_new(plan, store, shard, batch, upto)
@@ -228,7 +231,7 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> No
     batch.known = known | settled
     missed = ~batch.known & (batch.cut <= units.decided)
     batch.pairs[known] = before.pairs[at[known]]
-    batch.cut[known] = np.maximum(batch.cut[known], before.cut[at[known]])
+    batch.cut[known] = before.cut[at[known]]
     if before.rank is not None:
         batch.rank[known] = before.rank[at[known]]
     full = units.counts[batch.unit] >= plan.privacy.contributions
@@ -240,6 +243,8 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
     """Decide what is undecided up to a cut and commit it; returns (late, rejected) pairs."""
     units = _enter(plan, store, shard, batch)
     new = np.flatnonzero(~batch.known & (batch.cut <= upto) & ~batch.undelivered)
+    if plan.record_id is not None:  # copies of a record can have other stamps
+        new = _firsts(new, batch)
     event_cut = batch.event_cut[new]
     line, leaf_cut = plan.timeline, np.maximum(event_cut, batch.cut[new])
     _, wanted = open_windows(line, event_cut, leaf_cut, batch.least)
@@ -269,13 +274,17 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
 
 def _unrepeated(rows: Int64, batch: Batch) -> Int64:
     """One row of each recalled position (new decisions already give pairs to one row only)."""
-    if not batch.known[rows].any():
-        return rows
-    places = np.stack(
-        [batch.partition[rows].astype(np.int64), batch.offset[rows], batch.unit[rows]]
-    )
-    _, first = np.unique(places, axis=1, return_index=True)
-    return rows[np.sort(first)]
+    return _firsts(rows, batch) if batch.known[rows].any() else rows
+
+
+def _firsts(rows: Int64, batch: Batch) -> Int64:
+    """Of each position the row with the least stamp, in the order of ``rows``."""
+    order = np.argsort(batch.stamp[rows], kind="stable")
+    at = rows[order]
+    places = position_ids(batch.partition[at], batch.offset[at], batch.unit[at])
+    slots = IdTable().intern(places)
+    first = np.unique(slots, return_index=True)[1]
+    return rows[np.sort(order[first])]
 
 
 def event_cuts(plan: Plan, records: pa.RecordBatch) -> Int64:

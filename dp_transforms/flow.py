@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import apache_beam as beam
+import msgspec
 import pyarrow as pa
 
 from accounting.errors import PolicyError, UsageError
@@ -266,11 +267,18 @@ class SealFactory:
 
     def __call__(self) -> Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch]:
         """Bind plan, identity and release-id key."""
-        run = self._run
-        identity, ring = run.open().identity, run.keys.ring()
-        prefix = ring.name((*run_name(identity), b"release"))
+        run, store, ring = self._run, self._run.open(), self._run.keys.ring()
+        identity, marks = store.identity, store.marks
+        # What an earlier epoch released keeps its ids.
+        prefixes = {
+            epoch: ring.name(
+                (*run_name(msgspec.structs.replace(identity, epoch=epoch)), b"release")
+            )
+            for epoch in (identity.epoch, *(e for e, _ in marks.epochs))
+        }
 
         def sealed(window: int, trigger: int, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+            prefix = prefixes[marks.epoch_of(window, identity.epoch)]
             with timed("seal"):
                 return seal(run.plan, identity, ring.release, prefix, window, trigger, parts)
 

@@ -223,7 +223,7 @@ def restore(
 def reshard(job: Path, shards: int, as_json: bool) -> None:
     """Spread a store over another number of shards; no release changes by a byte.
 
-    No run may have the store open. The old store is kept beside the new one; change
+    No run may go on meanwhile (a file that is open is refused). The old store is kept; change
     `state.shards` in the job file afterwards.
     """
     from pipelines.job import load_job
@@ -234,5 +234,6 @@ def reshard(job: Path, shards: int, as_json: bool) -> None:
     if as_json:
         print_json({"shards": shards, "kept": kept})
     else:
-        click.echo(f"{shards} shards; the old store is kept in {kept}")
+        where = f"is kept in {kept}" if kept else "stays in the database until it is expired"
+        click.echo(f"{shards} shards; the old store {where}")
         click.echo(f"Now set `shards = {shards}` in [state] of the job file.")

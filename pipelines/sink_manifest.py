@@ -12,6 +12,7 @@ Together they are what a store is held against before anything is drawn:
 * *forked*: the latest release of a window differs from what the store would publish.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -164,6 +165,17 @@ def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch
 
 def _manifests(folder: Path) -> list[Path]:
     return [*folder.glob("run.json"), *sorted(folder.glob("run-epoch-*.json"))]
+
+
+def published_epoch(folder: Path, run_id: str) -> int:
+    """The last epoch that a manifest of the run names; -1: none does."""
+    epochs = [-1]
+    for path in _manifests(folder):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            if found.run_id.rpartition("-")[2] == run_id:
+                epochs.append(found.epoch)
+    return max(epochs)
 
 
 def _refuse_foreign(mine: Manifest, folder: Path) -> None:

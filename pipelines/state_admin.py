@@ -1,7 +1,9 @@
 """A job's store through its life: made, expired, backed up, restored, resharded."""
 
+import functools
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import msgspec
 import numpy as np
 
 from accounting.budget import allocate
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import DpstreamError, PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
 from pipelines.job import Job
@@ -19,7 +21,7 @@ from pipelines.sink_formats import name_of, release_files
 from pipelines.sink_manifest import resealed
 from pipelines.sinks import compare_release
 from pipelines.state_view import open_job_store, store_run
-from pipelines.stream import Progress, charge_restored, key_source, prepare
+from pipelines.stream import Progress, begun_epoch, charge_restored, key_source, prepare
 from state import life, moves
 from state import open as stores
 from state.copying import Abandon
@@ -171,13 +173,7 @@ def abandon(
             "restore without --abandon; if the input is gone, give an instant after all it held",
         )
     instant = time.time_ns() // 1000 if now is None else instant_micros("now", now)
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
-
-    with key_source(job).ring() as ring:
-        source = ring.source_fingerprint(parts)
-
-    def begun(old: RunIdentity) -> RunIdentity:
-        return msgspec.structs.replace(old, epoch=old.epoch + 1, source_fingerprint=source)
+    begun = functools.cache(_in_next_epoch(job))
 
     def confirm(old: RunIdentity) -> None:
         _same_key(job, old)
@@ -200,6 +196,35 @@ def abandon(
         "charged": job.ledger is not None,
         **spent(job, new.epoch),
     }
+
+
+def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
+    """A backup's identity -> that of the store which goes on from it with the job's input.
+
+    Units count from the backup on, so whatever epoch was begun since is spent.
+    """
+    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    with key_source(job).ring() as ring:
+        source = ring.source_fingerprint(parts)
+
+    def begun(old: RunIdentity) -> RunIdentity:
+        epoch = 1 + max(old.epoch, begun_epoch(job, old.run_id), _epoch_in_place(job, old.run_id))
+        return msgspec.structs.replace(old, epoch=epoch, source_fingerprint=source)
+
+    return begun
+
+
+def _epoch_in_place(job: Job, run_id: str) -> int:
+    """Epoch of the run's store that is to be replaced, where no ledger tells whether it has begun;
+    -1: there is none, or it cannot be read."""
+    url = job.state.store or ""
+    if job.ledger is not None or not stores.exists(url):
+        return -1
+    try:
+        there = stores.identity_of(url, job.plan)
+    except DpstreamError:
+        return -1
+    return there.epoch if there.run_id == run_id else -1
 
 
 def _given_up(job: Job, store: Store, instant: int) -> Abandon:
@@ -227,11 +252,12 @@ def spent(job: Job, epoch: int) -> dict[str, float]:
     }
 
 
-def reshard(job: Job, shards: int, progress: Progress | None = None) -> str:
-    """Spread the job's store over other shards; returns where the old one is kept.
+def reshard(job: Job, shards: int, progress: Progress | None = None) -> str | None:
+    """Spread the job's store over other shards; returns where the old one is kept, if it is a file.
 
     Raises: see `state.moves.reshard`.
     """
     if not 1 <= shards <= MAX_SHARDS:
         raise UsageError("shards", f"must be a whole number from 1 to {MAX_SHARDS}", "correct it")
-    return str(moves.reshard(job.state.store or "", job.plan, shards, progress))
+    kept = moves.reshard(job.state.store or "", job.plan, shards, progress)
+    return None if kept is None else str(kept)

@@ -21,7 +21,12 @@ from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.restored import catch_up, diverged
 from pipelines.runners import make_runner
-from pipelines.sink_manifest import check_sink, refuse_lost_store, write_manifest
+from pipelines.sink_manifest import (
+    check_sink,
+    published_epoch,
+    refuse_lost_store,
+    write_manifest,
+)
 from pipelines.sinks import WriteDeadLetters, WriteReleases
 from pipelines.sources import ReadFiles
 from state import open as stores
@@ -160,7 +165,16 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
             spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
-            ledger.charge(spend, limit.epsilon, limit.delta)
+            tokens.promise(ledger, spend, limit.epsilon, limit.delta)
+
+
+def begun_epoch(job: Job, run_id: str) -> int:
+    """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
+    begun = [published_epoch(Path(job.sink.path), run_id)]
+    with _ledger(job) as ledger:
+        if ledger is not None:
+            begun.append(tokens.begun_epoch(ledger, run_id))
+    return max(begun)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,9 @@ def copy_store(
     for name in NOTES:
         target.set_note(name, source.note(name))
     if abandon is not None:
-        target.marks = Marks(source.marks.dropped, abandon.windows(line))
+        old, first = source.marks, abandon.windows(line)
+        epochs = (*old.epochs, (source.identity.epoch, first))
+        target.marks = Marks(old.dropped, first, epochs)
     with source.snapshot():
         committed: dict[int, list[int]] = {}
         for window, shard, trigger in source.progress():

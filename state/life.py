@@ -19,6 +19,8 @@ of the period is decided any more, so its units' counters are never asked for ag
 the release.  They may be dropped when the sink has them; from then on a run skips the window.
 """
 
+import msgspec
+
 from accounting.timeline import Int64, Timeline
 from state.life_store import Marks
 from state.store import Store
@@ -85,5 +87,5 @@ def drop_releases(store: Store, line: Timeline, before: int) -> None:
     marks = store.marks
     assert before <= complete_windows(line, store.completed(store.identity.shards), marks)
     if before > marks.dropped:
-        store.marks = Marks(before, marks.abandoned)
+        store.marks = msgspec.structs.replace(marks, dropped=before)
     store.drop_releases(before)

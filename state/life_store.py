@@ -27,7 +27,11 @@ Bool = npt.NDArray[np.bool_]
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000
-_MARKS, _LEADS, _RESTORE = "windows", "leads", "restore"
+_MARKS, _LEADS = "windows", "leads"
+#: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
+#: is accepted), then ``REPLAY`` until it has caught up with its sink.
+RESTORE = "restore"
+BEGIN, REPLAY = "begin", "replay"
 
 
 class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,15 +40,21 @@ class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         dropped: releases of windows before it are gone from the outbox; the sink has them.
         abandoned: windows before it were given up by a restore that could not replay.
+        epochs: (epoch, window before which its noise is): earlier epochs of the run, in order.
     """
 
     dropped: int = 0
     abandoned: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
 
     @property
     def first(self) -> int:
         """The first window whose steps a run still takes or reads back."""
         return max(self.dropped, self.abandoned)
+
+    def epoch_of(self, window: int, present: int) -> int:
+        """Epoch in which a window's releases are drawn; ``present``: that of the store."""
+        return next((epoch for epoch, before in self.epochs if window < before), present)
 
 
 class Lead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,15 +179,15 @@ class LifeStore(ABC):
     def restoring(self) -> bool:
         """Restored from a backup and not yet up to what the sink has: nothing new is published
         before everything that was published has been compared."""
-        return self.note(_RESTORE) is not None
+        return self.note(RESTORE) is not None
 
     def begin_restoring(self) -> None:
-        """Mark the store as restored."""
-        self.set_note(_RESTORE, "begin")
+        """Mark the store as restored on purpose; the next begin accepts it for this run."""
+        self.set_note(RESTORE, BEGIN)
 
     def finish_restoring(self) -> None:
         """All published releases are committed again."""
-        self.set_note(_RESTORE, None)
+        self.set_note(RESTORE, None)
 
     @abstractmethod
     def progress(self) -> list[tuple[int, int, int]]:

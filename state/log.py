@@ -30,7 +30,8 @@ def from_bytes(blob: bytes) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
-def _ids(ids: Ids) -> pa.Array:
+def id_column(ids: Ids) -> pa.Array:
+    """(n, 2) ids as an Arrow column of 16 bytes each."""
     return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
 
 
@@ -48,7 +49,7 @@ def id_view(column: pa.Array) -> Ids:
 
 def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, bytes]:
     """(new keys, changed states, new pairs) of a step."""
-    batch = states.fresh_keys().append_column("_id", _ids(states.table.ids[states.logged :]))
+    batch = states.fresh_keys().append_column("_id", id_column(states.table.ids[states.logged :]))
     slots = result.changed
     columns = {
         "slot": slots.astype(np.int32),
@@ -60,7 +61,7 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
     for stream in range(states.values.shape[1]):
         columns[f"v{stream}"] = states.values[slots, stream]
     pairs = pa.RecordBatch.from_arrays(
-        [pa.array(result.pair_slots.astype(np.int32)), _ids(result.pair_units)],
+        [pa.array(result.pair_slots.astype(np.int32)), id_column(result.pair_units)],
         names=["slot", "unit"],
     )
     return (
@@ -88,7 +89,7 @@ def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
     for stream in range(piece.values.shape[1]):
         columns[f"v{stream}"] = piece.values[:, stream]
     pairs = pa.RecordBatch.from_arrays(
-        [pa.array(slots[piece.pair_rows].astype(np.int32)), _ids(piece.pair_units)],
+        [pa.array(slots[piece.pair_rows].astype(np.int32)), id_column(piece.pair_units)],
         names=["slot", "unit"],
     )
     return (
@@ -108,7 +109,7 @@ def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
         keys = states.key_columns(np.arange(piece.start, piece.stop))
         first, last = np.searchsorted(slots, (piece.start, piece.stop))
         yield KeyPiece(
-            keys.append_column("_id", _ids(ids[piece])),
+            keys.append_column("_id", id_column(ids[piece])),
             states.units[piece],
             states.values[piece],
             states.due[piece],
@@ -175,7 +176,7 @@ def unit_blobs(
 
 def ids_blob(ids: Ids, until: Int32, counts: Int32 | None = None) -> bytes:
     """New units of a commit; with counts: as they are, whatever the commit's records say."""
-    columns = {"unit": _ids(ids)}
+    columns = {"unit": id_column(ids)}
     if (until != NEVER).any():
         columns["until"] = pa.array(until)
     if counts is not None:
@@ -258,11 +259,27 @@ def moved(records: Admitted, slots: Int64) -> Admitted:
     )
 
 
-def indexed(records: Admitted) -> IdTable:
-    """Index of the records by ``position_ids``."""
+def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
+    """(index by ``position_ids``, the records): slots of the index are rows of the records.
+
+    Should a position stand there twice (a unit that uses one record id again for an event of
+    another time can do so once the first has expired), the first counts; a row too many would
+    shift what is known of all records behind it.
+    """
     index = IdTable()
-    index.intern(position_ids(records.partition, records.offset, records.unit))
-    return index
+    slots = index.intern(position_ids(records.partition, records.offset, records.unit))
+    if index.size < len(slots):
+        first = np.unique(slots, return_index=True)[1]
+        ranks = None if records.rank is None else records.rank[first]
+        records = Admitted(
+            records.partition[first],
+            records.offset[first],
+            records.unit[first],
+            records.pairs[first],
+            records.cut[first],
+            ranks,
+        )
+    return index, records
 
 
 def position_ids(partition: Ints, offset: Ints, unit: Ints) -> Ids:

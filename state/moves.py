@@ -2,12 +2,14 @@
 
 A backup is always a file of the embedded store, whatever store it was made of, so that it can
 be looked into and restored to another kind.  The embedded store is replaced by renaming a file
-that is complete; the old one is kept beside it.
+that is complete; the old one is kept beside it.  A database gets a new generation of its rows
+and is switched to it; the old one is kept until the store is expired.
 """
 
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import msgspec
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
 from state.copying import Abandon, Progress, copy_store
-from state.open import SqliteBackend, backend, close_all, exists, key_schema
+from state.open import SpannerBackend, SqliteBackend, backend, close_all, exists, key_schema
 from state.sqlite import SqliteStore
 from state.sqlite_backup import (
     alone,
@@ -87,13 +89,16 @@ def restore(
     In all these cases the store is as it was.
     """
     close_all()
-    path = _path(url)
+    found = backend(url)
     if exists(url) and not replace:
         raise UsageError(
             "state.store",
             "exists",
             "go on with it, or give --replace to put the backup in its place (it is kept aside)",
         )
+    if isinstance(found, SpannerBackend):
+        return _restore_there(found, plan, file, confirm, change, abandon, progress), None
+    path = _path(url)
     with _opened(file, path, plan) as source, drafted(path) as draft:
         old = source.identity
         new = old if change is None else change(old)
@@ -106,6 +111,29 @@ def restore(
                 return new, replace_file(path, draft)
         publish(draft, path)
     return new, None
+
+
+def _restore_there(
+    found: SpannerBackend,
+    plan: Plan,
+    file: Path,
+    confirm: Confirm | None,
+    change: Callable[[RunIdentity], RunIdentity] | None,
+    abandon: Callable[[Store], Abandon] | None,
+    progress: Progress | None,
+) -> RunIdentity:
+    """``restore`` into a database, as a new generation."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _opened(file, Path(folder) / "state", plan) as source,
+    ):
+        old = source.identity
+        new = old if change is None else change(old)
+        give_up = None if abandon is None else abandon(source)
+        with found.successor(plan, new, lambda: confirm(old) if confirm else None) as target:
+            target.begin_restoring()
+            copy_store(source, target, plan.timeline, progress, give_up)
+    return new
 
 
 @contextlib.contextmanager
@@ -154,11 +182,14 @@ def _draft(
     check_file(draft)
 
 
-def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None) -> Path:
+def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None) -> Path | None:
     """Spread a store's keys and units over another number of shards; no release changes.
 
+    A run that goes on meanwhile is refused on a file; in a database it goes on for nothing: what
+    it commits is not in the new generation; the next run computes it again and compares.
+
     Returns:
-        Where the old store is kept.
+        Where the old store is kept, if it is a file (a database keeps it until it is expired).
 
     Raises:
         UsageError: there is no store, or it has this number of shards.
@@ -167,15 +198,28 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
     """
     _require(url)
     close_all()
+    found = backend(url)
+    if isinstance(found, SpannerBackend):
+        there = found.open(plan)
+        new = _resharded(there.identity, plan, shards)
+        with found.successor(plan, new, lambda: None) as target:
+            # A run that was not stopped publishes on: the next one has to catch up with it.
+            target.begin_restoring()
+            copy_store(there, target, plan.timeline, progress)
+        return None
     path = _path(url)
     with alone(path) as db, drafted(path) as draft:
         source = SqliteStore(path, key_schema(plan), plan.sums, db)
-        identity = source.identity
-        _refuse_other(identity, plan)
-        if identity.shards == shards:
-            raise UsageError("shards", "is the store's number already", "choose another number")
-        _draft(source, draft, msgspec.structs.replace(identity, shards=shards), plan, progress)
+        _draft(source, draft, _resharded(source.identity, plan, shards), plan, progress)
         return replace_file(path, draft)
+
+
+def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
+    """The identity with another number of shards."""
+    _refuse_other(identity, plan)
+    if identity.shards == shards:
+        raise UsageError("shards", "is the store's number already", "choose another number")
+    return msgspec.structs.replace(identity, shards=shards)
 
 
 def _require(url: str) -> None:

@@ -1,8 +1,10 @@
 """Stores by URL, one object per process and store."""
 
+import contextlib
 import importlib.util
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,29 @@ class SpannerBackend(Backend):
         from state.spanner_schema import create_identity
 
         return create_identity(self._connect(), identity)
+
+    @contextlib.contextmanager
+    def successor(
+        self, plan: Plan, identity: RunIdentity, confirm: Callable[[], None]
+    ) -> Iterator[Store]:
+        """A new empty generation to be filled, that takes the old one's place when the block
+        ends; ``confirm`` is called just before that and may refuse by raising.
+
+        On any error the store is as it was; what was filled is cleared by the next attempt.
+        """
+        from state import spanner_schema as schema
+        from state.spanner import SpannerStore
+
+        database = self._connect()
+        schema.create_tables(database)
+        old = schema.generation_of(database)
+        new = schema.claim(database)
+        for failed in range((old or 0) + 1, new):  # their claims no longer count
+            schema.clear(database, failed)
+        arguments = key_schema(plan), plan.sums, plan.window_sets, (identity, new)
+        yield SpannerStore(self.url, *arguments)
+        confirm()
+        schema.switch(database, old, new, identity)
 
     @override
     def open(self, plan: Plan) -> Store:

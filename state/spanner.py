@@ -13,6 +13,7 @@ A step beyond ``limits.COMMIT_MUTATIONS`` is committed in parts, see `state.stor
 import contextlib
 import threading
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,12 +25,13 @@ from accounting.errors import RunError
 from accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from state import log
 from state.idtable import IdTable
-from state.life_kept import KeepsEverything
 from state.spanner_batch import Mutations, fits, parts
-from state.spanner_client import ExistsError, between, commit, connect, prefix, read_rows
+from state.spanner_client import ExistsError, between, commit, connect, from_on, prefix, read_rows
+from state.spanner_fill import KEY_MUTATIONS, PROGRESS, STEP
 from state.spanner_keys import SpannerKeyShard
-from state.spanner_notes import read_note, swap_note
-from state.spanner_schema import read_identity
+from state.spanner_life import SpannerLife
+from state.spanner_rows import cell
+from state.spanner_schema import BOUND, FORGOTTEN, GENERATION, REACH, read_identity
 from state.spanner_units import ROW_MUTATIONS, SpannerUnitShard
 from state.store import (
     Admitted,
@@ -37,19 +39,12 @@ from state.store import (
     Int64,
     KeyShard,
     OvertakenError,
+    RunIdentity,
     StepResult,
     Store,
     UnitShard,
 )
 
-#: ``WindowIndex`` of BOUND's progress and decisions.
-BOUND = -1
-#: Shards of one generation.
-GENERATION = 1 << 15
-_STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
-_PROGRESS = ("Part", "WindowIndex", "Reached")
-#: Most mutations of a touched key: its row, a list of due keys, a row of its unit set.
-_KEY_MUTATIONS = 6 + 6 + 5
 #: Releases, progress and the deletion of a closed window.
 _STEP_MUTATIONS = 100
 
@@ -60,7 +55,7 @@ class _Group(threading.local):
     shards: list[SpannerKeyShard] | None = None
 
 
-class SpannerStore(KeepsEverything, Store):
+class SpannerStore(SpannerLife, Store):
     """One run's state in one Spanner database.
 
     Args:
@@ -68,17 +63,24 @@ class SpannerStore(KeepsEverything, Store):
         key_schema: Arrow schema of the key columns.
         streams: integer sums kept per key (``Plan.sums``).
         window_sets: a key's unit set lasts for the window (``Plan.window_sets``).
+        successor: identity and number of a generation that is to be filled.
     """
 
     def __init__(
-        self, url: str, key_schema: pa.Schema, streams: int, window_sets: bool = True
+        self,
+        url: str,
+        key_schema: pa.Schema,
+        streams: int,
+        window_sets: bool = True,
+        successor: tuple[RunIdentity, int] | None = None,
     ) -> None:
         self._schema, self._streams, self._window_sets = key_schema, streams, window_sets
         self._lock = threading.RLock()
         self._group = _Group()
         self._db = connect(url)
-        self.identity, generation = read_identity(self._db)
-        self._first_part = generation * GENERATION
+        self.identity, self.generation = successor or read_identity(self._db)
+        self._first_part = self.generation * GENERATION
+        self._snapshot = None
         self._key_shards: dict[tuple[int, int], SpannerKeyShard] = {}
         self._unit_shards: dict[int, SpannerUnitShard] = {}
 
@@ -99,16 +101,16 @@ class SpannerStore(KeepsEverything, Store):
 
     def _begin_keys(self, window: int, shard: int) -> SpannerKeyShard:
         part = self._part(shard)
-        committed, pieces = self._progress(part, window, 1)
+        committed, left = self._key_progress(part, window)
         states = SpannerKeyShard(
             self._schema,
             self._streams,
             (part, window),
-            complete=committed == pieces == 0,
+            complete=committed is None and not left,
             window_sets=self._window_sets,
         )
-        states.mark_committed(committed)
-        states.pieces = pieces
+        states.mark_committed(committed or 0)
+        states.left = left
         return states
 
     def _make_room(self) -> None:
@@ -127,8 +129,9 @@ class SpannerStore(KeepsEverything, Store):
         group = self._group.shards
         if group:
             # What waits must fit into one commit together with this step.
-            more = _KEY_MUTATIONS * (len(ids) + int((states.due[: states.size] <= trigger).sum()))
-            waits = sum(_KEY_MUTATIONS * len(s.looked_at()) for s in group)
+            named = len(np.unique(ids, axis=0)) + int((states.due[: states.size] <= trigger).sum())
+            more = KEY_MUTATIONS * named
+            waits = sum(KEY_MUTATIONS * len(s.looked_at()) for s in group)
             if waits + more + _STEP_MUTATIONS * (len(group) + 1) > COMMIT_MUTATIONS:
                 self._write(group)
                 group.clear()
@@ -142,7 +145,7 @@ class SpannerStore(KeepsEverything, Store):
         if trigger != states.committed + 1:  # the row's uniqueness tells the rest
             self._drop([states])
             raise OvertakenError
-        before = states.pieces
+        before = states.left.get(trigger, 0)
         states.take(trigger, result)
         group = self._group.shards
         if group is None:
@@ -156,7 +159,9 @@ class SpannerStore(KeepsEverything, Store):
             if group is not None:
                 self._write(group)
                 group.clear()
-            return self._releases(states.part, window, trigger)
+            released = self._releases(states.part, window, trigger)
+            assert released is not None
+            return released
         return result.releases
 
     @override
@@ -199,15 +204,16 @@ class SpannerStore(KeepsEverything, Store):
     def _write_shard(self, out: Mutations, states: SpannerKeyShard) -> None:
         last = states.pending[-1]
         for step in states.pending:
-            first = states.pieces if step is states.pending[0] else 0
+            first = states.left.get(step.trigger, 0)
             rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
-            out.insert("Steps", _STEP, rows)
+            out.insert("Steps", STEP, rows)
         if last.closes:
             self._delete_states(out, states)
         else:
             states.write_keys(out, states.waiting(), last.trigger)
-            states.write_due(out, states.looked_at(), last.trigger, states.pieces)
-        out.upsert("Progress", _PROGRESS, [[states.part, states.window, last.trigger]])
+            number = states.left.get(last.trigger, 0)
+            states.write_due(out, states.looked_at(), last.trigger, number)
+        out.upsert("Progress", PROGRESS, [[states.part, states.window, last.trigger]])
 
     def _write_parts(self, states: SpannerKeyShard) -> None:
         """Commit one step in several commits, by key; the last one makes it visible."""
@@ -215,24 +221,24 @@ class SpannerStore(KeepsEverything, Store):
         for out in states.chunks_ahead():
             nothing = states.outbox(step, np.zeros(states.size, np.bool_))
             rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
-            out.insert("Steps", _STEP, rows)
+            out.insert("Steps", STEP, rows)
             self._commit(out, states)
             states.pieces += len(rows)
-        runs = parts(slots, _KEY_MUTATIONS, states.row_bytes(slots))
+        runs = parts(slots, KEY_MUTATIONS, states.row_bytes(slots))
         for number, run in enumerate(runs, 1):
             out, last = Mutations(), number == len(runs)
             mine = np.zeros(states.size, np.bool_)
             mine[run] = True
             cells = states.outbox(step, mine)
             rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
-            out.insert("Steps", _STEP, rows)
+            out.insert("Steps", STEP, rows)
             if last and step.closes:
                 self._delete_states(out, states)
             else:
                 states.write_keys(out, run, step.trigger)
                 states.write_due(out, run, step.trigger, states.pieces)
             if last:
-                out.upsert("Progress", _PROGRESS, [[states.part, states.window, step.trigger]])
+                out.upsert("Progress", PROGRESS, [[states.part, states.window, step.trigger]])
             self._commit(out, states)
             states.pieces += len(rows)
 
@@ -275,12 +281,15 @@ class SpannerStore(KeepsEverything, Store):
             cached = self._key_shards.get((window, shard))
         waiting = cached is not None and bool(cached.pending)
         unsure = cached is None or waiting or cached.committed < trigger
-        if unsure and self._reached(part, window) < trigger:
+        if unsure and (self._reached(part, window) or 0) < trigger:
             return None
         return self._releases(part, window, trigger)
 
-    def _releases(self, part: int, window: int, trigger: int) -> pa.RecordBatch:
-        rows = read_rows(self._db, "Steps", ("Releases",), ranges=[prefix(part, window, trigger)])
+    def _releases(self, part: int, window: int, trigger: int) -> pa.RecordBatch | None:
+        """All rows of a step in ``Steps``; ``None`` if there are none or they were dropped."""
+        rows = list(self._rows("Steps", ("Releases",), ranges=[prefix(part, window, trigger)]))
+        if not rows or rows[0][0] is None:
+            return None
         batches = [log.from_bytes(b64decode(value)) for (value,) in rows]
         if len(batches) == 1:
             return batches[0]
@@ -299,12 +308,18 @@ class SpannerStore(KeepsEverything, Store):
         with self._lock:
             units = self._unit_shards.get(shard)
             if units is None:
-                part = self._part(shard)
-                decided, pieces = self._progress(part, BOUND, 0)
-                units = SpannerUnitShard(part, complete=decided == pieces == 0)
-                units.decided, units.pieces, units.ahead = decided, pieces, pieces > 0
-                self._unit_shards[shard] = units
+                units = self._unit_shards[shard] = self._begin_units(shard)
             return units
+
+    def _begin_units(self, shard: int) -> SpannerUnitShard:
+        part = self._part(shard)
+        progress, under_way = self._unit_rows(part)
+        units = SpannerUnitShard(part, complete=not progress and not under_way)
+        units.decided, units.forgotten = progress.get(BOUND, 0), progress.get(FORGOTTEN, 0)
+        units.pieces = len(under_way)
+        units.reach = max([progress.get(REACH, 0), *under_way])
+        units.ahead = units.pieces > 0 or units.reach > units.decided
+        return units
 
     @override
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
@@ -337,10 +352,14 @@ class SpannerStore(KeepsEverything, Store):
         """One commit of a decision: rows of some units, and with the last one the progress."""
         out = Mutations()
         fence = (units.part, BOUND, units.decided, units.pieces)
-        out.insert("Steps", _STEP, [[*fence, out.writer, None]])
+        # A row of a decision says how far it goes.
+        out.insert("Steps", STEP, [[*fence, out.writer, cell(cut.to_bytes(8, "little"))]])
         units.write(out, slots)
         if last:
-            out.upsert("Progress", _PROGRESS, [[units.part, BOUND, cut]])
+            rows = [[units.part, BOUND, cut]]
+            if units.reach > cut:
+                rows.append([units.part, REACH, units.reach])
+            out.upsert("Progress", PROGRESS, rows)
         self._commit_once(out, fence)
         units.pieces += 1
 
@@ -360,9 +379,9 @@ class SpannerStore(KeepsEverything, Store):
     def completed(self, shards: int) -> dict[int, int]:
         by_window: dict[int, list[int]] = {}
         mine = between([self._first_part], [self._first_part + shards])
-        rows = read_rows(self._db, "Progress", _PROGRESS, ranges=[mine])
+        rows = self._rows("Progress", PROGRESS, ranges=[mine])
         for _, window, reached in rows:
-            if window != BOUND:
+            if window >= 0:
                 by_window.setdefault(window, []).append(reached)
         # A shard that has not begun a window has committed nothing of it.
         return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
@@ -370,34 +389,47 @@ class SpannerStore(KeepsEverything, Store):
     def _part(self, shard: int) -> int:
         return self._first_part + shard
 
-    def _reached(self, part: int, window: int) -> int:
-        rows = read_rows(self._db, "Progress", ("Reached",), [(part, window)])
-        return next((int(reached) for (reached,) in rows), 0)
+    def _reached(self, part: int, window: int) -> int | None:
+        rows = self._rows("Progress", ("Reached",), [(part, window)])
+        return next((int(reached) for (reached,) in rows), None)
 
-    def _progress(self, part: int, window: int, ahead: int) -> tuple[int, int]:
-        """(step reached, rows that the step ``ahead`` of it left in ``Steps``).
+    def _key_progress(self, part: int, window: int) -> tuple[int | None, dict[int, int]]:
+        """(step reached, rows in ``Steps`` of each step beyond: parts, and what a copy carried).
 
         The two are read one after the other.  Had another worker committed the step in between,
         all of its rows would look like a part: progress that has not moved since excludes it.
         """
         reached = self._reached(part, window)
-        while pieces := self._pieces(part, window, reached + ahead):
+        while left := self._beyond(part, window, (reached or 0) + 1):
             before, reached = reached, self._reached(part, window)
             if reached == before:
                 break
-        return reached, pieces
+        return reached, left
 
-    def _pieces(self, part: int, window: int, step: int) -> int:
-        rows = read_rows(self._db, "Steps", ("Piece",), ranges=[prefix(part, window, step)])
-        return sum(1 for _ in rows)
+    def _beyond(self, part: int, window: int, first: int) -> dict[int, int]:
+        """Rows in ``Steps`` of every step from ``first`` on that has any."""
+        rows = self._rows("Steps", ("Step",), ranges=[from_on(part, window, first)])
+        return dict(Counter(int(step) for (step,) in rows))
 
-    @override
-    def note(self, name: str) -> str | None:
-        return read_note(self._db, name)
+    def _unit_rows(self, part: int) -> tuple[dict[int, int], list[int]]:
+        """(progress by kind, cuts that the rows of a decision under way go up to).
 
-    @override
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
-        return swap_note(self._db, name, old, new)
+        Read one after the other like those of keys.
+        """
+        progress = self._unit_reached(part)
+        while under_way := self._decision(part, progress.get(BOUND, 0)):
+            before, progress = progress, self._unit_reached(part)
+            if progress == before:
+                break
+        return progress, under_way
+
+    def _unit_reached(self, part: int) -> dict[int, int]:
+        keys = [(part, kind) for kind in (BOUND, FORGOTTEN, REACH)]
+        return dict(self._rows("Progress", ("WindowIndex", "Reached"), keys))
+
+    def _decision(self, part: int, decided: int) -> list[int]:
+        rows = self._rows("Steps", ("Releases",), ranges=[prefix(part, BOUND, decided)])
+        return [int.from_bytes(b64decode(cut), "little") for (cut,) in rows]
 
     @override
     def close(self) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from google.cloud import spanner
 
 from accounting.limits import COMMIT_BYTES, COMMIT_MUTATIONS
-from state.spanner_client import prefix
+from state.spanner_client import between, prefix
 
 Int64 = npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class Mutations:
         self.count = self.bytes = 0
         self._insert: list[tuple[str, Sequence[str], list[Any]]] = []
         self._upsert: list[tuple[str, Sequence[str], list[Any]]] = []
-        self._ranges: list[tuple[str, tuple[Any, ...]]] = []
+        self._ranges: list[tuple[str, spanner.KeyRange]] = []
 
     def insert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         """Rows that must not be there yet."""
@@ -43,7 +43,12 @@ class Mutations:
 
     def delete_all(self, table: str, *key: Any) -> None:
         """Delete every row whose key begins so."""
-        self._ranges.append((table, key))
+        self._ranges.append((table, prefix(*key)))
+        self.count += 1
+
+    def delete_between(self, table: str, first: tuple[Any, ...], last: tuple[Any, ...]) -> None:
+        """Delete every row at or behind one key and before another."""
+        self._ranges.append((table, between(first, last)))
         self.count += 1
 
     def fill(self, batch: Any) -> None:
@@ -52,8 +57,8 @@ class Mutations:
             batch.insert(table, columns, rows)
         for table, columns, rows in self._upsert:
             batch.insert_or_update(table, columns, rows)
-        for table, key in self._ranges:
-            batch.delete(table, spanner.KeySet(ranges=[prefix(*key)]))
+        for table, some in self._ranges:
+            batch.delete(table, spanner.KeySet(ranges=[some]))
 
     def _counted(self, columns: Sequence[str], rows: list[Any]) -> None:
         self.count += len(columns) * len(rows)

@@ -9,9 +9,12 @@ The client's own repeating is switched off: it would try a commit for an hour, a
 host that is gone for ever.
 """
 
+import contextlib
 import functools
 import os
+import queue
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +24,8 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
+from google.cloud.spanner_v1.pool import BurstyPool
+from google.cloud.spanner_v1.session import Session
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
@@ -29,8 +34,11 @@ _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
 _EMULATOR = "SPANNER_EMULATOR_HOST"
 #: The emulator serves one session per read-write transaction only.
 _MULTIPLEXED = ("", "_PARTITIONED_OPS", "_FOR_RW")
+#: Spanner drops a session that nobody uses for an hour.
+_REST_SECONDS = 1_800.0
 _AGAIN = (
     exceptions.Aborted,
+    exceptions.Cancelled,
     exceptions.ServiceUnavailable,
     exceptions.DeadlineExceeded,
     exceptions.InternalServerError,
@@ -69,6 +77,31 @@ def connect(url: str) -> Database:
     return _connect(url, os.environ.get(_EMULATOR, ""))
 
 
+class _Sessions(BurstyPool):
+    """Sessions made when they are needed.  The client's own pool asks the database whether one
+    is still there before every call; here only after a rest that is long enough to lose it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._put_at: dict[str, float] = {}
+
+    def get(self) -> Session:
+        """A session for one call."""
+        with contextlib.suppress(queue.Empty):
+            session: Session = self._sessions.get(block=False)
+            rested = time.monotonic() - self._put_at.pop(session.name, 0.0) > _REST_SECONDS
+            if not rested or session.exists():
+                return session
+        session = self._new_session()  # type: ignore[no-untyped-call]
+        session.create()
+        return session
+
+    def put(self, session: Session) -> None:
+        """Back from a call."""
+        self._put_at[session.name] = time.monotonic()
+        super().put(session)  # type: ignore[no-untyped-call]
+
+
 @functools.lru_cache(maxsize=64)
 def _connect(url: str, emulator: str) -> Database:
     project, instance, name = parse(url)
@@ -81,7 +114,7 @@ def _connect(url: str, emulator: str) -> Database:
             )
         else:
             client = spanner.Client(project=project, disable_builtin_metrics=True)
-        database: Database = client.instance(instance).database(name)
+        database: Database = client.instance(instance).database(name, pool=_Sessions())
         _once(database.spanner_api, "commit", "create_session", "get_session")
         _once(client.database_admin_api, "get_database_ddl", "get_database", "create_database")
         _once(client.database_admin_api, "update_database_ddl")
@@ -120,10 +153,11 @@ def read_rows(
     columns: Sequence[str],
     keys: Sequence[Sequence[Any]] = (),
     ranges: Sequence[spanner.KeyRange] = (),
+    snapshot: Any = None,
 ) -> Iterator[list[Any]]:
     """Rows by key and by range, all of the table without either; strong reads.
 
-    Many keys are read in calls of ``limits.READ_KEYS``.
+    Many keys are read in calls of ``limits.READ_KEYS``; ``snapshot`` reads as of its own time.
     """
     everything = not keys and not ranges
     try:
@@ -133,21 +167,50 @@ def read_rows(
                 ranges=list(ranges) if at == 0 else [],
                 all_=everything,
             )
-            yield from _RETRY(_read)(database, table, columns, some)
+            yield from _RETRY(_read)(database, table, columns, some, snapshot)
     except (exceptions.GoogleAPIError, GoogleAuthError) as error:
         raise refused(error) from None
 
 
 def _read(
-    database: Database, table: str, columns: Sequence[str], keyset: spanner.KeySet
+    database: Database,
+    table: str,
+    columns: Sequence[str],
+    keyset: spanner.KeySet,
+    snapshot: Any,
 ) -> list[list[Any]]:
-    with database.snapshot() as snapshot:
-        return list(snapshot.read(table, columns, keyset, retry=None, timeout=CALL_SECONDS))
+    once: dict[str, Any] = {"retry": None, "timeout": CALL_SECONDS}
+    if snapshot is not None:
+        return list(snapshot.read(table, columns, keyset, **once))
+    with database.snapshot() as latest:
+        return list(latest.read(table, columns, keyset, **once))
+
+
+def query(database: Database, statement: str, values: dict[str, int]) -> list[list[Any]]:
+    """Rows of a query over whole tables, for figures; its parameters are INT64."""
+    kinds = dict.fromkeys(values, spanner.param_types.INT64)
+
+    def ask() -> list[list[Any]]:
+        with database.snapshot() as snapshot:
+            return list(snapshot.execute_sql(statement, params=values, param_types=kinds))
+
+    return administered(ask)  # type: ignore[no-any-return]
+
+
+def change_everywhere(database: Database, statement: str, values: dict[str, int]) -> None:
+    """A statement on rows of any number, one by one and at least once each (partitioned DML)."""
+    kinds = dict.fromkeys(values, spanner.param_types.INT64)
+    administered(lambda: database.execute_partitioned_dml(statement, values, kinds))
 
 
 def prefix(*values: Any) -> spanner.KeyRange:
     """All rows whose key begins with these values."""
     return spanner.KeyRange(start_closed=list(values), end_closed=list(values))
+
+
+def from_on(*values: Any) -> spanner.KeyRange:
+    """All rows with the first values that stand at or behind the last one."""
+    return spanner.KeyRange(start_closed=list(values), end_closed=list(values[:-1]))
 
 
 def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:

@@ -48,8 +48,9 @@ class SpannerKeyShard(KeyShard):
         window_sets: a key's unit set lasts for the window, not for a round.
 
     Attributes:
-        pending: steps since the last commit; pieces: rows of the step under way that a commit
-            cut short has left in ``Steps``.
+        pending: steps since the last commit.
+        left: step -> its rows in ``Steps`` beyond the committed ones: of a commit cut short, or
+            carried by a copy.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SpannerKeyShard(KeyShard):
         self.part, self.window = name
         self.complete, self._window_sets = complete, window_sets
         self.pending: list[PendingStep] = []
-        self.pieces = 0
+        self.left: dict[int, int] = {}
         #: By slot: raw ids in the key's own row, rows of ``KeyUnits`` in use, round of the set.
         self._inline: list[bytes] = []
         self._set_start = np.zeros(0, np.int64)
@@ -74,6 +75,16 @@ class SpannerKeyShard(KeyShard):
         self._stored: Bool = np.zeros(0, np.bool_)
         self._changed, self._sets, self._examined = (self._stored.copy() for _ in range(3))
         self._overflow: list[tuple[int, int, bytes]] = []
+
+    @property
+    def pieces(self) -> int:
+        """Rows in ``Steps`` of the first step that waits."""
+        return self.left.get(self.pending[0].trigger, 0)
+
+    @pieces.setter
+    def pieces(self, rows: int) -> None:
+        """More of them are there."""
+        self.left[self.pending[0].trigger] = rows
 
     def load(self, database: Database, trigger: int, ids: Ids) -> None:
         """Read the rows of the keys, and of those due at the trigger, that are not here."""
@@ -277,4 +288,6 @@ class SpannerKeyShard(KeyShard):
         self._stored[self._changed] = True
         for marks in (self._changed, self._sets, self._examined):
             marks[:] = False
-        self.pending, self._overflow, self.pieces = [], [], 0
+        last = self.pending[-1].trigger
+        self.left = {step: rows for step, rows in self.left.items() if step > last}
+        self.pending, self._overflow = [], []

@@ -5,7 +5,7 @@ The client takes and gives BYTES as base64.  Everything is little-endian.
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.store import NEVER, Admitted, Ids, Int64, KeyShard
+from state.store import NEVER, Admitted, Ids, Int64, Ints, KeyShard
 
 #: Key of an id that two columns of 64 bits are.
 ID_BYTES = 16
@@ -22,8 +22,8 @@ RECORD = np.dtype(
     [("offset", "<i8"), ("partition", "<i4"), ("cut", "<i4"), ("pairs", "<i4"), ("rank", "<i4")]
 )
 #: What stands before the records of a unit: admitted pairs whose records have expired, and the
-#: last cut at which any record of the unit can be decided (0: not kept).
-UNIT_HEADER = np.dtype([("gone", "<i8"), ("last", "<i8")])
+#: last cut at which any record of the unit can be decided.
+UNIT_HEADER = np.dtype([("gone", "<i8"), ("until", "<i8")])
 
 
 def state_type(streams: int) -> np.dtype[Any]:
@@ -86,7 +86,7 @@ def ids_in(raw: bytes) -> Ids:
 
 
 def pack_states(
-    states: KeyShard, slots: Int64, taken: int, chunk: Int64, chunks: Int64
+    states: KeyShard, slots: Int64, taken: int | Int64, chunk: Int64, chunks: Int64
 ) -> list[str]:
     """``State`` cells of the slots."""
     packed = np.zeros(len(slots), state_type(states.values.shape[1]))
@@ -135,18 +135,41 @@ def pack_records(admitted: Admitted, order: Int64) -> bytes:
 
 
 def unpack_records(blobs: Sequence[bytes]) -> tuple[npt.NDArray[Any], Int64]:
-    """Records of many units, and for each the index of its blob (headers left out)."""
-    head = UNIT_HEADER.itemsize
-    sizes = np.array([(len(b) - head) // RECORD.itemsize for b in blobs], np.int64)
-    records = np.frombuffer(b"".join(b[head:] for b in blobs), RECORD)
-    return records, np.repeat(np.arange(len(blobs)), sizes)
+    """Records of many units, and for each the index of its blob."""
+    sizes = np.array([len(b) // RECORD.itemsize for b in blobs], np.int64)
+    return np.frombuffer(b"".join(blobs), RECORD), np.repeat(np.arange(len(blobs)), sizes)
 
 
-def headers(blobs: Sequence[bytes]) -> npt.NDArray[Any]:
-    """The headers of units' blobs, as records of ``UNIT_HEADER``."""
-    return np.frombuffer(b"".join(b[: UNIT_HEADER.itemsize] for b in blobs), UNIT_HEADER)
+def pack_headers(gone: Int64, until: Ints) -> list[bytes]:
+    """Headers of units' rows."""
+    packed = np.zeros(len(gone), UNIT_HEADER)
+    packed["gone"], packed["until"] = gone, until
+    raw, size = packed.tobytes(), UNIT_HEADER.itemsize
+    return [raw[at : at + size] for at in range(0, len(raw), size)]
 
 
-def new_header(gone: int = 0, last: int = 0) -> bytes:
-    """A header."""
-    return np.array([(gone, last)], UNIT_HEADER).tobytes()
+class UnitRows(NamedTuple):
+    """Rows of ``Units`` taken apart.
+
+    Attributes:
+        blobs: the records of each unit; records, owner: all of them, and whose each is.
+        gone, until: see ``UNIT_HEADER``; counts: (n,) admitted pairs of each unit.
+    """
+
+    blobs: list[bytes]
+    records: npt.NDArray[Any]
+    owner: Int64
+    gone: Int64
+    until: Int64
+    counts: Int64
+
+    @classmethod
+    def of(cls, cells: Sequence[bytes]) -> "UnitRows":
+        """Rows by their ``Records`` cells, decoded."""
+        size = UNIT_HEADER.itemsize
+        head = np.frombuffer(b"".join(c[:size] for c in cells), UNIT_HEADER)
+        blobs = [c[size:] for c in cells]
+        records, owner = unpack_records(blobs)
+        counts = head["gone"].copy()
+        np.add.at(counts, owner, records["pairs"])
+        return cls(blobs, records, owner, head["gone"], head["until"], counts)

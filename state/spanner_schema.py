@@ -18,21 +18,34 @@ No table has a column per aggregate, so one schema serves every plan.
 """
 
 import contextlib
+from typing import Any
 
 import msgspec
+from google.api_core import exceptions
+from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import PolicyError, RunError, UsageError
 from state.spanner_client import (
     ExistsError,
     NothingThereError,
     administered,
+    change_everywhere,
     commit,
     read_rows,
+    transact,
 )
+from state.spanner_notes import read_note, swap_note
 from state.store import RunIdentity
 
 SCHEMA_VERSION = 1
+#: Shards of one generation.
+GENERATION = 1 << 15
+#: ``WindowIndex`` of BOUND's progress and decisions; of the cut up to which positions are
+#: forgotten; of the cut that a decision cut short may have reached.
+BOUND, FORGOTTEN, REACH = -1, -2, -3
+#: Row of ``Meta``: the last generation that anybody has begun to fill.
+_CLAIMED = "claimed"
 #: ``deploy/spanner/schema.sql`` is a copy (a test compares them).
 DDL = """
 CREATE TABLE Meta (
@@ -103,7 +116,7 @@ def create_tables(database: Database) -> bool:
     """
     if not administered(database.exists):
         database._ddl_statements = tuple(statements())
-        administered(lambda: database.create().result(300))
+        administered(lambda: _create(database))
         return True
     administered(database.reload)
     there = {d.split()[2] for d in database.ddl_statements if d.startswith("CREATE TABLE")}
@@ -117,6 +130,12 @@ def create_tables(database: Database) -> bool:
     if missing:
         administered(lambda: database.update_ddl(missing).result(300))
     return bool(missing)
+
+
+def _create(database: Database) -> None:
+    # It is there when the answer of an earlier attempt was lost, or another process was faster.
+    with contextlib.suppress(exceptions.AlreadyExists):
+        database.create().result(300)
 
 
 def create_identity(database: Database, identity: RunIdentity) -> RunIdentity:
@@ -138,6 +157,59 @@ def has_identity(database: Database) -> bool:
         return "identity" in _meta(database)
     except NothingThereError:
         return False
+
+
+def generation_of(database: Database) -> int | None:
+    """The generation in force, ``None`` if no run was begun."""
+    meta = _meta(database)
+    return int(meta["generation"]) if "identity" in meta else None
+
+
+def claim(database: Database) -> int:
+    """Number of a new generation for the caller alone, who may switch to it as long as it is the
+    last one claimed; never 0, which is that of a run that begins."""
+    while True:
+        last = read_note(database, _CLAIMED)
+        new = 1 + max(int(last or 0), generation_of(database) or 0)
+        if swap_note(database, _CLAIMED, last, str(new)):
+            return new
+
+
+def switch(database: Database, old: int | None, new: int, identity: RunIdentity) -> None:
+    """Make a generation that was filled the one in force, if ``old`` still is.
+
+    Raises:
+        RunError: another generation is, or one was claimed since.
+    """
+    text = msgspec.json.encode(identity).decode()
+
+    def work(transaction: Any) -> bool:
+        names = spanner.KeySet(keys=[["generation"], ["identity"], [_CLAIMED]])
+        found = dict(transaction.read("Meta", ("Name", "Value"), names))
+        claimed = found.pop(_CLAIMED, None)
+        if found == {"generation": str(new), "identity": text}:
+            return True  # an earlier attempt whose answer was lost
+        before = None if old is None else str(old)
+        if (found.get("generation"), claimed) != (before, str(new)):
+            return False
+        rows = [["generation", str(new)], ["identity", text]]
+        rows.append(["schema_version", str(SCHEMA_VERSION)])
+        transaction.insert_or_update("Meta", ("Name", "Value"), rows)
+        return True
+
+    if not transact(database, work):
+        raise RunError("state.store", "was changed by another command", "run this one again")
+
+
+def clear(database: Database, generation: int) -> None:
+    """Delete everything of a generation: an earlier attempt may have left a part of it."""
+    first = generation * GENERATION
+    values = {"first": first, "last": first + GENERATION - 1}
+    for table in ("KeyUnits", "Keys", "KeysByDue", "Units", "Steps", "Progress"):
+        statement = f"DELETE FROM {table} WHERE Part BETWEEN @first AND @last"
+        change_everywhere(database, statement, values)
+    stale = f"DELETE FROM Meta WHERE STARTS_WITH(Name, 'note.{generation}.')"
+    change_everywhere(database, stale, {})
 
 
 def read_identity(database: Database) -> tuple[RunIdentity, int]:

@@ -6,21 +6,21 @@ import numpy as np
 from google.cloud.spanner_v1.database import Database
 
 from state.idtable import IdTable
-from state.log import position_ids
+from state.log import indexed
 from state.spanner_batch import Mutations
 from state.spanner_client import read_rows
 from state.spanner_rows import (
     RECORD,
+    UnitRows,
     cell,
-    headers,
     id_cells,
     ids_from,
-    new_header,
+    pack_headers,
     pack_records,
     runs_of,
     unpack_records,
 )
-from state.store import Admitted, Ids, Int64, UnitShard
+from state.store import Admitted, Ids, Int64, Ints, UnitShard
 
 _COLUMNS = ("Part", "UnitId", "Records")
 #: Mutations of a unit's row.
@@ -42,7 +42,9 @@ class SpannerUnitShard(UnitShard):
     def __init__(self, part: int, complete: bool) -> None:
         super().__init__()
         self.part, self.complete, self.pieces, self.reach = part, complete, 0, 0
-        self._records: list[bytes] = []  # by slot: header and records
+        #: By slot: records, and admitted pairs of records that have expired.
+        self._records: list[bytes] = []
+        self._gone = np.zeros(0, np.int64)
 
     def load(self, database: Database, ids: Ids) -> None:
         """Read the rows of the units that are not here."""
@@ -57,17 +59,31 @@ class SpannerUnitShard(UnitShard):
             return
         slots = self.intern(ids_from([row[0] for row in rows]))
         self._extend()
-        blobs = [b64decode(row[1]) for row in rows]
-        for slot, blob in zip(slots.tolist(), blobs, strict=True):
+        found = UnitRows.of([b64decode(row[1]) for row in rows])
+        for slot, blob in zip(slots.tolist(), found.blobs, strict=True):
             self._records[slot] = blob
-        records, owner = unpack_records(blobs)
-        self.reach = max(self.reach, int(records["cut"].max(initial=0)))
-        counts = headers(blobs)["gone"].copy()
-        np.add.at(counts, owner, records["pairs"])
-        self.counts[slots] = counts
+        self.reach = max(self.reach, int(found.records["cut"].max(initial=0)))
+        self._gone[slots], self.until[slots] = found.gone, found.until
+        self.counts[slots] = found.counts
 
     def _extend(self) -> None:
-        self._records += [new_header()] * (self.table.size - len(self._records))
+        more = self.table.size - len(self._records)
+        if more > 0:
+            self._records += [b""] * more
+            self._gone = np.concatenate([self._gone, np.zeros(more, np.int64)])
+
+    def put(self, ids: Ids, counts: Ints, until: Ints) -> Int64:
+        """Enter units of another store with their counts; returns their slots."""
+        slots = self.intern(ids)
+        self._extend()
+        self.counts[slots], self.until[slots], self._gone[slots] = counts, until, counts
+        return slots
+
+    def put_records(self, admitted: Admitted) -> Int64:
+        """Enter records whose pairs are counted already; returns the slots they belong to."""
+        slots = self.take(admitted)
+        np.subtract.at(self._gone, admitted.unit, admitted.pairs)
+        return slots
 
     def take(self, admitted: Admitted) -> Int64:
         """Append newly admitted records to their units' rows; returns the slots that changed."""
@@ -82,28 +98,28 @@ class SpannerUnitShard(UnitShard):
     def write(self, out: Mutations, slots: Int64) -> None:
         """Rows of some units."""
         ids = id_cells(self.table.ids[slots])
+        heads = pack_headers(self._gone[slots], self.until[slots])
         rows = [
-            [self.part, unit, cell(self._records[slot])]
-            for slot, unit in zip(slots.tolist(), ids, strict=True)
+            [self.part, unit, cell(head + self._records[slot])]
+            for slot, unit, head in zip(slots.tolist(), ids, heads, strict=True)
         ]
         out.upsert("Units", _COLUMNS, rows)
 
     def row_bytes(self, slots: Int64) -> Int64:
         """Bytes of each unit's row."""
-        return np.array([len(self._records[slot]) for slot in slots.tolist()], np.int64)
+        return np.array([len(self._records[slot]) + 40 for slot in slots.tolist()], np.int64)
 
     def admitted(self) -> tuple[IdTable, Admitted]:
         """All admitted records in memory, with an index by ``position_ids``."""
         self._extend()
         records, owner = unpack_records(self._records)
-        index = IdTable()
-        unit = owner.astype(np.int32)
-        index.intern(position_ids(records["partition"], records["offset"], unit))
-        return index, Admitted(
-            records["partition"],
-            records["offset"],
-            unit,
-            records["pairs"],
-            records["cut"],
-            records["rank"],
+        return indexed(
+            Admitted(
+                records["partition"],
+                records["offset"],
+                owner.astype(np.int32),
+                records["pairs"],
+                records["cut"],
+                records["rank"],
+            )
         )

@@ -236,7 +236,7 @@ class SqliteStore(SqliteLife, Store):
             there = UnitShard()
             log.replay_units(there, rows)
             everything = log.moved(everything, units.table.find(there.table.ids))
-        return log.indexed(everything), everything
+        return log.indexed(everything)
 
     @override
     def completed(self, shards: int) -> dict[int, int]:

@@ -38,21 +38,13 @@ import msgspec
 
 from accounting.errors import PolicyError, RunError
 from state.ledger import Charge, Head, Ledger
+from state.life_store import BEGIN, REPLAY, RESTORE
 from state.store import Store
 
 #: Note of a store: the end of the ledger as this store last saw it.
 LEDGER = "ledger"
-#: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
-#: is accepted), then ``REPLAY`` until it has caught up with its sink.
-RESTORE = "restore"
-BEGIN, REPLAY = "begin", "replay"
 #: Starters of one store that overtake each other this often do not end by themselves.
 _ATTEMPTS = 50
-
-
-def mark_restored(store: Store) -> None:
-    """Say that the store was restored on purpose; the next begin accepts it for this run."""
-    _set_note(store, RESTORE, lambda _: BEGIN)
 
 
 def restored(store: Store, caught_up: bool) -> None:
@@ -77,12 +69,42 @@ def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: f
     """
     fresh = False
 
-    def pay() -> None:
+    def pay(db: sqlite3.Connection) -> None:
         nonlocal fresh
         fresh = ledger.charge_within(charge, epsilon, delta) or fresh
+        begun = (_promised(charge.run_id), str(charge.epoch))
+        db.execute("DELETE FROM tokens WHERE run_id = ? AND token = ?", begun)
 
     _renew(ledger, store, charge.run_id, pay)
     return fresh
+
+
+def promise(ledger: Ledger, charge: Charge, epsilon: float, delta: float) -> None:
+    """Charge a further epoch of a run before its store is there.
+
+    Until the first begin the epoch counts as not begun: an attempt that was cut short is repeated
+    without another charge.
+
+    Raises:
+        PolicyError: beyond the limit.
+    """
+    with ledger.transaction() as db:
+        if ledger.charge_within(charge, epsilon, delta):
+            row = (_promised(charge.run_id), str(charge.epoch))
+            db.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, NULL)", row)
+
+
+def begun_epoch(ledger: Ledger, run_id: str) -> int:
+    """The last epoch of a run that was charged and may have drawn; -1: none."""
+    with ledger.transaction() as db:
+        rows = db.execute("SELECT token FROM tokens WHERE run_id = ?", (_promised(run_id),))
+        promised = {int(epoch) for (epoch,) in rows}
+        charged = {e.epoch for e in ledger.entries() if e.run_id == run_id}
+    return max(charged - promised, default=-1)
+
+
+def _promised(run_id: str) -> str:
+    return f"{run_id}/promised"
 
 
 def leave(ledger: Ledger, store: Store) -> None:
@@ -91,7 +113,7 @@ def leave(ledger: Ledger, store: Store) -> None:
     Raises:
         PolicyError: another copy of the store has gone on meanwhile.
     """
-    _renew(ledger, store, store.identity.run_id, lambda: None)
+    _renew(ledger, store, store.identity.run_id, lambda _: None)
 
 
 def remembered(store: Store) -> Head | None:
@@ -100,7 +122,9 @@ def remembered(store: Store) -> Head | None:
     return None if text is None else msgspec.json.decode(text, type=Head)
 
 
-def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], None]) -> None:
+def _renew(
+    ledger: Ledger, store: Store, run_id: str, pay: Callable[[sqlite3.Connection], None]
+) -> None:
     """The three steps; ``pay`` is called in the first, once the store is accepted."""
     restored = store.note(RESTORE) == BEGIN
     for _ in range(_ATTEMPTS):
@@ -110,7 +134,7 @@ def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], None]) -
                 ledger.refuse_older(seen)
             old = store.token()  # read once: another starter may replace it at any time
             _accept(db, run_id, old, restored)
-            pay()
+            pay(db)
             _announce(db, run_id, old, new)
             head = ledger.head()
         _remember(store, head)

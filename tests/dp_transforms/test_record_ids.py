@@ -1,18 +1,35 @@
 """Records that an id names: wherever and however often they are delivered, they count once."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from accounting.errors import UsageError
 from accounting.plan import Field, Plan
+from dp_transforms.bounding import bound
 from dp_transforms.flow import run_in_memory
 from dp_transforms.records import Canonicaliser
 from state import open as stores
-from tests.streams import COUNT, KEYS, SUM, UNITS, begin, by_name, generate, make_plan, positioned
+from state.log import indexed, position_ids
+from state.store import Admitted, Store
+from tests.streams import (
+    COUNT,
+    KEYS,
+    START,
+    STEP,
+    SUM,
+    UNITS,
+    begin,
+    by_name,
+    generate,
+    make_plan,
+    positioned,
+)
 
 
 def plan_with_ids(**options: object) -> Plan:
@@ -113,3 +130,70 @@ def test_the_plan_knows() -> None:
     assert plan.hash != msgspec.structs.replace(plan, record_id=None).hash
     with pytest.raises(UsageError, match="record_id"):
         msgspec.structs.replace(plan, record_id=Field("id", "bool")).check()
+
+
+def stamped_plan() -> Plan:
+    """Stamps of their own, as of a broker that appends a repeated message again."""
+    plan = make_plan(triggers=6, lateness=2, skew=STEP, stamped=True, aggregates=(COUNT, SUM))
+    return msgspec.structs.replace(plan, record_id=Field("id", "bytes")).check()
+
+
+def test_copies_with_later_stamps_count_once(tmp_path: Path) -> None:
+    plan = stamped_plan()
+    rows = table(plan)
+    # One whose clock is ahead is dead the first time, and lives when it comes again.
+    rows = rows.filter(pc.less_equal(rows["time"], rows["arrived"]))
+    expected = released(plan, delivered(rows, None), tmp_path / "s.db")
+    at = rows.schema.names.index("arrived")
+    stamps = rows["arrived"].cast(pa.int64()).to_numpy()
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        more = rng.integers(0, 3 * STEP, rows.num_rows) * (rng.random(rows.num_rows) < 0.5)
+        later = pa.array(stamps + more).cast(pa.timestamp("us", "UTC"))
+        twice = pa.concat_tables([rows, rows.set_column(at, "arrived", later)])
+        path = tmp_path / f"{seed}.db"
+        assert released(plan, delivered(twice, seed), path) == expected
+        # Everything is decided: what comes again is recalled as it was decided.
+        assert released(plan, delivered(twice, seed + 5), path) == expected
+
+
+def pairs(plan: Plan, store: Store, rows: list[tuple[str, float, float, int]], upto: int) -> Any:
+    """(key, leaf) of what BOUND admits of (user, event, stamp, id), its key the user's name."""
+    users, events, stamps, ids = zip(*rows, strict=True)
+    instant = pa.timestamp("us", "UTC")
+    columns = {
+        "user": users,
+        "page": users,
+        "time": pa.array([START + int(t * STEP) for t in events]).cast(instant),
+        "arrived": pa.array([START + int(t * STEP) for t in stamps]).cast(instant),
+        "value": [1.0] * len(rows),
+        "id": pa.array([bytes([i]) for i in ids], pa.binary()),
+    }
+    records, dead = Canonicaliser(plan, KEYS.ring())(positioned(columns))
+    assert dead.num_rows == 0
+    out, _ = bound(plan, store, 0, records, upto, upto - 1)
+    return sorted(zip(out["page"].to_pylist(), out["leaf"].to_pylist(), strict=True))
+
+
+def test_a_copy_at_a_later_cut_is_the_same_record(tmp_path: Path) -> None:
+    """Also when the record of another unit is late, and whether its unit is full or not."""
+    plan = stamped_plan()
+    for number in (1, 2, 3, 4):
+        for late in ([], [("y", 0.5, 0.5, 9)]):
+            store = begin(plan, tmp_path / f"{number}{len(late)}.db", 1).open()
+            mine = [("x", 0.5, 0.1 * i, i) for i in range(1, number + 1)]
+            assert pairs(plan, store, mine, 1) == [("x", 1)] * min(number, 3)
+            again = [("x", 0.5, 1.5 + 0.1 * i, i) for i in range(1, number + 1)]
+            assert pairs(plan, store, [*again, *late], 2) == [("y", 2)] * len(late)
+            stores.close_all()
+
+
+def test_a_position_kept_twice_shifts_nobody_elses() -> None:
+    """It stands there twice where its first record has expired but was not yet deleted."""
+    number = np.arange(4, dtype=np.int32)
+    twice = Admitted(
+        number * 0, np.array([5, 5, 6, 7]), number // 3, number + 1, number + 1, number
+    )
+    index, kept = indexed(twice)
+    at = index.find(position_ids(number[:2] * 0, np.array([6, 7]), np.array([0, 1])))
+    assert kept.pairs[at].tolist() == [3, 4] and kept.pairs.tolist() == [1, 3, 4]

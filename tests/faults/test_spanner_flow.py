@@ -165,7 +165,7 @@ def progress_comes_with_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def commit_once(store: Any, out: Any, fence: tuple[int, ...]) -> None:
         if fence[1] != spanner.BOUND:
-            out.upsert("Progress", spanner._PROGRESS, [list(fence[:3])])
+            out.upsert("Progress", spanner.PROGRESS, [list(fence[:3])])
         real(store, out, fence)
 
     monkeypatch.setattr(spanner.SpannerStore, "_commit_once", commit_once)

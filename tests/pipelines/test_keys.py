@@ -98,6 +98,7 @@ def test_the_place_of_the_key_changes_no_byte(
         ('key_file = ""', "privacy.key"),
         (f'key = "env:{KEY}!"', "privacy.key"),
     ],
+    ids=range(8),
 )
 def test_jobs_that_name_no_key_or_two(tmp_path: Path, line: str, field: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -1,20 +1,30 @@
 """The same job on Spanner by its job file alone: same files, same commands."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
+from pipelines import stream
 from pipelines.cli import cli
+from pipelines.job import Job, load_job
 from state import open as stores
+from state import spanner_client
+from state.ledger import Ledger
 from state.spanner_client import connect
-from state.spanner_notes import read_note, swap_note
+from state.spanner_notes import named, read_note, swap_note
 from state.spanner_schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
 from tests.pipelines.test_state_view import JOB
+from tests.refusing import CANARY, refusing
 
 RUN_ID = 'insecure_test_run_id = "22222222222222222222222222222222"\n[state]'
 
@@ -82,7 +92,8 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
         assert call("run", there)["resumed"] is resumed
         shown = call("ledger", "show", there)["data_sets"]
         assert isinstance(shown, list) and len(shown[0]["entries"]) == 1
-    token = swap_note(connect(url), "token", read_note(connect(url), "token"), "0" * 32)
+    name = named(0, "token")
+    token = swap_note(connect(url), name, read_note(connect(url), name), "0" * 32)
     assert token and "older or forked" in str(call("run", there, code=3)["rule"])
 
 
@@ -92,6 +103,34 @@ def test_a_database_without_tables_is_refused(tmp_path: Path, url: str) -> None:
     assert error["field"] == "state.store" and "dpstream state init" in str(error["fix"])
     assert not (tmp_path / "job" / "out").exists()
     create_tables(connect(url))
+
+
+LEDGER = """[ledger]
+path = "ledger.db"
+data_set = "pages"
+limit = { epsilon = 20.0, delta = 1e-2 }
+[sink]"""
+
+
+def test_a_database_that_refuses_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No charge, no folder of releases; and the error shows nothing of the database's text."""
+    there = write_job(tmp_path / "job", "spanner://p/i/d")
+    there.write_text(there.read_text().replace("[sink]", LEDGER))
+    for code, words in (
+        (grpc.StatusCode.PERMISSION_DENIED, "may not use"),
+        (grpc.StatusCode.UNAUTHENTICATED, "credentials"),
+        (grpc.StatusCode.NOT_FOUND, "no such"),
+    ):
+        with refusing(code, monkeypatch):
+            error = call("run", there, code=2)
+        spanner_client._connect.cache_clear()
+        assert words in str(error["rule"]) and CANARY not in json.dumps(error)
+        assert not (tmp_path / "job" / "out").exists()
+        ledger = Ledger(tmp_path / "job" / "ledger.db", "pages")
+        assert ledger.entries() == []
+        ledger.close()
 
 
 @pytest.mark.parametrize("store", ["spanner:", "spanner://p/i", "spanner://P/i/d", "spanner:p/i/d"])
@@ -111,3 +150,58 @@ def test_the_plan_says_how_many_shards_avoid_parts(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["plan", str(there), "--changed-keys", "1000000"]).stdout
     assert f"set state.shards = {need}" in shown
     assert "state" not in call("plan", write_job(tmp_path / "file", "sqlite:s.db"))
+
+
+def test_the_life_of_a_store_by_commands(tmp_path: Path, url: str) -> None:
+    """init, run, backup, reshard, restore and expire: nothing that was published changes."""
+    job = write_job(tmp_path / "job", url)
+    assert call("state", "init", job)["new"] is True
+    assert call("state", "init", job)["new"] is False
+    assert call("run", job)["resumed"] is True
+    out = tmp_path / "job" / "out"
+    expected = files(out)
+    call("state", "backup", job, "--out", tmp_path / "b")
+    assert call("state", "reshard", job, "--shards", "5")["kept"] is None
+    job.write_text(job.read_text().replace("shards = 3", "shards = 5"))
+    assert call("run", job)["resumed"] is True and files(out) == expected
+    assert call("state", "restore", job, tmp_path / "b", code=2)["field"] == "state.store"
+    call("state", "restore", job, tmp_path / "b", "--replace")
+    job.write_text(job.read_text().replace("shards = 5", "shards = 3"))
+    assert call("run", job)["resumed"] is True and files(out) == expected
+    call("state", "expire", job, "--releases-before", "2024-01-02T00:00:00Z")
+    assert call("run", job)["resumed"] is True and files(out) == expected
+    sizes = call("state", "info", job, "--operator")
+    assert sizes["committed"] == {"0": 4, "1": 4}
+    (out / "run.json").unlink()
+    for file in files(out):
+        (out / file).unlink()
+    assert "releases" in str(call("state", "releases", job, "--out", tmp_path / "again"))
+
+
+def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> None:
+    """Shards change under it; the next run catches up with what it has published."""
+    path = write_job(tmp_path / "job", url)
+    text = path.read_text().replace("[sink]", LEDGER)
+    path.write_text(text)
+    call("state", "init", path)
+    shards = load_job(path).state.shards
+    real = stream.begin
+
+    def begin(job: Job) -> object:
+        begun = real(job)
+        subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", "state", "reshard", str(path), "--shards", "5"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            check=True, capture_output=True, timeout=120,
+        )  # fmt: skip
+        return begun
+
+    with mock.patch.object(stream, "begin", begin):
+        stream.run_job(load_job(path))
+    stores.close_all()
+    published = files(tmp_path / "job" / "out")
+    path.write_text(text.replace(f"shards = {shards}", "shards = 5"))
+    for _ in range(2):
+        assert call("run", path)["resumed"] is True
+    assert files(tmp_path / "job" / "out") == published
+    assert call("state", "info", path)["restoring"] is False

@@ -319,6 +319,57 @@ def test_abandoned_units_are_exhausted(job: Path, tmp_path: Path) -> None:
     store.close()
 
 
+def test_export_after_abandon_keeps_ids(job: Path, tmp_path: Path) -> None:
+    run(job)
+    stores.close_all()
+    before = files(tmp_path / "out")
+    done("backup", job, "--out", tmp_path / "b")
+    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    now = "2024-01-03T12:00:00Z"
+    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
+    # What was released in the first epoch is what it was, also from the restored store.
+    done("releases", job, "--out", tmp_path / "again")
+    assert files(tmp_path / "again") == before
+
+
+def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path) -> None:
+    """Units count from the backup on, so the epoch begun from it before is spent as well."""
+    done("init", job)
+    done("backup", job, "--out", tmp_path / "b")
+    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    run(job)
+    stores.close_all()
+    ledger, out = Ledger(tmp_path / "ledger.db", "d"), tmp_path / "out"
+    abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon", "--now")
+    for epoch, day in ((1, 1), (2, 2), (3, 3)):
+        for window in range(day, DAYS):
+            shutil.rmtree(out / f"window-00000{window}", ignore_errors=True)
+        if epoch == 3:  # the ledger knows without the sink
+            shutil.rmtree(out)
+        now = f"2024-01-0{day}T06:00:00Z"
+        found = done(*abandon, now)
+        # Repeated before anything was drawn: no further charge.
+        assert done(*abandon, now)["epoch"] == found["epoch"] == epoch
+        assert found["epochs"] == epoch + 1 == len(ledger.entries())
+        run(job)
+        stores.close_all()
+        assert len(ledger.entries()) == epoch + 1
+    ledger.close()
+
+
+def test_without_a_ledger_the_sink_or_the_store_knows_the_epoch(job: Path, tmp_path: Path) -> None:
+    job.write_text(TEXT.split("[ledger]")[0])
+    done("init", job)
+    done("backup", job, "--out", tmp_path / "b")
+    abandon = ("restore", job, tmp_path / "b", "--abandon", "--now", "2024-01-01T06:00:00Z")
+    assert done(*abandon, "--replace")["epoch"] == 1
+    assert done(*abandon, "--replace")["epoch"] == 2
+    run(job)
+    stores.close_all()
+    (tmp_path / "state" / "s.db").unlink()
+    assert done(*abandon)["epoch"] == 3
+
+
 def test_reshard_changes_no_release(job: Path, tmp_path: Path, calm: Any) -> None:
     stop_after(job, 3)
     kept = done("reshard", job, "--shards", "5")["kept"]

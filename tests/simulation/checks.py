@@ -12,7 +12,7 @@ from dp_transforms.batches import concat, record_schema, split_by_shard
 from dp_transforms.bounding import Batch, expand
 from dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
 from dp_transforms.ids import key_ids
-from dp_transforms.step import shard_of
+from state.idtable import shard_of
 from state.life import period_cut
 from state.store import Int64, Store, UnitShard
 from tests.simulation.hooks import nothing_expires

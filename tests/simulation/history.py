@@ -20,7 +20,7 @@ from dp_transforms.bounding import Batch
 from dp_transforms.flow import SealFactory
 from dp_transforms.records import CanonicaliserFactory
 from dp_transforms.run import Performance, Run
-from dp_transforms.step import shard_of
+from state.idtable import shard_of
 from state.log import to_bytes
 from state.store import RunIdentity, Store
 from tests.simulation.baton import Died, Fiber

@@ -156,7 +156,7 @@ class LifeConformance:
         assert one.swap_note("x", None, "a") and not other.swap_note("x", None, "b")
         assert other.note("x") == "a" and other.swap_note("x", "a", None) and one.note("x") is None
         one.begin_restoring()
-        one.marks = Marks(2, 5)
+        one.marks = Marks(2, 5, ((0, 5),))
         assert other.restoring and other.marks.first == 5
         other.finish_restoring()
         assert not one.restoring
@@ -285,7 +285,7 @@ class LifeConformance:
         decide_units(store, 0, 4, [20, 22], [3, NEVER])
         new = life.fresh(msgspec.structs.replace(OLD, epoch=1))
         copy_store(store, new, LINE, abandon=Abandon(5, 9))
-        assert new.marks == Marks(0, 3)
+        assert new.marks == Marks(0, 3, ((0, 3),))
         assert new.identity.epoch == 1
         found = whole(new)
         assert found["keys"] == {} and found["positions"] == set()

@@ -1,5 +1,6 @@
 """The Spanner store on the official emulator: conformance, and what is its own."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from accounting.errors import PolicyError
 from state.spanner import SpannerStore
 from state.spanner_client import connect
 from state.spanner_schema import DDL, create_identity, create_tables
-from state.store import Store
+from state.store import RunIdentity, Store
 from tests import emulator
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Bench, StoreConformance
+from tests.state.life_conformance import OLD, LifeBench, LifeConformance
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,11 +23,12 @@ def running() -> Iterator[None]:
 
 
 class SpannerBench(Bench):
-    def __init__(self) -> None:
+    def __init__(self, identity: RunIdentity = IDENTITY) -> None:
         self.url = emulator.fresh_url()
         create_tables(connect(self.url))
-        create_identity(connect(self.url), IDENTITY)
+        create_identity(connect(self.url), identity)
         self._open: list[Store] = []
+        self._generations = itertools.count(1)
 
     def open(self) -> SpannerStore:
         store = SpannerStore(self.url, KEY_SCHEMA, STREAMS)
@@ -47,6 +50,27 @@ def bench() -> Iterator[SpannerBench]:
 
 class TestSpannerStore(StoreConformance):
     """The suite every store passes."""
+
+
+class SpannerLifeBench(SpannerBench, LifeBench):
+    """New stores are generations beside the one in force, as they are in the product."""
+
+    def fresh(self, identity: RunIdentity) -> SpannerStore:
+        successor = identity, next(self._generations)
+        store = SpannerStore(self.url, KEY_SCHEMA, STREAMS, successor=successor)
+        self._open.append(store)
+        return store
+
+
+@pytest.fixture
+def life() -> Iterator[SpannerLifeBench]:
+    made = SpannerLifeBench(OLD)
+    yield made
+    made.close()
+
+
+class TestSpannerLife(LifeConformance):
+    """The suite of every store's own life."""
 
 
 def test_the_schema_file_is_the_schema() -> None:

@@ -4,17 +4,15 @@ the client, which can hold keys of rows.
 Statuses come over a real socket from a small gRPC server; credentials from files.
 """
 
+import functools
 import json
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.cloud.spanner_v1 import Session
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from state import open as stores
@@ -25,9 +23,9 @@ from state.spanner_schema import create_identity, create_tables, has_identity
 from tests import emulator
 from tests.emulator import HOST, free_port
 from tests.faults.unsure import failure
+from tests.refusing import CANARY, refusing
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, take_step
 
-CANARY = "CANARY7741"
 URL = "spanner://project/instance/database"
 
 
@@ -38,42 +36,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     spanner_client._connect.cache_clear()
     yield
     spanner_client._connect.cache_clear()
-
-
-class _Refusing(grpc.GenericRpcHandler):
-    """A server that makes sessions (if ``sessions``) and refuses all else with a status."""
-
-    def __init__(self, code: grpc.StatusCode, sessions: bool) -> None:
-        self._code, self._sessions = code, sessions
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        method = details.method.rsplit("/", 1)[1]
-        made = Session.pb(Session(name="projects/p/instances/i/databases/d/sessions/s"))
-
-        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
-            if self._sessions and "Session" in method:
-                return bytes(made.SerializeToString())
-            context.abort(self._code, f"row {CANARY} of table Keys")
-            raise AssertionError
-
-        if method.startswith("Streaming"):
-            return grpc.unary_stream_rpc_method_handler(answer)
-        return grpc.unary_unary_rpc_method_handler(answer)
-
-
-@contextmanager
-def refusing(
-    code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch, sessions: bool = True
-) -> Iterator[None]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((_Refusing(code, sessions),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv(HOST, f"127.0.0.1:{port}")
-    try:
-        yield
-    finally:
-        server.stop(0).wait()
 
 
 #: What is done to a store, from the first command to the last commit.
@@ -191,6 +153,28 @@ def test_a_token_that_cannot_be_renewed() -> None:
     lost.message = f"Getting metadata from plugin failed with error: {CANARY}"
     error = refused(lost)
     assert "credentials" in error.rule and CANARY not in str(error)
+
+
+def test_init_whose_answers_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call that changes something takes effect and seems to fail; the next attempt goes on."""
+    with emulator.running():
+        url = emulator.fresh_url()
+        database = connect(url)
+        api, lost = database._instance._client.database_admin_api, list[Any]()
+
+        def unheard(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            answer = real(*args, **options)
+            if real not in lost:
+                lost.append(real)
+                raise failure(grpc.StatusCode.UNAVAILABLE)
+            return answer
+
+        for owner, name in ((api, "create_database"), (database.spanner_api, "commit")):
+            monkeypatch.setattr(owner, name, functools.partial(unheard, getattr(owner, name)))
+        assert create_tables(database)
+        assert create_identity(database, IDENTITY) == IDENTITY
+        assert len(lost) == 2 and create_tables(database) is False
+        emulator.drop(url)
 
 
 def test_what_is_missing_on_a_server() -> None:

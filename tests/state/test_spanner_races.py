@@ -8,6 +8,7 @@ import pytest
 
 from state.spanner import SpannerStore
 from state.spanner_client import connect
+from state.spanner_schema import BOUND
 from state.store import OvertakenError
 from tests import emulator
 from tests.state.conformance import counts, decide, ids, look, take_step
@@ -29,24 +30,32 @@ def bench() -> Iterator[SpannerBench]:
 
 def in_between(store: SpannerStore, act: Callable[[], object]) -> None:
     """``act`` happens after the store has read progress, before it reads what is beyond."""
-    real, todo = store._pieces, [act]
+    todo = [act]
 
-    def pieces(*where: int) -> int:
-        if todo:
-            todo.pop()()
-        return real(*where)
+    def delayed(real: Callable[..., Any]) -> Callable[..., Any]:
+        def beyond(*where: int) -> Any:
+            if todo:
+                todo.pop()()
+            return real(*where)
 
-    store._pieces = pieces  # type: ignore[method-assign]
+        return beyond
+
+    for name in ("_beyond", "_decision"):
+        setattr(store, name, delayed(getattr(store, name)))
 
 
 def torn(store: SpannerStore) -> None:
     """The twin that believes two reads to be one."""
 
-    def progress(part: int, window: int, ahead: int) -> tuple[int, int]:
+    def keys(part: int, window: int) -> tuple[int | None, dict[int, int]]:
         reached = store._reached(part, window)
-        return reached, store._pieces(part, window, reached + ahead)
+        return reached, store._beyond(part, window, (reached or 0) + 1)
 
-    store._progress = progress  # type: ignore[method-assign]
+    def units(part: int) -> tuple[dict[int, int], list[int]]:
+        progress = store._unit_reached(part)
+        return progress, store._decision(part, progress.get(BOUND, 0))
+
+    store._key_progress, store._unit_rows = keys, units  # type: ignore[method-assign]
 
 
 def late_worker(bench: SpannerBench, sabotaged: bool) -> list[str]:

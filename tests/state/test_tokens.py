@@ -196,7 +196,7 @@ def test_a_restored_store_takes_over(folders: Iterator[Path]) -> None:
     assert enter(world.ledger, world.stores[0]) == "settled"
     assert enter(world.ledger, world.stores[1]) == "refused"
     store = opened(world.stores[1])
-    tokens.mark_restored(store)
+    store.begin_restoring()
     store.close()
     # It may die at any gate and go on.
     for death in DEATHS[1:]:
