@@ -245,9 +245,18 @@ def records_of(rows: Sequence[tuple[int, bytes, bytes]]) -> Admitted:
     )
 
 
-def admitted(rows: Sequence[tuple[int, bytes, bytes]]) -> tuple[IdTable, Admitted]:
-    """All admitted records with an index by ``position_ids``."""
-    return indexed(records_of(rows))
+def moved(records: Admitted, slots: Int64) -> Admitted:
+    """Records with ``slots[unit]`` for their units; those of units that have none (-1) go."""
+    unit = slots[records.unit]
+    rows = np.flatnonzero(unit >= 0)
+    return Admitted(
+        records.partition[rows],
+        records.offset[rows],
+        unit[rows].astype(np.int32),
+        records.pairs[rows],
+        records.cut[rows],
+        None if records.rank is None else records.rank[rows],
+    )
 
 
 def indexed(records: Admitted) -> tuple[IdTable, Admitted]:

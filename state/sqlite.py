@@ -228,7 +228,15 @@ class SqliteStore(SqliteLife, Store):
 
     @override
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
-        return log.admitted(self._admissions(shard))
+        with self._lock, self.snapshot():
+            row, rows = self._unit_row(shard), self._admissions(shard)
+        units.forgotten, everything = row.forgotten, log.records_of(rows)
+        if row.generation != self._unit_rows[shard].generation:
+            # Another worker has given the units other slots since these were read.
+            there = UnitShard()
+            log.replay_units(there, rows)
+            everything = log.moved(everything, units.table.find(there.table.ids))
+        return log.indexed(everything)
 
     @override
     def completed(self, shards: int) -> dict[int, int]:

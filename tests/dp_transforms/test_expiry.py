@@ -19,7 +19,7 @@ from dp_transforms.records import Canonicaliser
 from dp_transforms.release import steps_through
 from dp_transforms.run import Run
 from dp_transforms.step import Stepper
-from state import life
+from state import life, log
 from state import open as stores
 from state.copying import Abandon, copy_store
 from state.idtable import shard_of
@@ -37,6 +37,7 @@ PLANS = {
     "periods": {"triggers": 4, "windows": 8, "lateness": 1, "skew": STEP, "period": 6},
     "sliding periods": {"triggers": 5, "windows": 12, "slide": 1, "period": 4, "skew": 2 * STEP,
                         "contributions": 6},
+    "ahead": {"triggers": 4, "windows": 5, "skew": 2 * STEP},
 }  # fmt: skip
 
 
@@ -173,23 +174,64 @@ def test_state_stays_small_while_time_passes(tmp_path: Path) -> None:
     assert most < 0.7 * everything
 
 
+#: By fault: the plan that shows it (only where events run further ahead than the lateness do
+#: windows close while records of the next are decided) and what is wrong.
 SABOTAGED = {
-    "positions go a window too early": ("settled_cut", lambda line, k: line.base(k + 1)),
-    "counters go before their period ends": ("period_cut", lambda line, cut: cut * 0 + 1),
-}
+    "positions go a window too early": (
+        "periods", "settled_cut", lambda line, k: line.base(k + 1)
+    ),
+    "events do not run ahead of their stamps": ("ahead", "skew_cuts", lambda line: 0),
+    "counters go before their period ends": (
+        "periods", "period_cut", lambda line, cut: cut * 0 + 1
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", SABOTAGED)
 def test_expiry_that_is_too_eager_is_noticed(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of("periods")
+    which, name, wrong = SABOTAGED[fault]
+    plan = plan_of(which)
     calm = expected(plan, tmp_path)
-    name, wrong = SABOTAGED[fault]
     monkeypatch.setattr(life, name, wrong)
     monkeypatch.setattr("dp_transforms.bounding.period_cut", life.period_cut)
-    with lived(plan, tmp_path / "a.db", 5) as live:
+    with lived(plan, tmp_path / "a.db", 10) as live:
         assert live.released != calm
+
+
+def answers(plan: Plan, store: SqliteStore, records: pa.RecordBatch, upto: int) -> list[Any]:
+    """What BOUND emits of the last cuts, by unit shard, when a runner asks once more."""
+    shard = shard_of(ids_of(records.column("unit")), SHARDS)
+    return [
+        bound(plan, store, n, records.filter(pa.array(shard == n)), upto, upto - 3)[0].to_pylist()
+        for n in range(SHARDS)
+    ]
+
+
+def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker's expiry gives units new slots; decisions that are left are still found."""
+    plan = plan_of("periods")
+    line, (_, records) = plan.timeline, canonical(plan)
+    upto = line.last_cut // 2
+    live = Live(begin(plan, tmp_path / "a.db", SHARDS), expires=False)
+    drive(live, records, 1, upto, 0)
+    records = records.filter(pa.array(stamp_cut(plan, records) <= upto))
+    schema, sums = stores.key_schema(plan), plan.sums
+    with contextlib.ExitStack() as stack:
+        old, new = (
+            stack.enter_context(contextlib.closing(SqliteStore(tmp_path / "a.db", schema, sums)))
+            for _ in range(2)
+        )
+        before = answers(plan, old, records, upto)
+        assert life.expire(live.store, line) == SHARDS
+        now = answers(plan, new, records, upto)
+        assert all(now) and now == before == answers(plan, old, records, upto)
+        monkeypatch.setattr(log, "moved", lambda some, slots: some)  # the sabotaged twin
+        assert answers(plan, old, records, upto) != now
+    stores.close_all()
 
 
 # --- abandoning ------------------------------------------------------------------------

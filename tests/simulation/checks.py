@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
+from accounting.plan import Plan
+from dp_transforms.batches import concat, record_schema, split_by_shard
 from dp_transforms.bounding import Batch, expand
 from dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
 from dp_transforms.ids import key_ids
 from state.idtable import shard_of
-from state.store import Store
+from state.life import period_cut
+from state.store import Int64, Store, UnitShard
+from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on
 from tests.simulation.stores import sqlite
 from tests.streams import KEYS, by_name, sealed_bytes
@@ -33,27 +36,71 @@ class Decision(NamedTuple):
     rank: int | None
 
 
+def still_there(store: Store, shard: int, ranked: bool, out: dict[Record, Decision]) -> None:
+    """Add the decisions of a shard whose positions have not expired."""
+    for piece in store.position_pieces(shard):
+        for row, unit in enumerate(piece.ids):
+            record = int(piece.partition[row]), int(piece.offset[row]), unit.tobytes()
+            rank = int(piece.rank[row]) if ranked and piece.rank is not None else None
+            decision = Decision(int(piece.pairs[row]), int(piece.cut[row]), rank)
+            if out.setdefault(record, decision) != decision:
+                raise Problem("a decision has changed")
+
+
 def decisions(
-    store: Store, records: pa.RecordBatch, shards: int, last_cut: int, ranked: bool
+    store: Store,
+    plan: Plan,
+    records: pa.RecordBatch,
+    shards: int,
+    kept: dict[Record, Decision] | None = None,
 ) -> dict[Record, Decision]:
-    """Every committed decision, read with a new handle."""
-    out: dict[Record, Decision] = {}
-    ids = ids_of(records.column("unit"))
-    place = shard_of(ids, shards)
+    """Every committed decision, read with a new handle.
+
+    Args:
+        kept: decisions whose positions may have expired.
+    """
+    gone, out = kept or {}, dict[Record, Decision]()
+    batch = Batch(plan, records)
+    place = shard_of(batch.ids, shards)
     for shard in range(shards):
+        mine = dict[Record, Decision]()
         units = store.unit_shard(shard)
-        store.load_units(shard, units, ids[place == shard])
+        store.load_units(shard, units, batch.ids[place == shard])
         _, found = store.admitted_before(shard, units)
         for row, slot in enumerate(found.unit.tolist()):
             unit = units.table.ids[slot].tobytes()
             record = int(found.partition[row]), int(found.offset[row]), unit
-            if record in out:
+            if record in mine:
                 raise Problem("a position is admitted twice")
-            rank = int(found.rank[row]) if ranked and found.rank is not None else None
-            out[record] = Decision(int(found.pairs[row]), int(found.cut[row]), rank)
-        if units.decided != last_cut:
+            rank = int(found.rank[row]) if plan.ranked and found.rank is not None else None
+            mine[record] = Decision(int(found.pairs[row]), int(found.cut[row]), rank)
+        if any(gone.get(record, decision) != decision for record, decision in mine.items()):
+            raise Problem("what has expired is decided again")
+        if any(d.cut <= units.forgotten and r not in gone for r, d in mine.items()):
+            raise Problem("a position is decided when it has expired")
+        if units.decided != plan.timeline.last_cut:
             raise Problem("a decision is lost")
-    return out
+        _check_counters(plan, units, batch, np.flatnonzero(place == shard), gone | mine)
+        out |= mine
+    return out | gone
+
+
+def _check_counters(
+    plan: Plan, units: UnitShard, batch: Batch, rows: Int64, made: dict[Record, Decision]
+) -> None:
+    """A counter is the pairs of its unit, expired or not, until its period is closed."""
+    pairs = Counter[bytes]()
+    for (_, _, unit), decision in made.items():
+        pairs[unit] += decision.pairs
+    expected = np.array([pairs[unit.tobytes()] for unit in batch.ids[rows]], np.int64)
+    slots = units.table.find(batch.ids[rows])
+    found = np.where(slots >= 0, units.counts[slots] if units.table.size else 0, 0)
+    gone = np.zeros(len(rows), np.bool_)
+    if plan.timeline.period is not None:
+        closed = period_cut(plan.timeline, batch.event_cut[rows]) <= units.forgotten
+        gone = closed & (found == 0)
+    if not (gone | (found == expected)).all():
+        raise Problem("a counter is not that of its unit")
 
 
 def check_end(world: Any) -> None:
@@ -64,12 +111,11 @@ def check_end(world: Any) -> None:
     calm = sqlite(world.identity, plan, world.folder, -1)
     clean, store = calm.open(), world.database.open()
     try:
-        releases, dead = run_in_memory(run_on(run, clean), world.source.whole())
+        with nothing_expires():
+            releases, dead = run_in_memory(run_on(run, clean), world.source.whole())
         _check_dead(world, dead)
-        made, calmly = (
-            decisions(s, records, world.shards, plan.timeline.last_cut, plan.ranked)
-            for s in (store, clean)
-        )
+        made = decisions(store, plan, records, world.shards, world.kept)
+        calmly = decisions(clean, plan, records, world.shards)
         _check_bound(world, records, made, calmly)
         expected = by_name(releases)
         if world.tardy:
@@ -142,8 +188,9 @@ def _from_decisions(
         by_shard = dict(split_by_shard(rows, target, world.shards))
         for shard in range(world.shards):
             held = [by_shard[shard]] if shard in by_shard else []
-            for name, part in release(shard, held, plan.timeline.last_cut):
-                parts.setdefault(name, []).append(part)
+            with nothing_expires():
+                for name, part in release(shard, held, plan.timeline.last_cut):
+                    parts.setdefault(name, []).append(part)
         return {name: sealed_bytes(seal(*name, own)) for name, own in parts.items()}
     finally:
         store.close()

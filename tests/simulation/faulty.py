@@ -34,10 +34,17 @@ class FaultyStore(Store):
         inner: the real store of this worker, used by nobody else.
         point: the world's dice; called in the thread of the work.
         wait: ends the turn.
+        keep: told (store, shard) before positions of it may go.
     """
 
-    def __init__(self, inner: Store, point: Point, wait: Callable[[], None]) -> None:
-        self.inner, self._point, self._wait = inner, point, wait
+    def __init__(
+        self,
+        inner: Store,
+        point: Point,
+        wait: Callable[[], None],
+        keep: Callable[[Store, int], None],
+    ) -> None:
+        self.inner, self._point, self._wait, self._keep = inner, point, wait, keep
         self._busy: set[tuple[str, int]] = set()
         self.identity = inner.identity
         self._group = _Group()
@@ -142,6 +149,13 @@ class FaultyStore(Store):
         return self._call(
             f"admitted_before {shard}", lambda: self.inner.admitted_before(shard, units)
         )
+
+    def forget_positions(self, shard: int, cut: int) -> None:
+        def forget() -> None:
+            self._keep(self.inner, shard)
+            self.inner.forget_positions(shard, cut)
+
+        self._call(f"forget_positions {shard} {cut}", forget)
 
     def close(self) -> None:
         self.inner.close()

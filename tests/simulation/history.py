@@ -16,14 +16,15 @@ import pyarrow as pa
 
 from accounting.errors import RunError
 from dp_transforms.batches import ids_of
+from dp_transforms.bounding import Batch
 from dp_transforms.flow import SealFactory
 from dp_transforms.records import CanonicaliserFactory
 from dp_transforms.run import Performance, Run
 from state.idtable import shard_of
 from state.log import to_bytes
-from state.store import RunIdentity
+from state.store import RunIdentity, Store
 from tests.simulation.baton import Died, Fiber
-from tests.simulation.checks import Problem
+from tests.simulation.checks import Decision, Problem, Record, still_there
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.plans import draw_plan, public_of
 from tests.simulation.runner import (
@@ -75,6 +76,7 @@ class World:
         self.dead_letters: dict[tuple[int, int], str] = {}
         self.emitted: dict[tuple[int, int, int], bytes] = {}
         self.sink: dict[tuple[int, int], bytes] = {}
+        self.kept: dict[Record, Decision] = {}  # decisions whose positions may have gone
         self.totals: Counter[str] = Counter()
         self._draw_habits()
         self.processes = [self._process() for _ in range(self.random.randint(1, 3))]
@@ -89,18 +91,23 @@ class World:
         """How this world likes to behave."""
         draw = self.random
         self.switches = draw.choice([0.05, 0.3, 0.8])
+        self.races = draw.choice([0, 4, 20])
+        self.raced: list[Task] = []
         self.fault_rate = draw.choice([0.0, 0.01, 0.05, 0.15])
         self.faults = draw.randint(0, 20)
         self.restores = draw.choice([0, 0, 1, 2])
+        self.restores_early = draw.choice([False, True])  # before anything has expired
         self.zombies = draw.choice([0, 3, 12])
         self.cut_by_cut = draw.choice([0.0, 0.5, 1.0])
         self.threads = draw.choice([1, 2])
         self.group_steps = draw.randint(1, 6)
+        self.expire_least = draw.choice([1, 1, 2, 1 << 30])
         self.started = 0
+        self.fresh = False  # positions have gone since the runner last went back
 
     def _process(self) -> Process:
         self.started += 1
-        store = FaultyStore(self.database.open(), self.point, self.pause)
+        store = FaultyStore(self.database.open(), self.point, self.pause, self.keeps)
         return Process(self.started, self.run, store, self.threads)
 
     def say(self, what: str) -> None:
@@ -125,8 +132,18 @@ class World:
             if self.random.random() < 0.03:
                 task.sleeps = self.event + self.random.randint(5, 80)
             self.pause()
+        elif self.races and f"{when} {what}".startswith("before part") and self._splits(what):
+            # Between the commits of one step another worker does all of it, and the next ones.
+            self.races -= 1
+            task.sleeps = self.event + self.random.randint(50, 500)
+            self.raced.append(task)
+            self.pause()
         self.say(f"w{task.process.number} {when} {what}")
         return self.faulted(task, f"{when} {what}")
+
+    def _splits(self, what: str) -> bool:
+        """Whether a race begins at a part of a commit: not at one that is the whole."""
+        return not what.endswith(" of 1") and self.random.random() < 0.5
 
     def pause(self) -> None:
         """The turn of the running task ends here."""
@@ -166,6 +183,20 @@ class World:
         """Somebody emits a shard's release, heard or not: everybody must emit the same."""
         if self.emitted.setdefault(name, to_bytes(part)) != to_bytes(part):
             raise Problem("a release has two values")
+
+    def keeps(self, store: Store, shard: int) -> None:
+        """Positions of a shard are about to go: the check at the end needs them."""
+        before = len(self.kept)
+        still_there(store, shard, self.plan.ranked, self.kept)
+        self.totals["expired"] += len(self.kept) - before
+        self.fresh = True
+
+    def recalled(self, batch: Batch) -> None:
+        """Records were looked up that may have been delivered before."""
+        rows = zip(batch.partition.tolist(), batch.offset.tolist(), batch.ids, strict=True)
+        came = (self.kept.get((p, o, unit.tobytes())) for p, o, unit in rows)
+        known = np.array([decision is not None for decision in came], np.bool_)
+        self.totals["expired_came_again"] += int((known & (batch.pairs == 0)).sum())
 
     # What the world does.
 
@@ -293,9 +324,11 @@ class World:
     def _restore(self) -> None:
         """The runner goes back to a checkpoint; what runs goes on unheard, or dies."""
         self.restores -= 1
+        far = 2 if self.fresh and self.random.random() < 0.7 else None
+        self.fresh = False
         self.totals["restores"] += 1
         self.source.seen(self.state.cursor)
-        self.state = self.random.choice(self.checkpoints).copy()
+        self.state = self.random.choice(self.checkpoints[:far]).copy()
         self.source.plan_reads(self.state.cursor)
         for piece in self.source.owed(self.state.cursor, self.state.watermark):
             self.state.cursor.pending.insert(0, piece)
@@ -335,11 +368,19 @@ class World:
             free = self._free()
             if free:
                 out.append((1.0, lambda: self._zombie(task, self.random.choice(free))))
+        others = [p for p in self._free() if self.raced and p is not self.raced[0].process]
+        if others:
+            out.append((20.0, lambda: self._race(self.random.choice(others))))
         if self.random.random() < 0.05:
-            self.checkpoints = [*self.checkpoints[-3:], state.copy()]
-        if self.restores:
-            out.append((0.02, self._restore))
+            self.checkpoints = [self.checkpoints[0], *self.checkpoints[1:][-3:], state.copy()]
+        if self.restores and (self.fresh or self.restores_early):
+            out.append((1.0 if self.fresh else 0.02, self._restore))
         return out
+
+    def _race(self, process: Process) -> None:
+        task = self.raced.pop(0)
+        if not task.process.dead:
+            self._start(self._double(task, process))
 
     def _zombie(self, task: Task, process: Process) -> None:
         self.zombies -= 1
@@ -350,9 +391,16 @@ class World:
         done = min(self.state.released) == last and not self.state.cursor.pending
         return done and not any(process.tasks for process in self.processes)
 
+    def _once_more(self) -> bool:
+        """Whether a job that is through runs again, although all has expired."""
+        again = self.restores > 0 and self.random.random() < 0.3
+        if again:
+            self._restore()
+        return again
+
     def live(self) -> None:
         """Run the history to its end."""
-        while not self._through():
+        while not self._through() or self._once_more():
             self.event += 1
             if self.event > MOST_EVENTS:
                 raise Problem("the run does not end")

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from accounting.budget import allocate
-from dp_transforms import bounding, release, step
+from dp_transforms import bounding, flow, release, step
 from state import sqlite, sqlite_file
 
 #: Between the calls of a store: states in memory are half changed when these fail.
@@ -28,6 +28,26 @@ def _struck(world: Any, name: str, real: Any) -> Any:
         return out
 
     return call
+
+
+def _sooner(world: Any, real: Any) -> Any:
+    """Expiry as often as the world likes: how often is a setting for speed."""
+    return lambda store, line, least: real(store, line, min(least, world.expire_least))
+
+
+def _told(world: Any, real: Any) -> Any:
+    def recall(plan: Any, store: Any, shard: int, batch: Any, upto: int) -> None:
+        real(plan, store, shard, batch, upto)
+        world.recalled(batch)
+
+    return recall
+
+
+@contextlib.contextmanager
+def nothing_expires() -> Iterator[None]:
+    """For the run that others are compared with."""
+    with mock.patch.object(flow, "expire"):
+        yield
 
 
 def _fast(real: Any) -> Any:
@@ -49,6 +69,9 @@ def watched(world: Any) -> Iterator[None]:
             struck = _struck(world, name, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, struck))
         stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", world.group_steps))
+        for owner, name, make in ((flow, "expire", _sooner), (bounding, "_recall", _told)):
+            made = make(world, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, made))
         yield
 
 

@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dp_transforms.batches import ids_of
 from state.idtable import IdTable
-from state.life_kept import KeepsEverything
 from state.log import position_ids
 from state.store import (
     Admitted,
@@ -27,6 +24,14 @@ from state.store import (
     Store,
     UnitShard,
 )
+from tests.simulation.limited_life import (
+    LimitedLife,
+    by_key,
+    columns_of,
+    ids_from,
+    joined,
+    record_of,
+)
 from tests.simulation.tables import KeyRow, Place, Record, StepRows, Tables
 from tests.state.conformance import Bench
 
@@ -35,6 +40,7 @@ class Database(Tables, Bench):
     """The tables and the handles on them."""
 
     def open(self) -> "LimitedStore":
+        assert self.whole, "the store is not filled"
         return LimitedStore(self)
 
     def close(self) -> None:
@@ -47,7 +53,7 @@ class _Group(threading.local):
     steps: list[StepRows] | None = None
 
 
-class LimitedStore(KeepsEverything, Store):
+class LimitedStore(LimitedLife, Store):
     """A worker's handle.
 
     Args:
@@ -97,7 +103,7 @@ class LimitedStore(KeepsEverything, Store):
         if trigger != states.committed + 1:
             self.forget(window, shard)
             raise OvertakenError
-        step = StepRows(window, shard, trigger, {}, _by_key(result.releases), result.closes)
+        step = StepRows(window, shard, trigger, {}, by_key(result.releases), result.closes)
         touched = {k for k in step.releases if k is not None}
         for slot in result.examined.tolist():
             key = states.table.ids[slot].tobytes()
@@ -119,7 +125,7 @@ class LimitedStore(KeepsEverything, Store):
         if result.closes:
             self.forget(window, shard)
         before = self.database.releases.get(step[:3], {})
-        return _joined({**before, **step.releases})
+        return joined({**before, **step.releases})
 
     def _row(
         self, step: StepRows, key: bytes, slot: int, states: KeyShard, result: StepResult
@@ -182,9 +188,10 @@ class LimitedStore(KeepsEverything, Store):
             self._group.steps = None
 
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
-        if self.database.progress[window, shard] < trigger:
+        if self._tables.progress[window, shard] < trigger:
             return None
-        return _joined(self.database.releases[window, shard, trigger])
+        rows = self._tables.releases.get((window, shard, trigger))
+        return None if rows is None else joined(rows)  # dropped
 
     def completed(self, shards: int) -> dict[int, int]:
         progress = self.database.progress
@@ -200,6 +207,8 @@ class LimitedStore(KeepsEverything, Store):
         if shard not in self._units:
             units = UnitShard()
             units.decided = self.database.decided[shard]
+            units.forgotten = self.database.forgotten[shard]
+            units.ahead = self._ahead(shard, units)
             self._units[shard] = units, {}
         return self._units[shard][0]
 
@@ -208,22 +217,26 @@ class LimitedStore(KeepsEverything, Store):
         assert mine is units, "counters of another load"
         self._in_use.add(shard)  # until the decision is over
         for unit in sorted({i.tobytes() for i in ids} - loaded.keys()):
-            loaded[unit] = self.database.counts[shard].get(unit, 0)
-            slot = units.intern(_id(unit))  # it may put larger counters in place
-            units.counts[slot] = loaded[unit]
+            row = self.database.counts[shard].get(unit)
+            loaded[unit] = 0 if row is None else row[0]
+            if row is not None:
+                slot = units.intern(ids_from([unit]))  # it may put larger counters in place
+                units.counts[slot], units.until[slot] = row
         # Not before: a part of a decision may have been committed since the shard was read.
         units.ahead = self._ahead(shard, units)
 
     def _ahead(self, shard: int, units: UnitShard) -> bool:
-        return any(r.cut > units.decided for r in self.database.admitted[shard])
+        return self.database.reach[shard] > units.decided
 
     def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
         mine, loaded = self._units[shard]
         assert mine is units
         by_unit: dict[bytes, list[Record]] = defaultdict(list)
+        until: dict[bytes, int] = {}
         for row, slot in enumerate(admitted.unit.tolist()):
             unit = units.table.ids[slot].tobytes()
-            by_unit[unit].append(_record(unit, admitted, row))
+            by_unit[unit].append(record_of(unit, admitted, row))
+            until[unit] = int(units.until[slot])
         names, limit = list(by_unit), self.database.limit
         assert by_unit.keys() <= loaded.keys(), "a unit was admitted that was not loaded"
         self.database.random.shuffle(names)
@@ -234,13 +247,13 @@ class LimitedStore(KeepsEverything, Store):
                 part = [record for unit in piece for record in by_unit[unit]]
                 whole = cut if number == len(pieces) else None
                 self.hook("before", what)
-                self.database.decide(shard, units.decided, loaded, part, whole)
+                self.database.decide(shard, (units.decided, whole), loaded, part, until)
                 self.hook("after", what)
         except BaseException:
             self.forget_units(shard)
             raise
         self._in_use.discard(shard)
-        units.decided = cut
+        units.decided, units.forgotten = cut, self.database.forgotten[shard]
         units.ahead = self._ahead(shard, units)
         for unit, records in by_unit.items():  # as this worker knows them: others may be further
             loaded[unit] += sum(record.pairs for record in records)
@@ -252,65 +265,22 @@ class LimitedStore(KeepsEverything, Store):
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
         loaded = self._units[shard][1]
         found = [r for r in self.database.admitted[shard] if r.unit in loaded]
-        slots = units.table.find(_id(b"".join(r.unit for r in found))).astype(np.int32)
-        partition = np.array([r.partition for r in found], np.int32)
-        offset = np.array([r.offset for r in found], np.int64)
-        pairs, cut = (np.array([r[i] for r in found], np.int32) for i in (3, 4))
-        ranks = [r.rank for r in found if r.rank is not None]
+        slots = units.table.find(ids_from([r.unit for r in found])).astype(np.int32)
+        partition, offset, pairs, cut, rank = columns_of(found)
         index = IdTable()
         index.intern(position_ids(partition, offset, slots))
-        rank = np.array(ranks, np.int32) if ranks else None
         return index, Admitted(partition, offset, slots, pairs, cut, rank)
-
-    def note(self, name: str) -> str | None:
-        return self.database.notes.get(name)
-
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
-        if self.note(name) != old:
-            return False
-        self.database.notes[name] = new
-        return True
 
     def close(self) -> None:
         self._states, self._units = {}, {}
 
 
-def _id(raw: bytes) -> Ids:
-    return np.frombuffer(raw, np.uint64).reshape(-1, 2)
-
-
 def _enter(states: KeyShard, key: bytes, row: KeyRow) -> None:
     """A row of the database into memory."""
     columns = pa.RecordBatch.from_pylist([row.key], schema=states._schema)
-    slot = states.intern(_id(key), columns)
+    slot = states.intern(ids_from([key]), columns)
     states.units[slot], states.values[slot] = row.units, row.values
     states.round[slot], states.base[slot], states.due[slot] = row.round, row.base, row.due
     states.done[slot] = row.taken > states.committed
-    units = _id(b"".join(sorted(row.pairs)))
+    units = ids_from(sorted(row.pairs))
     states.pairs.add(np.repeat(slot, len(units)), units)
-
-
-def _record(unit: bytes, admitted: Admitted, row: int) -> Record:
-    columns = (admitted.partition, admitted.offset, admitted.pairs, admitted.cut)
-    rank = None if admitted.rank is None else int(admitted.rank[row])
-    return Record(unit, *(int(c[row]) for c in columns), rank)
-
-
-def _by_key(releases: pa.RecordBatch) -> dict[bytes | None, pa.RecordBatch]:
-    """Release rows by key id; a batch without ids, and the empty one, belong to the whole."""
-    if "_id" not in releases.schema.names:
-        return {None: releases}
-    ids = ids_of(releases.column("_id"))
-    rows = {ids[i].tobytes(): releases.slice(i, 1) for i in range(len(ids))}
-    return {None: releases.slice(0, 0), **rows}
-
-
-def _joined(releases: dict[bytes | None, pa.RecordBatch]) -> pa.RecordBatch:
-    """All rows of a step in the order of their ids, whoever committed which part."""
-    table = pa.Table.from_batches(releases.values()).combine_chunks()
-    if "_id" in table.schema.names:
-        table = table.take(pc.array_sort_indices(table.column("_id").combine_chunks()))
-    return pa.RecordBatch.from_arrays(
-        [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in table.columns],
-        schema=table.schema,
-    )

@@ -1,5 +1,6 @@
 """The tables of the model store, and what one transaction checks before it writes."""
 
+import copy
 import random
 from collections import defaultdict
 from collections.abc import Iterable
@@ -76,8 +77,27 @@ class Tables:
         self.releases: dict[tuple[int, int, int], dict[bytes | None, pa.RecordBatch]] = {}
         self.notes: dict[str, str | None] = {}
         self.decided: dict[int, int] = defaultdict(int)
-        self.counts: dict[int, dict[bytes, int]] = defaultdict(dict)
+        self.forgotten: dict[int, int] = defaultdict(int)
+        self.reach: dict[int, int] = defaultdict(int)
+        self.counts: dict[int, dict[bytes, tuple[int, int]]] = defaultdict(dict)
         self.admitted: dict[int, list[Record]] = defaultdict(list)
+        self.whole = True  # not in the midst of being filled
+
+    def copy(self) -> "Tables":
+        """The same rows, which later transactions do not change."""
+        other = copy.copy(self)
+        for name in ("progress", "releases", "notes", "decided", "forgotten", "reach"):
+            setattr(other, name, copy.copy(getattr(self, name)))
+        for name in ("keys", "counts", "admitted"):
+            rows = getattr(self, name)
+            setattr(
+                other,
+                name,
+                defaultdict(
+                    rows.default_factory, {place: copy.copy(some) for place, some in rows.items()}
+                ),
+            )
+        return other
 
     def write(self, parts: Iterable[tuple[StepRows, bool]]) -> None:
         """One transaction: rows of steps, each with its progress if it is the last part."""
@@ -99,15 +119,46 @@ class Tables:
                     self.keys[step.place] = {}
 
     def decide(
-        self, shard: int, before: int, loaded: dict[bytes, int], part: list[Record], cut: int | None
+        self,
+        shard: int,
+        cuts: tuple[int, int | None],
+        loaded: dict[bytes, int],
+        part: list[Record],
+        until: dict[bytes, int],
     ) -> None:
-        """One transaction: admitted records of some units; with ``cut`` the whole is decided."""
-        counts = self.counts[shard]
+        """One transaction: admitted records of some units.
+
+        Args:
+            cuts: the cut decided before, and the one that is decided with the last part.
+            loaded: counts of the units as the worker knows them.
+            until: last cut of each unit of the decision.
+        """
+        counts, (before, cut) = self.counts[shard], cuts
         changed = {record.unit for record in part}
-        if self.decided[shard] != before or any(counts.get(u, 0) != loaded[u] for u in changed):
+        counted = (counts.get(unit, (0, 0))[0] == loaded[unit] for unit in changed)
+        if self.decided[shard] != before or not all(counted):
             raise RunError("state.store", "another worker decided this shard", "let it run on")
         for record in part:
-            counts[record.unit] = counts.get(record.unit, 0) + record.pairs
+            count, _ = counts.get(record.unit, (0, 0))
+            counts[record.unit] = count + record.pairs, until[record.unit]
         self.admitted[shard] += part
+        self.reach[shard] = max([self.reach[shard], *(record.cut for record in part)])
         if cut is not None:
             self.decided[shard] = cut
+
+    def settled(self, shard: int, cut: int) -> list[bytes]:
+        """Units of which positions up to a cut, or the counter, may go."""
+        units = {record.unit for record in self.admitted[shard] if record.cut <= cut}
+        return sorted(units | {u for u, (_, until) in self.counts[shard].items() if until <= cut})
+
+    def forget(self, shard: int, units: set[bytes], cut: int) -> None:
+        """One transaction: positions of some units up to a cut, and counters left without any."""
+        self.admitted[shard] = [
+            record
+            for record in self.admitted[shard]
+            if record.unit not in units or record.cut > cut
+        ]
+        held, counts = {record.unit for record in self.admitted[shard]}, self.counts[shard]
+        for unit in units - held:
+            if unit in counts and counts[unit][1] <= cut:
+                del counts[unit]

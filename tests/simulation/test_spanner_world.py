@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from state.spanner import SpannerStore
-from state.spanner_units import SpannerUnitShard
 from tests.simulation.stores import emulated, spanner
 from tests.simulation.world import report, simulate
 
@@ -27,22 +26,11 @@ def test_histories(seed: int) -> None:
     assert outcome.problem is None, report(seed, spanner, "spanner")
 
 
-def _without_reach(real: Any) -> Any:
-    """What a decision cut short has left beyond the one in its place is not seen."""
-
-    def load(units: Any, *args: Any) -> None:
-        real(units, *args)
-        units.reach = 0
-
-    return load
-
-
 def _drops_nothing(real: Any) -> Any:
     return lambda *_: None
 
 
 TWINS = {
-    "what reaches beyond a decision": (SpannerUnitShard, "load", _without_reach, (151,)),
     "states after an error": (SpannerStore, "_drop", _drops_nothing, range(60)),
 }
 

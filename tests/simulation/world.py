@@ -1,6 +1,7 @@
 """One seed, one world: ``python -m tests.simulation.world --seed N [--trace]``.
 
-Replays a seed that failed, or runs many: ``--seeds 20000`` or ``--seconds 600``.
+Replays a seed that failed, or runs many: ``--seeds 20000`` or ``--seconds 600``; with ``--twin``
+of a sabotaged product (see ``twins``).
 """
 
 import argparse
@@ -12,9 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
-from unittest import mock
 
-from dp_transforms import flow
 from tests.simulation import hooks
 from tests.simulation.checks import Problem, check_end
 from tests.simulation.history import World
@@ -32,9 +31,7 @@ class Outcome(NamedTuple):
 
 def simulate(seed: int, make: Make | None = None, records: int | None = None) -> Outcome:
     """Live one history and check it."""
-    # The check at the end reads the admitted positions; expiry has tests of its own.
-    kept = mock.patch.object(flow, "expire")
-    with tempfile.TemporaryDirectory(dir=hooks.memory_folder()) as folder, hooks.fast(), kept:
+    with tempfile.TemporaryDirectory(dir=hooks.memory_folder()) as folder, hooks.fast():
         make = make or DRAWN[list(DRAWN)[seed % len(DRAWN)]]
         world = World(seed, make, folder, records)
         problem = None
@@ -91,10 +88,21 @@ def main() -> None:
     parser.add_argument("--store", choices=list(MAKERS), help="drawn if not given")
     parser.add_argument("--records", type=int, help="drawn if not given")
     parser.add_argument("--trace", action="store_true", help="print what happened")
+    parser.add_argument("--twin", help="sabotage the product: which seeds find it?")
     options = parser.parse_args()
     make = MAKERS[options.store] if options.store else None
-    with emulated() if options.store == "spanner" else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if options.store == "spanner":
+            stack.enter_context(emulated())
+        if options.twin:
+            stack.enter_context(_sabotaged(options.twin))
         _run(options, make)
+
+
+def _sabotaged(twin: str) -> contextlib.AbstractContextManager[None]:
+    from tests.simulation.twins import TWINS
+
+    return TWINS[twin].twin()
 
 
 def _run(options: argparse.Namespace, make: Make | None) -> None:
