@@ -405,8 +405,10 @@ class World:
             if self.event > MOST_EVENTS:
                 raise Problem("the run does not end")
             choices = self._choices()
-            if not choices:
-                continue  # all sleep
+            if not choices:  # all sleep
+                tasks = [task for process in self.processes for task in process.tasks]
+                self.event = max(self.event, min(task.sleeps for task in tasks) - 1)
+                continue
             weights = [weight for weight, _ in choices]
             self.random.choices(choices, weights)[0][1]()
         self.totals["events"] += self.event

@@ -4,6 +4,7 @@ import contextlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from state.life_store import (
     UnitPiece,
     UnitProgress,
 )
-from state.store import Ids
+from state.store import Admitted, Ids
 from tests.simulation.tables import KeyRow, Record, Tables
 
 Rows = dict[bytes | None, pa.RecordBatch]
@@ -215,15 +216,14 @@ def ids_from(raw: list[bytes]) -> Ids:
     return np.frombuffer(b"".join(raw), np.uint64).reshape(-1, 2)
 
 
-def record_of(unit: bytes, columns: "PositionPiece | object", row: int) -> Record:
-    """A row of ``Admitted`` or of a ``PositionPiece``."""
-    names = ("partition", "offset", "pairs", "cut")
-    rank = columns.rank
-    values = (int(getattr(columns, name)[row]) for name in names)
-    return Record(unit, *values, None if rank is None else int(rank[row]))
+def record_of(unit: bytes, columns: Admitted | PositionPiece, row: int) -> Record:
+    """A row of admitted records."""
+    rank = None if columns.rank is None else int(columns.rank[row])
+    place = int(columns.partition[row]), int(columns.offset[row])
+    return Record(unit, *place, int(columns.pairs[row]), int(columns.cut[row]), rank)
 
 
-def columns_of(found: list[Record]) -> tuple["np.typing.NDArray", ...]:
+def columns_of(found: list[Record]) -> tuple[Any, ...]:
     """Partition, offset, pairs, cut and rank (or ``None``) of records."""
     ranks = [record.rank for record in found if record.rank is not None]
     return (

@@ -29,7 +29,7 @@ def draw_plan(rng: np.random.Generator) -> Plan:
         slide = int(
             rng.choice([d for d in range(1, width + 1) if width % d == 0 and width <= 3 * d])
         )
-    windows = int(rng.integers(1, 4 if slide == width else 5))
+    windows = int(rng.integers(1, 3 if slide == width else 5))
     period = None if plan.timeline.period is None else int(rng.integers(2, 6)) * STEP
     line = msgspec.structs.replace(
         plan.timeline,
