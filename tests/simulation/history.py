@@ -406,8 +406,8 @@ class World:
                 raise Problem("the run does not end")
             choices = self._choices()
             if not choices:  # all sleep
-                tasks = [task for process in self.processes for task in process.tasks]
-                self.event = max(self.event, min(task.sleeps for task in tasks) - 1)
+                tasks = [t for process in self.processes for t in process.tasks]
+                self.event = max(self.event, min((t.sleeps for t in tasks), default=0) - 1)
                 continue
             weights = [weight for weight, _ in choices]
             self.random.choices(choices, weights)[0][1]()
