@@ -53,7 +53,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (INFO, state_view.stores, "open_store"),
     (INFO, SqliteStore, "completed"),
     (EXPORT, SqliteStore, "committed_releases"),
-    (EXPORT, state_view, "write_release"),
+    (EXPORT, state_view, "publish_committed"),
     (EXPORT, state_view, "key_source"),
     (CHOOSE, choose, "tally"),
     (CHOOSE, choose, "noisy"),
