@@ -47,6 +47,13 @@ def still_there(store: Store, shard: int, ranked: bool, out: dict[Record, Decisi
                 raise Problem("a decision has changed")
 
 
+def came_again(batch: Batch, kept: dict[Record, Decision]) -> int:
+    """Records of a batch that were admitted and now get no pairs: their positions have gone."""
+    rows = zip(batch.partition.tolist(), batch.offset.tolist(), batch.ids, strict=True)
+    known = np.array([(p, o, unit.tobytes()) in kept for p, o, unit in rows], np.bool_)
+    return int((known & (batch.pairs == 0)).sum())
+
+
 def decisions(
     store: Store,
     plan: Plan,

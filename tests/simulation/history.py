@@ -24,8 +24,9 @@ from state.idtable import shard_of
 from state.log import to_bytes
 from state.store import RunIdentity, Store
 from tests.simulation.baton import Died, Fiber
-from tests.simulation.checks import Decision, Problem, Record, still_there
+from tests.simulation.checks import Decision, Problem, Record, came_again, still_there
 from tests.simulation.faulty import FaultyStore
+from tests.simulation.habits import Habits
 from tests.simulation.plans import draw_plan, public_of
 from tests.simulation.runner import (
     Process,
@@ -45,7 +46,7 @@ MOST_EVENTS = 20_000
 MOST_CALLS, MOST_STRIKES = 200, 12
 
 
-class World:
+class World(Habits):
     """One history.
 
     Args:
@@ -79,6 +80,9 @@ class World:
         self.kept: dict[Record, Decision] = {}  # decisions whose positions may have gone
         self.totals: Counter[str] = Counter()
         self._draw_habits()
+        self.raced: list[Task] = []
+        self.started = 0
+        self.fresh = False  # positions have gone since the runner last went back
         self.processes = [self._process() for _ in range(self.random.randint(1, 3))]
         self.seal = SealFactory(run_on(self.run, self.processes[0].store))()
         self.waiting: dict[tuple[str, int], int] = {}
@@ -86,24 +90,6 @@ class World:
         self.strikes: Counter[tuple[str, int]] = Counter()
         self.tokens = 0
         self.event = 0
-
-    def _draw_habits(self) -> None:
-        """How this world likes to behave."""
-        draw = self.random
-        self.switches = draw.choice([0.05, 0.3, 0.8])
-        self.races = draw.choice([0, 4, 20])
-        self.raced: list[Task] = []
-        self.fault_rate = draw.choice([0.0, 0.01, 0.05, 0.15])
-        self.faults = draw.randint(0, 20)
-        self.restores = draw.choice([0, 0, 1, 2])
-        self.restores_early = draw.choice([False, True])  # before anything has expired
-        self.zombies = draw.choice([0, 3, 12])
-        self.cut_by_cut = draw.choice([0.0, 0.5, 1.0])
-        self.threads = draw.choice([1, 2])
-        self.group_steps = draw.randint(1, 6)
-        self.expire_least = draw.choice([1, 1, 2, 1 << 30])
-        self.started = 0
-        self.fresh = False  # positions have gone since the runner last went back
 
     def _process(self) -> Process:
         self.started += 1
@@ -132,7 +118,7 @@ class World:
             if self.random.random() < 0.03:
                 task.sleeps = self.event + self.random.randint(5, 80)
             self.pause()
-        elif self.races and f"{when} {what}".startswith("before part") and self._splits(what):
+        elif self.races and f"{when} {what}".startswith("before part") and self.splits(what):
             # Between the commits of one step another worker does all of it, and the next ones.
             self.races -= 1
             task.sleeps = self.event + self.random.randint(50, 500)
@@ -140,10 +126,6 @@ class World:
             self.pause()
         self.say(f"w{task.process.number} {when} {what}")
         return self.faulted(task, f"{when} {what}")
-
-    def _splits(self, what: str) -> bool:
-        """Whether a race begins at a part of a commit: not at one that is the whole."""
-        return not what.endswith(" of 1") and self.random.random() < 0.5
 
     def pause(self) -> None:
         """The turn of the running task ends here."""
@@ -193,10 +175,7 @@ class World:
 
     def recalled(self, batch: Batch) -> None:
         """Records were looked up that may have been delivered before."""
-        rows = zip(batch.partition.tolist(), batch.offset.tolist(), batch.ids, strict=True)
-        came = (self.kept.get((p, o, unit.tobytes())) for p, o, unit in rows)
-        known = np.array([decision is not None for decision in came], np.bool_)
-        self.totals["expired_came_again"] += int((known & (batch.pairs == 0)).sum())
+        self.totals["expired_came_again"] += came_again(batch, self.kept)
 
     # What the world does.
 
@@ -316,10 +295,8 @@ class World:
         since = task.since
         if task.stage == "release" and self.random.random() < 0.3:
             since = 0  # steps of before are read back
-        again = Task(task.stage, task.shard, since, task.upto, task.batches, task.token, process)
-        if since != task.since:
-            again.token = -1
-        return again
+        token = task.token if since == task.since else -1
+        return Task(task.stage, task.shard, since, task.upto, task.batches, token, process)
 
     def _restore(self) -> None:
         """The runner goes back to a checkpoint; what runs goes on unheard, or dies."""
@@ -368,8 +345,7 @@ class World:
             free = self._free()
             if free:
                 out.append((1.0, lambda: self._zombie(task, self.random.choice(free))))
-        others = [p for p in self._free() if self.raced and p is not self.raced[0].process]
-        if others:
+        if others := [p for p in self._free() if self.raced and p is not self.raced[0].process]:
             out.append((20.0, lambda: self._race(self.random.choice(others))))
         if self.random.random() < 0.05:
             self.checkpoints = [self.checkpoints[0], *self.checkpoints[1:][-3:], state.copy()]
@@ -393,8 +369,7 @@ class World:
 
     def _once_more(self) -> bool:
         """Whether a job that is through runs again, although all has expired."""
-        again = self.restores > 0 and self.random.random() < 0.3
-        if again:
+        if again := self.restores > 0 and self.random.random() < 0.3:
             self._restore()
         return again
 
@@ -406,8 +381,8 @@ class World:
                 raise Problem("the run does not end")
             choices = self._choices()
             if not choices:  # all sleep
-                tasks = [t for process in self.processes for t in process.tasks]
-                self.event = max(self.event, min((t.sleeps for t in tasks), default=0) - 1)
+                sleeps = [task.sleeps for process in self.processes for task in process.tasks]
+                self.event = max(self.event, min(sleeps, default=0) - 1)
                 continue
             weights = [weight for weight, _ in choices]
             self.random.choices(choices, weights)[0][1]()
