@@ -28,14 +28,7 @@ from tests.simulation.checks import Decision, Problem, Record, came_again, still
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.habits import Habits
 from tests.simulation.plans import draw_plan, public_of
-from tests.simulation.runner import (
-    Process,
-    State,
-    Task,
-    records_after,
-    rows_through,
-    run_on,
-)
+from tests.simulation.runner import Process, State, Task, records_after, rows_through, run_on
 from tests.simulation.source import Source
 from tests.simulation.stores import Make
 from tests.streams import KEYS, RUN_ID, sealed_bytes
