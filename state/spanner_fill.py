@@ -12,7 +12,15 @@ from state import log
 from state.life_store import KeyPiece
 from state.spanner_batch import Mutations, parts
 from state.spanner_client import commit
-from state.spanner_rows import cell, id_cells, pack_columns, pack_states
+from state.spanner_rows import (
+    DUE,
+    cell,
+    due_cells,
+    id_cells,
+    pack_columns,
+    pack_states,
+    release_cells,
+)
 from state.spanner_units import SpannerUnitShard
 from state.store import NEVER, Bool, Int64, KeyShard
 
@@ -59,11 +67,9 @@ class Filled:
         """Rows of ``Steps``."""
         cells: list[str | None] = [None]
         if releases is not None:
-            rows = max(1, CELL_BYTES * releases.num_rows // max(1, 2 * releases.nbytes))
-            begins = range(0, max(1, releases.num_rows), rows)
-            cells = [cell(log.to_bytes(releases.slice(at, rows))) for at in begins]
-        rows_ = [[part, window, step, n, _COPIED, value] for n, value in enumerate(cells)]
-        self.upsert("Steps", STEP, rows_)
+            cells = [*release_cells(releases)]
+        rows = [[part, window, step, n, _COPIED, value] for n, value in enumerate(cells)]
+        self.upsert("Steps", STEP, rows)
 
     def keys(
         self,
@@ -102,12 +108,9 @@ class Filled:
     def _due(self, part: int, window: int, reached: int, states: KeyShard) -> None:
         waits = np.flatnonzero(states.due[: states.size] != NEVER)
         due = np.maximum(states.due[waits], reached + 1)
-        names = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")
-        for value in np.unique(due).tolist():
-            ids = states.table.ids[waits[due == value]]
+        for value, ids in due_cells(states.table.ids[waits], due):
             self._lists += 1
-            row = [part, window, value, reached, self._lists, cell(ids.tobytes())]
-            self.upsert("KeysByDue", names, [row])
+            self.upsert("KeysByDue", DUE, [[part, window, value, reached, self._lists, ids]])
 
     def shard(self, part: int) -> SpannerUnitShard:
         """Units of a shard, all in memory until the end."""

@@ -9,17 +9,19 @@ import pyarrow as pa
 from google.cloud.spanner_v1.database import Database
 
 from accounting.limits import CELL_BYTES, INLINE_PAIRS
-from state import log
 from state.spanner_batch import Mutations, parts
 from state.spanner_client import between, prefix, read_rows
 from state.spanner_rows import (
+    DUE,
     cell,
+    due_cells,
     id_cells,
     ids_from,
     ids_in,
     pack_columns,
     pack_empty,
     pack_states,
+    release_cells,
     row_sizes,
     runs_of,
     unpack_columns,
@@ -113,7 +115,8 @@ class SpannerKeyShard(KeyShard):
         """Take rows of ``Keys`` into memory."""
         if not rows:
             return
-        slots = self.intern(ids_from([r[0] for r in rows]), self._keys_of([r[1] for r in rows]))
+        keys = unpack_columns([r[1] for r in rows], self._schema)
+        slots = self.intern(ids_from([r[0] for r in rows]), keys)
         self._extend()
         state = unpack_states([r[2] for r in rows], self.values.shape[1])
         self.units[slots], self.values[slots] = state["units"], state["values"]
@@ -126,9 +129,6 @@ class SpannerKeyShard(KeyShard):
             self._inline[slot] = b64decode(row[3]) if row[3] else b""
         self._load_sets(database, slots)
         self._fresh = []  # they are in the database
-
-    def _keys_of(self, cells: list[bytes]) -> pa.RecordBatch:
-        return unpack_columns(cells, self._schema)
 
     def _load_sets(self, database: Database, slots: Int64) -> None:
         """Unit sets of loaded slots: what their own rows hold, and the rows beyond."""
@@ -260,18 +260,12 @@ class SpannerKeyShard(KeyShard):
     def write_due(self, out: Mutations, slots: Int64, trigger: int, piece: int) -> None:
         """Lists of when the slots must be looked at again, one row per due trigger."""
         slots = slots[(self.due[slots] != NEVER) & (self.due[slots] > trigger)]
-        order = np.argsort(self.due[slots], kind="stable")
-        slots = slots[order]
-        raw = np.ascontiguousarray(self.table.ids[slots]).tobytes()
-        rows: list[Any] = []
-        for due, a, b in runs_of(self.due[slots]):
-            for at in range(16 * a, 16 * b, CELL_BYTES):
-                ids = cell(raw[at : min(at + CELL_BYTES, 16 * b)])
-                # No two rows of one commit share a number, and no two commits a (step, piece).
-                number = (piece << 20) + len(rows)
-                rows.append([self.part, self.window, due, trigger, number, ids])
-        columns = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")
-        out.upsert("KeysByDue", columns, rows)
+        # No two rows of one commit share a number, and no two commits a (step, piece).
+        rows = [
+            [self.part, self.window, due, trigger, (piece << 20) + number, ids]
+            for number, (due, ids) in enumerate(due_cells(self.table.ids[slots], self.due[slots]))
+        ]
+        out.upsert("KeysByDue", DUE, rows)
 
     @staticmethod
     def outbox(step: PendingStep, slots: Bool | None) -> list[str]:
@@ -279,9 +273,7 @@ class SpannerKeyShard(KeyShard):
         rows = step.releases
         if slots is not None:
             rows = rows.filter(pa.array(slots[step.published]))
-        number = np.cumsum(row_sizes(rows)) // CELL_BYTES
-        pieces = [rows.slice(a, b - a) for _, a, b in runs_of(number)]
-        return [cell(log.to_bytes(piece)) for piece in pieces or [rows]]
+        return release_cells(rows)
 
     def settled(self) -> None:
         """Everything that waited is durable."""

@@ -13,8 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from accounting.limits import CELL_BYTES
+from state import log
 from state.store import NEVER, Admitted, Ids, Int64, Ints, KeyShard
 
+#: Columns of ``KeysByDue``.
+DUE = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")
 #: Key of an id that two columns of 64 bits are.
 ID_BYTES = 16
 #: One admitted record: its position, the cut it was decided at, its pairs and their first rank.
@@ -63,6 +67,22 @@ def row_sizes(rows: pa.RecordBatch | pa.Table) -> Int64:
         if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
             sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
     return sizes
+
+
+def release_cells(rows: pa.RecordBatch) -> list[str]:
+    """``Releases`` cells of released rows, at least one, cut by what each row takes."""
+    number = np.cumsum(row_sizes(rows)) // CELL_BYTES
+    pieces = [rows.slice(a, b - a) for _, a, b in runs_of(number)]
+    return [cell(log.to_bytes(piece)) for piece in pieces or [rows]]
+
+
+def due_cells(ids: Ids, due: npt.NDArray[Any]) -> Iterator[tuple[int, str]]:
+    """(due trigger, ``KeyIds`` cell) of lists that name every key at its due trigger."""
+    order = np.argsort(due, kind="stable")
+    raw = np.ascontiguousarray(ids[order]).tobytes()
+    for value, a, b in runs_of(due[order]):
+        for at in range(ID_BYTES * a, ID_BYTES * b, CELL_BYTES):
+            yield value, cell(raw[at : min(at + CELL_BYTES, ID_BYTES * b)])
 
 
 def cell(raw: bytes) -> str:

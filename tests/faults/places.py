@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 from state import open as stores
-from state import spanner, spanner_batch, spanner_keys
+from state import spanner, spanner_batch, spanner_keys, spanner_rows
 from state.spanner_client import connect
 from state.spanner_schema import create_tables
 from tests import emulator
@@ -52,6 +52,7 @@ def small_commits() -> Iterator[None]:
         mock.patch.object(spanner, "COMMIT_MUTATIONS", FEW),
         mock.patch.object(spanner_keys, "INLINE_PAIRS", 6),
         mock.patch.object(spanner_keys, "CELL_BYTES", 64),
+        mock.patch.object(spanner_rows, "CELL_BYTES", 64),
         mock.patch.object(spanner, "CACHED_STATES", 30),
     ):
         yield

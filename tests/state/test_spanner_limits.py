@@ -16,7 +16,7 @@ import pytest
 from accounting import limits
 from accounting.limits import MAX_CONTRIBUTIONS
 from dp_transforms.batches import id_array
-from state import spanner, spanner_batch, spanner_client, spanner_keys
+from state import spanner, spanner_batch, spanner_client, spanner_keys, spanner_rows
 from state.spanner import SpannerStore
 from state.spanner_client import connect, read_rows
 from state.spanner_rows import RECORD, UNIT_HEADER
@@ -48,6 +48,7 @@ def database(scale: int = 1) -> Iterator[str]:
         mock.patch.object(spanner, "COMMIT_MUTATIONS", limits.COMMIT_MUTATIONS // scale),
         mock.patch.object(spanner_batch, "COMMIT_BYTES", limits.COMMIT_BYTES // scale),
         mock.patch.object(spanner_keys, "CELL_BYTES", limits.CELL_BYTES // scale),
+        mock.patch.object(spanner_rows, "CELL_BYTES", limits.CELL_BYTES // scale),
         mock.patch.object(spanner_client, "READ_KEYS", limits.READ_KEYS // scale),
         counted(made, scale),
     ):
@@ -185,7 +186,8 @@ def no_columns(keys: pa.RecordBatch | pa.Table) -> Any:
 
 @pytest.mark.parametrize("twin", [average_sizes, no_columns], ids=lambda f: f.__name__)
 def test_sizes_that_are_guessed_exceed_a_limit(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spanner_keys, "row_sizes", twin)
+    for module in (spanner_keys, spanner_rows):
+        monkeypatch.setattr(module, "row_sizes", twin)
     with database(16) as url, pytest.raises(AssertionError, match="cell"):
         large_steps(url, 120, 280, lists=1)
 
