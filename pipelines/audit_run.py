@@ -93,7 +93,7 @@ class Runner:
         return replace(
             self._job,
             path=folder / "job.toml",
-            source=SourceConfig("parquet", pattern, self._job.source.stamp),
+            source=SourceConfig("parquet", pattern, self._job.source.stamp_column),
             privacy=replace(
                 self._job.privacy,
                 key=None,

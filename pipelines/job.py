@@ -13,13 +13,16 @@ from typing import Any
 import msgspec
 
 from accounting import limits
-from accounting.errors import UsageError
-from accounting.plan import Plan, Privacy
+from accounting.errors import PolicyError, UsageError
+from accounting.plan import Field, Plan, Privacy
 from accounting.timeline import Timeline
 from accounting.weights import MILD, STEEP, SelectionWeights
 from dp_transforms.noise.references import parse_reference
 from pipelines.choice_check import check_choice
 from pipelines.job_tables import (
+    GIVEN_COLUMNS,
+    GIVEN_STAMPS,
+    MESSAGE_ID,
     ChoiceConfig,
     JobFile,
     KeysConfig,
@@ -76,6 +79,13 @@ class Job(msgspec.Struct, frozen=True):
         names += [a.column for a in self.plan.aggregates if a.column is not None]
         names += [] if self.plan.record_id is None else [self.plan.record_id.column]
         return tuple(dict.fromkeys(names))
+
+    @property
+    def data_columns(self) -> tuple[str, ...]:
+        """``columns`` without those that the source itself adds."""
+        if not self.source.unbounded:
+            return self.columns
+        return tuple(name for name in self.columns if name not in GIVEN_COLUMNS)
 
     @property
     def value_columns(self) -> tuple[str, ...]:
@@ -139,25 +149,24 @@ def job_of(file: JobFile, path: Path) -> Job:
     folder = path.parent
     keys = KeysConfig(_under(folder, file.keys.public))
     plan = Plan(
-        source=f"{file.source.kind}:{file.source.path}",
+        source=file.source.name,
         unit=file.schema.unit,
         key=file.schema.key,
         event_time=file.schema.event_time.column,
         aggregates=file.aggregate,
         timeline=_timeline(file),
         privacy=_privacy(file),
-        stamp=file.source.stamp,
-        record_id=file.schema.record_id,
+        stamp=file.source.stamp_column,
+        record_id=_record_id(file),
     ).check()
     if keys.public is not None:
         digest = public_key_digest(Path(keys.public), plan.key)
         plan = msgspec.structs.replace(plan, public_keys=digest).check()
     replace = msgspec.structs.replace
     store = file.state.store or f"sqlite:{path.stem}.state.db"
-    pattern = str(Path(glob.escape(str(folder))) / file.source.path)
     return Job(
         path=path,
-        source=replace(file.source, path=pattern),
+        source=replace(file.source, path=_source_path(folder, file.source)),
         schema=file.schema,
         privacy=_key_below(folder, file.privacy),
         keys=keys,
@@ -168,6 +177,20 @@ def job_of(file: JobFile, path: Path) -> Job:
         plan=plan,
         choice=file.choice,
     )
+
+
+def _source_path(folder: Path, source: SourceConfig) -> str:
+    """Where files are; a folder may be a URL prefix of an object store."""
+    if source.kind == "folder":
+        return source.path if "://" in source.path else str(folder / source.path)
+    return str(Path(glob.escape(str(folder))) / source.path) if source.path else ""
+
+
+def _record_id(file: JobFile) -> Field | None:
+    """Pub/Sub delivers a message again at no fixed position: its id names it."""
+    if file.schema.record_id is None and file.source.kind == "pubsub":
+        return Field(MESSAGE_ID)
+    return file.schema.record_id
 
 
 def _under(folder: Path, path: str | None) -> str | None:
@@ -185,7 +208,7 @@ def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
 def _timeline(file: JobFile) -> Timeline:
     """The time axis in micros; a bounded source needs its end."""
     time = file.time
-    if time.end is None:
+    if time.end is None and not file.source.unbounded:
         raise UsageError(
             "time.end",
             f"is required, because source.kind '{file.source.kind}' is bounded",
@@ -195,7 +218,7 @@ def _timeline(file: JobFile) -> Timeline:
     period = file.privacy.period
     return Timeline(
         start=instant_micros("time.start", time.start),
-        end=instant_micros("time.end", time.end),
+        end=None if time.end is None else instant_micros("time.end", time.end),
         window=window,
         slide=window if time.slide is None else duration_micros("time.slide", time.slide),
         trigger_every=duration_micros("time.trigger_every", time.trigger_every),
@@ -241,7 +264,8 @@ def _check_tables(file: JobFile) -> None:
     for field, value, most in ranges:
         if not 1 <= value <= most:
             raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
-    texts = [("source.path", file.source.path), ("sink.path", file.sink.path)]
+    texts = [("sink.path", file.sink.path)]
+    texts += _check_source(file.source)
     if file.ledger is not None:
         texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
         if not (file.ledger.limit.epsilon > 0 and 0 < file.ledger.limit.delta < 1):
@@ -252,6 +276,31 @@ def _check_tables(file: JobFile) -> None:
     if file.state.store is not None:
         stores.backend(file.state.store)
     _check_key(file.privacy)
+
+
+_SOURCE_FIELDS = {"kafka": ("topic", "servers", "options"), "pubsub": ("subscription",)}
+
+
+def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    kind = source.kind
+    needed = _SOURCE_FIELDS.get(kind, ("path",))
+    allowed = {*needed, *(("format", "settle") if source.unbounded else ())}
+    for field in ("path", "format", "topic", "servers", "subscription", "options"):
+        if getattr(source, field) and field not in allowed:
+            raise UsageError(f"source.{field}", f"is not for kind '{kind}'", "remove it")
+    formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
+    if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
+        known = " or ".join(f"'{name}'" for name in formats)
+        raise UsageError("source.format", f"must be {known} for kind '{kind}'", "correct it")
+    if source.unbounded and source.stamp == "event_time":
+        raise PolicyError(
+            "source.stamp",
+            "is the event time, which lets one user's records make others late in a live stream",
+            f"use stamp = '{GIVEN_STAMPS[kind][0]}', or a column that the broker fills",
+        )
+    duration_micros("source.settle", source.settle)
+    return [(f"source.{name}", getattr(source, name) or "") for name in needed if name != "options"]
 
 
 def _check_key(privacy: PrivacyConfig) -> None:

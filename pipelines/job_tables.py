@@ -15,6 +15,17 @@ from accounting.plan import Aggregate, Field, Mode, StrategyName
 from accounting.weights import SelectionWeights
 
 FileKind = Literal["parquet", "csv", "jsonl"]
+SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
+#: Stamps that a source gives its records, by its kind; the first is the default.  Each stands in
+#: a column of that name with a leading ``_`` that the source adds.
+GIVEN_STAMPS = {
+    "folder": ("manifest", "closed"),
+    "kafka": ("append_time",),
+    "pubsub": ("publish_time",),
+}
+#: Columns a source adds beside the data's own: its stamps, and Pub/Sub's name of a message.
+MESSAGE_ID = "_message_id"
+GIVEN_COLUMNS = {f"_{stamp}" for stamps in GIVEN_STAMPS.values() for stamp in stamps} | {MESSAGE_ID}
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,12 +33,46 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SourceConfig(_Table, frozen=True):
-    """``[source]``: ``path`` is a file or a glob (``**`` for any folders); ``stamp`` is
-    ``event_time`` or the column that carries the source stamp."""
+    """``[source]``: where records come from.
 
-    kind: FileKind
-    path: str
-    stamp: str = "event_time"
+    Attributes:
+        kind: files that are all there (``parquet``, ``csv``, ``jsonl``); or a source without end:
+            a ``folder`` of files that grows, ``kafka``, ``pubsub``.
+        path: a file or a glob (``**`` for any folders); of ``folder`` a folder or URL prefix.
+        stamp: ``event_time`` (files only), a stamp the source gives, or the column that carries it.
+        format: of a folder's files, or of a message (``json``: one object).
+        topic, servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        subscription: of Pub/Sub, ``projects/P/subscriptions/S``.
+        settle: how long a file must lie unchanged (stamp ``closed``), or a broker may be behind
+            its own clock: it delays releases and decides nothing.
+    """
+
+    kind: SourceKind
+    path: str = ""
+    stamp: str | None = None
+    format: Literal["parquet", "csv", "jsonl", "json"] | None = None
+    topic: str | None = None
+    servers: str | None = None
+    subscription: str | None = None
+    options: dict[str, str] = {}
+    settle: str = "2s"
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether more may come for as long as the source lives."""
+        return self.kind in GIVEN_STAMPS
+
+    @property
+    def stamp_column(self) -> str:
+        """``event_time``, or the column that carries the stamp."""
+        given = GIVEN_STAMPS.get(self.kind, ())
+        stamp = self.stamp or (given[0] if given else "event_time")
+        return f"_{stamp}" if stamp in given else stamp
+
+    @property
+    def name(self) -> str:
+        """What the source is called in the plan: public."""
+        return f"{self.kind}:{self.topic or self.subscription or self.path}"
 
 
 class TimeColumn(_Table, frozen=True):

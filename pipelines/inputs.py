@@ -1,0 +1,71 @@
+"""What a run needs to know of its source, whatever kind it is."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from typing_extensions import override
+
+from pipelines.job import Job
+from pipelines.manifest import fingerprint_parts, stamps
+from pipelines.sources import ReadFiles
+
+
+class Input(ABC):
+    """A job's source.
+
+    Attributes:
+        bounded: whether all of it is there when the run begins.
+    """
+
+    bounded = False
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    @abstractmethod
+    def identity(self) -> list[bytes]:
+        """Parts that tell this input from others: a store goes on with no other.
+
+        Raises:
+            UsageError, RunError: there is no such source, or it cannot be reached.
+        """
+
+    @abstractmethod
+    def read(self, begin: int = 0) -> Any:
+        """A transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
+
+        Batches of ``records`` have the columns ``job.columns`` and say in their schema's metadata
+        where their first row stands (see `pipelines.sources`).
+
+        Args:
+            begin: records with stamps (micros) before it are not needed any more.
+        """
+
+    def state(self) -> Any:
+        """What must be the same before and after a run (``None`` where nothing can be said)."""
+        return None
+
+
+class FilesInput(Input):
+    """Files that are all there."""
+
+    bounded = True
+
+    @override
+    def identity(self) -> list[bytes]:
+        return [
+            f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(self.job)
+        ]
+
+    @override
+    def read(self, begin: int = 0) -> Any:
+        return ReadFiles(self.job)
+
+    @override
+    def state(self) -> Any:
+        return stamps(self.job)
+
+
+def input_of(job: Job) -> Input:
+    """The input of a job by its kind."""
+    return FilesInput(job)
