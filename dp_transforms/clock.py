@@ -89,6 +89,7 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
     def __init__(self, line: Timeline, first: int, now: Callable[[], float]) -> None:
         self._line, self._first, self._now = line, first, now
 
+    @beam.DoFn.unbounded_per_element()
     @guarded("clock")
     def process(
         self,

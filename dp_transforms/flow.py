@@ -12,7 +12,7 @@ with bounded input all cuts are announced at once and one callback of a shard st
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import msgspec
@@ -139,7 +139,7 @@ class Bound(beam.PTransform):
         super().__init__()
         self._run, self._at_once = run, at_once
 
-    def expand(self, pcolls: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+    def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
         run, (records, pulses) = self._run, pcolls
         schema = record_schema(run.plan)
@@ -164,7 +164,7 @@ class Release(beam.PTransform):
         super().__init__()
         self._run, self._at_once = run, at_once
 
-    def expand(self, pcolls: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+    def expand(self, pcolls: Any) -> beam.PCollection:
         """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
         run, (admitted, pulses) = self._run, pcolls
         hold = HoldUntilCut(
