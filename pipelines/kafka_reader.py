@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -70,8 +71,10 @@ class Reader:
         while len(found) < rows and size < _BATCH_BYTES:
             left = end - time.monotonic()
             got = self._consumer.consume(min(_ASK_FOR, rows - len(found)), max(left, 0.0))
-            said = [message for message in got if message.error() is not None]
-            good = [message for message in got if message.error() is None] if said else got
+            good, said = got, []
+            if any(map(methodcaller("error"), got)):
+                good = [message for message in got if message.error() is None]
+                said = [message for message in got if message.error() is not None]
             found += good
             size += sum(map(len, good))
             if good:
