@@ -151,9 +151,7 @@ class Broker:
         from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(
-            ConfigResource.Type.TOPIC, topic, incremental_configs=[entry]
-        )
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
         self.admin_do("incremental_alter_configs", [resource])
 
     def admin_do(self, method: str, what: list[Any]) -> None:

@@ -368,7 +368,13 @@ SECRET = "s3cret-value"
         ("t", None, "options = { 'log.queue' = 'x' }", UsageError, "is set by dpstream"),
         ("t", None, f"options = {{ 'no.such' = '{SECRET}' }}", UsageError, "are not accepted"),
         ("t", None, "options = { 'sasl.password' = 'env:NO_SUCH' }", UsageError, "is not set"),
-        ("t", None, "options = { 'security.protocol' = 'env:MECH' }", UsageError, "are not accepted"),
+        (
+            "t",
+            None,
+            "options = { 'security.protocol' = 'env:MECH' }",
+            UsageError,
+            "are not accepted",
+        ),
         ("t", None, "stamp = 'time'", PolicyError, "must be the broker's append time"),
     ],
 )
@@ -473,4 +479,3 @@ def test_readers_are_kept_and_closed(kafka: Broker, drive: Drive) -> None:
         raise ValueError
     assert first._consumer is None, "unused ones are closed"
     assert not any(readers._free.values()), "a reader that failed is not used again"
-
