@@ -133,7 +133,7 @@ class Broker:
             self._process.wait()
 
     def topic(self, partitions: int = 1, **config: str) -> str:
-        """A new topic; stamps are the broker's unless ``config`` says otherwise (``_`` for dots)."""
+        """A new topic with the broker's stamps; ``config`` are settings (``_`` for dots)."""
         name = f"t{os.getpid()}-{next(_numbers)}"
         given = {"message.timestamp.type": "LogAppendTime"}
         given |= {key.replace("_", "."): value for key, value in config.items()}

@@ -2,17 +2,14 @@
 
 import itertools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
-from apache_beam.io.restriction_trackers import OffsetRange
-from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
-from apache_beam.pvalue import TaggedOutput
-from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
-from apache_beam.utils.timestamp import Timestamp
+from typing_extensions import override
 
-from dp_transforms.batches import OFFSET, PARTITION
+from pipelines.endless import Progress
 from pipelines.job import Job, load_job
+from tests.drive import Bundle, Drive, letters_of, rows_of
 
 _numbers = itertools.count()
 _TEXT = """
@@ -70,72 +67,57 @@ def record(i: int) -> dict[str, str]:
     return {"user": f"u{i}", "key": f"k{i % 3}", "time": "2024-01-01T00:00:00Z"}
 
 
-class Row(NamedTuple):
-    """A delivered record."""
-
-    partition: int
-    offset: int
-    values: dict[str, Any]
+Positions = dict[tuple[int, int], str]
 
 
-class Found:
-    """What the source gave."""
+class Driver(Drive):
+    """Bundles of one partition, one after the other; what all of them gave."""
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.dead: list[tuple[int, int, str]] = []
+    def __init__(self, dofn: Any, partition: int = 0, start: int | None = None) -> None:
+        super().__init__(dofn, "_append_time", element=partition)
+        if start is not None:
+            self.progress = Progress(start - 1, 0)
+        self.records: list[pa.RecordBatch] = []
+        self.letters: list[pa.RecordBatch] = []
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """A batch of records or of dead letters."""
-        where = batch.schema.metadata or {}
-        if PARTITION not in where:
-            self.dead += [tuple(row.values()) for row in batch.to_pylist()]
-            return
-        partition, offset = int(where[PARTITION]), int(where[OFFSET])
-        self.rows += [Row(partition, offset + i, row) for i, row in enumerate(batch.to_pylist())]
+    @override
+    def bundle(self, **more: Any) -> Bundle:
+        found = super().bundle(**more)
+        self.records += found.records
+        self.letters += found.dead
+        return found
 
-    @property
-    def users(self) -> dict[tuple[int, int], str]:
-        """User by position; a position that came twice fails."""
-        out = {(row.partition, row.offset): row.values["user"] for row in self.rows}
-        assert len(out) == len(self.rows), "a position was delivered twice"
-        return out
-
-
-class Driver:
-    """Bundles of one partition, one after the other, as a runner would run them."""
-
-    def __init__(self, dofn: Any, partition: int = 0, start: int = 0) -> None:
-        from pipelines.source_kafka import Unsplit
-
-        dofn.setup()
-        self._dofn, self._partition, self._tracker = dofn, partition, Unsplit
-        self.rest = OffsetRange(start, (1 << 63) - 1)
-        self.watermark: Timestamp | None = None
-        self.found = Found()
-        self.stamps: list[int] = []
-
-    def bundle(self) -> int:
-        """One bundle up to its self-checkpoint; the number of batches it gave."""
-        tracker = ThreadsafeRestrictionTracker(self._tracker(self.rest))
-        estimator = ManualWatermarkEstimator(self.watermark)
-        given = list(self._dofn.read(self._partition, RestrictionTrackerView(tracker), estimator))
-        tracker.check_done()
-        self.rest = tracker.deferred_status()[0]
-        self.watermark = estimator.current_watermark()
-        for output in given:
-            value = output.value
-            self.found.add(value)
-            if not isinstance(output, TaggedOutput):
-                stamps = value.column("_append_time").cast("int64").to_pylist()
-                assert output.timestamp.micros <= min(stamps)
-                self.stamps += stamps
-        return len(given)
-
-    def until(self, rows: int, bundles: int = 200) -> Found:
+    def until(self, rows: int, bundles: int = 200) -> "Driver":
         """Bundles until so many rows and dead letters are there."""
         for _ in range(bundles):
             self.bundle()
-            if len(self.found.rows) + len(self.found.dead) >= rows:
+            if sum(batch.num_rows for batch in self.records + self.letters) >= rows:
                 break
-        return self.found
+        return self
+
+    @property
+    def users(self) -> Positions:
+        """User by position; a position that came twice fails."""
+        return users_of(self.records)
+
+    @property
+    def dead(self) -> list[tuple[int, int, str]]:
+        """Dead letters."""
+        return sorted(letters_of(self.letters))
+
+    @property
+    def stamps(self) -> list[int]:
+        """Stamps in micros, in the order of delivery."""
+        columns = [batch.column("_append_time").cast("int64") for batch in self.records]
+        return [stamp for column in columns for stamp in column.to_pylist()]
+
+    @property
+    def watermark(self) -> int:
+        """Where the watermark stands."""
+        now = self.estimator.current_watermark()
+        return -1 if now is None else int(now.micros)
+
+
+def users_of(batches: list[pa.RecordBatch]) -> Positions:
+    """User by position; a position that came twice fails."""
+    return {position: row["user"] for position, row in rows_of(batches).items()}

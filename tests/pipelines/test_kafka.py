@@ -1,44 +1,45 @@
-"""Kafka as a source, against a real broker: bundles driven by hand.  (On Prism: test_kafka_prism.)"""
+"""Kafka as a source, against a real broker: bundles driven by hand."""
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
-from apache_beam.transforms.window import TimestampedValue
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from pipelines import kafka_messages, kafka_reader, source_kafka
+from pipelines import endless, kafka_messages, kafka_reader, source_kafka
+from pipelines.endless import Progress, ProgressTracker
 from pipelines.inputs import input_of
 from pipelines.kafka_client import Kafka, check_topic
 from pipelines.kafka_messages import Messages, parts
 from pipelines.source_jsonl import Objects
-from pipelines.source_kafka import KafkaInput, _partition_reader, _Watch
+from pipelines.source_kafka import KafkaInput, _ReadPartition, _Watch
 from pipelines.source_lines import MAX_LINE_BYTES
 from pipelines.source_rows import Rows
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 
-LATER = 1 << 62
-BEFORE = 1_500_000_000_000_000
+BEFORE, AFTER = 1_500_000_000_000_000, 5_000_000_000_000_000
 
 
 @pytest.fixture
 def drive(kafka: Broker, tmp_path: Path) -> Callable[..., Driver]:
     """``drive(topic, partition)``: the source's reader of a partition."""
 
-    def make(topic: str, partition: int = 0, start: int = 0, **job: Any) -> Driver:
+    def make(
+        topic: str, partition: int = 0, start: int | None = None, begin: int = 0, **job: Any
+    ) -> Driver:
         made = kafka_job(tmp_path, kafka.servers, topic, **job)
         settle = int(made.source.settle.removesuffix("ms")) * 1_000
-        dofn = _partition_reader(0, made, KafkaInput(made).kafka, settle)
+        dofn = _ReadPartition(made, KafkaInput(made).kafka, settle, begin)
         return Driver(dofn, partition, start)
 
     return make
@@ -58,7 +59,7 @@ def test_everything_comes_once_at_its_place(kafka: Broker, drive: Drive) -> None
         found = driver.until(len(values))
         assert found.users == {(partition, i): v["user"] for i, v in enumerate(values)}
         assert found.dead == []
-        assert driver.rest.start == len(values)
+        assert driver.progress.after == len(values) - 1
         assert begin // 1000 * 1000 <= min(driver.stamps)
         assert max(driver.stamps) <= time.time() * 1e6
 
@@ -67,18 +68,12 @@ def test_batches_have_the_jobs_columns(kafka: Broker, drive: Drive, tmp_path: Pa
     topic = kafka.topic()
     kafka.produce(topic, [{"key": 1.5, "user": None, "more": [1]}, record(1)])
     job = kafka_job(tmp_path, kafka.servers, topic)
-    driver = drive(topic)
-    dofn = driver._dofn
-    batches: list[pa.RecordBatch] = []
-    driver.found.add = batches.append  # type: ignore[method-assign]
-    while not batches:
-        driver.bundle()
+    batches = drive(topic).until(2).records
     assert batches[0].schema.names == list(job.columns)
     kinds = {"_append_time": pa.timestamp("us", "UTC")}
     assert [f.type for f in batches[0].schema] == [kinds.get(c, pa.string()) for c in job.columns]
     assert batches[0].column("key").to_pylist() == ["1.5", "k1"]
     assert batches[0].column("user").to_pylist() == [None, "u1"]
-    assert dofn.batch_rows == 1000
 
 
 POISON: list[tuple[bytes | None, str]] = [
@@ -140,7 +135,7 @@ def produce_with_holes(kafka: Broker, topic: str) -> dict[tuple[int, int], str]:
         for i in range(3):
             producer.produce(
                 topic, b'{"user": "%d"}' % (10 * round_ + i), partition=0,
-                on_delivery=lambda _, message: offsets.append(message.offset()),
+                on_delivery=lambda _, message, into=offsets: into.append(message.offset()),
             )  # fmt: skip
         producer.flush()
         if round_ % 2:
@@ -158,7 +153,7 @@ def test_batches_end_at_holes(kafka: Broker, drive: Drive, monkeypatch: pytest.M
     assert driver.until(len(expected)).users == expected
     for _ in range(20):
         driver.bundle()
-    assert driver.rest.start == 24, "goes on behind the last marker"
+    assert driver.progress.after == 23, "goes on behind the last marker"
     monkeypatch.setattr(kafka_messages, "runs", lambda at, batch: [Rows(int(at[0]), batch)])
     assert drive(topic).until(len(expected)).users != expected, "a twin that batches over holes"
 
@@ -190,12 +185,10 @@ def test_an_open_transaction_holds_the_watermark(
     time.sleep(0.2)
     for _ in range(3):
         driver.bundle()
-    promised = driver.watermark
-    assert promised is not None
     producer.commit_transaction()
-    driver.until(2)
-    kept = promised.micros <= driver.stamps[-1]
-    assert kept != sabotaged
+    broken = pytest.raises(AssertionError, match="later than")
+    with broken if sabotaged else nullcontext():
+        assert driver.until(2).stamps[-1] >= driver.watermark
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 1_000])
@@ -212,37 +205,34 @@ def test_the_watermark_keeps_its_promise_and_goes_on(
     topic = kafka.topic()
     driver = drive(topic)
     rng = np.random.default_rng(7)
-    broken, sent, seen = 0, 0, 0
-    while sent < 12:
-        if rng.random() < 0.5:
+    broken = pytest.raises(AssertionError, match="later than")
+    with broken if ahead_ms else nullcontext():
+        for sent in range(12):
             kafka.produce(topic, [record(sent)])
-            sent += 1
-        before = driver.watermark
+            for _ in range(rng.integers(4)):
+                driver.bundle()  # checks the promise
+        quiet = driver.until(12).watermark
+        assert len(driver.users) == 12
+        time.sleep(0.3)
         driver.bundle()
-        new, seen = driver.stamps[seen:], len(driver.stamps)
-        broken += sum(before is not None and stamp < before.micros for stamp in new)
-    assert (broken > 0) == bool(ahead_ms)
-    quiet = driver.until(sent) and driver.watermark
-    time.sleep(0.3)
-    driver.bundle()
-    assert quiet is not None and driver.watermark is not None
-    assert driver.watermark.micros >= quiet.micros + 200_000, "goes on without messages"
-    assert driver.watermark.micros % 1_000 == 0
+        assert driver.watermark >= quiet + 200_000, "goes on without messages"
+        assert driver.watermark % 1_000 == 0
 
 
 def test_a_bundle_ends_soon_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_kafka, "BUNDLE_SECONDS", 0.02)
+    for module in (source_kafka, endless):
+        monkeypatch.setattr(module, "BUNDLE_SECONDS", 0.02)
     topic = kafka.topic()
     kafka.produce(topic, (record(i) for i in range(60_000)))
     driver = drive(topic, batch_rows=500)
     bundles, longest = 0, 0.0
-    while len(driver.found.rows) < 60_000:
+    while sum(map(len, driver.records)) < 60_000:
         begin = time.monotonic()
         driver.bundle()
         longest, bundles = max(longest, time.monotonic() - begin), bundles + 1
-    assert driver.found.users == {(0, i): f"u{i}" for i in range(60_000)}
+    assert driver.users == {(0, i): f"u{i}" for i in range(60_000)}
     assert bundles >= 5
     assert longest < 3, "a self-checkpoint every 0.02 s or so"
 
@@ -251,15 +241,14 @@ def test_what_was_not_claimed_is_read_again(kafka: Broker, drive: Drive) -> None
     topic = kafka.topic()
     kafka.produce(topic, [record(i) for i in range(10)])
     driver = drive(topic)
-    tracker = ThreadsafeRestrictionTracker(source_kafka.Unsplit(OffsetRange(0, LATER)))
-    reading = driver._dofn.read(0, RestrictionTrackerView(tracker), ManualWatermarkEstimator(None))
+    tracker = ThreadsafeRestrictionTracker(ProgressTracker(driver.progress))
+    view, watermark = RestrictionTrackerView(tracker), ManualWatermarkEstimator(None)
+    reading = driver.dofn.process(0, view, watermark)
     _, rest = tracker.try_split(0)  # the runner checkpoints before the first claim
     assert list(reading) == []
     tracker.check_done()
-    assert rest.start == 0
+    assert rest.after is None
     assert driver.until(10).users == {(0, i): f"u{i}" for i in range(10)}
-    assert source_kafka.Unsplit(OffsetRange(0, LATER)).try_split(0.5) is None
-    assert not source_kafka.Unsplit(OffsetRange(0, LATER)).is_bounded()
 
 
 def test_messages_that_are_gone_are_told(kafka: Broker, drive: Drive) -> None:
@@ -273,7 +262,7 @@ def test_messages_that_are_gone_are_told(kafka: Broker, drive: Drive) -> None:
         drive(topic, start=50).until(1)
 
 
-def test_a_restart_begins_at_a_time(kafka: Broker, tmp_path: Path) -> None:
+def test_a_restart_begins_at_a_time(kafka: Broker, drive: Drive, tmp_path: Path) -> None:
     topic = kafka.topic()
     kafka.produce(topic, [record(i) for i in range(3)])
     time.sleep(0.05)
@@ -281,12 +270,9 @@ def test_a_restart_begins_at_a_time(kafka: Broker, tmp_path: Path) -> None:
     time.sleep(0.05)
     kafka.produce(topic, [record(3)])
     job = kafka_job(tmp_path, kafka.servers, topic)
-    client = KafkaInput(job).kafka
-
-    def first(begin: int) -> int:
-        return int(source_kafka._FromTime(client, begin).initial_restriction(0).start)
-
-    assert [first(begin) for begin in (0, BEFORE, cut, LATER // 1_000)] == [0, 0, 3, 4]
+    reader = kafka_reader.Reader(KafkaInput(job).kafka, 0)
+    assert [reader.first(begin) for begin in (0, BEFORE, cut, AFTER)] == [0, 0, 3, 4]
+    assert drive(topic, begin=cut).until(1).users == {(0, 3): "u3"}
 
 
 def test_identity(kafka: Broker, tmp_path: Path) -> None:
@@ -308,14 +294,14 @@ def again(kafka: Broker, topic: str) -> None:
     kafka.create(topic, 1, {"message.timestamp.type": "LogAppendTime"})
 
 
-def look(watch: _Watch, topic_id: str, start: int) -> tuple[list[Any], int, Any]:
-    """One look for partitions: (outputs, partitions known then, watermark)."""
-    tracker = ThreadsafeRestrictionTracker(source_kafka.Unsplit(OffsetRange(start, LATER)))
+def look(watch: _Watch, topic_id: str, known: int | None) -> tuple[list[Any], int, Any]:
+    """One look for partitions: (outputs, the last one known then, watermark)."""
+    tracker = ThreadsafeRestrictionTracker(ProgressTracker(Progress(known, 0)))
     estimator = ManualWatermarkEstimator(None)
     found = list(watch.process(topic_id, RestrictionTrackerView(tracker), estimator))
     tracker.check_done()
-    found = [o.value if isinstance(o, TimestampedValue) else o for o in found]
-    return found, tracker.deferred_status()[0].start, estimator.current_watermark()
+    rest = tracker.deferred_status()[0]
+    return [o.value for o in found], rest.after, estimator.current_watermark()
 
 
 def test_partitions_are_found_while_it_runs(kafka: Broker, tmp_path: Path) -> None:
@@ -323,15 +309,15 @@ def test_partitions_are_found_while_it_runs(kafka: Broker, tmp_path: Path) -> No
     source = KafkaInput(kafka_job(tmp_path, kafka.servers, topic))
     watch, topic_id = _Watch(source.kafka, 0), source._topic_id()
     asked = time.time_ns() // 1_000
-    found, known, watermark = look(watch, topic_id, 0)
-    assert (found, known) == ([0, 1], 2)
+    found, known, watermark = look(watch, topic_id, None)
+    assert (found, known) == ([0, 1], 1)
     assert asked - 1_000 <= watermark.micros <= time.time_ns() // 1_000
-    assert look(watch, topic_id, 2)[:2] == ([], 2)
+    assert look(watch, topic_id, 1)[:2] == ([], 1)
     kafka.admin_do("create_partitions", [NewPartitions(topic, 3)])
-    assert look(watch, topic_id, 2)[:2] == ([2], 3)
+    assert look(watch, topic_id, 1)[:2] == ([2], 2)
     again(kafka, topic)
     with pytest.raises(RunError, match="made again"):
-        look(watch, topic_id, 3)
+        look(watch, topic_id, 2)
 
 
 def test_stamps_of_producers_are_refused(kafka: Broker, tmp_path: Path, drive: Drive) -> None:
@@ -431,11 +417,10 @@ def outage(kafka: Broker, drive: Drive, seconds: float) -> None:
         kafka.start()
     kafka.produce(topic, [record(i) for i in range(100, 200)])
     assert driver.until(200).users == {(0, i): f"u{i}" for i in range(200)}
-    assert driver.found.dead == []
+    assert driver.dead == []
     for _ in range(5):
         driver.bundle()
-    assert held is not None and driver.watermark is not None
-    assert driver.watermark.micros > held.micros + seconds * 1e6
+    assert driver.watermark > held + seconds * 1e6
 
 
 def test_a_broker_that_is_down_for_seconds(kafka: Broker, drive: Drive) -> None:
@@ -465,17 +450,18 @@ def test_a_broker_that_stays_away_is_an_error(
 def test_readers_are_kept_and_closed(kafka: Broker, drive: Drive) -> None:
     topic = kafka.topic()
     kafka.produce(topic, [record(i) for i in range(10)])
-    client = drive(topic)._dofn.kafka
+    client = drive(topic).dofn.kafka
     readers = kafka_reader.Readers()
-    with readers.lend(client, 0, 0) as first:
+    with readers.lend(client, 0) as first:
+        first.seek(0)
         while not first.take(10, 0.1).messages:
             pass
-    with readers.lend(client, 0, 10) as second, readers.lend(client, 0, 4) as third:
+    with readers.lend(client, 0) as second, readers.lend(client, 0) as third:
         assert second is first, "goes on"
         assert third is not first, "one caller at a time"
     first.used -= 100
     third.used -= 100
-    with pytest.raises(ValueError), readers.lend(client, 1, 0):
+    with pytest.raises(ValueError), readers.lend(client, 1):
         raise ValueError
     assert first._consumer is None, "unused ones are closed"
     assert not any(readers._free.values()), "a reader that failed is not used again"
