@@ -25,6 +25,13 @@ _BATCH_BYTES = 8 << 20
 _READY_SECONDS = 0.02
 #: A broker that is silent for longer ends the bundle with an error.
 LOST_SECONDS = 600.0
+#: Errors of rights: the client goes on asking, and others' questions are answered.
+_DENIED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
 #: A reader that nobody used for so long is closed: its partition is read elsewhere.
 _UNUSED_SECONDS = 60.0
 
@@ -51,6 +58,7 @@ class Reader:
         self._consumer: Consumer | None = None
         self._position = -1
         self._heard = self.used = time.monotonic()
+        self._denied: tuple[float, str] | None = None
 
     def seek(self, offset: int) -> None:
         """Go on from ``offset``."""
@@ -89,7 +97,7 @@ class Reader:
             if not found or not left:
                 break
         if found:
-            self._heard = time.monotonic()
+            self._heard, self._denied = time.monotonic(), None
         return Taken(found, self._position)
 
     def _told(self, said: list[Any]) -> bool:
@@ -100,7 +108,9 @@ class Reader:
             if code == KafkaError._PARTITION_EOF:
                 self._position = max(self._position, message.offset())
                 self._heard = time.monotonic()
-            # Everything else is tried again by the client; `caught_up` counts the time.
+            elif code in _DENIED and self._denied is None:
+                self._denied = time.monotonic(), message.error().name()
+            # Everything is tried again by the client; `_answer` and `caught_up` count the time.
             lost |= code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
         return lost
 
@@ -136,8 +146,14 @@ class Reader:
         """Whether the partition's end, asked now, is where the reader stands.
 
         Raises:
-            RunError: the broker has not answered for `LOST_SECONDS`.
+            RunError: the broker has not answered, or let nobody read, for `LOST_SECONDS`.
         """
+        if self._denied is not None and time.monotonic() - self._denied[0] > LOST_SECONDS:
+            raise RunError(
+                "source.topic",
+                f"may not be read ({self._denied[1]})",
+                "check source.options and the topic's access rules",
+            )
         end = self._answer(lambda: self._kafka.end(self._partition))
         return end is not None and end <= self._position
 

@@ -82,6 +82,8 @@ class Broker:
                 "controller.listener.names=CONTROLLER",
                 f"log.dirs={self.folder / 'data'}",
                 "auto.create.topics.enable=false",
+                "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "allow.everyone.if.no.acl.found=true",
                 "offsets.topic.replication.factor=1",
                 "offsets.topic.num.partitions=1",
                 "transaction.state.log.replication.factor=1",
@@ -153,6 +155,23 @@ class Broker:
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
         self.admin_do("incremental_alter_configs", [resource])
+
+    def deny_reading(self, topic: str) -> None:
+        """Everybody may still ask about the topic."""
+        from confluent_kafka.admin import (
+            AclBinding,
+            AclOperation,
+            AclPermissionType,
+            ResourcePatternType,
+            ResourceType,
+        )
+
+        for operation, permission in (("READ", "DENY"), ("DESCRIBE", "ALLOW")):
+            rule = AclBinding(
+                ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
+                AclOperation[operation], AclPermissionType[permission],
+            )  # fmt: skip
+            self.admin_do("create_acls", [rule])
 
     def admin_do(self, method: str, what: list[Any]) -> None:
         """An admin call for each of ``what``, and its end."""
