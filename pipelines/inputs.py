@@ -5,6 +5,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from accounting.errors import UsageError
 from pipelines.job import Job
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.sources import ReadFiles
@@ -73,7 +74,11 @@ def input_of(job: Job) -> Input:
         UsageError: its client is not installed, or the source's table is not usable.
     """
     if job.source.kind == "kafka":
-        from pipelines.source_kafka import KafkaInput
-
+        try:
+            from pipelines.source_kafka import KafkaInput
+        except ModuleNotFoundError:
+            raise UsageError(
+                "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
+            ) from None
         return KafkaInput(job)
     return FilesInput(job)

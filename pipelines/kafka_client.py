@@ -10,24 +10,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from pipelines.job_tables import SourceConfig
-
-try:
-    from confluent_kafka import (
-        Consumer,
-        IsolationLevel,
-        KafkaError,
-        KafkaException,
-        TopicCollection,
-        TopicPartition,
-    )
-    from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
-except ImportError:
-    raise UsageError(
-        "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
-    ) from None
 
 #: Seconds a question may take at the start, and from a worker (which asks again later).
 START_SECONDS, ASK_SECONDS = 30.0, 3.0

@@ -1,5 +1,6 @@
 """A Kafka topic as an input: identity, restarts, refusals, outages.  A real broker."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,13 @@ def test_refusals(
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     printed = capfd.readouterr()
     assert printed.out + printed.err == "", "the client is silent"
+
+
+def test_a_missing_client_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pipelines.source_kafka")
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(UsageError, match=r"needs Kafka's client.*dpstream\[kafka\]"):
+        input_of(kafka_job(tmp_path, "localhost:1", "t"))
 
 
 def test_secrets_stay_where_they_are_used(
