@@ -5,6 +5,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from accounting.errors import UsageError
 from pipelines.job import Job
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.sources import ReadFiles
@@ -67,5 +68,17 @@ class FilesInput(Input):
 
 
 def input_of(job: Job) -> Input:
-    """The input of a job by its kind."""
+    """The input of a job by its kind.
+
+    Raises:
+        UsageError: its client is not installed, or the source's table is not usable.
+    """
+    if job.source.kind == "kafka":
+        try:
+            from pipelines.source_kafka import KafkaInput
+        except ModuleNotFoundError:
+            raise UsageError(
+                "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
+            ) from None
+        return KafkaInput(job)
     return FilesInput(job)
