@@ -67,5 +67,13 @@ class FilesInput(Input):
 
 
 def input_of(job: Job) -> Input:
-    """The input of a job by its kind."""
+    """The input of a job by its kind.
+
+    Raises:
+        UsageError: the source cannot be used as the job says, or its package is missing.
+    """
+    if job.source.kind == "folder":
+        from pipelines.source_folder import FolderInput
+
+        return FolderInput(job)
     return FilesInput(job)

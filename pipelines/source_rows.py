@@ -24,6 +24,11 @@ class Reason(StrEnum):
     LINE_TOO_LONG = "line_too_long"
     UNREADABLE_FILE = "unreadable_file"
     UNREADABLE_REST = "unreadable_rest"
+    BAD_NAME = "bad_name"
+    LISTED_TWICE = "listed_twice"
+    MISSING_COLUMN = "missing_column"
+    FILE_CHANGED = "file_changed"
+    ROW_COUNT = "row_count"
 
 
 class Rows(NamedTuple):
