@@ -1,7 +1,6 @@
 """A folder that grows, on Prism: rows come soon, the watermark waits for them, bad files pass."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ from pipelines.folder_close import close_files
 from pipelines.folder_files import Files
 from pipelines.folder_names import place
 from pipelines.inputs import input_of
-from pipelines.job import Job
 from tests.drive import letters_of, rows_of
-from tests.pipelines.test_folder import data, make_folder_job, positions, write
+from tests.folders import MakeFolderJob, data, make_folder_job, positions, write
 from tests.runners.prism import running, wait_for
 
 __all__ = ["make_folder_job"]
-MakeFolderJob = Callable[..., Job]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
