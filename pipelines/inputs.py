@@ -71,7 +71,7 @@ def input_of(job: Job) -> Input:
     """The input of a job by its kind.
 
     Raises:
-        UsageError: its client is not installed, or the source's table is not usable.
+        UsageError: the source cannot be used as the job says, or its package is missing.
     """
     if job.source.kind == "kafka":
         try:
@@ -81,4 +81,8 @@ def input_of(job: Job) -> Input:
                 "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
             ) from None
         return KafkaInput(job)
+    if job.source.kind == "folder":
+        from pipelines.source_folder import FolderInput
+
+        return FolderInput(job)
     return FilesInput(job)
