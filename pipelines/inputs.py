@@ -6,6 +6,7 @@ from typing import Any
 from typing_extensions import override
 
 from accounting.errors import UsageError
+from pipelines.brake import Brake
 from pipelines.job import Job
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.sources import ReadFiles
@@ -32,7 +33,7 @@ class Input(ABC):
         """
 
     @abstractmethod
-    def read(self, begin: int = 0) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         """A transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
 
         Batches of ``records`` have the columns ``job.columns`` and say in their schema's metadata
@@ -40,6 +41,7 @@ class Input(ABC):
 
         Args:
             begin: records with stamps (micros) before it are not needed any more.
+            brake: keeps a source without end from running ahead of the releases.
         """
 
     def state(self) -> Any:
@@ -59,7 +61,7 @@ class FilesInput(Input):
         ]
 
     @override
-    def read(self, begin: int = 0) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         return ReadFiles(self.job)
 
     @override

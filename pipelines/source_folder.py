@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from accounting.errors import UsageError
 from dp_transforms.telemetry import guarded
+from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import TRACKER, WATERMARK, Bundle, advance, wall_micros
 from pipelines.folder_files import FilePiece, Files
 from pipelines.folder_names import Place, place
@@ -51,9 +52,9 @@ class FolderInput(Input):
         return [b"folder", self.folder.url.encode(), str(self.job.source.format).encode()]
 
     @override
-    def read(self, begin: int = 0) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         self._check()
-        return ReadFolder(self.job, begin)
+        return ReadFolder(self.job, begin, brake)
 
     def _check(self) -> None:
         if not self.folder.is_there():
@@ -69,8 +70,8 @@ class FolderInput(Input):
 class _Watch(beam.DoFn):
     """One splittable element: the folder; gives closed files, and the watermark."""
 
-    def __init__(self, watch: Markers | Settled, begin: int) -> None:
-        self._watch, self._begin = watch, begin
+    def __init__(self, watch: Markers | Settled, begin: int, brake: Brake | None) -> None:
+        self._watch, self._begin, self._brake = watch, begin, brake
         self._left: Iterator[Step] | None = None
         self._seen: Seen | None = None
         self._away_since: float | None = None
@@ -85,6 +86,10 @@ class _Watch(beam.DoFn):
     ) -> Iterator[Any]:
         """Newly closed files until there are none, or the bundle has lasted long enough."""
         progress, bundle, asked = tracker.current_restriction(), Bundle(), time.monotonic()
+        now = watermark.current_watermark()
+        if self._brake and now is not None and self._brake.holds(now.micros):
+            tracker.defer_remainder(Duration(HELD_SECONDS))
+            return
         markers = isinstance(self._watch, Markers)
         seen = progress.after or nothing_seen(self._begin, markers)
         left, self._left = self._left, None
@@ -173,16 +178,17 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
     Args:
         job: its source, columns and ``performance.batch_rows`` are used.
         begin: files that were closed before it (micros) are passed over.
+        brake: keeps it from running ahead of the releases.
     """
 
-    def __init__(self, job: Job, begin: int = 0) -> None:
+    def __init__(self, job: Job, begin: int = 0, brake: Brake | None = None) -> None:
         super().__init__()
         folder, kind = Folder(job.source.path), str(job.source.format)
         watch: Markers | Settled = Markers(folder, begin)
         if job.plan.stamp == "_closed":
             settle = duration_micros("source.settle", job.source.settle)
             watch = Settled(folder, f".{kind}", settle)
-        self._watch = _Watch(watch, begin)
+        self._watch = _Watch(watch, begin, brake)
         self._files = Files(folder, kind, job.columns)
         self._batch_rows = job.performance.batch_rows
 

@@ -31,6 +31,7 @@ from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError
 from dp_transforms.telemetry import guarded
+from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import (
     BUNDLE_SECONDS,
     TRACKER,
@@ -72,12 +73,12 @@ class KafkaInput(Input):
     @override
     def identity(self) -> list[bytes]:
         """Cluster and topic by their own ids: a topic made again is another input."""
+        check_topic(self._asked(self.kafka.config), self.kafka.topic)
         return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
 
     @override
-    def read(self, begin: int = 0) -> Any:
-        check_topic(self._asked(self.kafka.config), self.kafka.topic)
-        return ReadKafka(self.job, self.kafka, self._topic_id(), begin)
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake)
 
     def _topic_id(self) -> str:
         return str(self._asked(self.kafka.described)[0])
@@ -129,8 +130,11 @@ class _Watch(beam.DoFn):
 class _ReadPartition(beam.DoFn):
     """Partition -> batches; what is no row to the dead letter; errors carry no values."""
 
-    def __init__(self, job: Job, kafka: Kafka, settle: int, begin: int) -> None:
+    def __init__(
+        self, job: Job, kafka: Kafka, settle: int, begin: int, brake: Brake | None = None
+    ) -> None:
         self.kafka, self.settle, self.begin = kafka, settle, begin
+        self.brake, self._rows = brake, 0
         self.columns, self.data_columns = job.columns, job.data_columns
         self.batch_rows = job.performance.batch_rows
         self._objects: Objects | None = None
@@ -147,6 +151,9 @@ class _ReadPartition(beam.DoFn):
     def process(self, element: int, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
         """Messages from where the last bundle ended, until this one is full or none is ready."""
         bundle = Bundle()
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            tracker.defer_remainder(Duration(HELD_SECONDS))
+            return
         with READERS.lend(self.kafka, element) as reader:
             stands = self._begins(reader, tracker)
             if stands is None:
@@ -162,6 +169,7 @@ class _ReadPartition(beam.DoFn):
                     return
                 stands = taken.position
                 yield from self._outputs(taken, element, watermark)
+                self._rows += len(taken.messages)
                 if bundle.add(len(taken.messages)):
                     tracker.defer_remainder()
                     return
@@ -217,17 +225,21 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         kafka: the topic.
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.
+        brake: keeps it from running ahead of the releases.
     """
 
-    def __init__(self, job: Job, kafka: Kafka, topic_id: str, begin: int) -> None:
+    def __init__(
+        self, job: Job, kafka: Kafka, topic_id: str, begin: int, brake: Brake | None = None
+    ) -> None:
         super().__init__()
-        self._job, self._kafka, self._topic_id, self._begin = job, kafka, topic_id, begin
+        self._job, self._kafka, self._topic_id = job, kafka, topic_id
+        self._begin, self._brake = begin, brake
 
     @override
     def expand(self, begin: Any) -> Any:
         settle = duration_micros("source.settle", self._job.source.settle)
-        read = beam.ParDo(_ReadPartition(self._job, self._kafka, settle, self._begin))
-        batches = read.with_output_types(pa.RecordBatch)
+        dofn = _ReadPartition(self._job, self._kafka, settle, self._begin, self._brake)
+        batches = beam.ParDo(dofn).with_output_types(pa.RecordBatch)
         return (
             begin
             | "Topic" >> beam.Create([self._topic_id], reshuffle=False)

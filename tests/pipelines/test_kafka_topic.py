@@ -88,11 +88,11 @@ def test_stamps_of_producers_are_refused(kafka: Broker, tmp_path: Path, drive: D
     topic = kafka.topic(message_timestamp_type="CreateTime")
     source = input_of(kafka_job(tmp_path, kafka.servers, topic))
     with pytest.raises(UsageError, match="producers choose the stamps"):
-        source.read()
+        source.identity()
     kafka.produce(topic, [record(0), b"{"])
     kafka.set(topic, "message.timestamp.type", "LogAppendTime")
     kafka.produce(topic, [record(1)])
-    source.read()
+    source.identity()
     found = drive(topic).until(3)
     assert found.users == {(0, 2): "u1"}
     assert found.dead == [(0, i, "not_the_brokers_stamp") for i in (0, 1)]
@@ -102,7 +102,7 @@ def test_compacted_topics_are_refused(kafka: Broker, tmp_path: Path) -> None:
     for policy in ("compact", "compact,delete"):
         topic = kafka.topic(cleanup_policy=policy)
         with pytest.raises(UsageError, match="removes earlier ones"):
-            input_of(kafka_job(tmp_path, kafka.servers, topic)).read()
+            input_of(kafka_job(tmp_path, kafka.servers, topic)).identity()
     check_topic({"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}, "t")
 
 
@@ -143,7 +143,7 @@ def test_refusals(
     monkeypatch.setenv("MECH", SECRET)
     job = kafka_job(tmp_path, servers or kafka.servers, topic, more)
     with pytest.raises(error, match=rule) as caught:
-        input_of(job).identity() and input_of(job).read()
+        input_of(job).identity() and input_of(job).identity()
     assert SECRET not in str(caught.value)
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     printed = capfd.readouterr()
