@@ -26,6 +26,7 @@ from pipelines.keys import read_public_keys
 from pipelines.replay import Replay
 from pipelines.restored import catch_up, diverged
 from pipelines.runners import Engine, make_runner
+from pipelines.sink import Sink, sink_of
 from pipelines.sink_manifest import (
     check_sink,
     published_epoch,
@@ -84,7 +85,7 @@ def begin(job: Job) -> tuple[Run, bool]:
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
-    write_manifest(run, Path(job.sink.path), job.sink.kind)
+    write_manifest(run, sink_of(job))
     return run, resumed
 
 
@@ -99,7 +100,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
     _refuse_private_in_sink(job)
     parts = input_of(job).identity()
     url = job.state.store or ""
-    sink = Path(job.sink.path)
+    sink = sink_of(job)
     if not stores.exists(url):
         refuse_lost_store(sink)
         _check_charge(job)  # a refused charge leaves no store behind
@@ -117,7 +118,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
     try:
-        caught_up = check_sink(run, sink, job.sink.kind, replaying=run.open().restoring)
+        caught_up = check_sink(run, sink, replaying=run.open().restoring)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
     return run, resumed, caught_up
@@ -125,14 +126,14 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
 
 def _refuse_private_in_sink(job: Job) -> None:
     """What is published must not lie in one folder with what must never be."""
-    sink = Path(job.sink.path).resolve()
+    folder = job.sink.folder
     private = {
         "privacy.key_file": job.privacy.key_file,
         "state.store": job.state.path and str(job.state.path),
         "ledger.path": job.ledger and job.ledger.path,
     }
     for field, path in private.items():
-        if path and sink in Path(path).resolve().parents:
+        if path and folder and folder.resolve() in Path(path).resolve().parents:
             raise PolicyError(
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
@@ -176,7 +177,7 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
 
 def begun_epoch(job: Job, run_id: str) -> int:
     """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
-    begun = [published_epoch(Path(job.sink.path), run_id)]
+    begun = [published_epoch(sink_of(job), run_id)]
     with _ledger(job) as ledger:
         if ledger is not None:
             begun.append(tokens.begun_epoch(ledger, run_id))
@@ -242,9 +243,9 @@ def run_job(
     reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
-    restoring, steps = run.open().restoring, _steps(run)
+    restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    _connect(pipeline, job, run, source, reader)
+    _connect(pipeline, job, run, source, reader, sink)
     operator_totals.clear()
     try:
         with (
@@ -253,9 +254,9 @@ def run_job(
         ):
             wait_or_stop(pipeline.run(), run, source.bounded, stop)
     except DpstreamError as error:
-        raise diverged(error, restoring) from None
+        raise diverged(error, sink, restoring) from None
     except Exception as error:
-        raise diverged(coded(error), restoring) from None
+        raise diverged(coded(error), sink, restoring) from None
     else:
         if source.state() != before:
             raise PolicyError(
@@ -264,7 +265,7 @@ def run_job(
                 "do not resume this store or publish its last releases; begin a new run",
             )
         if restoring:
-            catch_up(run, Path(job.sink.path), job.sink.kind)
+            catch_up(run, sink)
         # A ledger that cannot be reached now only leaves copies of the running store unmarked.
         with contextlib.suppress(RunError), _ledger(job) as ledger:
             if ledger is not None:
@@ -275,7 +276,7 @@ def run_job(
         stores.close_all()
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
-    return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed, totals, stopped)
+    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
 
 
 def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
@@ -302,7 +303,9 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
     return Replay(job, speed) if engine.streaming else source.read()
 
 
-def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any) -> None:
+def _connect(
+    pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any, sink: Sink
+) -> None:
     """Source, flow and sinks."""
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
@@ -313,7 +316,7 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
-    writing = WriteReleases(job, only_compare=run.open().restoring)
+    writing = WriteReleases(sink, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
     if not source.bounded:
         _ = (written, output.pulses) | "Delivered" >> Delivered(run)
