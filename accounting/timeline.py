@@ -27,7 +27,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         start: first instant; windows, triggers and periods align here.
-        end: no event at or after it; ``None`` for a stream without end.
+        end: no event at or after it; ``None`` for a stream without end (see
+            ``limits.HORIZON``).
         window: length of a window; ``slide``: distance of window starts.
         trigger_every: distance of public triggers.
         allowed_lateness: how long after its end a window still takes records.
@@ -84,6 +85,15 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"a window has at most {limits.MAX_TRIGGERS} triggers",
                 "use a longer trigger interval",
             )
+        closed = limits.HORIZON + self.window + self.allowed_lateness + (self.period or 0)
+        if self.end is None and self.start >= limits.HORIZON:
+            raise UsageError("time.start", "must lie before 2100", "correct it")
+        if self.end is None and (closed - self.start) // step > limits.MAX_CUT:
+            raise UsageError(
+                "time.trigger_every",
+                "a stream without end would run out of trigger numbers (31 bits) before 2100",
+                "use a trigger interval of some seconds, a later time.start, or give time.end",
+            )
         if self.end is not None and self.windows * self.triggers > limits.MAX_STEPS:
             raise UsageError(
                 "time", f"windows x triggers exceed {limits.MAX_STEPS}", "use fewer triggers"
@@ -139,13 +149,10 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def on_time(self, event: Int64, stamp: Int64) -> Bool:
         """Which records lie inside the job: start <= event < end and event <= stamp + skew."""
-        ok = event >= self.start
-        if self.end is not None:
-            ok &= event < self.end
+        end = limits.HORIZON if self.end is None else self.end
+        ok = (event >= self.start) & (event < end)
         # On this side of the inequality nothing overflows: the event is clipped into the job.
-        inside = np.maximum(event, self.start)
-        if self.end is not None:
-            inside = np.minimum(inside, self.end)
+        inside = np.clip(event, self.start, end)
         ok &= (event <= stamp) | (stamp >= inside - self.max_skew)
         return ok
 

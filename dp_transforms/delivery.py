@@ -14,7 +14,7 @@ from dp_transforms.clock import ToShards
 from dp_transforms.flow import STRIDE
 from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
 from dp_transforms.run import Run
-from state.life import complete_windows, settled_cut
+from state.life import reached, settled_cut
 from state.store import Store
 
 _NOTE = "delivered"
@@ -92,8 +92,7 @@ def delivered_through(store: Store) -> int:
 def resume_point(run: Run) -> Resume:
     """Where to go on, from the store alone; see `state.life` for which records still matter."""
     store, line = run.open(), run.plan.timeline
-    windows = complete_windows(line, store.completed(run.shards), store.marks)
-    settled = settled_cut(line, windows)
+    settled = settled_cut(line, reached(store, line).complete)
     begin = line.cut_time(settled) if settled else line.start - line.max_skew
     return Resume(delivered_through(store) + 1, begin)
 
@@ -101,10 +100,13 @@ def resume_point(run: Run) -> Resume:
 def released_through(run: Run) -> int:
     """Last cut that all key shards have stepped through."""
     store, line = run.open(), run.plan.timeline
-    completed = store.completed(run.shards)
-    latest = max((line.base(window) + trigger for window, trigger in completed.items()), default=0)
-    if not latest:
+    done = reached(store, line)
+    latest = [line.base(window) + last for window, last in done.open.items()]
+    if done.complete > store.marks.abandoned:
+        latest.append(line.base(done.complete - 1) + line.triggers)
+    if not any(latest):
         return 0
+    cut = max(latest)
     # A shard takes cuts in order: whoever has begun on this one is through with those before.
-    whole = all(completed.get(w, 0) >= latest - line.base(w) for w in line.windows_at(latest))
-    return latest if whole else latest - 1
+    whole = all(done.trigger(line, w) >= cut - line.base(w) for w in line.windows_at(cut))
+    return cut if whole else cut - 1

@@ -174,7 +174,8 @@ def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"page": str(out), **as_dict(found)})
         return
-    click.echo(f"Report in {out}: {len(found.found.releases):,} of {found.expected:,} releases.")
+    whole = "" if found.expected is None else f" of {found.expected:,}"
+    click.echo(f"Report in {out}: {len(found.found.releases):,}{whole} releases.")
     for stamp in found.stamps:
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:

@@ -71,8 +71,5 @@ def publish_committed(
 def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:
     """(window, trigger) of every release that all shards have committed, in public order."""
     line, done = run.plan.timeline, store.completed(run.shards)
-    for cut in range(1, line.last_cut + 1):
-        for window in line.windows_at(cut):
-            trigger = cut - line.base(window)
-            if trigger <= done.get(window, 0):
-                yield window, trigger
+    names = [(window, trigger) for window, last in done.items() for trigger in range(1, last + 1)]
+    yield from sorted(names, key=lambda name: (line.base(name[0]) + name[1], name))
