@@ -1,10 +1,11 @@
 """Committed releases written again, and how the run of a restored store ends.
 
 Such a run compares with the sink whatever is there and holds back the rest.  Only when all that
-is published has been committed again and found the same is the rest published.
+is published has been committed again and found the same is the rest published: at the end of a
+bounded run (`catch_up`), in the midst of one without end (`Catching`, for DELIVERED).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from accounting.errors import DpstreamError, PolicyError
 from dp_transforms.run import Run
@@ -43,6 +44,42 @@ def catch_up(run: Run, sink: Sink) -> None:
             )
     publish_committed(run, sink)
     store.finish_restoring()
+
+
+class Catching:
+    """The sink as `dp_transforms.delivery.Outlet`: used while a restored run catches up.
+
+    Args:
+        run: the run.
+        sink: where its releases are.
+    """
+
+    def __init__(self, run: Run, sink: Sink) -> None:
+        self._run, self._sink = run, sink
+        self._last: int | None = None
+
+    def caught_up(self, upto: int) -> bool:
+        """Whether all that is published, or begun to be, lies at or before a cut."""
+        if self._last is None or self._last <= upto:
+            # Once more at the end: a worker of the store that was replaced may have gone on.
+            self._last = self._look()
+        return self._last <= upto
+
+    def _look(self) -> int:
+        line, first = self._run.plan.timeline, self._run.open().marks.first
+        names = [(one.window, one.trigger) for one in self._sink.published()]
+        names += self._sink.unsealed()
+        return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
+
+    def publish(self, names: Sequence[tuple[int, int]]) -> None:
+        """Write what was held back.
+
+        Raises:
+            PolicyError: something else was published under one of the names meanwhile.
+        """
+        for batch in resealed(self._run, self._run.open(), iter(sorted(set(names)))):
+            self._sink.write([batch])
+        self._sink.close()
 
 
 def publish_committed(

@@ -22,9 +22,10 @@ from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
+from pipelines.job_text import duration_micros
 from pipelines.keys import read_public_keys
 from pipelines.replay import Replay
-from pipelines.restored import catch_up, diverged
+from pipelines.restored import Catching, catch_up, diverged
 from pipelines.runners import Engine, make_runner
 from pipelines.sink import Sink, sink_of
 from pipelines.sink_manifest import (
@@ -33,7 +34,7 @@ from pipelines.sink_manifest import (
     refuse_lost_store,
     write_manifest,
 )
-from pipelines.sinks import WriteDeadLetters, WriteReleases
+from pipelines.sinks import WriteDeadLetters, WriteOrHold, WriteReleases
 from pipelines.waiting import wait_or_stop
 from state import open as stores
 from state import tokens
@@ -253,10 +254,9 @@ def run_job(
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
             wait_or_stop(pipeline.run(), run, source.bounded, stop)
-    except DpstreamError as error:
-        raise diverged(error, sink, restoring) from None
     except Exception as error:
-        raise diverged(coded(error), sink, restoring) from None
+        found = error if isinstance(error, DpstreamError) else coded(error)
+        raise diverged(found, sink, restoring and run.open().restoring) from None
     else:
         if source.state() != before:
             raise PolicyError(
@@ -264,7 +264,7 @@ def run_job(
                 "a file changed while it was read, so this store's noise may belong to two inputs",
                 "do not resume this store or publish its last releases; begin a new run",
             )
-        if restoring:
+        if restoring and source.bounded:
             catch_up(run, sink)
         # A ledger that cannot be reached now only leaves copies of the running store unmarked.
         with contextlib.suppress(RunError), _ledger(job) as ledger:
@@ -316,10 +316,15 @@ def _connect(
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
-    writing = WriteReleases(sink, only_compare=run.open().restoring)
-    written = output.releases | "Releases" >> writing
-    if not source.bounded:
-        _ = (written, output.pulses) | "Delivered" >> Delivered(run)
+    if source.bounded:
+        writing = WriteReleases(sink, only_compare=run.open().restoring)
+        _ = output.releases | "Releases" >> writing
+    else:
+        keep = job.state.keep_releases
+        kept = None if keep is None else duration_micros("state.keep_releases", keep)
+        out = output.releases | "Releases" >> WriteOrHold(sink, run)
+        delivered = Delivered(run, Catching(run, sink), kept)
+        _ = (out.written, out.held, output.pulses) | "Delivered" >> delivered
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
 
