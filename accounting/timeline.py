@@ -28,7 +28,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         start: first instant; windows, triggers and periods align here.
         end: no event at or after it; ``None`` for a stream without end (see
-            ``limits.HORIZON``).
+            ``horizon``).
         window: length of a window; ``slide``: distance of window starts.
         trigger_every: distance of public triggers.
         allowed_lateness: how long after its end a window still takes records.
@@ -85,14 +85,11 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"a window has at most {limits.MAX_TRIGGERS} triggers",
                 "use a longer trigger interval",
             )
-        closed = limits.HORIZON + self.window + self.allowed_lateness + (self.period or 0)
-        if self.end is None and self.start >= limits.HORIZON:
-            raise UsageError("time.start", "must lie before 2100", "correct it")
-        if self.end is None and (closed - self.start) // step > limits.MAX_CUT:
+        if self.end is None and self.horizon - self.start < limits.LEAST_LIFE:
             raise UsageError(
                 "time.trigger_every",
-                "a stream without end would run out of trigger numbers (31 bits) before 2100",
-                "use a trigger interval of some seconds, a later time.start, or give time.end",
+                "a stream without end would run out of trigger numbers (31 bits) within a year",
+                "use a longer trigger interval, or give time.end",
             )
         if self.end is not None and self.windows * self.triggers > limits.MAX_STEPS:
             raise UsageError(
@@ -103,6 +100,15 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def triggers(self) -> int:
         """T: public triggers of a window, those of the lateness included."""
         return (self.window + self.allowed_lateness) // self.trigger_every
+
+    @property
+    def horizon(self) -> int:
+        """No event at or after it (micros): the end; without one, where triggers of a window or
+        a period could have a number beyond 32 bits."""
+        if self.end is not None:
+            return self.end
+        last = self.start + limits.MAX_CUT * self.trigger_every
+        return min(last, 1 << 62) - self.window - self.allowed_lateness - (self.period or 0)
 
     @property
     def windows_per_record(self) -> int:
@@ -149,7 +155,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def on_time(self, event: Int64, stamp: Int64) -> Bool:
         """Which records lie inside the job: start <= event < end and event <= stamp + skew."""
-        end = limits.HORIZON if self.end is None else self.end
+        end = self.horizon
         ok = (event >= self.start) & (event < end)
         # On this side of the inequality nothing overflows: the event is clipped into the job.
         inside = np.clip(event, self.start, end)

@@ -143,10 +143,10 @@ def released_through(run: Run) -> int:
     """Last cut that all key shards have stepped through."""
     store, line = run.open(), run.plan.timeline
     done = reached(store, line)
-    latest = [line.base(window) + last for window, last in done.open.items()]
+    latest = [line.base(window) + last for window, last in done.open.items() if last]
     if done.complete > store.marks.abandoned:
         latest.append(line.base(done.complete - 1) + line.triggers)
-    if not any(latest):
+    if not latest:
         return 0
     cut = max(latest)
     # A shard takes cuts in order: whoever has begun on this one is through with those before.
