@@ -7,7 +7,8 @@ One shard takes the records of one trigger after the other: records (canonical),
 commit), load, aggregate, select (with prediction), perturb, commit.  As in the paper's test of
 scale, keys are drawn uniformly from many and units have few records, so that nearly every row
 changes a key of its own: the dearest case, in which nothing is published.  CPU seconds are those
-of this process: on Spanner, of its client.
+of this process: on Spanner, of its client.  ``--cold`` opens the store anew before every step
+and draws few keys: the states of all of them are loaded, as by a worker that takes over.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import matplotlib.pyplot as plt
@@ -38,6 +39,8 @@ from pipelines.experiments.modes import parse_mode
 from pipelines.job import load_job
 from pipelines.stream import key_source
 from state import open as stores
+from state.spanner_client import connect
+from state.spanner_schema import create_tables
 from tests import emulator
 from tests.bench.common import emit, machine
 from tests.bench.growth import exponent
@@ -129,8 +132,18 @@ class Shard:
         return {**seconds, "total": total, "cpu": used, "rows": rows.num_rows, "units": keys}
 
 
-def measure(url: str, rows: int, keys: int, steps: int, folder: Path) -> dict[str, Any]:
+class Size(NamedTuple):
+    """One point: rows of a step, keys there are, steps, and whether each one starts cold."""
+
+    rows: int
+    keys: int
+    steps: int
+    cold: bool
+
+
+def measure(url: str, size: Size, folder: Path) -> dict[str, Any]:
     """Medians over the steps after a warm-up, of one size of micro-batch."""
+    rows, keys, steps, cold = size
     data = folder / "data.parquet"
     data.touch()
     frame = Frame(data, "int", folder / "runs", 6.0, 1e-9, 1)
@@ -138,10 +151,14 @@ def measure(url: str, rows: int, keys: int, steps: int, folder: Path) -> dict[st
     run, _ = begin_run(job.plan, key_source(job), url, 1, source=[b"microbatch"])
     shard, rng = Shard(run), np.random.default_rng(1)
     names = pa.array([f"key {n:09d}" for n in range(keys)])
-    found = [
-        shard.take(batch_of(job.plan, rng, rows, keys, trigger, names), trigger)
-        for trigger in range(1, steps + 3)
-    ][2:]
+    found = []
+    for trigger in range(1, steps + 3):
+        if cold:
+            stores.close_all()
+            shard = Shard(run)
+        batch = batch_of(job.plan, rng, rows, keys, trigger, names)
+        found.append(shard.take(batch, trigger))
+    found = found[2:]
     stores.close_all()
     middle = {
         name: round(statistics.median(one.get(name, 0.0) for one in found), 6)
@@ -152,11 +169,19 @@ def measure(url: str, rows: int, keys: int, steps: int, folder: Path) -> dict[st
         "rows": rows,
         "keys": keys,
         "steps": steps,
+        "cold": cold,
         "seconds": middle,
         "standard_error": round(spread, 6),
         "cpu_microseconds_a_row": round(1e6 * middle["cpu"] / rows, 3),
         "rows_per_second": round(rows / middle["total"]),
     }
+
+
+def fresh_database() -> str:
+    """The URL of an empty database with the store's tables."""
+    url = emulator.fresh_url()
+    create_tables(connect(url))
+    return url
 
 
 def series(name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -196,23 +221,27 @@ def main() -> None:
     parser.add_argument("--spanner-rows", type=int, nargs="+", default=[1_000, 4_000, 12_000])
     parser.add_argument("--keys", type=int, default=10_000_000)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
     found = []
+
+    def sizes(rows: list[int]) -> list[Size]:
+        return [Size(n, 2 * n if args.cold else args.keys, args.steps, args.cold) for n in rows]
+
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if "sqlite" in args.stores:
             points = [
-                measure(f"sqlite:{folder}/{rows}.db", rows, args.keys, args.steps, folder)
-                for rows in args.rows
+                measure(f"sqlite:{folder}/{size.rows}.db", size, folder)
+                for size in sizes(args.rows)
             ]
             found.append(series("sqlite", points))
         if "spanner" in args.stores:
             with emulator.running():
                 points = [
-                    measure(emulator.fresh_url(), rows, args.keys, args.steps, folder)
-                    for rows in args.spanner_rows
+                    measure(fresh_database(), size, folder) for size in sizes(args.spanner_rows)
                 ]
             found.append(series("spanner emulator", points))
     if args.picture is not None:
