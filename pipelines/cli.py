@@ -22,6 +22,8 @@ from pipelines.cli_choose import choose
 from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
+from pipelines.cli_scale import SCALE
+from pipelines.cli_scale import show as show_scale
 from pipelines.cli_state import state
 from pipelines.experiments.commands import experiment, reddit
 
@@ -64,15 +66,22 @@ def cli() -> None:
     _silence()
 
 
-@cli.command(epilog=examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
+@cli.command(
+    epilog=examples(
+        "dpstream plan job.toml",
+        "dpstream plan job.toml --json",
+        "dpstream plan job.toml --scale --keys 1000000 --records-per-day 100000000",
+    )
+)
 @JOB
 @click.option(
     "--changed-keys",
     type=click.IntRange(1),
     help="Keys that get data at one trigger, for the number of shards on Spanner.",
 )
+@SCALE
 @AS_JSON
-def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
+def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load: Any) -> None:
     """Print what a job promises, what it costs and what would serve it better; reads no data."""
     import msgspec
 
@@ -84,6 +93,9 @@ def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
     from pipelines.job import load_job
 
     loaded = load_job(job)
+    if scale:
+        show_scale(loaded, load, as_json)
+        return
     checked, chosen = loaded.plan, chosen_of(loaded)
     state_figures = shards.describe(loaded, changed_keys)
     budget = allocate(checked)
