@@ -21,6 +21,7 @@ from pipelines.cli_audit import audit
 from pipelines.cli_choose import choose
 from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
+from pipelines.cli_metrics import METRICS, ports
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
 from pipelines.cli_scale import SCALE
 from pipelines.cli_scale import show as show_scale
@@ -118,17 +119,21 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
 @JOB
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
+@METRICS
 @AS_JSON
 @click.pass_context
-def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) -> None:
+def run(
+    ctx: click.Context, /, job: Path, runner: str, quiet: bool, as_json: bool, **metrics: Any
+) -> None:
     """Run a job, or go on with one; other flags pass through to Beam."""
     from pipelines.job import load_job
 
     checked = load_job(job)
+    from pipelines.metrics import serving
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
-    with Bar(hidden=quiet or as_json) as bar:
+    with serving(checked, ports(metrics)), Bar(hidden=quiet or as_json) as bar:
         result = run_job(checked, runner, ctx.args, progress=bar.update)
     if as_json:
         print_json({**result._asdict(), "insecure": checked.insecure})

@@ -16,6 +16,7 @@ from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
 from pipelines.choice_check import check_choice, unit_in_words
+from pipelines.delivered import CountDelivered
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
@@ -236,7 +237,8 @@ def run_job(
     pipeline = beam.Pipeline(runner=engine, options=options)
     read = pipeline | "Source" >> source
     output = read.records | "DPStream" >> DPStream(run.plan, run)
-    _ = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
+    written = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
+    _ = written | "Delivered" >> CountDelivered(job.plan.timeline)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
     operator_totals.clear()
