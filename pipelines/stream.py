@@ -60,7 +60,7 @@ def key_source(job: Job) -> KeySource:
     return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
-def begin(job: Job) -> tuple[Run, bool]:
+def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
     The order is the guarantee.  The store commits the run id before the ledger charges it, so
@@ -69,13 +69,16 @@ def begin(job: Job) -> tuple[Run, bool]:
     checked before the charge and named after it: a refused store costs nothing, and a manifest
     without a store means that the store was lost.
 
+    Args:
+        source: parts that tell the input from others, where it is not the job's own files.
+
     Returns:
         (run, whether it goes on from an existing store).
 
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
-    run, resumed, caught_up = prepare(job)
+    run, resumed, caught_up = prepare(job, source)
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
@@ -83,7 +86,7 @@ def begin(job: Job) -> tuple[Run, bool]:
     return run, resumed
 
 
-def prepare(job: Job) -> tuple[Run, bool, bool]:
+def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool, bool]:
     """``begin`` up to the charge: the store exists and its run id is committed.
 
     Returns:
@@ -92,7 +95,9 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    parts = source
+    if parts is None:
+        parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     url = job.state.store or ""
     sink = Path(job.sink.path)
     if not stores.exists(url):
