@@ -7,11 +7,13 @@ Either way releases are committed and written to the job's sink as by ``dpstream
 on as rows (output ``releases``; ``dead_letter`` has positions and reasons).
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
 import msgspec
+import numpy as np
 import pyarrow as pa
 from apache_beam.typehints import row_type
 from apache_beam.utils.timestamp import Timestamp
@@ -32,6 +34,13 @@ from pipelines.stream import begin
 TYPES: dict[Any, pa.DataType] = {
     str: pa.string(), bytes: pa.binary(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
     Timestamp: pa.timestamp("us", "UTC"),
+}  # fmt: skip
+
+_NONE = type(None)
+#: Python types whose values an Arrow type takes as they are; no number is cut, no bool counted.
+_EXACT: dict[pa.DataType, set[type]] = {
+    pa.string(): {str, _NONE}, pa.binary(): {bytes, _NONE}, pa.bool_(): {bool, _NONE},
+    pa.int64(): {int, _NONE}, pa.float64(): {float, int, _NONE},
 }  # fmt: skip
 
 
@@ -187,20 +196,24 @@ def to_batch(rows: list[Any], kinds: dict[str, pa.DataType]) -> pa.RecordBatch:
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Whether a value is taken depends on that value alone: the fast way is for columns in which
+    every one is."""
     if pa.types.is_timestamp(kind):
         micros = [value.micros if isinstance(value, Timestamp) else None for value in values]
         return _column(micros, pa.int64()).cast(kind)
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return pa.concat_arrays([_cell(value, kind) for value in values])
+    if set(map(type, values)) <= _EXACT[kind]:
+        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
+            return pa.array(values, kind)
+    return pa.concat_arrays([_cell(value, kind) for value in values])
 
 
 def _cell(value: Any, kind: pa.DataType) -> pa.Array:
-    try:
-        return pa.array([value], kind)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return pa.nulls(1, kind)
+    """One value; null where it is not of the type or does not fit."""
+    number = value.item() if isinstance(value, np.generic) else value
+    if type(number) in _EXACT[kind]:
+        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
+            return pa.array([number], kind)
+    return pa.nulls(1, kind)
 
 
 def _as_rows(schema: pa.Schema) -> beam.PTransform:
