@@ -74,7 +74,7 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
         output = records | "DPStream" >> DPStream(run.plan, run)
         restoring = run.open().restoring
         written = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
-        _ = written | "Delivered" >> CountDelivered(job.plan.timeline)
+        _ = written | "Counted" >> CountDelivered(job.plan.timeline)
         dead = (output.dead_letter, *refused) | "AllDead" >> beam.Flatten()
         _ = dead | "DeadLetters" >> WriteDeadLetters(job)
         return {

@@ -1,6 +1,7 @@
 """Run a job: check and charge, build the pipeline, write what is committed."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,17 +12,20 @@ from accounting.budget import Budget, allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
+from dp_transforms.clock import Announced, WallClock
+from dp_transforms.delivery import Delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
 from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.delivered import CountDelivered
+from pipelines.inputs import Input, input_of
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
-from pipelines.manifest import fingerprint_parts, stamps
+from pipelines.replay import Replay
 from pipelines.restored import catch_up, diverged
-from pipelines.runners import make_runner
+from pipelines.runners import Engine, make_runner
 from pipelines.sink_manifest import (
     check_sink,
     published_epoch,
@@ -29,7 +33,7 @@ from pipelines.sink_manifest import (
     write_manifest,
 )
 from pipelines.sinks import WriteDeadLetters, WriteReleases
-from pipelines.sources import ReadFiles
+from pipelines.waiting import wait_or_stop
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
@@ -49,6 +53,7 @@ class Result(NamedTuple):
     releases: str
     resumed: bool
     operator_only: dict[str, int]
+    stopped: bool = False
 
 
 def key_source(job: Job) -> KeySource:
@@ -70,7 +75,7 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     without a store means that the store was lost.
 
     Args:
-        source: parts that tell the input from others, where it is not the job's own files.
+        source: parts that tell the input from others, where it is not the job's own source.
 
     Returns:
         (run, whether it goes on from an existing store).
@@ -95,9 +100,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
-    parts = source
-    if parts is None:
-        parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    parts = input_of(job).identity() if source is None else source
     url = job.state.store or ""
     sink = Path(job.sink.path)
     if not stores.exists(url):
@@ -220,42 +223,43 @@ def run_job(
     runner: str = "DirectRunner",
     beam_args: Sequence[str] = (),
     progress: Progress | None = None,
+    speed: float | None = None,
+    stop: threading.Event | None = None,
 ) -> Result:
-    """Run a job to its end.
+    """Run a job to its end; one whose source has no end, until it is stopped.
 
     Args:
         job: a checked job.
         runner: see ``pipelines.runners``.
         beam_args: further flags for Beam's PipelineOptions.
         progress: told now and then how many steps are done.
+        speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
+        stop: once it is set, the pipeline is cancelled; nothing is lost by that.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
-    engine, options = make_runner(runner, beam_args)
-    source = ReadFiles(job)
-    before = stamps(job)
+    engine, source = make_runner(runner, beam_args), input_of(job)
+    _check_engine(engine, source, speed)
+    before = source.state()
     run, resumed = begin(job)
-    line, store = job.plan.timeline, run.open()
-    steps = (line.windows - store.marks.first) * line.triggers * run.shards
-    restoring = store.restoring
-    pipeline = beam.Pipeline(runner=engine, options=options)
-    read = pipeline | "Source" >> source
-    output = read.records | "DPStream" >> DPStream(run.plan, run)
-    written = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
-    _ = written | "Delivered" >> CountDelivered(job.plan.timeline)
-    dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
-    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+    restoring, steps = run.open().restoring, _steps(run)
+    pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
+    replay = Replay(job, speed) if engine.streaming and source.bounded else None
+    _connect(pipeline, job, run, source, replay)
     operator_totals.clear()
     try:
-        with watch_steps(progress, steps), HAND_OVER.open():
-            pipeline.run().wait_until_finish()
+        with (
+            watch_steps(progress, steps),
+            HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
+        ):
+            wait_or_stop(pipeline.run(), run, source.bounded, stop)
     except DpstreamError as error:
         raise diverged(error, restoring) from None
     except Exception as error:
         raise diverged(coded(error), restoring) from None
     else:
-        if stamps(job) != before:
+        if source.state() != before:
             raise PolicyError(
                 "source.path",
                 "a file changed while it was read, so this store's noise may belong to two inputs",
@@ -271,9 +275,47 @@ def run_job(
         run.destroy_keys()
         identity = run.open().identity
         stores.close_all()
-    return Result(
-        identity.run_id, job.plan.hash, steps, job.sink.path, resumed, dict(operator_totals)
-    )
+    stopped = stop is not None and stop.is_set()
+    totals = dict(operator_totals)
+    return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed, totals, stopped)
+
+
+def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
+    if not source.bounded and not engine.streaming:
+        raise UsageError(
+            "--runner", "takes input that ends only", "use --runner=PrismRunner, or Flink"
+        )
+    if speed is not None and not (source.bounded and engine.streaming):
+        raise UsageError("--speed", "is for recorded files on a streaming runner", "leave it out")
+
+
+def _steps(run: Run) -> int:
+    """Steps of a run that has an end, else 0: a public number."""
+    line = run.plan.timeline
+    if line.end is None:
+        return 0
+    return (line.windows - run.open().marks.first) * line.triggers * run.shards
+
+
+def _connect(
+    pipeline: beam.Pipeline, job: Job, run: Run, source: Input, replay: Replay | None
+) -> None:
+    """Source, flow and sinks; ``replay``: files read as a stream."""
+    line, clock, reader = run.plan.timeline, None, replay
+    if not source.bounded:
+        at = resume_point(run)
+        clock, reader = WallClock(line, at.first), source.read(at.begin)
+    elif replay is not None:
+        clock = Announced(line.last_cut)
+    read = pipeline | "Source" >> (reader or source.read())
+    output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
+    writing = WriteReleases(job, only_compare=run.open().restoring)
+    written = output.releases | "Releases" >> writing
+    _ = written | "Counted" >> CountDelivered(line)
+    if not source.bounded:
+        _ = (written, output.pulses) | "Delivered" >> Delivered(run)
+    dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
+    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
 
 
 def coded(error: BaseException) -> DpstreamError:

@@ -39,6 +39,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(telemetry, "deliveries", deliveries)
     monkeypatch.setattr(metrics, "deliveries", deliveries)
     monkeypatch.setattr("pipelines.delivered.deliveries", deliveries)
+    monkeypatch.setattr("dp_transforms.hold.deliveries", deliveries)
     operator_totals.clear()
     yield
     stores.close_all()
