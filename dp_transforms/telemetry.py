@@ -117,11 +117,16 @@ class Deliveries:
             while len(self._passed) > _CUTS_KEPT:
                 del self._passed[next(iter(self._passed))]
 
+    def reached(self, cut: int) -> None:
+        """Every release up to a cut's instant (micros) is in the sink."""
+        with self._lock:
+            self.last_cut = max(cut, self.last_cut or cut)
+
     def delivered(self, cut: int, now: int) -> None:
         """A release of a cut's instant (micros) is in the sink; ``now`` is the wall clock."""
         count("releases_delivered")
+        self.reached(cut)
         with self._lock:
-            self.last_cut = max(cut, self.last_cut or cut)
             if cut in self._passed:
                 self.since_passed.add(time.perf_counter() - self._passed[cut])
             if self._live_from is not None and self._live_from <= cut <= now:

@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 
@@ -225,6 +225,7 @@ def run_job(
     progress: Progress | None = None,
     speed: float | None = None,
     stop: threading.Event | None = None,
+    detach: bool = False,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -235,6 +236,7 @@ def run_job(
         progress: told now and then how many steps are done.
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
+        detach: do not wait: the workers are elsewhere and go on without this process.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -253,24 +255,16 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            wait_or_stop(pipeline.run(), run, source.bounded, stop)
+            started = pipeline.run()
+            if not detach:
+                wait_or_stop(started, run, source.bounded, stop)
     except DpstreamError as error:
         raise diverged(error, restoring) from None
     except Exception as error:
         raise diverged(coded(error), restoring) from None
     else:
-        if source.state() != before:
-            raise PolicyError(
-                "source.path",
-                "a file changed while it was read, so this store's noise may belong to two inputs",
-                "do not resume this store or publish its last releases; begin a new run",
-            )
-        if restoring:
-            catch_up(run, Path(job.sink.path), job.sink.kind)
-        # A ledger that cannot be reached now only leaves copies of the running store unmarked.
-        with contextlib.suppress(RunError), _ledger(job) as ledger:
-            if ledger is not None:
-                tokens.leave(ledger, run.open())
+        if not detach:
+            _finish(job, run, source, before, restoring)
     finally:
         run.destroy_keys()
         identity = run.open().identity
@@ -278,6 +272,22 @@ def run_job(
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
     return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed, totals, stopped)
+
+
+def _finish(job: Job, run: Run, source: Input, before: Any, restoring: bool) -> None:
+    """What is left to do when the pipeline has ended."""
+    if source.state() != before:
+        raise PolicyError(
+            "source.path",
+            "a file changed while it was read, so this store's noise may belong to two inputs",
+            "do not resume this store or publish its last releases; begin a new run",
+        )
+    if restoring:
+        catch_up(run, Path(job.sink.path), job.sink.kind)
+    # A ledger that cannot be reached now only leaves copies of the running store unmarked.
+    with contextlib.suppress(RunError), _ledger(job) as ledger:
+        if ledger is not None:
+            tokens.leave(ledger, run.open())
 
 
 def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:

@@ -79,15 +79,37 @@ def test_grafana_can_place_the_panels() -> None:
             assert len(set(refs)) == len(refs) and all(ref.isalpha() for ref in refs)
 
 
-def test_the_scrape_configuration() -> None:
-    jobs = {
-        job["job_name"]: job
-        for job in yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
-    }
-    assert set(jobs) == {"dpstream", "dpstream-operator", "flink-operator"}
-    targets = [str(job["static_configs"]) for job in jobs.values()]
-    assert len(set(targets)) == len(targets)
-    [rule] = jobs["dpstream"]["metric_relabel_configs"]
-    assert rule["action"] == "drop" and rule["source_labels"] == ["__name__"]
+def relabelled(rules: list[dict[str, Any]], name: str) -> str | None:
+    """What Prometheus makes of a metric's name; ``None`` where it is dropped."""
+    for rule in rules:
+        assert rule["source_labels"] == ["__name__"]
+        found = re.fullmatch(rule["regex"], name)
+        if (rule["action"] if "action" in rule else "replace") == "replace":
+            if found:
+                assert rule["target_label"] == "__name__"
+                name = found.expand(rule["replacement"].replace("${1}", r"\g<1>"))
+        elif bool(found) != (rule["action"] == "keep"):
+            return None
+    return name
+
+
+def scrapes(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Job -> its relabelling rules."""
+    found = yaml.safe_load(path.read_text())["scrape_configs"]
+    return {job["job_name"]: job.get("metric_relabel_configs", []) for job in found}
+
+
+@pytest.mark.parametrize("path", ["observability/prometheus.yml", "compose/prometheus.yml"])
+def test_the_scrape_configuration(path: str) -> None:
+    """Public jobs let public names through, Flink's under ours, and nothing else of Flink's."""
+    jobs = scrapes(FOLDER.parent / path)
+    local = path.startswith("observability")
+    operators = {"dpstream-operator", "flink-operator"}
+    assert set(jobs) == {"dpstream", "dpstream-flink"} | (operators if local else set())
     for name in METRICS:
-        assert bool(re.fullmatch(rule["regex"], name.name)) != name.public
+        assert relabelled(jobs["dpstream"], name.name) == (name.name if name.public else None)
+        if name.counter:
+            from_flink = relabelled(jobs["dpstream-flink"], runner_name(name.counter))
+            assert from_flink == (name.name if name.public else None)
+    for own in ("flink_taskmanager_job_task_operator_numRecordsIn", "flink_jobmanager_Status_x"):
+        assert relabelled(jobs["dpstream-flink"], own) is None
