@@ -12,7 +12,7 @@ import inspect
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from apache_beam.metrics import Metrics
@@ -110,10 +110,16 @@ class Deliveries:
         with self._lock:
             self._live_from = now if self._live_from is None else self._live_from
 
-    def cut_passed(self, cut: int) -> None:
-        """The watermark has passed a cut's instant (micros): its steps may run."""
+    def passed(self, cuts: Iterable[int]) -> None:
+        """The watermark has passed the instants (micros) of these cuts: their steps may run.
+
+        A timer that was set for the last of several tells of all of them when it fires: of a
+        stream that is behind, only the latency since the cut's instant tells by how much.
+        """
+        now = time.perf_counter()
         with self._lock:
-            self._passed.setdefault(cut, time.perf_counter())
+            for cut in cuts:
+                self._passed.setdefault(cut, now)
             while len(self._passed) > _CUTS_KEPT:
                 del self._passed[next(iter(self._passed))]
 

@@ -24,6 +24,7 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 
 from accounting.errors import UsageError
 from dp_transforms.telemetry import count, guarded
+from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import (
     BUNDLE_SECONDS,
     TRACKER,
@@ -229,12 +230,13 @@ def _between(part: Part, begin: int, end: int) -> Iterator[Part]:
 class _ReplayFn(beam.DoFn):
     """One splittable element: the recording."""
 
-    def __init__(self, recording: Recording, begin: int) -> None:
-        self._recording, self._begin = recording, begin
+    def __init__(self, recording: Recording, begin: int, brake: Brake | None) -> None:
+        self._recording, self._begin, self._brake = recording, begin, brake
         self._reels: Reels | None = None
+        self._rows = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reels": None}
+        return {**self.__dict__, "_reels": None, "_rows": 0}
 
     @beam.DoFn.unbounded_per_element()
     @guarded("source")
@@ -248,6 +250,9 @@ class _ReplayFn(beam.DoFn):
         self._reels = reels = self._reels or Reels(self._recording)
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
+        if self._brake and self._brake.holds(_now(watermark).micros, self._rows):
+            tracker.defer_remainder(Duration(HELD_SECONDS))
+            return
         now = self._stream_time(reels, progress.begun)
         bundle = Bundle()
         for part in reels.slices(row + 1, now, self._begin):
@@ -257,7 +262,9 @@ class _ReplayFn(beam.DoFn):
             # Neither later than a stamp nor behind the watermark, which is not later either.
             yield from self._outputs(part, max(beam_time(part.due), _now(watermark)))
             advance(watermark, part.rest if now is None else min(part.rest, now))
-            if bundle.add(sum(_size(p) for p in part.parts)):
+            size = sum(_size(p) for p in part.parts)
+            self._rows += size
+            if bundle.add(size):
                 break
         if row + 1 >= reels.index.rows:
             tracker.try_claim(None)
@@ -304,19 +311,26 @@ class Replay(beam.PTransform):  # type: ignore[misc]
         job: of kind ``parquet``, ``csv`` or ``jsonl``.
         speed: seconds of stream a second; ``None``: as fast as it can be read.
         begin: records with stamps (micros) before it are not needed; a pace starts there.
+        brake: keeps it from running ahead of the releases.
 
     Raises:
         UsageError, RunError: a job without files, or see `pipelines.sources.pieces`.
     """
 
-    def __init__(self, job: Job, speed: float | None = None, begin: int = 0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        speed: float | None = None,
+        begin: int = 0,
+        brake: Brake | None = None,
+    ) -> None:
         super().__init__()
         if job.source.unbounded:
             raise UsageError(
                 "source.kind", "is not a recording", "replay files: parquet, csv or jsonl"
             )
         _check_speed(speed)
-        self._dofn = _ReplayFn(recording_of(job, speed), begin)
+        self._dofn = _ReplayFn(recording_of(job, speed), begin, brake)
 
     def expand(self, begin: Any) -> Any:
         """``Impulse | read``: one element, which the runner cannot split."""

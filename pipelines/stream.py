@@ -18,6 +18,7 @@ from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
+from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.delivered import CountDelivered
 from pipelines.inputs import Input, input_of
@@ -247,7 +248,9 @@ def run_job(
     run, resumed = begin(job)
     restoring, steps = run.open().restoring, _steps(run)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    replay = Replay(job, speed) if engine.streaming and source.bounded else None
+    replay = None
+    if engine.streaming and source.bounded:
+        replay = Replay(job, speed, brake=Brake(run))
     _connect(pipeline, job, run, source, replay)
     operator_totals.clear()
     try:

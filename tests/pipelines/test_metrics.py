@@ -193,15 +193,14 @@ def test_latencies_of_live_cuts_only(tmp_path: Path) -> None:
 
 def test_latency_after_the_watermark() -> None:
     deliveries = telemetry.deliveries
-    deliveries.cut_passed(100)
+    deliveries.passed([100])
     time.sleep(0.02)
-    deliveries.cut_passed(100)  # another shard's timer: the first one counts
+    deliveries.passed([100])  # another shard's timer: the first one counts
     deliveries.delivered(100, 0)
     deliveries.delivered(200, 0)  # passed in another process
     assert sum(deliveries.since_passed.counts) == 1
     assert 0.02 <= deliveries.since_passed.total < 5
-    for cut in range(5_000):
-        deliveries.cut_passed(cut)
+    deliveries.passed(range(5_000))
     assert len(deliveries._passed) <= telemetry._CUTS_KEPT
     assert len(deliveries.since_passed.counts) == len(LATENCY_SECONDS) + 1
 
