@@ -230,8 +230,9 @@ def _between(part: Part, begin: int, end: int) -> Iterator[Part]:
 class _ReplayFn(beam.DoFn):
     """One splittable element: the recording."""
 
-    def __init__(self, recording: Recording, begin: int, brake: Brake | None) -> None:
-        self._recording, self._begin, self._brake = recording, begin, brake
+    def __init__(self, recording: Recording, begin: int) -> None:
+        self._recording, self._begin = recording, begin
+        self.brake: Brake | None = None
         self._reels: Reels | None = None
         self._rows = 0
 
@@ -250,7 +251,7 @@ class _ReplayFn(beam.DoFn):
         self._reels = reels = self._reels or Reels(self._recording)
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
-        if self._brake and self._brake.holds(_now(watermark).micros, self._rows):
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
             tracker.defer_remainder(Duration(HELD_SECONDS))
             return
         now = self._stream_time(reels, progress.begun)
@@ -311,26 +312,23 @@ class Replay(beam.PTransform):  # type: ignore[misc]
         job: of kind ``parquet``, ``csv`` or ``jsonl``.
         speed: seconds of stream a second; ``None``: as fast as it can be read.
         begin: records with stamps (micros) before it are not needed; a pace starts there.
-        brake: keeps it from running ahead of the releases.
 
     Raises:
         UsageError, RunError: a job without files, or see `pipelines.sources.pieces`.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        speed: float | None = None,
-        begin: int = 0,
-        brake: Brake | None = None,
-    ) -> None:
+    def __init__(self, job: Job, speed: float | None = None, begin: int = 0) -> None:
         super().__init__()
         if job.source.unbounded:
             raise UsageError(
                 "source.kind", "is not a recording", "replay files: parquet, csv or jsonl"
             )
         _check_speed(speed)
-        self._dofn = _ReplayFn(recording_of(job, speed), begin, brake)
+        self._dofn = _ReplayFn(recording_of(job, speed), begin)
+
+    def brake(self, brake: Brake) -> None:
+        """Keep it from running ahead of the releases of a run."""
+        self._dofn.brake = brake
 
     def expand(self, begin: Any) -> Any:
         """``Impulse | read``: one element, which the runner cannot split."""

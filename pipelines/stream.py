@@ -244,14 +244,13 @@ def run_job(
     """
     engine, source = make_runner(runner, beam_args), input_of(job)
     _check_engine(engine, source, speed)
+    # Whatever is wrong with recorded files is said before a run begins and is charged.
+    reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
     restoring, steps = run.open().restoring, _steps(run)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    replay = None
-    if engine.streaming and source.bounded:
-        replay = Replay(job, speed, brake=Brake(run))
-    _connect(pipeline, job, run, source, replay)
+    _connect(pipeline, job, run, source, reader)
     operator_totals.clear()
     try:
         with (
@@ -310,17 +309,23 @@ def _steps(run: Run) -> int:
     return (line.windows - run.open().marks.first) * line.triggers * run.shards
 
 
-def _connect(
-    pipeline: beam.Pipeline, job: Job, run: Run, source: Input, replay: Replay | None
-) -> None:
-    """Source, flow and sinks; ``replay``: files read as a stream."""
-    line, clock, reader = run.plan.timeline, None, replay
+def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:
+    """The reader of a source that ends; ``None`` for others, which go on where the run is."""
     if not source.bounded:
+        return None
+    return Replay(job, speed) if engine.streaming else source.read()
+
+
+def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any) -> None:
+    """Source, flow and sinks."""
+    line, clock = run.plan.timeline, None
+    if isinstance(reader, Replay):
+        reader.brake(Brake(run))
+        clock = Announced(line.last_cut)
+    elif reader is None:
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), source.read(at.begin)
-    elif replay is not None:
-        clock = Announced(line.last_cut)
-    read = pipeline | "Source" >> (reader or source.read())
+    read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     writing = WriteReleases(job, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
