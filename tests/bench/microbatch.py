@@ -123,7 +123,7 @@ class Shard:
             records, dead = self.canonical(batch)
         assert dead.num_rows == 0
         with adding(seconds, "bound"):
-            admitted, _ = bound(self.plan, self.store, 0, records, trigger, trigger - 1)
+            admitted, *_ = bound(self.plan, self.store, 0, records, trigger, trigger - 1)
         rows = admitted.cast(admitted_schema(self.plan))
         with watched(seconds, self.store):
             self.stepper.step(0, 0, trigger, rows)
