@@ -204,6 +204,7 @@ def draw(found: list[dict[str, Any]], picture: Path) -> None:
             seconds = [max(point["seconds"][stage], 1e-6) for point in one["points"]]
             panel.loglog(at, seconds, "k-o" if stage == "total" else "-", label=stage)
         panel.set(title=one["store"], xlabel="rows of a micro-batch", ylabel="seconds")
+        panel.set_ylim(bottom=1e-4)  # what takes less does not matter
         panel.grid(True, alpha=0.3)
     panels[0][0].legend(fontsize=8)
     picture.parent.mkdir(parents=True, exist_ok=True)
