@@ -43,7 +43,7 @@ class Brake:
         self._run = state["_run"]
         self._fresh()
 
-    def holds(self, watermark: int, rows: int) -> bool:
+    def holds(self, watermark: int, rows: int | None = None) -> bool:
         """Whether to wait a moment.
 
         A source whose watermark is within a stride of the released cuts is never held, so two
@@ -51,15 +51,15 @@ class Brake:
 
         Args:
             watermark: of the source, in micros.
-            rows: rows this worker's source has given.
+            rows: rows this worker's source has given, ``None``: not known.
         """
         line = self._run.plan.timeline
         if line.end is not None:
             watermark = min(watermark, line.cut_time(line.last_cut))
         cut = 1 + max(0, watermark - line.start) // line.trigger_every
         self._first = cut if self._first is None else self._first
-        passed = cut - self._first
-        allowed = max(CUTS_AHEAD, ROWS_AHEAD * passed // max(1, rows))
+        passed = 0 if rows is None else cut - self._first
+        allowed = max(CUTS_AHEAD, ROWS_AHEAD * passed // max(1, rows or 0))
         if cut - self._done <= allowed:
             return False
         if time.monotonic() - self._asked >= ASK_SECONDS:

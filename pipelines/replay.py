@@ -23,7 +23,7 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 
 from accounting.errors import UsageError
-from dp_transforms.telemetry import count, guarded
+from dp_transforms.telemetry import guarded
 from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import (
     BUNDLE_SECONDS,
@@ -49,7 +49,7 @@ from pipelines.replay_index import (
     replay_bounds,
 )
 from pipelines.source_rows import Part, Refused, Rows
-from pipelines.sources import DEAD_LETTER, RECORDS, Piece, dead_letters, positioned, read_piece
+from pipelines.sources import DEAD_LETTER, RECORDS, Piece, positioned, read_piece, refusal
 
 __all__ = ["Replay", "parse_speed", "replay_bounds"]
 
@@ -286,9 +286,7 @@ class _ReplayFn(beam.DoFn):
     def _outputs(self, part: Slice, at: Timestamp) -> Iterator[Any]:
         for found in part.parts:
             if isinstance(found, Refused):
-                count("operator_dead_letters", len(found.offsets))
-                count("operator_dead_source", len(found.offsets))
-                letters = TimestampedValue(dead_letters(found, part.partition), at)
+                letters = TimestampedValue(refusal(found, part.partition), at)
                 yield TaggedOutput(DEAD_LETTER, letters)
                 continue
             for batch in positioned(found, part.partition, self._recording.batch_rows):

@@ -324,7 +324,7 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
         clock = Announced(line.last_cut)
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), source.read(at.begin)
+        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     writing = WriteReleases(job, only_compare=run.open().restoring)

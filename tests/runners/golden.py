@@ -85,7 +85,7 @@ def golden_job(name: str, stream: Path, folder: Path) -> Job:
     own = JOBS[name]
     kind = own.get("kind", "parquet")
     tables: dict[str, Any] = {
-        "source": {"kind": kind, "path": f"{stream}/*.{kind}", **own.get("source", {})},
+        "source": {"kind": kind, "path": f"stream/*.{kind}", **own.get("source", {})},
         "schema": {
             "unit": {"column": "user"},
             "key": [{"column": "key"}],
@@ -105,8 +105,9 @@ def golden_job(name: str, stream: Path, folder: Path) -> Job:
         "sink": {"kind": own.get("sink", "jsonl"), "path": "releases"},
     }
     if "keys" in own:
-        tables["keys"] = {"public": str(stream / own["keys"]["public"])}
+        tables["keys"] = {"public": "stream/" + own["keys"]["public"]}
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stream").symlink_to(stream)  # the path in the plan is part of what is hashed
     (folder / "job.toml").write_text(tomlkit.dumps(tables))
     return load_job(folder / "job.toml")
 
