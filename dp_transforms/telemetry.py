@@ -106,7 +106,7 @@ class Deliveries:
         self._lock = threading.Lock()
 
     def live_from(self, now: int) -> None:
-        """Wall clock in micros when this process began; the first call holds."""
+        """Wall clock in micros when the stream was started; the first call holds."""
         with self._lock:
             self._live_from = now if self._live_from is None else self._live_from
 

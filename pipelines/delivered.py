@@ -13,28 +13,30 @@ from dp_transforms.telemetry import deliveries, guarded
 class CountDelivered(beam.PTransform):  # type: ignore[misc]
     """(window, trigger) of releases that are in the sink -> the same, each counted.
 
+    Cuts after this transform was made are the live ones.
+
     Args:
         line: the plan's time axis.
     """
 
     def __init__(self, line: Timeline) -> None:
         super().__init__()
-        self._line = line
+        self._count = _Count(line, _now())
 
     def expand(self, names: Any) -> Any:
         """One ParDo."""
-        return names | beam.ParDo(_Count(self._line)).with_output_types(tuple[int, int])
+        return names | beam.ParDo(self._count).with_output_types(tuple[int, int])
 
 
 class _Count(beam.DoFn):
     """Tells telemetry of a release; the wall clock decides nothing but a latency."""
 
-    def __init__(self, line: Timeline) -> None:
-        self._line = line
+    def __init__(self, line: Timeline, began: int) -> None:
+        self._line, self._began = line, began
 
     def setup(self) -> None:
-        """The process is there from now on."""
-        deliveries.live_from(_now())
+        """What is live; a worker may be set up when the first release is there already."""
+        deliveries.live_from(self._began)
 
     @guarded("delivered")
     def process(self, element: tuple[int, int]) -> list[tuple[int, int]]:
