@@ -12,7 +12,7 @@ from accounting.budget import Budget, allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
-from dp_transforms.clock import Announced, WallClock
+from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
@@ -24,7 +24,7 @@ from pipelines.delivered import CountDelivered
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
-from pipelines.replay import Replay
+from pipelines.replay import Replay, replay_bounds
 from pipelines.restored import catch_up, diverged
 from pipelines.runners import Engine, make_runner
 from pipelines.sink_manifest import (
@@ -321,7 +321,7 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
-        clock = Announced(line.last_cut)
+        clock = _replayed(reader, job)
     elif reader is None:
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
@@ -334,6 +334,15 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
         _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+
+
+def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
+    """The clock of a recording: as fast as it can be read, or at its speed."""
+    line = job.plan.timeline
+    if replay.speed is None:
+        return Announced(line.last_cut)
+    bounds = replay_bounds(job)
+    return WallClock(line, now=StreamTime(*bounds, line.cut_time(line.last_cut), replay.speed))
 
 
 def coded(error: BaseException) -> DpstreamError:
