@@ -17,13 +17,14 @@ from dp_transforms.delivery import Delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
-from dp_transforms.telemetry import operator_totals, watch_steps
+from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.replay import Replay
 from pipelines.restored import catch_up, diverged
+from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
 from pipelines.sink_manifest import (
     check_sink,
@@ -244,6 +245,7 @@ def run_job(
     replay = Replay(job, speed) if engine.streaming and source.bounded else None
     _connect(pipeline, job, run, source, replay)
     operator_totals.clear()
+    forget_error()
     try:
         with (
             watch_steps(progress, steps),
@@ -311,13 +313,3 @@ def _connect(
         _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
-
-
-def coded(error: BaseException) -> DpstreamError:
-    """The coded error inside a runner's exception; else its class only, never its text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, DpstreamError):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")

@@ -71,7 +71,8 @@ def batch_of(shape: Shape, part: int, index: int) -> pa.RecordBatch:
     row = np.arange(shape.rows, dtype=np.int64)
     times = row * (shape.step // shape.rows)
     return pa.RecordBatch.from_arrays(
-        [pa.array(shape.begin(index) + times), pa.array(row * 7 + index * 1000 + part)], schema=SCHEMA
+        [pa.array(shape.begin(index) + times), pa.array(row * 7 + index * 1000 + part)],
+        schema=SCHEMA,
     )
 
 
