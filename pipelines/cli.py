@@ -8,6 +8,7 @@ and the class are shown, because its message may hold data.
 import json
 import logging
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -289,9 +290,14 @@ def _print_report(report: dict[str, Any]) -> None:
 
 
 def _silence() -> None:
-    """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
+    """Keep Beam's logs, warnings and threads' last words off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
+    threading.excepthook = _say_nothing
     warnings.simplefilter("ignore")
+
+
+def _say_nothing(_error: threading.ExceptHookArgs) -> None:
+    """A worker thread that fails is told of by the job, in coded words."""
 
 
 def main() -> None:

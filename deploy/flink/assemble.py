@@ -13,10 +13,21 @@ from pathlib import Path
 MAIN = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 #: Packages of java.base that Flink reaches into by reflection.
 OPENS = (
-    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.text java.time "
-    "java.util java.util.concurrent java.util.concurrent.atomic java.util.concurrent.locks "
-    "sun.nio.ch sun.net.util"
-).split()
+    "java.io",
+    "java.lang",
+    "java.lang.invoke",
+    "java.lang.reflect",
+    "java.net",
+    "java.nio",
+    "java.text",
+    "java.time",
+    "java.util",
+    "java.util.concurrent",
+    "java.util.concurrent.atomic",
+    "java.util.concurrent.locks",
+    "sun.net.util",
+    "sun.nio.ch",
+)
 
 
 def assemble(folder: Path) -> Path:

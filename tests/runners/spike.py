@@ -1,5 +1,7 @@
 """A small stream of the flow's shape: an endless source, two stages of held batches, timers.
 
+It shows what an engine does, apart from the flow: state, timers and their order, holds, rounding.
+
 Rows carry an event time and an amount.  Stage one holds each shard's batches and, one runner
 tick before every cut, sends those before the cut to another shard; stage two holds what it got and
 releases one sum per (shard, cut) at the cut.  ``expected`` computes the same without Beam.
@@ -28,6 +30,7 @@ from apache_beam.transforms.userstate import (
 )
 from apache_beam.utils.timestamp import Duration, Timestamp
 
+from accounting.errors import PolicyError
 from dp_transforms.batches import ArrowBatchCoder, concat, empty
 from dp_transforms.telemetry import guarded
 
@@ -37,10 +40,12 @@ SCHEMA = pa.schema([("time", pa.int64()), ("amount", pa.int64())])
 class Shape(NamedTuple):
     """Sizes of a stream.
 
-    ``start`` and ``every`` are micros; ``cuts`` triggers follow the start.  Each of ``parts``
-    source partitions makes ``batches`` batches of ``rows`` rows, ``step`` micros of event time
-    a batch.  An ``endless`` source never says that it is at its end.  ``pace`` seconds pass
-    between two batches.
+    Instants are micros; ``cuts`` triggers follow the start, ``every`` apart.  Each of ``parts``
+    source partitions makes ``batches`` batches of ``rows`` rows, ``step`` of event time each, the
+    first ``shift`` after the start; ``pace`` seconds pass before a batch.  An ``endless`` source
+    never says that it is at its end.  The stages' timers are set at the cut, rounded up to
+    a millisecond, plus ``first_at`` and ``second_at``.  Stage one raises a coded error at cut
+    ``fails_at``.
     """
 
     parts: int = 2
@@ -54,8 +59,9 @@ class Shape(NamedTuple):
     endless: bool = False
     pace: float = 0.0
     shift: int = 0
-    first_at: int = -1_000
-    second_at: int = 0
+    first_at: int = 0
+    second_at: int = 1_000
+    fails_at: int = 0
 
     def begin(self, index: int) -> int:
         """Event time of a batch's first row."""
@@ -124,7 +130,7 @@ class Follow(beam.DoFn):
         element: Part,
         tracker: Any = beam.DoFn.RestrictionParam(_Restrictions()),  # noqa: B008
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(  # noqa: B008
-            ManualWatermarkEstimator.default_provider()
+            ManualWatermarkEstimator.default_provider()  # noqa: B008
         ),
     ) -> Iterator[Any]:
         part, shape = element
@@ -182,6 +188,8 @@ class Hold(beam.DoFn):
         timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
     ) -> Iterator[Any]:
         shape, due = self._shape, armed.read()
+        if due == shape.fails_at and not self._final:
+            raise PolicyError("state.store", "was refused for a test", "do nothing")
         batch = concat(rows.read(), SCHEMA)
         times = batch.column("time")
         now = pc.less(times, shape.cut(due))
