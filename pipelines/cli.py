@@ -290,9 +290,8 @@ def _print_report(report: dict[str, Any]) -> None:
 
 
 def _silence() -> None:
-    """Keep Beam's logs, warnings and threads' last words off the terminal: they quote tracebacks."""
+    """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
-    threading.excepthook = _say_nothing
     warnings.simplefilter("ignore")
 
 
@@ -302,6 +301,7 @@ def _say_nothing(_error: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    threading.excepthook = _say_nothing
     cli(prog_name="dpstream")
 
 

@@ -48,12 +48,13 @@ taskmanager.memory.task.off-heap.size: 64m
 taskmanager.memory.network.min: 64m
 taskmanager.memory.network.max: 64m
 taskmanager.memory.managed.size: 128m
+cluster.evenly-spread-out-slots: true
 heartbeat.interval: 2000
 heartbeat.timeout: 10000
 classloader.resolve-order: parent-first
 state.backend.type: {backend}
-state.checkpoints.dir: {folder}/checkpoints
-state.savepoints.dir: {folder}/savepoints
+state.checkpoints.dir: file://{folder}/checkpoints
+state.savepoints.dir: file://{folder}/savepoints
 state.checkpoints.num-retained: 2
 execution.checkpointing.interval: 1s
 execution.checkpointing.mode: EXACTLY_ONCE

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,22 +61,23 @@ def on(cluster: flink.session.Cluster, pool: Pool) -> list[str]:
 
 def test_kills_change_nothing(tmp_path: Path, cluster: flink.session.Cluster, pool: Pool) -> None:
     """kill -9 of a Python worker, then of a task manager, while the stream goes on."""
-    shape = ENDLESS._replace(batches=120, cuts=50, pace=0.15)
+    shape = ENDLESS._replace(batches=120, cuts=50, pace=0.3)
     with started("FlinkRunner", on(cluster, pool), shape, tmp_path) as result:
-        _wait(lambda: len(found(tmp_path)[0]) >= 12)
+        _wait(result, lambda: len(found(tmp_path)[0]) >= 12)
         os.kill(_workers_of(pool.pid)[0], signal.SIGKILL)
         before = len(found(tmp_path)[0])
-        _wait(lambda: len(found(tmp_path)[0]) >= before + 12)
+        _wait(result, lambda: len(found(tmp_path)[0]) >= before + 12)
         cluster.workers[0].kill()
         cluster.add_worker()
         assert len(found(tmp_path)[0]) < 180, "killed while the stream goes on"
         assert results(shape, tmp_path, result, 180) == expected(shape)
 
 
-def _wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def _wait(result: Any, condition: Callable[[], bool], seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "did not happen in time"
+        assert str(result.state) == "RUNNING"
         time.sleep(0.1)
 
 
