@@ -11,6 +11,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 from dp_transforms.clock import ToShards
+from dp_transforms.flow import STRIDE
 from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
 from dp_transforms.run import Run
 from state.life import complete_windows, settled_cut
@@ -37,7 +38,7 @@ class Delivered(beam.PTransform):
         """One shard, which writes down each cut."""
         written, pulses = pcolls
         line, typed = self._run.plan.timeline, tuple[int, pa.RecordBatch]
-        hold = HoldUntilCut(line, DeliveredCallback(self._run), DELIVERED_TICKS, at_once=False)
+        hold = HoldUntilCut(line, DeliveredCallback(self._run), DELIVERED_TICKS, stride=STRIDE)
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
         marks = beam.ParDo(ToShards(1, _NOTHING)).with_output_types(typed)
         return (
@@ -95,3 +96,17 @@ def resume_point(run: Run) -> Resume:
     settled = settled_cut(line, windows)
     begin = line.cut_time(settled) if settled else line.start - line.max_skew
     return Resume(delivered_through(store) + 1, begin)
+
+
+def released_through(run: Run) -> int:
+    """Last cut that all key shards have stepped through."""
+    store, line = run.open(), run.plan.timeline
+    completed = store.completed(run.shards)
+    latest = max(
+        (line.base(window) + trigger for window, trigger in completed.items() if trigger), default=0
+    )
+    if not latest:
+        return 0
+    # A shard takes cuts in order: whoever has begun on this one is through with those before.
+    whole = all(completed.get(w, 0) >= latest - line.base(w) for w in line.windows_at(latest))
+    return latest if whole else latest - 1

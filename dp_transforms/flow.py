@@ -53,6 +53,8 @@ from state.life import expire
 #: A watermark W promises only what lies before W, so BOUND fires at its cut, not before, and the
 #: release step one runner tick later, when BOUND's outputs are there.
 RELEASE_TICKS = 1
+#: Announced cuts that one callback takes of a stream that is behind its clock.
+STRIDE = 8
 
 
 class Output(NamedTuple):
@@ -122,8 +124,9 @@ class DPStream(beam.PTransform):
             Records.DEAD, main="records"
         ).with_output_types(pa.RecordBatch)
         pulses = pcoll.pipeline | "Clock" >> clock
-        admitted = (records.records, pulses) | Bound(run, at_once=bounded)
-        releases = (admitted, pulses) | Release(run, at_once=bounded)
+        stride = None if bounded else STRIDE
+        admitted = (records.records, pulses) | Bound(run, stride)
+        releases = (admitted, pulses) | Release(run, stride)
         return Output(releases, records[Records.DEAD], pulses)
 
 
@@ -132,18 +135,18 @@ class Bound(beam.PTransform):
 
     Args:
         run: the run.
-        at_once: see ``HoldUntilCut``.
+        stride: see ``HoldUntilCut``; ``None`` for bounded input.
     """
 
-    def __init__(self, run: Run, at_once: bool = True) -> None:
+    def __init__(self, run: Run, stride: int | None = None) -> None:
         super().__init__()
-        self._run, self._at_once = run, at_once
+        self._run, self._stride = run, stride
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
         run, (records, pulses) = self._run, pcolls
         schema = record_schema(run.plan)
-        hold = HoldUntilCut(run.plan.timeline, BoundCallback(run), at_once=self._at_once, anew=True)
+        hold = HoldUntilCut(run.plan.timeline, BoundCallback(run), stride=self._stride, anew=True)
         split = beam.ParDo(SplitByShard("unit", run.shards, schema))
         return (
             (records | "ByUnit" >> split, pulses | "UnitPulses" >> _to_shards(run, schema))
@@ -157,20 +160,20 @@ class Release(beam.PTransform):
 
     Args:
         run: the run.
-        at_once: see ``HoldUntilCut``.
+        stride: see ``HoldUntilCut``; ``None`` for bounded input.
     """
 
-    def __init__(self, run: Run, at_once: bool = True) -> None:
+    def __init__(self, run: Run, stride: int | None = None) -> None:
         super().__init__()
-        self._run, self._at_once = run, at_once
+        self._run, self._stride = run, stride
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
         run, (admitted, pulses) = self._run, pcolls
         hold = HoldUntilCut(
-            run.plan.timeline, ReleaseCallback(run), RELEASE_TICKS, at_once=self._at_once
+            run.plan.timeline, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride
         )
-        gather = beam.GroupByKey() if self._at_once else beam.ParDo(Gather(run.shards))
+        gather = beam.GroupByKey() if self._stride is None else beam.ParDo(Gather(run.shards))
         return (
             (admitted, pulses | "KeyPulses" >> _to_shards(run, admitted_schema(run.plan)))
             | "KeyInput" >> beam.Flatten()

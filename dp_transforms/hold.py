@@ -53,14 +53,16 @@ class HoldUntilCut(beam.DoFn):
         make: builds the worker-side callback.
         ticks: milliseconds between the cut's instant and the timer's: a stage must fire after
             the one that feeds it.
-        at_once: step through all announced cuts in one callback, when the last is complete:
-            bounded input is read before any timer fires, and its bag only once.
+        stride: most announced cuts that one callback steps through, when the last of them is
+            complete; ``None``: all.  A stage that keeps up has one to do.  Bounded input is read
+            before any timer fires, and its bag only once.
         anew: begin with ``since = 0``: rows of cuts before the first one are still asked for.
     """
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
-    #: (since, done, through): emitted through, stepped through, announced through.
-    PROGRESS = ReadModifyWriteStateSpec("progress", TupleCoder([VarIntCoder()] * 3))
+    #: (since, done, armed, through): emitted through, stepped through, cut of the timer that is
+    #: set (or ``done``), announced through.
+    PROGRESS = ReadModifyWriteStateSpec("progress", TupleCoder([VarIntCoder()] * 4))
     CUT = TimerSpec("cut", TimeDomain.WATERMARK)
 
     def __init__(
@@ -69,11 +71,11 @@ class HoldUntilCut(beam.DoFn):
         make: Callable[[], ShardCallback],
         ticks: int = 0,
         *,
-        at_once: bool = True,
+        stride: int | None = None,
         anew: bool = False,
     ) -> None:
         self._line, self._make, self._ticks = line, make, ticks
-        self._at_once, self._anew = at_once, anew
+        self._stride, self._anew = stride, anew
 
     @guarded("hold")
     def setup(self) -> None:
@@ -100,16 +102,20 @@ class HoldUntilCut(beam.DoFn):
         if pulse is None:
             return
         first, announced = pulse
-        begin = 0 if self._anew else first - 1
-        since, done, through = progress.read() or (begin, first - 1, first - 1)
+        if (now := progress.read()) is None:
+            now = (0 if self._anew else first - 1, first - 1, first - 1, first - 1)
+        since, done, armed, through = now
         if announced > through:
-            progress.write((since, done, announced))
-            if through == done:  # else the timer is armed
-                self._arm(timer, done, announced)
+            if armed == done:
+                armed = self._arm(timer, done, announced)
+            progress.write((since, done, armed, announced))
 
-    def _arm(self, timer: Any, done: int, through: int) -> None:
-        cut = through if self._at_once else done + 1
-        timer.set(instant(self._line, cut, self._ticks))
+    def _arm(self, timer: Any, done: int, through: int) -> int:
+        """Set the timer for the next announced cut that is to be waited for, if there is one."""
+        cut = through if self._stride is None else min(through, done + self._stride)
+        if cut > done:
+            timer.set(instant(self._line, cut, self._ticks))
+        return cut
 
     @on_timer(CUT)
     @guarded("cut")
@@ -120,16 +126,13 @@ class HoldUntilCut(beam.DoFn):
         progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
         timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
     ) -> Iterator[Any]:
-        """A cut is complete: run what is due on the shard, keep what is not."""
-        since, done, through = progress.read()
-        if done >= through:
+        """The cut it was armed for is complete: run what is due on the shard, keep what is not."""
+        since, done, upto, through = progress.read()
+        if upto <= done:
             return
-        upto = through if self._at_once else done + 1
         held = self._callback(shard, rows.read(), upto, since)
         yield from held.outputs
         rows.clear()
         if held.waiting is not None and held.waiting.num_rows:
             rows.add(held.waiting)
-        progress.write((upto, upto, through))
-        if upto < through:
-            self._arm(timer, upto, through)
+        progress.write((upto, upto, self._arm(timer, upto, through), through))

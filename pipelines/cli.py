@@ -20,6 +20,7 @@ from rich.table import Table
 from accounting.errors import DpstreamError, RunError
 from pipelines.cli_audit import audit
 from pipelines.cli_choose import choose
+from pipelines.cli_folder import folder
 from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json, stop_signals
@@ -257,6 +258,7 @@ def doctor(as_json: bool) -> None:
 
 cli.add_command(audit)
 cli.add_command(choose)
+cli.add_command(folder)
 cli.add_command(key)
 cli.add_command(ledger)
 cli.add_command(state)

@@ -23,7 +23,8 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 
 from accounting.errors import UsageError
-from dp_transforms.telemetry import count, guarded
+from dp_transforms.telemetry import guarded
+from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import (
     BUNDLE_SECONDS,
     TRACKER,
@@ -48,7 +49,7 @@ from pipelines.replay_index import (
     replay_bounds,
 )
 from pipelines.source_rows import Part, Refused, Rows
-from pipelines.sources import DEAD_LETTER, RECORDS, Piece, dead_letters, positioned, read_piece
+from pipelines.sources import DEAD_LETTER, RECORDS, Piece, positioned, read_piece, refusal
 
 __all__ = ["Replay", "parse_speed", "replay_bounds"]
 
@@ -231,10 +232,12 @@ class _ReplayFn(beam.DoFn):
 
     def __init__(self, recording: Recording, begin: int) -> None:
         self._recording, self._begin = recording, begin
+        self.brake: Brake | None = None
         self._reels: Reels | None = None
+        self._rows = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reels": None}
+        return {**self.__dict__, "_reels": None, "_rows": 0}
 
     @beam.DoFn.unbounded_per_element()
     @guarded("source")
@@ -248,6 +251,9 @@ class _ReplayFn(beam.DoFn):
         self._reels = reels = self._reels or Reels(self._recording)
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            tracker.defer_remainder(Duration(HELD_SECONDS))
+            return
         now = self._stream_time(reels, progress.begun)
         bundle = Bundle()
         for part in reels.slices(row + 1, now, self._begin):
@@ -257,7 +263,9 @@ class _ReplayFn(beam.DoFn):
             # Neither later than a stamp nor behind the watermark, which is not later either.
             yield from self._outputs(part, max(beam_time(part.due), _now(watermark)))
             advance(watermark, part.rest if now is None else min(part.rest, now))
-            if bundle.add(sum(_size(p) for p in part.parts)):
+            size = sum(_size(p) for p in part.parts)
+            self._rows += size
+            if bundle.add(size):
                 break
         if row + 1 >= reels.index.rows:
             tracker.try_claim(None)
@@ -278,9 +286,7 @@ class _ReplayFn(beam.DoFn):
     def _outputs(self, part: Slice, at: Timestamp) -> Iterator[Any]:
         for found in part.parts:
             if isinstance(found, Refused):
-                count("operator_dead_letters", len(found.offsets))
-                count("operator_dead_source", len(found.offsets))
-                letters = TimestampedValue(dead_letters(found, part.partition), at)
+                letters = TimestampedValue(refusal(found, part.partition), at)
                 yield TaggedOutput(DEAD_LETTER, letters)
                 continue
             for batch in positioned(found, part.partition, self._recording.batch_rows):
@@ -317,6 +323,10 @@ class Replay(beam.PTransform):  # type: ignore[misc]
             )
         _check_speed(speed)
         self._dofn = _ReplayFn(recording_of(job, speed), begin)
+
+    def brake(self, brake: Brake) -> None:
+        """Keep it from running ahead of the releases of a run."""
+        self._dofn.brake = brake
 
     def expand(self, begin: Any) -> Any:
         """``Impulse | read``: one element, which the runner cannot split."""

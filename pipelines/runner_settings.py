@@ -180,13 +180,14 @@ def dataflow(options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
             "build the image of the Dockerfile, push it, and name it",
         )
     services = cloud.dataflow_service_options or []
-    if _AT_LEAST_ONCE in services:
+    experiments = options.view_as(DebugOptions).experiments or []
+    if any(_AT_LEAST_ONCE in asked for asked in (*services, *experiments)):
         raise UsageError(
             "--dataflow_service_options",
             "must not allow at-least-once: records would count twice",
             "leave it out",
         )
-    if "disable_streaming_engine" in (options.view_as(DebugOptions).experiments or []):
+    if "disable_streaming_engine" in experiments:
         raise UsageError(
             "--experiments=disable_streaming_engine", "is not supported", "leave it out"
         )

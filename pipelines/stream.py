@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 
@@ -18,6 +18,7 @@ from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
+from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
@@ -238,12 +239,13 @@ def run_job(
     """
     engine, source = make_runner(runner, beam_args), input_of(job)
     _check_engine(engine, source, speed)
+    # Whatever is wrong with recorded files is said before a run begins and is charged.
+    reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
     restoring, steps = run.open().restoring, _steps(run)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    replay = Replay(job, speed) if engine.streaming and source.bounded else None
-    _connect(pipeline, job, run, source, replay)
+    _connect(pipeline, job, run, source, reader)
     operator_totals.clear()
     forget_error()
     try:
@@ -295,17 +297,23 @@ def _steps(run: Run) -> int:
     return (line.windows - run.open().marks.first) * line.triggers * run.shards
 
 
-def _connect(
-    pipeline: beam.Pipeline, job: Job, run: Run, source: Input, replay: Replay | None
-) -> None:
-    """Source, flow and sinks; ``replay``: files read as a stream."""
-    line, clock, reader = run.plan.timeline, None, replay
+def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:
+    """The reader of a source that ends; ``None`` for others, which go on where the run is."""
     if not source.bounded:
-        at = resume_point(run)
-        clock, reader = WallClock(line, at.first), source.read(at.begin)
-    elif replay is not None:
+        return None
+    return Replay(job, speed) if engine.streaming else source.read()
+
+
+def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any) -> None:
+    """Source, flow and sinks."""
+    line, clock = run.plan.timeline, None
+    if isinstance(reader, Replay):
+        reader.brake(Brake(run))
         clock = Announced(line.last_cut)
-    read = pipeline | "Source" >> (reader or source.read())
+    elif reader is None:
+        at = resume_point(run)
+        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
+    read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     writing = WriteReleases(job, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing

@@ -25,7 +25,7 @@ from pipelines.endless import Whole
 class Bundle(NamedTuple):
     """What one bundle gave: batches, dead letters, the watermark after it, the delay asked for."""
 
-    records: list[pa.RecordBatch]
+    records: list[Any]
     dead: list[pa.RecordBatch]
     watermark: int | None
     delay: float | None
@@ -36,14 +36,15 @@ class Drive:
 
     Args:
         dofn: the source's.
-        stamp: the column that the watermark promises, from ``begin`` (micros) on.
+        stamp: the column that the watermark promises, from ``begin`` (micros) on; none where the
+            source gives something else than batches.
         fresh: every bundle in a DoFn of its own.
     """
 
     def __init__(
         self,
         dofn: beam.DoFn,
-        stamp: str,
+        stamp: str | None,
         fresh: bool = False,
         element: Any = b"",
         begin: int = -(1 << 62),
@@ -59,7 +60,7 @@ class Drive:
         dofn = pickle.loads(pickle.dumps(self.dofn)) if self.fresh else self.dofn  # noqa: S301
         tracker = ThreadsafeRestrictionTracker(Whole().create_tracker(self.progress))
         view = RestrictionTrackerView(tracker)
-        records: list[pa.RecordBatch] = []
+        records: list[Any] = []
         dead: list[pa.RecordBatch] = []
         for output in dofn.process(self.element, tracker=view, watermark=self.estimator, **more):
             letter = isinstance(output, TaggedOutput)
@@ -77,9 +78,11 @@ class Drive:
         return Bundle(records, dead, mark and mark.micros, None if left is None else float(left[1]))
 
     def _keeps_promise(self, timed: Any) -> None:
-        stamps, known = instant(timed.value.column(self.stamp))
         mark = self.estimator.current_watermark()
         assert mark is None or timed.timestamp >= mark, "an output behind the watermark"
+        if self.stamp is None:
+            return
+        stamps, known = instant(timed.value.column(self.stamp))
         known &= stamps >= self.begin
         if known.any():
             least = int(np.min(stamps[known]))

@@ -20,6 +20,9 @@ import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.prism_runner import PrismRunner
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import TimerSpec, on_timer
+from apache_beam.utils.timestamp import Timestamp
 
 ROOT = Path(__file__).parents[2]
 # It warns that it starts, and at the end of the process that it stops Prism.
@@ -46,6 +49,7 @@ class Seen:
         self.lock = threading.Lock()
         self.records: list[tuple[float, pa.RecordBatch]] = []
         self.dead: list[tuple[float, pa.RecordBatch]] = []
+        self.rung: int | None = None
 
     def batches(self, name: str = "records") -> list[pa.RecordBatch]:
         """The batches so far."""
@@ -61,6 +65,26 @@ class Seen:
 _SEEN: dict[int, Seen] = {}
 
 
+BELL = TimerSpec("bell", TimeDomain.WATERMARK)
+_SET = beam.DoFn.TimerParam(BELL)
+
+
+class _Bell(beam.DoFn):
+    """Rings when the watermark passes an instant (micros): notes the rows that had come."""
+
+    def __init__(self, number: int, at: int) -> None:
+        self.number, self.at = number, at
+
+    def process(self, element: Any, bell: Any = _SET) -> None:
+        bell.set(Timestamp(micros=self.at))
+
+    @on_timer(BELL)
+    def ring(self) -> None:
+        seen = _SEEN[self.number]
+        with seen.lock:
+            seen.rung = sum(batch.num_rows for _, batch in seen.records)
+
+
 class _Keep(beam.DoFn):
     def __init__(self, number: int, name: str) -> None:
         self.number, self.name = number, name
@@ -72,8 +96,11 @@ class _Keep(beam.DoFn):
 
 
 @contextmanager
-def running(source: beam.PTransform) -> Iterator[tuple[Seen, Any]]:
-    """A source on Prism: what it gave so far, and the pipeline's result; stopped at the end."""
+def running(source: beam.PTransform, bell: int | None = None) -> Iterator[tuple[Seen, Any]]:
+    """A source on Prism: what it gave so far, and the pipeline's result; stopped at the end.
+
+    ``Seen.rung``: rows that had come when the watermark passed ``bell`` (micros).
+    """
     program, seen = binary(), Seen()
     _SEEN[id(seen)] = seen
     flags = [f"--prism_location={program}", "--prism_log_level=warn", "--streaming"]
@@ -82,6 +109,11 @@ def running(source: beam.PTransform) -> Iterator[tuple[Seen, Any]]:
     for name in ("records", "dead"):
         output = read["dead_letter" if name == "dead" else name]
         _ = output | name >> beam.ParDo(_Keep(id(seen), name))
+    if bell is not None:
+        every = (pipeline | beam.Create([None]), read["records"] | beam.Map(lambda _: None))
+        pair = beam.Map(lambda _: ("k", 0)).with_output_types(tuple[str, int])
+        typed = every | beam.Flatten() | pair
+        _ = typed | "Bell" >> beam.ParDo(_Bell(id(seen), bell))
     result = pipeline.run()
     try:
         yield seen, result

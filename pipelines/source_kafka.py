@@ -1,0 +1,249 @@
+"""Kafka as a source: one JSON object per message, stamped by the broker when it was appended.
+
+A Python client (librdkafka) in a splittable DoFn, not Beam's cross-language ``ReadFromKafka``:
+it runs alike on Prism, Flink and Dataflow, needs no Java expansion service beside the job, and
+leaves to this module what the guarantee rests on: stamps are the broker's append times
+(producers could choose theirs), positions are (partition, offset), and the watermark follows
+the source's progress alone.
+
+The watermark of a partition, always less ``source.settle``:
+
+* after reading: the append time of what was read, since append times grow with offsets;
+* at the partition's end: the clock before the end was asked for, since whatever is appended
+  later has a later append time.  The end is that of all messages, also of uncommitted ones.
+
+``settle`` covers what brokers' clocks differ from each other and from the workers', and the time
+a message takes to its replicas.  A message that breaks this is late, not lost (see mechanism.md,
+rule 0).  New partitions are found while the job runs (`_Watch`), by the same argument.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
+from confluent_kafka import KafkaException
+from typing_extensions import override
+
+from accounting.errors import PolicyError, RunError
+from dp_transforms.telemetry import guarded
+from pipelines.brake import HELD_SECONDS, Brake
+from pipelines.endless import (
+    BUNDLE_SECONDS,
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
+    beam_time,
+    wall_micros,
+)
+from pipelines.inputs import Input
+from pipelines.job import Job
+from pipelines.job_text import duration_micros
+from pipelines.kafka_client import ASK_SECONDS, Kafka, check_topic, refused_at_start
+from pipelines.kafka_messages import APPEND_TIME, Messages, parts
+from pipelines.kafka_reader import READERS, Reader, Taken
+from pipelines.source_jsonl import Objects
+from pipelines.source_rows import Reason, Refused, refuse
+from pipelines.sources import DEAD_LETTER, RECORDS, positioned, refusal
+
+#: Pause when there is nothing to read.
+IDLE_SECONDS = 0.1
+#: Before each look for new partitions, inside the bundle: a runner may round pauses to nothing.
+WATCH_SECONDS = 0.2
+
+
+class KafkaInput(Input):
+    """Messages of a topic."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        if job.plan.stamp != APPEND_TIME:
+            raise PolicyError(
+                "source.stamp",
+                "must be the broker's append time: producers fill everything else",
+                "use stamp = 'append_time'",
+            )
+        self.kafka = Kafka.of(job.source)
+
+    @override
+    def identity(self) -> list[bytes]:
+        """Cluster and topic by their own ids: a topic made again is another input."""
+        check_topic(self._asked(self.kafka.config), self.kafka.topic)
+        return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
+
+    @override
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake)
+
+    def _topic_id(self) -> str:
+        return str(self._asked(self.kafka.described)[0])
+
+    def _asked(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except KafkaException as error:
+            refused = refused_at_start(error)
+        raise refused
+
+
+class _Watch(beam.DoFn):
+    """Topic id -> numbers of its partitions, also of those that are added later."""
+
+    def __init__(self, kafka: Kafka, settle: int) -> None:
+        self.kafka, self.settle = kafka, settle
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Look once, then again later."""
+        last = tracker.current_restriction().after
+        if last is not None:
+            time.sleep(WATCH_SECONDS)
+        asked = wall_micros()
+        partitions = self._partitions(element)
+        for number in range(0 if last is None else last + 1, partitions):
+            if not tracker.try_claim(number):
+                return
+            yield TimestampedValue(number, _now(watermark))
+        if partitions:
+            advance(watermark, asked - self.settle)
+        tracker.defer_remainder()
+
+    def _partitions(self, topic_id: str) -> int:
+        """How many there are now; 0 if nobody answers."""
+        try:
+            found, partitions = self.kafka.described(ASK_SECONDS)
+        except KafkaException:
+            return 0
+        if found != topic_id:
+            raise RunError(
+                "source.topic", "was deleted and made again while it was read", "begin a new run"
+            )
+        return partitions
+
+
+class _ReadPartition(beam.DoFn):
+    """Partition -> batches; what is no row to the dead letter; errors carry no values."""
+
+    def __init__(
+        self, job: Job, kafka: Kafka, settle: int, begin: int, brake: Brake | None = None
+    ) -> None:
+        self.kafka, self.settle, self.begin = kafka, settle, begin
+        self.brake, self._rows = brake, 0
+        self.columns, self.data_columns = job.columns, job.data_columns
+        self.batch_rows = job.performance.batch_rows
+        self._objects: Objects | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_objects": None}
+
+    def teardown(self) -> None:
+        """Let connections go."""
+        READERS.close()
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(self, element: int, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Messages from where the last bundle ended, until this one is full or none is ready."""
+        bundle = Bundle()
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            tracker.defer_remainder(Duration(HELD_SECONDS))
+            return
+        with READERS.lend(self.kafka, element) as reader:
+            stands = self._begins(reader, tracker)
+            if stands is None:
+                return
+            reader.seek(stands)
+            while True:
+                taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
+                if taken.position == stands:
+                    self._idle(reader, watermark)
+                    tracker.defer_remainder(Duration(IDLE_SECONDS))
+                    return
+                if not tracker.try_claim(taken.position - 1):
+                    return
+                stands = taken.position
+                yield from self._outputs(taken, element, watermark)
+                self._rows += len(taken.messages)
+                if bundle.add(len(taken.messages)):
+                    tracker.defer_remainder()
+                    return
+
+    def _begins(self, reader: Reader, tracker: Any) -> int | None:
+        """The offset to go on from; ``None``: not known yet, or another one goes on."""
+        last = tracker.current_restriction().after
+        if last is not None:
+            return int(last) + 1
+        first = reader.first(self.begin)
+        if first is None:
+            tracker.defer_remainder(Duration(IDLE_SECONDS))
+            return None
+        return first if tracker.try_claim(first - 1) else None
+
+    def _idle(self, reader: Reader, watermark: Any) -> None:
+        """At the partition's end the clock before asking for it is a promise."""
+        asked = wall_micros()
+        if reader.caught_up():
+            advance(watermark, asked - self.settle)
+
+    def _outputs(self, taken: Taken, partition: int, watermark: Any) -> Iterator[Any]:
+        self._objects = self._objects or Objects(self.data_columns)
+        messages, now = Messages.of(taken.messages), _now(watermark)
+        for part in parts(messages, self._objects, self.columns):
+            if isinstance(part, Refused):
+                yield _dead(part, partition, now)
+                continue
+            for batch in positioned(part, partition, self.batch_rows):
+                first = int(batch.column(APPEND_TIME).cast(pa.int64()).to_numpy().min())
+                yield TimestampedValue(batch, max(beam_time(first), now))
+        if taken.deleted is not None:
+            yield _dead(refuse(taken.deleted, Reason.DELETED_BEFORE_READ), partition, now)
+        if messages.last_append >= 0:
+            advance(watermark, messages.last_append * 1_000 - self.settle)
+
+
+def _dead(refused: Refused, partition: int, now: Timestamp) -> TaggedOutput:
+    return TaggedOutput(DEAD_LETTER, TimestampedValue(refusal(refused, partition), now))
+
+
+def _now(watermark: Any) -> Timestamp:
+    """Where a watermark stands; outputs lie behind it only if they are late."""
+    now = watermark.current_watermark()
+    return MIN_TIMESTAMP if now is None else now
+
+
+class ReadKafka(beam.PTransform):  # type: ignore[misc]
+    """The messages of a topic: outputs ``records`` and ``dead_letter``.
+
+    Args:
+        job: its columns and ``performance.batch_rows`` are used.
+        kafka: the topic.
+        topic_id: the topic's own id; the run fails if it becomes another one.
+        begin: micros; messages appended before are not read.
+        brake: keeps it from running ahead of the releases.
+    """
+
+    def __init__(
+        self, job: Job, kafka: Kafka, topic_id: str, begin: int, brake: Brake | None = None
+    ) -> None:
+        super().__init__()
+        self._job, self._kafka, self._topic_id = job, kafka, topic_id
+        self._begin, self._brake = begin, brake
+
+    @override
+    def expand(self, begin: Any) -> Any:
+        settle = duration_micros("source.settle", self._job.source.settle)
+        dofn = _ReadPartition(self._job, self._kafka, settle, self._begin, self._brake)
+        batches = beam.ParDo(dofn).with_output_types(pa.RecordBatch)
+        return (
+            begin
+            | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
+            | "Watch" >> beam.ParDo(_Watch(self._kafka, settle)).with_output_types(int)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> batches.with_outputs(DEAD_LETTER, main=RECORDS)
+        )
