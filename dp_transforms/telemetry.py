@@ -6,6 +6,7 @@ stage's name and the class of the error, without the error itself as its hidden 
 """
 
 import contextlib
+import copy
 import functools
 import inspect
 import threading
@@ -118,7 +119,7 @@ def _remember(error: DpstreamError) -> None:
     if _first_error is None or (
         isinstance(_first_error, RunError) and not isinstance(error, RunError)
     ):
-        _first_error = error
+        _first_error = copy.copy(error)  # without its traceback, whose frames hold records
 
 
 def forget_error() -> None:

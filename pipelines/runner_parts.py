@@ -44,6 +44,12 @@ def job_server(named: str | None = None) -> Path | None:
     return _existing(Path(named)) if named else _tool("flink/job-server.jar")
 
 
+def kafka() -> Path | None:
+    """The folder of a Kafka broker's jars."""
+    ready = _tool("kafka/.ready")
+    return ready and ready.parent
+
+
 def java_version(launcher: str = "java") -> int | None:
     """The major version of a Java, or ``None`` if there is none that runs."""
     program = shutil.which(launcher)

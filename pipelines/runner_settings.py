@@ -6,6 +6,7 @@ tests/runners shows them.
 """
 
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -214,7 +215,7 @@ def dataflow_runner() -> Any:
 def _value(flags: Sequence[str], name: str) -> str | None:
     """What ``--name=value`` or ``--name value`` says; the last one counts."""
     found = None
-    for flag, after in zip(flags, [*flags[1:], ""], strict=True):
+    for flag, after in itertools.zip_longest(flags, flags[1:], fillvalue=""):
         given, equals, value = flag.partition("=")
         if given == f"--{name}":
             found = value if equals else after
