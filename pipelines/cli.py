@@ -8,6 +8,7 @@ and the class are shown, because its message may hold data.
 import json
 import logging
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -308,7 +309,7 @@ def _print_report(report: dict[str, Any]) -> None:
     for name, version in {**report["packages"], **report["optional"]}.items():
         table.add_row(name, version or "missing")
     for name, found in {**report["runners"], **report["emulators"]}.items():
-        table.add_row(name, "found" if found else "missing")
+        table.add_row(name, (found if isinstance(found, str) else "found") if found else "missing")
     disk = report["disk"]
     table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")
     Console(file=sys.stdout).print(table)
@@ -322,8 +323,13 @@ def _silence() -> None:
     warnings.simplefilter("ignore")
 
 
+def _say_nothing(_error: threading.ExceptHookArgs) -> None:
+    """A worker thread that fails is told of by the job, in coded words."""
+
+
 def main() -> None:
     """Entry point of the console script."""
+    threading.excepthook = _say_nothing
     cli(prog_name="dpstream")
 
 

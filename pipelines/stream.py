@@ -17,7 +17,7 @@ from dp_transforms.delivery import Delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
-from dp_transforms.telemetry import operator_totals, watch_steps
+from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.delivered import CountDelivered
@@ -26,6 +26,7 @@ from pipelines.job import Job
 from pipelines.keys import read_public_keys
 from pipelines.replay import Replay, replay_bounds
 from pipelines.restored import catch_up, diverged
+from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
 from pipelines.sink_manifest import (
     check_sink,
@@ -252,6 +253,7 @@ def run_job(
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     _connect(pipeline, job, run, source, reader)
     operator_totals.clear()
+    forget_error()
     try:
         with (
             watch_steps(progress, steps),
@@ -343,13 +345,3 @@ def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
         return Announced(line.last_cut)
     bounds = replay_bounds(job)
     return WallClock(line, now=StreamTime(*bounds, line.cut_time(line.last_cut), replay.speed))
-
-
-def coded(error: BaseException) -> DpstreamError:
-    """The coded error inside a runner's exception; else its class only, never its text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, DpstreamError):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")
