@@ -321,6 +321,8 @@ def _silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    # Threads of a runner's client die with tracebacks when their server goes.
+    threading.excepthook = lambda _: None
 
 
 def _say_nothing(_error: threading.ExceptHookArgs) -> None:
