@@ -77,8 +77,8 @@ def _runners() -> dict[str, str | None]:
     prism, java = parts.prism(), parts.java_version()
     return {
         "FnApiRunner": _version("apache-beam"),
-        "Prism": prism and (parts.prism_version(prism) or "of unknown version"),
-        "Flink's job server": parts.job_server() and "jar",
+        "Prism": (parts.prism_version(prism) or "of unknown version") if prism else None,
+        "Flink's job server": "jar" if parts.job_server() else None,
         "Java": str(java) if java else None,
         "Dataflow's client": _version("google-apitools"),
     }
