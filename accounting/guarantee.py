@@ -233,7 +233,7 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
         mu = math.sqrt(k) * budget.mu * (1 + 1e-15)
         delta = (gaussian + k * plan.privacy.contributions * budget.b) * (1 + 1e-15)
         epsilon = budget.epsilon if k == 1 else epsilon_of(mu, gaussian)
-        rows.append({"periods": k, "mu": mu, "epsilon": epsilon, "delta": delta})
+        rows.append({"periods": k, "mu": mu, "epsilon": epsilon, "delta": min(delta, 1.0)})
     rows[0]["delta"] = budget.delta
     return rows
 

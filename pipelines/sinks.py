@@ -235,8 +235,8 @@ class WriteOrHold(beam.PTransform):  # type: ignore[misc]
         super().__init__()
         self._dofn = _WriteRelease(sink, run=run)
 
-    def expand(self, releases: Any) -> Outputs:
-        """Each element is published once, now or when the store has caught up."""
+    def expand(self, releases: Any) -> Any:
+        """``Outputs``: each element is published once, now or when the store has caught up."""
         names = beam.ParDo(self._dofn).with_output_types(tuple[int, int])
         outputs = releases | names.with_outputs(HELD, main="written")
         return Outputs(outputs.written, outputs[HELD])
