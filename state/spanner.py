@@ -283,13 +283,13 @@ class SpannerStore(SpannerLife, Store):
 
     def _commit_in_era(self, out: Mutations) -> None:
         try:
-            commit(self._db, out.fill, requires=True)
+            commit(self._db, out.fill, True)
         except MissingError:
             for part, era in sorted(out.eras):
                 if not spanner_eras.open_era(self._db, self.generation, part, era):
                     raise OvertakenError from None
             try:
-                commit(self._db, out.fill, requires=True)
+                commit(self._db, out.fill, True)
             except MissingError:  # closed meanwhile
                 raise OvertakenError from None
 
