@@ -132,9 +132,9 @@ class _ReadMessages(beam.DoFn):
     def process(
         self,
         element: int,
+        finalizer: Any = _FINALIZER,  # before the other two: Beam fills it in by its place
         tracker: Any = TRACKER,
         watermark: Any = WATERMARK,
-        finalizer: Any = _FINALIZER,
     ) -> Iterator[Any]:
         """What comes within `TAKE_SECONDS`."""
         done = tracker.current_restriction().after
