@@ -38,6 +38,8 @@ LOST_SECONDS, PAUSE_SECONDS = 600.0, 1.0
 LEAST_ACK_DEADLINE = 60
 #: A pull that waits for so long says that there is nothing.
 QUIET_SECONDS = 1.0
+#: An answer that was picked up later than that: nobody pulled in between.
+GAP_SECONDS = 0.25
 #: Ages of messages are looked at over that time.
 HORIZON_SECONDS = 10.0
 _NAME = re.compile(r"projects/[^/]+/subscriptions/[^/]+")
@@ -171,6 +173,10 @@ class Ages:
             self._ages.pop()
         self._ages.append((now, oldest))
 
+    def gap(self, now: float) -> None:
+        """Nobody pulled for a while."""
+        self._quiet_since = now
+
     def failed(self, now: float) -> None:
         """A pull failed: nothing is known until another one has waited."""
         self._quiet_since = self._begun = now
@@ -217,6 +223,7 @@ class Puller:
         self._call: Any = None
         self.used = time.monotonic()
         self._ages = Ages(self.used, hold)
+        self._answered = self.used
         self._lost_since: float | None = None
         self._pause_until = 0.0
 
@@ -258,11 +265,17 @@ class Puller:
             self._failed(code)
             return None
         self._lost_since = None
+        if time.monotonic() - self._answered > GAP_SECONDS:
+            self._ages.gap(time.monotonic())
         self._ask()
         return list(answer.received_messages)
 
     def _ask(self) -> None:
+        def note(_: Any) -> None:
+            self._answered = time.monotonic()
+
         self._call = self._pull.future(self._request, timeout=PULL_SECONDS, metadata=self._metadata)
+        self._call.add_done_callback(note)
 
     def _failed(self, code: grpc.StatusCode) -> None:
         now = time.monotonic()

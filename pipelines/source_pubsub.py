@@ -22,12 +22,13 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 from typing_extensions import override
 
 from accounting.errors import PolicyError
 from dp_transforms.telemetry import guarded
 from pipelines import pubsub_client
+from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import TRACKER, WATERMARK, advance, beam_time, wall_micros
 from pipelines.inputs import Input
 from pipelines.job import Job
@@ -66,11 +67,11 @@ class PubSubInput(Input):
         return [b"pubsub", self.subscription.encode(), found.topic.encode()]
 
     @override
-    def read(self, begin: int = 0) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         found = pubsub_client.described(self.subscription)
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)
-        return ReadPubSub(self.job, begin > 0, found.ack_deadline)
+        return ReadPubSub(self.job, begin > 0, found.ack_deadline, brake)
 
 
 class _Pullers:
@@ -111,7 +112,8 @@ PULLERS = _Pullers()
 class _ReadMessages(beam.DoFn):
     """Reader number -> batches; what is no row to the dead letter; errors carry no values."""
 
-    def __init__(self, job: Job, again: bool, ack_deadline: int) -> None:
+    def __init__(self, job: Job, again: bool, ack_deadline: int, brake: Brake | None) -> None:
+        self._brake, self._rows = brake, 0
         self._again, self._ack_deadline = again, ack_deadline
         self._subscription = str(job.source.subscription)
         self._columns, self._batch_rows = job.columns, job.performance.batch_rows
@@ -137,6 +139,10 @@ class _ReadMessages(beam.DoFn):
         watermark: Any = WATERMARK,
     ) -> Iterator[Any]:
         """What comes within `TAKE_SECONDS`."""
+        stands = watermark.current_watermark() or MIN_TIMESTAMP
+        if self._brake and self._brake.holds(stands.micros, self._rows):
+            tracker.defer_remainder(Duration(HELD_SECONDS))
+            return
         done = tracker.current_restriction().after
         hold = self._ack_deadline if self._again or done is not None else 0
         puller = PULLERS.take(self._subscription, element, hold)
@@ -153,15 +159,16 @@ class _ReadMessages(beam.DoFn):
             finalizer.register(
                 functools.partial(pubsub_client.acknowledge, self._subscription, ack_ids)
             )
-            yield from self._outputs(taken.messages, watermark)
+            self._rows += len(taken.messages)
+            yield from self._outputs(taken.messages, stands)
         if taken.age is not None:
             advance(watermark, wall_micros() - taken.age - self._settle)
         tracker.defer_remainder()
 
-    def _outputs(self, messages: list[Any], watermark: Any) -> Iterator[Any]:
+    def _outputs(self, messages: list[Any], stands: Timestamp) -> Iterator[Any]:
         """Batches at their least stamp; what comes late at the watermark."""
         first = min(pubsub_client.publish_micros(m.message) for m in messages)
-        at = max(beam_time(first), watermark.current_watermark() or MIN_TIMESTAMP)
+        at = max(beam_time(first), stands)
         for part in parts(messages, self._objects, self._columns):
             if isinstance(part, Refused):
                 letters = refusal(part, LETTERS)
@@ -178,11 +185,14 @@ class ReadPubSub(beam.PTransform):  # type: ignore[misc]
         job: its source, columns and ``performance.batch_rows`` are used.
         again: the run is begun again on its store.
         ack_deadline: of the subscription, in seconds.
+        brake: keeps it from running ahead of the releases.
     """
 
-    def __init__(self, job: Job, again: bool = False, ack_deadline: int = 60) -> None:
+    def __init__(
+        self, job: Job, again: bool = False, ack_deadline: int = 60, brake: Brake | None = None
+    ) -> None:
         super().__init__()
-        self._dofn = _ReadMessages(job, again, ack_deadline)
+        self._dofn = _ReadMessages(job, again, ack_deadline, brake)
 
     @override
     def expand(self, begin: Any) -> Any:

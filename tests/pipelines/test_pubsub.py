@@ -1,5 +1,6 @@
 """Pub/Sub against the official emulator: rows, poisoned messages, acks, restarts, outages."""
 
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -169,7 +170,7 @@ def test_a_restart_reads_again_what_its_store_lacks(
     first.until(lambda: len(first.rows()) == 60)
     first.finalizer.stored()
     PULLERS.close()
-    time.sleep(2.5)  # the emulator does not notice that a pull is gone before it has answered it
+    time.sleep(2.5)  # the emulator does not notice at once that a pull was given up
     source = input_of(job).read(begin)
     assert source._dofn._again and source._dofn._ack_deadline == 60
     source._dofn._ack_deadline = 3
@@ -220,7 +221,11 @@ def test_ages() -> None:
     assert ages.age(117.5 + QUIET_SECONDS) == 0
     ages.came(120.0, 70_000)
     assert ages.age(120.1) == 70_000
+    ages.gap(122.0)
+    assert ages.age(122.5) == 70_000, "nobody listened: silence says nothing"
     assert ages.age(120.0 + HORIZON_SECONDS) == 0
+    held = Ages(10.0, hold=60.0)
+    assert held.age(69.9) is None and held.age(70.0) == 0
 
 
 def test_start_checks(emulator: Emulator, make_pubsub_job: MakePubSubJob) -> None:
@@ -284,6 +289,50 @@ def test_a_subscription_that_is_deleted_ends_the_job(
             puller.take(10, 0.1, 0.1)
     puller.close()
     assert grpc.StatusCode.NOT_FOUND not in pubsub_client._AWAY
+
+
+def test_a_reader_that_paused_takes_no_silence_for_proof(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pubsub_client, "PULL_SECONDS", 3.0)
+    _, subscription = emulator.subscription()
+    puller = Puller(subscription)
+    puller.take(10, 0.05, 0.05)
+    time.sleep(2.7)  # a second before its deadline a pull is answered with nothing
+    assert puller.take(10, 0.1, 0.1) == ([], None)
+    puller.close()
+
+
+def test_the_brake_holds_a_reader(emulator: Emulator, make_pubsub_job: MakePubSubJob) -> None:
+    topic, subscription = emulator.subscription()
+    reader = Reader(make_pubsub_job(subscription))
+    brake = Held()
+    reader.dofn._brake = brake
+    emulator.publish(topic, [row(i) for i in range(5)])
+    for _ in range(5):
+        reader.step()
+    assert reader.rows() == [] and reader.mark is None
+    brake.on = False
+    reader.until(lambda: len(reader.rows()) == 5)
+
+
+class Held:
+    on = True
+
+    def holds(self, watermark: int, rows: int | None = None) -> bool:
+        return self.on
+
+
+def test_a_missing_client_is_a_usage_error(
+    make_pubsub_job: MakePubSubJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_pubsub_job("projects/p/subscriptions/s")
+    monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
+    for name in ("pipelines.pubsub_client", "pipelines.pubsub_messages", "pipelines.source_pubsub"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("pipelines.pubsub_client")
+    with pytest.raises(UsageError, match="dpstream\\[pubsub"):
+        input_of(job)
 
 
 def test_offsets_of_ids() -> None:
