@@ -23,6 +23,7 @@ from pipelines.cli_folder import folder
 from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json, stop_signals
+from pipelines.cli_replay import replay
 from pipelines.cli_state import state
 from pipelines.experiments.commands import experiment, reddit
 
@@ -260,6 +261,7 @@ cli.add_command(choose)
 cli.add_command(folder)
 cli.add_command(key)
 cli.add_command(ledger)
+cli.add_command(replay)
 cli.add_command(state)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.pubsub_client import publish_micros
+from pipelines.pubsub_puller import publish_micros
 from pipelines.source_jsonl import Objects
 from pipelines.source_lines import MAX_LINE_BYTES
 from pipelines.source_rows import Part, Reason, Refused, Rows

@@ -6,7 +6,7 @@ A run that is begun again on its store seeks the subscription back to what the s
 yet, so the subscription must retain acknowledged messages.
 
 The watermark of a reader is the clock, less the age of messages that may still come
-(`pubsub_client.Ages`), less ``source.settle``.  Pub/Sub has no order, so this assumes what is said
+(`pubsub_puller.Ages`), less ``source.settle``.  Pub/Sub has no order, so this assumes what is said
 there.  What a dead worker held comes again only after the acknowledgement deadline, so for that
 long a reader that takes over says nothing.  A message that breaks this is late: it joins the next
 open cut, and costs accuracy, never privacy (mechanism.md, rule 0).
@@ -33,8 +33,8 @@ from pipelines.endless import TRACKER, WATERMARK, advance, beam_time, wall_micro
 from pipelines.inputs import Input
 from pipelines.job import Job
 from pipelines.job_text import duration_micros
-from pipelines.pubsub_client import Puller
 from pipelines.pubsub_messages import LETTERS, MESSAGE_ID, PUBLISH_TIME, ROWS, parts
+from pipelines.pubsub_puller import Puller, publish_micros
 from pipelines.source_jsonl import Objects
 from pipelines.source_rows import Refused
 from pipelines.sources import DEAD_LETTER, RECORDS, positioned, refusal
@@ -167,7 +167,7 @@ class _ReadMessages(beam.DoFn):
 
     def _outputs(self, messages: list[Any], stands: Timestamp) -> Iterator[Any]:
         """Batches at their least stamp; what comes late at the watermark."""
-        first = min(pubsub_client.publish_micros(m.message) for m in messages)
+        first = min(publish_micros(m.message) for m in messages)
         at = max(beam_time(first), stands)
         for part in parts(messages, self._objects, self._columns):
             if isinstance(part, Refused):

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import PolicyError, RunError, UsageError
-from pipelines import pubsub_client, pubsub_messages, source_pubsub
+from pipelines import pubsub_client, pubsub_messages, pubsub_puller, source_pubsub
 from pipelines.inputs import input_of
 from pipelines.job import Job, load_job
-from pipelines.pubsub_client import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
+from pipelines.pubsub_puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from pipelines.source_pubsub import PULLERS, PubSubInput, ReadPubSub
 from tests.drive import Drive, letters_of
 from tests.pipelines.conftest import TEMPLATE
@@ -127,8 +127,19 @@ def test_poisoned_messages(emulator: Emulator, make_pubsub_job: MakePubSubJob) -
     assert [one["_message_id"] for one in reader.rows()] == [ids[2]]
 
 
+def give_up_pulls() -> None:
+    """Like the death of a worker; the emulator may take a while to notice, at most a pull."""
+    PULLERS.close()
+    time.sleep(pubsub_puller.PULL_SECONDS + 0.2)
+
+
+@pytest.fixture
+def short_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pubsub_puller, "PULL_SECONDS", 1.5)
+
+
 def test_acknowledged_when_stored_and_not_before(
-    emulator: Emulator, make_pubsub_job: MakePubSubJob
+    emulator: Emulator, make_pubsub_job: MakePubSubJob, short_pulls: None
 ) -> None:
     topic, subscription = emulator.subscription()
     job = make_pubsub_job(subscription)
@@ -136,7 +147,7 @@ def test_acknowledged_when_stored_and_not_before(
     lost = Reader(job)
     lost.until(lambda: len(lost.rows()) == 20)
     # The worker dies: what it held comes again at its deadline, here at once.
-    PULLERS.close()
+    give_up_pulls()
     held = [call.args[1] for call in lost.finalizer.calls]
     emulator.subscriber.modify_ack_deadline(
         subscription=subscription, ack_ids=[one for some in held for one in some],
@@ -147,7 +158,7 @@ def test_acknowledged_when_stored_and_not_before(
     assert {one["_message_id"] for one in again.rows()} == set(ids)
     taken = [one for call in again.finalizer.calls for one in call.args[1]]
     again.finalizer.stored()
-    PULLERS.close()
+    give_up_pulls()
     emulator.subscriber.modify_ack_deadline(
         subscription=subscription, ack_ids=taken, ack_deadline_seconds=0
     )
@@ -157,7 +168,7 @@ def test_acknowledged_when_stored_and_not_before(
 
 
 def test_a_restart_reads_again_what_its_store_lacks(
-    emulator: Emulator, make_pubsub_job: MakePubSubJob
+    emulator: Emulator, make_pubsub_job: MakePubSubJob, short_pulls: None
 ) -> None:
     topic, subscription = emulator.subscription()
     job = make_pubsub_job(subscription)
@@ -169,8 +180,7 @@ def test_a_restart_reads_again_what_its_store_lacks(
     first = Reader(job)
     first.until(lambda: len(first.rows()) == 60)
     first.finalizer.stored()
-    PULLERS.close()
-    time.sleep(2.5)  # the emulator does not notice at once that a pull was given up
+    give_up_pulls()
     source = input_of(job).read(begin)
     assert source._dofn._again and source._dofn._ack_deadline == 60
     source._dofn._ack_deadline = 3
@@ -261,14 +271,14 @@ def test_an_outage(monkeypatch: pytest.MonkeyPatch, make_pubsub_job: MakePubSubJ
         reader.until(lambda: reader.mark is not None)
         own.process.kill()
         own.process.wait()
-        monkeypatch.setattr(pubsub_client, "PAUSE_SECONDS", 0.02)
+        monkeypatch.setattr(pubsub_puller, "PAUSE_SECONDS", 0.02)
         time.sleep(0.1)
         reader.step()
         stands = reader.mark
         for _ in range(15):
             reader.step()
         assert reader.mark == stands and reader.rows() == []
-        monkeypatch.setattr(pubsub_client, "LOST_SECONDS", 0.01)
+        monkeypatch.setattr(pubsub_puller, "LOST_SECONDS", 0.01)
         with pytest.raises(RunError, match="cannot be pulled") as caught:
             for _ in range(100):
                 reader.step()
@@ -288,13 +298,13 @@ def test_a_subscription_that_is_deleted_ends_the_job(
         for _ in range(100):
             puller.take(10, 0.1, 0.1)
     puller.close()
-    assert grpc.StatusCode.NOT_FOUND not in pubsub_client._AWAY
+    assert grpc.StatusCode.NOT_FOUND not in pubsub_puller._AWAY
 
 
 def test_a_reader_that_paused_takes_no_silence_for_proof(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pubsub_client, "PULL_SECONDS", 3.0)
+    monkeypatch.setattr(pubsub_puller, "PULL_SECONDS", 3.0)
     _, subscription = emulator.subscription()
     puller = Puller(subscription)
     puller.take(10, 0.05, 0.05)
@@ -328,7 +338,12 @@ def test_a_missing_client_is_a_usage_error(
 ) -> None:
     job = make_pubsub_job("projects/p/subscriptions/s")
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
-    for name in ("pipelines.pubsub_client", "pipelines.pubsub_messages", "pipelines.source_pubsub"):
+    for name in (
+        "pipelines.pubsub_client",
+        "pipelines.pubsub_puller",
+        "pipelines.pubsub_messages",
+        "pipelines.source_pubsub",
+    ):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("pipelines.pubsub_client")
     with pytest.raises(UsageError, match="dpstream\\[pubsub"):
