@@ -22,10 +22,11 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from typing_extensions import override
 
 from accounting.errors import PolicyError
+from dp_transforms.clock import give_back
 from dp_transforms.telemetry import guarded
 from pipelines import pubsub_client
 from pipelines.brake import HELD_SECONDS, Brake
@@ -141,7 +142,7 @@ class _ReadMessages(beam.DoFn):
         """What comes within `TAKE_SECONDS`."""
         stands = watermark.current_watermark() or MIN_TIMESTAMP
         if self._brake and self._brake.holds(stands.micros, self._rows):
-            tracker.defer_remainder(Duration(HELD_SECONDS))
+            give_back(tracker, HELD_SECONDS)
             return
         done = tracker.current_restriction().after
         hold = self._ack_deadline if self._again or done is not None else 0
