@@ -113,6 +113,7 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
     from pipelines.job import load_job
 
     checked = load_job(job)
+    from pipelines.sink import sink_of
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
@@ -123,7 +124,7 @@ def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) 
         return
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: all triggers done.")
     _print_operator(result.operator_only, dead_letter_folder(checked))
-    click.echo(f"Releases in {checked.sink.kind} files below {result.releases}")
+    click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
 

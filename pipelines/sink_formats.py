@@ -214,6 +214,11 @@ def _read_jsonl(files: list[Path], schema: pa.Schema | None) -> pa.Table:
     text = b"".join(file.read_bytes() for file in files)
     if schema is None:
         return pa.Table.from_pylist(msgspec.json.Decoder().decode_lines(text))
+    return rows_of_text(text, schema)
+
+
+def rows_of_text(text: bytes, schema: pa.Schema) -> pa.Table:
+    """The rows of JSON Lines as `encode` writes them."""
     if not text:
         return schema.empty_table()
     options = pajson.ParseOptions(

@@ -21,6 +21,7 @@ from pipelines.keys import read_public_keys
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.restored import catch_up, diverged
 from pipelines.runners import make_runner
+from pipelines.sink import sink_of
 from pipelines.sink_manifest import (
     check_sink,
     published_epoch,
@@ -78,7 +79,7 @@ def begin(job: Job) -> tuple[Run, bool]:
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
-    write_manifest(run, Path(job.sink.path), job.sink.kind)
+    write_manifest(run, sink_of(job))
     return run, resumed
 
 
@@ -93,7 +94,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
     _refuse_private_in_sink(job)
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     url = job.state.store or ""
-    sink = Path(job.sink.path)
+    sink = sink_of(job)
     if not stores.exists(url):
         refuse_lost_store(sink)
         _check_charge(job)  # a refused charge leaves no store behind
@@ -111,7 +112,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
     try:
-        caught_up = check_sink(run, sink, job.sink.kind, replaying=run.open().restoring)
+        caught_up = check_sink(run, sink, replaying=run.open().restoring)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
     return run, resumed, caught_up
@@ -119,14 +120,14 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
 
 def _refuse_private_in_sink(job: Job) -> None:
     """What is published must not lie in one folder with what must never be."""
-    sink = Path(job.sink.path).resolve()
+    folder = job.sink.folder
     private = {
         "privacy.key_file": job.privacy.key_file,
         "state.store": job.state.path and str(job.state.path),
         "ledger.path": job.ledger and job.ledger.path,
     }
     for field, path in private.items():
-        if path and sink in Path(path).resolve().parents:
+        if path and folder and folder.resolve() in Path(path).resolve().parents:
             raise PolicyError(
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
@@ -170,7 +171,7 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
 
 def begun_epoch(job: Job, run_id: str) -> int:
     """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
-    begun = [published_epoch(Path(job.sink.path), run_id)]
+    begun = [published_epoch(sink_of(job), run_id)]
     with _ledger(job) as ledger:
         if ledger is not None:
             begun.append(tokens.begun_epoch(ledger, run_id))
@@ -232,11 +233,11 @@ def run_job(
     run, resumed = begin(job)
     line, store = job.plan.timeline, run.open()
     steps = (line.windows - store.marks.first) * line.triggers * run.shards
-    restoring = store.restoring
+    restoring, sink = store.restoring, sink_of(job)
     pipeline = beam.Pipeline(runner=engine, options=options)
     read = pipeline | "Source" >> source
     output = read.records | "DPStream" >> DPStream(run.plan, run)
-    _ = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
+    _ = output.releases | "Releases" >> WriteReleases(sink, only_compare=restoring)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
     operator_totals.clear()
@@ -244,9 +245,9 @@ def run_job(
         with watch_steps(progress, steps), HAND_OVER.open():
             pipeline.run().wait_until_finish()
     except DpstreamError as error:
-        raise diverged(error, restoring) from None
+        raise diverged(error, sink, restoring) from None
     except Exception as error:
-        raise diverged(coded(error), restoring) from None
+        raise diverged(coded(error), sink, restoring) from None
     else:
         if stamps(job) != before:
             raise PolicyError(
@@ -255,7 +256,7 @@ def run_job(
                 "do not resume this store or publish its last releases; begin a new run",
             )
         if restoring:
-            catch_up(run, Path(job.sink.path), job.sink.kind)
+            catch_up(run, sink)
         # A ledger that cannot be reached now only leaves copies of the running store unmarked.
         with contextlib.suppress(RunError), _ledger(job) as ledger:
             if ledger is not None:
@@ -264,9 +265,7 @@ def run_job(
         run.destroy_keys()
         identity = run.open().identity
         stores.close_all()
-    return Result(
-        identity.run_id, job.plan.hash, steps, job.sink.path, resumed, dict(operator_totals)
-    )
+    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, dict(operator_totals))
 
 
 def coded(error: BaseException) -> DpstreamError:
