@@ -67,5 +67,13 @@ class FilesInput(Input):
 
 
 def input_of(job: Job) -> Input:
-    """The input of a job by its kind."""
+    """The input of a job by its kind.
+
+    Raises:
+        UsageError: its client is not installed, or the source's table is not usable.
+    """
+    if job.source.kind == "kafka":
+        from pipelines.source_kafka import KafkaInput
+
+        return KafkaInput(job)
     return FilesInput(job)

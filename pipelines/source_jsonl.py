@@ -1,9 +1,9 @@
-"""JSON Lines: one line is one object, and no line can change what another becomes.
+"""JSON: one text (a line of a file, or a message) is one object, and none changes another.
 
 Every column comes out as string: JSON strings as they are, numbers and booleans as their
-shortest JSON text, so that the next stage reads all text sources alike.  Lines are decoded
-one by one (in C); a parser of whole blocks would let one malformed line, or one number where
-others have strings, decide about its neighbours.
+shortest JSON text, so that the next stage reads all text sources alike.  Texts are
+decoded one by one (in C); a parser of whole blocks would let one malformed line, or one number
+where others have strings, decide about its neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,59 +18,69 @@ import pyarrow.compute as pc
 from pipelines.source_lines import MAX_LINE_BYTES, line_blocks, refused_lines, too_long
 from pipelines.source_rows import Part, runs
 
-#: Deepest nesting of a line (the decoder's own limit depends on the caller's stack).
+#: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
 MAX_DEPTH = 200
 _Decoder = msgspec.json.Decoder[Any]
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def read_jsonl(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
-    """Rows and refused positions of a JSON Lines file, in blocks, every column as string.
-
-    A line is one object.  An absent field is null; a needed field that is an array or an
-    object makes the line malformed; of a repeated field the last one counts.
-    """
-    fields = [f"f{i}" for i in range(len(columns))]
-    scalar = str | int | float | bool | None
-    line_type = msgspec.defstruct(
-        "Line",
-        [(f, scalar, None) for f in fields],
-        rename=dict(zip(fields, columns, strict=True)),
-    )
-    decoder = _Decoder(line_type)
+    """Rows and refused positions of a JSON Lines file, in blocks, every column as string."""
+    objects = Objects(columns)
     for row, lines in line_blocks(stream):
-        values = _decode(decoder, lines)
+        values = objects.decode(lines.to_pylist(), MAX_LINE_BYTES + 1)
         good = np.ones(len(values), np.bool_)
         if None in values:
             good = np.array([v is not None for v in values])
             yield refused_lines(row, ~good, np.zeros_like(good), too_long(lines))
             values = [v for v in values if v is not None]
         if values:
-            arrays = [_texts(list(map(attrgetter(f), values))) for f in fields]
-            batch = pa.RecordBatch.from_arrays(arrays, list(columns))
+            batch = pa.RecordBatch.from_arrays(objects.arrays(values), list(columns))
             yield from runs(row + np.flatnonzero(good), batch)
 
 
-def _decode(decoder: _Decoder, lines: pa.BinaryArray) -> list[Any]:
-    """One decoded struct per line, ``None`` where it is malformed."""
-    texts = lines.to_pylist()
-    if _deepest(texts) <= MAX_DEPTH and max(map(len, texts)) <= MAX_LINE_BYTES + 1:
-        try:
-            return list(map(decoder.decode, texts))
-        except _BROKEN:
-            pass
-    return [_decode_line(decoder, text) for text in texts]
+class Objects:
+    """Decodes texts of one JSON object each; every column comes out as string.
+
+    An absent field is null; a needed field that is an array or an object makes the text
+    malformed; of a repeated field the last one counts.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._fields = [f"f{i}" for i in range(len(columns))]
+        scalar = str | int | float | bool | None
+        row_type = msgspec.defstruct(
+            "Row",
+            [(f, scalar, None) for f in self._fields],
+            rename=dict(zip(self._fields, columns, strict=True)),
+        )
+        self._decoder = _Decoder(row_type)
+
+    def decode(self, texts: list[bytes], most: int) -> list[Any]:
+        """One value per text for `arrays`, ``None`` where it is malformed or over ``most`` bytes."""
+        if not texts:
+            return []
+        if _deepest(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:
+            try:
+                return list(map(self._decoder.decode, texts))
+            except _BROKEN:
+                pass
+        return [_decode_one(self._decoder, text, most) for text in texts]
+
+    def arrays(self, values: list[Any]) -> list[pa.StringArray]:
+        """The columns of decoded values (none of them ``None``)."""
+        return [_texts(list(map(attrgetter(f), values))) for f in self._fields]
 
 
 def _deepest(texts: list[bytes]) -> int:
-    """An upper bound of the nesting of every line: its opening brackets."""
+    """An upper bound of the nesting of every text: its opening brackets."""
     squares = map(methodcaller("count", b"["), texts)
     return max(map(int.__add__, squares, map(methodcaller("count", b"{"), texts)))
 
 
-def _decode_line(decoder: _Decoder, text: bytes) -> Any:
-    """One line on its own: the same decoder, so the same outcome in any company."""
-    if len(text) > MAX_LINE_BYTES + 1:
+def _decode_one(decoder: _Decoder, text: bytes, most: int) -> Any:
+    """One text on its own: the same decoder, so the same outcome in any company."""
+    if len(text) > most:
         return None
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         code = np.frombuffer(text, np.uint8)

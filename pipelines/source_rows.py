@@ -24,6 +24,10 @@ class Reason(StrEnum):
     LINE_TOO_LONG = "line_too_long"
     UNREADABLE_FILE = "unreadable_file"
     UNREADABLE_REST = "unreadable_rest"
+    EMPTY = "empty"
+    MESSAGE_TOO_LONG = "message_too_long"
+    NOT_THE_BROKERS_STAMP = "not_the_brokers_stamp"
+    DELETED_BEFORE_READ = "deleted_before_read"
 
 
 class Rows(NamedTuple):

@@ -96,6 +96,13 @@ def dead_letters(refused: Refused, partition: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
 
 
+def refusal(refused: Refused, partition: int) -> pa.RecordBatch:
+    """The dead letters of refused positions, counted for the operator."""
+    count("operator_dead_letters", len(refused.offsets))
+    count("operator_dead_source", len(refused.offsets))
+    return dead_letters(refused, partition)
+
+
 class _ReadPiece(beam.DoFn):
     """Piece -> batches; refused positions to the dead letter; errors carry no values."""
 
@@ -109,9 +116,7 @@ class _ReadPiece(beam.DoFn):
         try:
             for part in read_piece(element, self.columns):
                 if isinstance(part, Refused):
-                    count("operator_dead_letters", len(part.offsets))
-                    count("operator_dead_source", len(part.offsets))
-                    yield TaggedOutput(DEAD_LETTER, dead_letters(part, partition))
+                    yield TaggedOutput(DEAD_LETTER, refusal(part, partition))
                 else:
                     yield from positioned(part, partition, self.batch_rows)
         except OSError:

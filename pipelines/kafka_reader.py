@@ -1,0 +1,187 @@
+"""Reads one partition of a Kafka topic from any offset on, and keeps its place between calls.
+
+A worker goes on with the same reader from bundle to bundle (`Readers`), because a consumer
+fetches ahead; the place a bundle begins at comes from the runner, and a reader that stands
+elsewhere moves there.
+"""
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from accounting.errors import RunError
+from pipelines.kafka_client import Kafka, name_of
+
+#: Messages asked for at once, and bytes after which a batch is handed on.
+_ASK_FOR = 2_000
+_BATCH_BYTES = 8 << 20
+#: A broker that is silent for longer ends the bundle with an error.
+LOST_SECONDS = 600.0
+#: A reader that nobody used for so long is closed: its partition is read elsewhere.
+_UNUSED_SECONDS = 60.0
+
+
+class Taken(NamedTuple):
+    """What one call found.
+
+    Attributes:
+        messages: the client's messages, in the order of their offsets.
+        position: the offset to go on from.
+        deleted: an offset whose message the broker had removed already, if one was met.
+    """
+
+    messages: list[Any]
+    position: int
+    deleted: int | None = None
+
+
+class Reader:
+    """A consumer of one partition; one caller at a time."""
+
+    def __init__(self, kafka: Kafka, partition: int) -> None:
+        self._kafka, self._partition = kafka, partition
+        self._consumer: Consumer | None = None
+        self._position = -1
+        self._heard = self.used = time.monotonic()
+
+    def seek(self, offset: int) -> None:
+        """Go on from ``offset``."""
+        if self._consumer is None:
+            self._consumer = self._kafka.consumer()
+            self._position = -1
+        if self._position != offset:
+            self._consumer.assign([self._kafka.partition(self._partition, offset)])
+            self._position = offset
+
+    def take(self, rows: int, seconds: float) -> Taken:
+        """At most ``rows`` messages from here on, after at most about ``seconds``.
+
+        Raises:
+            RunError: the partition has lost messages that were read.
+        """
+        assert self._consumer is not None
+        found: list[Any] = []
+        size, end = 0, time.monotonic() + seconds
+        while len(found) < rows and size < _BATCH_BYTES:
+            left = end - time.monotonic()
+            got = self._consumer.consume(min(_ASK_FOR, rows - len(found)), max(left, 0.0))
+            said = [message for message in got if message.error() is not None]
+            good = [message for message in got if message.error() is None] if said else got
+            found += good
+            size += sum(map(len, good))
+            if good:
+                self._position = good[-1].offset() + 1
+            lost = self._told(said)
+            if lost:
+                return self._lost(found)
+            if said or left <= 0 or len(got) < _ASK_FOR:
+                break
+        if found:
+            self._heard = time.monotonic()
+        return Taken(found, self._position)
+
+    def _told(self, said: list[Any]) -> bool:
+        """Heed what is not a message; whether the position is not in the log."""
+        lost = False
+        for message in said:
+            code = message.error().code()
+            if code == KafkaError._PARTITION_EOF:
+                self._position = max(self._position, message.offset())
+                self._heard = time.monotonic()
+            # Everything else is tried again by the client; `caught_up` counts the time.
+            lost |= code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+        return lost
+
+    def _lost(self, found: list[Any]) -> Taken:
+        """The log does not hold the position: retention was faster, or the log was cut."""
+        stands = self._position
+        with contextlib.suppress(KafkaException):
+            first, end = self._kafka.earliest(self._partition), self._kafka.end(self._partition)
+            if end < stands:
+                raise RunError(
+                    "source.topic",
+                    "has lost messages at its end that were read already",
+                    "begin a new run; use replicas and no unclean election of leaders",
+                )
+            if first > stands:
+                self.seek(first)
+                return Taken(found, first, stands)
+        self._position = -1
+        self.seek(stands)
+        return Taken(found, stands)
+
+    def caught_up(self) -> bool:
+        """Whether the partition's end, asked now, is where the reader stands.
+
+        Raises:
+            RunError: the broker has not answered for `LOST_SECONDS`.
+        """
+        try:
+            end = self._kafka.end(self._partition)
+        except KafkaException as error:
+            if time.monotonic() - self._heard > LOST_SECONDS:
+                raise RunError(
+                    "source.servers",
+                    f"did not answer for {LOST_SECONDS:.0f} s ({name_of(error)})",
+                    "check the broker; the run goes on where it stopped",
+                ) from None
+            return False
+        self._heard = time.monotonic()
+        return end <= self._position
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+
+class Readers:
+    """The readers of a worker process that are not in use, by topic and partition."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: defaultdict[tuple[Kafka, int], list[Reader]] = defaultdict(list)
+
+    @contextlib.contextmanager
+    def lend(self, kafka: Kafka, partition: int, offset: int) -> Iterator[Reader]:
+        """A reader that stands at ``offset``; one that fails is closed."""
+        with self._lock:
+            free = self._free[kafka, partition]
+            reader = free.pop() if free else Reader(kafka, partition)
+            unused = self._unused()
+        for old in unused:
+            old.close()
+        try:
+            reader.seek(offset)
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        reader.used = time.monotonic()
+        with self._lock:
+            self._free[kafka, partition].append(reader)
+
+    def _unused(self) -> list[Reader]:
+        since = time.monotonic() - _UNUSED_SECONDS
+        out = []
+        for key, free in list(self._free.items()):
+            out += [reader for reader in free if reader.used < since]
+            self._free[key] = [reader for reader in free if reader.used >= since]
+        return out
+
+    def close(self) -> None:
+        """Close all that are not in use."""
+        with self._lock:
+            readers = [reader for free in self._free.values() for reader in free]
+            self._free.clear()
+        for reader in readers:
+            reader.close()
+
+
+READERS = Readers()
