@@ -13,8 +13,19 @@ from accounting.errors import DpstreamError, RunError, UsageError
 from accounting.limits import SINK_SECONDS
 
 #: What a guarantee rests on; options may not change it.
-_FIXED = ("bootstrap.servers", "enable.idempotence", "acks", "transactional.id", "group.id")
-#: Messages handed to the client, or taken from it, at once.
+_FIXED = {
+    *("bootstrap.servers", "metadata.broker.list", "enable.idempotence", "acks"),
+    *("request.required.acks", "transactional.id", "enable.gapless.guarantee"),
+    *("enable.auto.commit", "enable.partition.eof", "auto.offset.reset", "isolation.level"),
+    *("debug", "plugin.library.paths"),  # would let the client print or load something
+}
+#: Settings of a producer, which would make another client warn.
+_PRODUCERS_OWN = {
+    *("message.timeout.ms", "delivery.timeout.ms", "linger.ms", "compression.type"),
+    *("batch.size", "batch.num.messages", "queue.buffering.max.messages"),
+    *("queue.buffering.max.kbytes", "message.max.bytes", "retry.backoff.ms"),
+}
+#: Messages taken from the client at once.
 _CHUNK = 10_000
 #: Looking at the topic when a run begins: nothing is lost by giving up early.
 LOOK_SECONDS = 30.0
@@ -45,15 +56,15 @@ class KafkaTopic:
             raise UsageError(
                 "sink.kind", "needs Kafka's client", "pip install 'dpstream[kafka]'"
             ) from None
-        settings = {"bootstrap.servers": self.servers, "log_level": 2, **settings}
+        settings = {"bootstrap.servers": self.servers, "log_level": 0, **settings}
         make = {
             "admin": confluent_kafka.admin.AdminClient,
             "producer": confluent_kafka.Producer,
             "consumer": confluent_kafka.Consumer,
         }[kind]
         given = _looked_up(self.options)
-        if kind != "producer":  # that part of the options is for writing
-            given = {k: v for k, v in given.items() if k not in ("message.timeout.ms", "linger.ms")}
+        if kind != "producer":
+            given = {name: v for name, v in given.items() if name not in _PRODUCERS_OWN}
         try:
             return make({**settings, **given})
         except confluent_kafka.KafkaException:
@@ -111,11 +122,15 @@ class KafkaTopic:
         Args:
             seconds: how long the broker may be away.
         """
-        from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+        from confluent_kafka import KafkaException, TopicPartition
 
         consumer = self._consumer()
         try:
-            begin = [TopicPartition(self.topic, n, OFFSET_BEGINNING) for n in partitions]
+            begin = []
+            for number in partitions:  # asked for here: the client takes half a second to begin
+                where = TopicPartition(self.topic, number)
+                low, _ = consumer.get_watermark_offsets(where, timeout=seconds, cached=False)
+                begin.append(TopicPartition(self.topic, number, low))
             consumer.assign(begin)
             left = set(partitions)
             while left:
@@ -125,6 +140,8 @@ class KafkaTopic:
                         yield _text(message.key()), message.value() or b""
                     else:  # nothing but the end comes this far
                         left.discard(message.partition())
+        except KafkaException as error:
+            _refuse(error.args[0], "cannot be read")
         finally:
             consumer.close()
 
@@ -136,7 +153,7 @@ class KafkaTopic:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             found = []
-            for message in consumer.consume(_CHUNK, timeout=0.2):
+            for message in consumer.consume(_CHUNK, timeout=0.05):
                 error = message.error()
                 if error is None or error.code() == KafkaError._PARTITION_EOF:
                     found.append(message)
@@ -154,6 +171,8 @@ class KafkaTopic:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 50,  # what the broker waits at the end before it says so
+                "fetch.queue.backoff.ms": 20,
             },
         )
 
@@ -183,9 +202,8 @@ class KafkaTopic:
                 failed.append(error)
 
         try:
-            for start in range(0, len(messages), _CHUNK):
-                chunk = messages[start : start + _CHUNK]
-                self._queue([{"key": k, "value": v, "partition": p} for k, v, p in chunk], told)
+            for key, value, partition in messages:
+                self._queue(key, value, partition, told)
             # Each message ends by itself, by an acknowledgement or by its own deadline.
             while self._producer.flush(1.0):
                 pass
@@ -195,24 +213,16 @@ class KafkaTopic:
             self.close()  # a producer that gave up may refuse what comes after
             _refuse(failed[0], "did not take a release")
 
-    def _queue(self, messages: list[dict[str, Any]], told: Any) -> None:
-        """Hand messages to the client; where its queue is full, wait until some are through."""
-        from confluent_kafka import KafkaError
+    def _queue(self, key: str, value: bytes, partition: int, told: Any) -> None:
+        """Hand a message to the client; where its queue is full, wait until some are through.
 
-        while messages:
+        One by one: the client's ``produce_batch`` takes no partition by message, and is slower.
+        """
+        while True:
             try:
-                self._producer.produce_batch(self.topic, messages, on_delivery=told)
+                return self._producer.produce(self.topic, value, key, partition, told)
             except BufferError:
                 self._producer.poll(0.1)
-                continue
-            held = [m for m in messages if "_error" in m]
-            for message in held:
-                error = message.pop("_error")
-                if error.code() != KafkaError._QUEUE_FULL:
-                    told(error, None)
-                    return
-            messages = held
-            self._producer.poll(0.1 if held else 0)
 
     def close(self) -> None:
         """Let go of the producer; what it has not delivered is dropped."""
@@ -228,9 +238,9 @@ def check_options(options: Mapping[str, str]) -> None:
     Raises:
         UsageError: names the option.
     """
-    for name in _FIXED:
-        if name in options:
-            raise UsageError("sink.options", f"must not set {name}", "leave it out")
+    for name in options:
+        if name in _FIXED or name.startswith("log"):
+            raise UsageError(f"sink.options.{name}", "is set by dpstream", "remove it")
 
 
 def _looked_up(options: Mapping[str, str]) -> dict[str, str]:

@@ -33,7 +33,8 @@ def catch_up(run: Run, sink: Sink) -> None:
     """
     store = run.open()
     done, first = store.completed(run.shards), store.marks.first
-    for window, trigger, _ in sink.published():
+    published = [(one.window, one.trigger) for one in sink.published()]
+    for window, trigger in [*published, *sink.unsealed()]:
         if window >= first and trigger > done.get(window, 0):
             raise PolicyError(
                 "state.store",

@@ -118,6 +118,11 @@ class Sink(ABC):
             PolicyError: it holds something that is no release.
         """
 
+    def unsealed(self) -> Iterator[Name]:
+        """Releases of which some rows are there and no seal, in order: someone was cut off, and
+        whoever goes on must write these rows again."""
+        return iter(())
+
     @abstractmethod
     def same(self, one: Published, batch: pa.RecordBatch) -> bool:
         """Whether a published release has this content."""

@@ -115,6 +115,12 @@ class KafkaSink(Sink):
             yield Published(*name, digest)
 
     @override
+    def unsealed(self) -> Iterator[Name]:
+        self._seals = self._read_seals(SINK_SECONDS)
+        self._loose = self._unsealed_rows()
+        yield from sorted(self._loose)
+
+    @override
     def same(self, one: Published, batch: pa.RecordBatch) -> bool:
         return bool(one.proof == messages_of(batch).seal.digest)
 
@@ -181,7 +187,8 @@ class KafkaSink(Sink):
         return found
 
     def _unsealed_rows(self) -> dict[Name, dict[str, bytes]]:
-        """Rows of releases without a seal: release -> name -> digest of the row."""
+        """Rows of releases without a seal: release -> name -> digest of the row, which is empty
+        if the row has come with several values."""
         sealed, found = self._seals or {}, dict[Name, dict[str, bytes]]()
         for key, value in self._topic.read(range(self._count()), SINK_SECONDS):
             if not is_row(key):
@@ -192,7 +199,8 @@ class KafkaSink(Sink):
             begin = round(row.window_start.timestamp() * MICROS_PER_SECOND)
             name = ((begin - self._line.start) // self._line.slide, row.trigger)
             if name not in sealed:
-                found.setdefault(name, {})[key] = _digest(value)
+                digest, rows = _digest(value), found.setdefault(name, {})
+                rows[key] = digest if rows.setdefault(key, digest) == digest else b""
         return found
 
 

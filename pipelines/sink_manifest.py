@@ -87,6 +87,8 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
             )
     if latest:
         _refuse_forked(run, store, sink, latest)
+    if replaying:  # the sink compares these with what is committed again
+        caught_up = caught_up and not any(window >= first for window, _ in sink.unsealed())
     return caught_up
 
 

@@ -105,10 +105,10 @@ class Broker:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        self._process = subprocess.Popen(
-            self._java("kafka.Kafka", self._config),
-            stdout=subprocess.DEVNULL, stderr=(self.folder / "stderr").open("wb"),
-        )  # fmt: skip
+        with (self.folder / "stderr").open("wb") as told:
+            self._process = subprocess.Popen(
+                self._java("kafka.Kafka", self._config), stdout=subprocess.DEVNULL, stderr=told
+            )
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and self._process.poll() is None:
