@@ -97,21 +97,20 @@ class KafkaTopic:
 
     def written(self) -> bool:
         """Whether anything was ever written to it, also if it is gone by now."""
-        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
 
         partitions, _ = self.describe()
-        consumer = self._consumer()
+        ends = {TopicPartition(self.topic, n): OffsetSpec.latest() for n in range(partitions)}
         try:
-            for number in range(partitions):
-                where = TopicPartition(self.topic, number)
-                _, high = consumer.get_watermark_offsets(where, timeout=LOOK_SECONDS, cached=False)
-                if high > 0:
-                    return True
-            return False
+            found = self._client("admin").list_offsets(
+                ends,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=LOOK_SECONDS,
+            )
+            return any(end.result().offset > 0 for end in found.values())
         except KafkaException as error:
             _refuse(error.args[0], "cannot be read")
-        finally:
-            consumer.close()
 
     def read(
         self, partitions: Sequence[int], seconds: float = LOOK_SECONDS
@@ -122,16 +121,9 @@ class KafkaTopic:
         Args:
             seconds: how long the broker may be away.
         """
-        from confluent_kafka import KafkaException, TopicPartition
-
         consumer = self._consumer()
         try:
-            begin = []
-            for number in partitions:  # asked for here: the client takes half a second to begin
-                where = TopicPartition(self.topic, number)
-                low, _ = consumer.get_watermark_offsets(where, timeout=seconds, cached=False)
-                begin.append(TopicPartition(self.topic, number, low))
-            consumer.assign(begin)
+            consumer.assign([self._first(consumer, number) for number in partitions])
             left = set(partitions)
             while left:
                 batch = self._some(consumer, seconds)
@@ -140,10 +132,19 @@ class KafkaTopic:
                         yield _text(message.key()), message.value() or b""
                     else:  # nothing but the end comes this far
                         left.discard(message.partition())
-        except KafkaException as error:
-            _refuse(error.args[0], "cannot be read")
         finally:
             consumer.close()
+
+    def _first(self, consumer: Any, partition: int) -> Any:
+        """The beginning of a partition, asked for: otherwise the client takes half a second."""
+        from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
+
+        try:
+            where = TopicPartition(self.topic, partition)
+            first, _ = consumer.get_watermark_offsets(where, timeout=1.0, cached=False)
+        except KafkaException:  # away, or not yet its leader: the client asks again by itself
+            first = OFFSET_BEGINNING
+        return TopicPartition(self.topic, partition, first)
 
     def _some(self, consumer: Any, seconds: float) -> list[Any]:
         """The next messages and ends of partitions; the client reconnects by itself meanwhile."""
@@ -220,7 +221,8 @@ class KafkaTopic:
         """
         while True:
             try:
-                return self._producer.produce(self.topic, value, key, partition, told)
+                self._producer.produce(self.topic, value, key, partition, told)
+                return
             except BufferError:
                 self._producer.poll(0.1)
 

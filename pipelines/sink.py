@@ -198,6 +198,14 @@ def sink_of(job: Job) -> Sink:
 
         line = job.plan.timeline
         return KafkaSink(sink.servers or "", sink.topic or "", sink.options, line)
+    if sink.kind == "pubsub":
+        from pipelines.sink_pubsub import PubsubSink
+
+        return PubsubSink(sink.topic or "")
+    if sink.kind == "bigquery":
+        from pipelines.sink_bigquery import BigQuerySink
+
+        return BigQuerySink(sink.table or "", job.plan)
     from pipelines.sink_files import FileSink
 
     return FileSink(sink.path, sink.kind)

@@ -11,11 +11,15 @@ import pyarrow as pa
 from dp_transforms.batches import release_schema
 from pipelines.job import Job, load_job
 from pipelines.sink_formats import read_releases
+from pipelines.sink_manifest import resealed
+from pipelines.state_view import store_run
 from pipelines.stream import run_job
 from state import open as stores
 from tests.audit.replays import JOB, LEDGER, new_place
 
 RUN_ID = "22" * 16
+#: Releases of the job: two windows of four triggers.
+RUNS = 8
 
 
 class Published:
@@ -43,6 +47,16 @@ class Published:
         """The same releases as files: what every other sink must hold."""
         job = self.run('kind = "parquet"\npath = "files"', "of-files")
         return job, read_releases(job.sink.path, release_schema(job.plan))
+
+    def batches(self, store: str = "state") -> list[pa.RecordBatch]:
+        """The releases of a store, sealed again."""
+        run = store_run(self.job('kind = "parquet"\npath = "files"', store))
+        try:
+            names = [(window, trigger) for window in range(2) for trigger in range(1, 5)]
+            return list(resealed(run, run.open(), iter(names)))
+        finally:
+            run.destroy_keys()
+            stores.close_all()
 
     def killed(self, sink: str, sends: str, nth: int) -> None:
         """Run it in a process that kills itself before the nth call of a method."""

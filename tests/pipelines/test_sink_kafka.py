@@ -21,17 +21,15 @@ from pipelines.kafka_topic import KafkaTopic
 from pipelines.sink import sink_of
 from pipelines.sink_kafka import KafkaSink
 from pipelines.sink_kafka_read import read_kafka_releases
-from pipelines.sink_manifest import resealed
 from pipelines.sink_messages import Messages, is_row, messages_of, seal_key
-from pipelines.state_view import export, store_run
+from pipelines.state_view import export
 from pipelines.stream import begin
 from state import open as stores
 from state.life_store import LifeStore
 from tests.kafka_broker import Broker, running
-from tests.published import Published
+from tests.published import RUNS, Published
 
 OLDER = "older than its sink"
-RUN = 8  # releases of the job: two windows of four triggers
 #: ``send`` is called for: the manifest, then rows and seals of the releases of a bundle.
 SEND = "pipelines.kafka_topic:KafkaTopic.send"
 
@@ -79,17 +77,6 @@ def one_value_per_name(job: Job) -> None:
         assert len(set(values)) == 1, key
 
 
-def batches(job: Job) -> list[pa.RecordBatch]:
-    """The releases of the job's store, sealed again."""
-    run = store_run(job)
-    try:
-        names = [(w, t) for w in range(2) for t in range(1, 5)]
-        return list(resealed(run, run.open(), iter(names)))
-    finally:
-        run.destroy_keys()
-        stores.close_all()
-
-
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_the_topic_holds_what_the_files_hold(
     broker: Broker, fresh: Published, made: tuple[Published, pa.Table], partitions: int
@@ -101,10 +88,10 @@ def test_the_topic_holds_what_the_files_hold(
     found = contents(job)
     assert all(len(values) == 1 for values in found.values())
     seals = [msgspec.json.decode(v[0]) for k, v in found.items() if k.startswith("seal-")]
-    assert len(seals) == RUN and sum(seal["rows"] for seal in seals) == made[1].num_rows
+    assert len(seals) == RUNS and sum(seal["rows"] for seal in seals) == made[1].num_rows
     assert msgspec.json.decode(found["run"][0])["kind"] == "kafka"
     # A compacted topic keeps nothing but these names.
-    assert sum(is_row(key) for key in found) == made[1].num_rows == len(found) - RUN - 1
+    assert sum(is_row(key) for key in found) == made[1].num_rows == len(found) - RUNS - 1
 
 
 def test_a_second_run_writes_nothing(broker: Broker, fresh: Published) -> None:
@@ -115,7 +102,7 @@ def test_a_second_run_writes_nothing(broker: Broker, fresh: Published) -> None:
 
 def test_lines_are_those_of_the_files(fresh: Published, made: tuple[Published, pa.Table]) -> None:
     job = fresh.run('kind = "jsonl"\npath = "lines"')
-    for batch in batches(job):
+    for batch in fresh.batches():
         messages = messages_of(batch)
         window, trigger = messages.name
         file = Path(job.sink.path) / f"window-{window:06d}" / f"trigger-{trigger:06d}.jsonl"
@@ -249,7 +236,7 @@ def test_a_forked_store_is_refused(broker: Broker, fresh: Published) -> None:
     # A release in the middle is found when it is written again.
     again = sink_of(job)
     with pytest.raises(PolicyError, match="another release of window 1, trigger 4"):
-        again.write(batches(job))
+        again.write(fresh.batches())
 
 
 def test_a_restored_store_is_held_against_rows_without_a_seal(
@@ -299,9 +286,9 @@ def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any)
         sink_of(job).used()
     monkeypatch.setenv("SINK_CLIENT", "secret-name")
     sink = sink_of(fresh.run(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"})))
-    assert len(list(sink.published())) == RUN
+    assert len(list(sink.published())) == RUNS
     assert b"secret-name" not in pickle.dumps(sink)
-    assert len(list(pickle.loads(pickle.dumps(sink)).published())) == RUN  # noqa: S301
+    assert len(list(pickle.loads(pickle.dumps(sink)).published())) == RUNS  # noqa: S301
 
 
 def test_releases_can_be_dropped_and_exported(
@@ -309,7 +296,7 @@ def test_releases_can_be_dropped_and_exported(
 ) -> None:
     sink = table(broker, topic_of(broker))
     job = fresh.run(sink)
-    assert export(job, fresh.place.folder / "again", job.sink.file_kind) == RUN
+    assert export(job, fresh.place.folder / "again", job.sink.file_kind) == RUNS
     dropped = state_admin.expire(job, "2024-01-02T00:00:00Z")
     assert dropped["windows_dropped"] == 1
     assert read_kafka_releases(fresh.run(sink)).equals(made[1])
@@ -321,7 +308,7 @@ def test_a_broker_that_goes_away_for_good_is_a_coded_error(
     with running(tmp_path / "own") as own:
         sink = table(own, topic_of(own), **{"message.timeout.ms": "2000"})
         job = fresh.run(sink)
-        given = batches(job)
+        given = fresh.batches()
         away = table(own, topic_of(own), **{"message.timeout.ms": "2000"})
         writer = sink_of(fresh.job(away))
         assert len(writer.write(given[:4])) == 4
@@ -329,7 +316,7 @@ def test_a_broker_that_goes_away_for_good_is_a_coded_error(
         with pytest.raises(RunError, match=r"did not take a release: _MSG_TIMED_OUT"):
             writer.write(given[4:])
         own.start()
-        assert len(writer.write(given)) == RUN  # it opens its client again
+        assert len(writer.write(given)) == RUNS  # it opens its client again
         one_value_per_name(fresh.job(away))
         assert read_kafka_releases(fresh.job(away)).equals(made[1])
 
@@ -337,8 +324,8 @@ def test_a_broker_that_goes_away_for_good_is_a_coded_error(
 def gone_for(seconds: float, tmp_path: Path, fresh: Published, made: pa.Table) -> None:
     """Releases that are written while the broker is down arrive once it is back."""
     with running(tmp_path / "own") as own:
-        job = fresh.run(table(own, topic_of(own)))
-        given = batches(job)
+        fresh.run(table(own, topic_of(own)))
+        given = fresh.batches()
         other = fresh.job(table(own, topic_of(own)))
         writer = sink_of(other)
         assert isinstance(writer, KafkaSink)
