@@ -1,6 +1,7 @@
 """Rows of a batch as the Protocol Buffers that BigQuery's Storage Write API takes.
 
-Field names are column names; times are int64 micros, ids bytes; a null is a field left out.
+Field names are column names; times are int64 micros; a null is a field left out.  Bytes are text of
+hex digits, as in the other sinks: a column of bytes can be no primary key.
 """
 
 import functools
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from accounting.errors import UsageError
+from pipelines.sink_formats import as_hex
 
 #: The change that a row stands for: a pseudo column beside the table's own.
 CHANGE_TYPE, UPSERT = "_CHANGE_TYPE", "UPSERT"
@@ -37,8 +39,8 @@ def _types_of(kind: pa.DataType) -> tuple[str, str]:
         (pa.types.is_signed_integer, ("INT64", "TYPE_INT64")),
         (pa.types.is_floating, ("FLOAT64", "TYPE_DOUBLE")),
         (pa.types.is_string, ("STRING", "TYPE_STRING")),
-        (pa.types.is_fixed_size_binary, ("BYTES", "TYPE_BYTES")),
-        (pa.types.is_binary, ("BYTES", "TYPE_BYTES")),
+        (pa.types.is_fixed_size_binary, ("STRING", "TYPE_STRING")),
+        (pa.types.is_binary, ("STRING", "TYPE_STRING")),
     ]
     for is_kind, types in tests:
         if is_kind(kind):
@@ -65,7 +67,7 @@ def message_type(schema: pa.Schema) -> Any:
 def rows_of(batch: pa.RecordBatch) -> list[bytes]:
     """Every row as the bytes of an upsert; the same for the same row."""
     make = message_type(batch.schema.remove_metadata())
-    table = pa.Table.from_batches([batch])
+    table = as_hex(pa.Table.from_batches([batch]))
     for i, field in enumerate(batch.schema):
         if pa.types.is_timestamp(field.type):
             micros = table.column(i).cast(pa.timestamp("us", "UTC")).cast(pa.int64())

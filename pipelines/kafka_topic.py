@@ -87,10 +87,11 @@ class KafkaTopic:
         admin = self._client("admin")
         try:
             asked = TopicCollection([self.topic])
-            found = admin.describe_topics(asked, request_timeout=seconds)[self.topic].result()
+            topics = admin.describe_topics(asked, request_timeout=seconds)
+            found = topics[self.topic].result(2 * seconds)
             resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
             config = admin.describe_configs([resource], request_timeout=seconds)
-            policy = config[resource].result()["cleanup.policy"].value
+            policy = config[resource].result(2 * seconds)["cleanup.policy"].value
         except KafkaException as error:
             _refuse(error.args[0], "cannot be described")
         return len(found.partitions), {part.strip() for part in policy.split(",")}
@@ -101,14 +102,15 @@ class KafkaTopic:
         from confluent_kafka.admin import OffsetSpec
 
         partitions, _ = self.describe()
+        admin = self._client("admin")  # held: without its client an answer never comes
         ends = {TopicPartition(self.topic, n): OffsetSpec.latest() for n in range(partitions)}
         try:
-            found = self._client("admin").list_offsets(
+            found = admin.list_offsets(
                 ends,
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=LOOK_SECONDS,
             )
-            return any(end.result().offset > 0 for end in found.values())
+            return any(end.result(2 * LOOK_SECONDS).offset > 0 for end in found.values())
         except KafkaException as error:
             _refuse(error.args[0], "cannot be read")
 

@@ -66,7 +66,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     Raises:
         PolicyError: foreign, older or forked; or the sink is not fit.
     """
-    sink.prepare(replaying)
+    sink.prepare(replaying and not run.open().anew)
     _refuse_foreign(manifest_of(run, sink.kind), sink)
     store, latest, caught_up = run.open(), dict[int, Published](), True
     # In this order: what another worker publishes meanwhile is committed before.

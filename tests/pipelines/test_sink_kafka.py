@@ -307,7 +307,7 @@ def test_a_broker_that_goes_away_for_good_is_a_coded_error(
 ) -> None:
     with running(tmp_path / "own") as own:
         sink = table(own, topic_of(own), **{"message.timeout.ms": "2000"})
-        job = fresh.run(sink)
+        fresh.run(sink)
         given = fresh.batches()
         away = table(own, topic_of(own), **{"message.timeout.ms": "2000"})
         writer = sink_of(fresh.job(away))
