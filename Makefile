@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check bench clean
+.PHONY: demo test slow check bench kafka clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -37,6 +37,13 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	touch $(READY)
+
+# A Kafka broker for the tests: its jars, by Maven and Java of 11 or later.
+kafka: .tools/kafka/.ready
+
+.tools/kafka/.ready: deploy/kafka/pom.xml
+	mvn -q -B -f $< dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/.tools/kafka
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -30,6 +30,9 @@ DEAD_LETTER_SCHEMA = pa.schema(
 #: Metadata of a source batch: where its first row stands.
 PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
 WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
+#: Metadata of a pulse of the public clock (see `dp_transforms.clock`), and of a shard's step.
+FIRST, THROUGH = b"dpstream.first", b"dpstream.through"
+SHARD = b"dpstream.shard"
 
 
 class _HandOver:

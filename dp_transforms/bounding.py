@@ -7,6 +7,8 @@ record keeps its admission, window and leaf, because all three are functions of 
 records.  Decisions are committed before they are seen, so a replay repeats them.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -132,9 +134,24 @@ def _open(
         count[i] = max(0, min((event_cut[i] - 1) // stride, most) - begin + 1)
 
 
+class Bounded(NamedTuple):
+    """What BOUND makes of the records of a shard.
+
+    Attributes:
+        admitted: pairs for the key shards.
+        counts: for the operator.
+        waiting: records that must be asked for again at a later cut: their own cut, or the
+            one they joined, is still to come.
+    """
+
+    admitted: pa.RecordBatch
+    counts: dict[str, int]
+    waiting: pa.RecordBatch
+
+
 def bound(
     plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int = 0
-) -> tuple[pa.RecordBatch, dict[str, int]]:
+) -> Bounded:
     """Decide all records of stamp cuts up to ``upto``, commit, and return what is admitted.
 
     Args:
@@ -145,9 +162,10 @@ def bound(
             delivers it, or a record would be counted twice in a step that is still open.
 
     Returns:
-        (admitted pairs, counts for the operator).  Records decided before are answered from
-        the committed decisions; one that was never seen although its cut was decided joins the
-        next open cut, or is counted as undelivered when there is none.
+        Records decided before are answered from the committed decisions; one that was never
+        seen although its cut was decided joins the next open cut (it waits if that lies beyond
+        ``upto``: the store may be ahead of a runner that went back to a checkpoint), or is
+        counted as undelivered when there is none.
     """
     with store.at_work("bound", shard):
         try:
@@ -166,6 +184,7 @@ class Batch:
         unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
         cut: trigger at which it was or will be decided; known: decided before.
         undelivered: turned up when no open cut was left.
+        settled: nothing can become of it any more.
         least: the first window that was not abandoned.
     """
 
@@ -181,11 +200,12 @@ class Batch:
         self.unit, self.pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.rank = np.zeros(rows, np.int32)
         self.known, self.undelivered = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self.settled = np.zeros(rows, np.bool_)
 
 
 def _decide(
     plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int
-) -> tuple[pa.RecordBatch, dict[str, int]]:
+) -> Bounded:
     """See ``bound``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
     batch = Batch(plan, records, store.marks.abandoned)
@@ -194,7 +214,7 @@ def _decide(
     # A record that an id names may come again with a later stamp, at any cut.
     again = plan.record_id is not None and units.decided > 0
     if again or units.ahead or (batch.cut <= units.decided).any():
-        _recall(plan, store, shard, batch, upto)
+        _recall(plan, store, shard, batch)
     if upto > units.decided:
         late, rejected = _admit_new(plan, store, shard, batch, upto)
     # A decision cut short may have gone further than this one does.
@@ -202,12 +222,15 @@ def _decide(
     rows = _unrepeated(np.flatnonzero(now), batch)
     order = stamp_order(batch.stamp[rows], batch.partition[rows], batch.offset[rows])
     out = expand(plan, records, rows[order], batch)
-    return out, {
+    counts = {
         "operator_pairs_admitted": out.num_rows,
         "operator_pairs_rejected": rejected,
         "operator_pairs_late": late,
         "operator_records_undelivered": int(batch.undelivered.sum()),
     }
+    waits = (batch.cut > upto) & ~batch.settled
+    waiting = records.filter(pa.array(waits)) if waits.any() else records.slice(0, 0)
+    return Bounded(out, counts, waiting)
 
 
 def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
@@ -219,7 +242,7 @@ def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
     return units
 
 
-def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> None:
+def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
     """Fill in committed decisions; what has none although its cut was decided comes late."""
     units = _enter(plan, store, shard, batch)
     index, before = store.admitted_before(shard, units)
@@ -235,7 +258,10 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> No
     if before.rank is not None:
         batch.rank[known] = before.rank[at[known]]
     full = units.counts[batch.unit] >= plan.privacy.contributions
-    batch.undelivered = missed & ~full & (upto <= units.decided)
+    ended = plan.timeline.end is not None and units.decided >= plan.timeline.last_cut
+    batch.undelivered = missed & ~full & ended
+    # The unit's C pairs are decided: there is nothing to wait for.
+    batch.settled = settled | (missed & (full | ended))
     batch.cut[missed] = units.decided + 1
 
 

@@ -5,6 +5,10 @@
 ``records`` is a PCollection of Arrow batches with the plan's columns, each with the position
 of its first row in its schema's metadata (``batches.PARTITION``, ``OFFSET``); the result has
 ``.releases`` (one sealed batch per (window, trigger)) and ``.dead_letter``.
+
+Everything lives in the global window: Beam assigns, fires and drops nothing by event time.  A
+step of a cut runs when the public clock has announced the cut and the watermark has passed it;
+with bounded input all cuts are announced at once and one callback of a shard steps through them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,22 +22,25 @@ from accounting.errors import PolicyError, UsageError
 from accounting.limits import SPLIT_BUFFER_ROWS
 from accounting.plan import Plan
 from dp_transforms.batches import (
+    SHARD,
     admitted_schema,
     concat,
-    empty,
     ids_of,
     record_schema,
     slices,
     split_by_shard,
 )
 from dp_transforms.bounding import bound
+from dp_transforms.clock import Announced, ToShards, WallClock
+from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
 from dp_transforms.ids import key_ids
 from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
 from dp_transforms.release import (
-    HoldUntilCut,
+    Gather,
     Seal,
     ShardRelease,
     commit_groups,
+    due_by,
     seal,
     steps_through,
 )
@@ -43,12 +50,19 @@ from dp_transforms.telemetry import count, guarded, step_done, timed
 from state.idtable import shard_of
 from state.life import expire
 
+#: A watermark W promises only what lies before W, so BOUND fires at its cut, not before, and the
+#: release step one runner tick later, when BOUND's outputs are there.
+RELEASE_TICKS = 1
+#: Announced cuts that one callback takes of a stream that is behind its clock.
+STRIDE = 8
+
 
 class Output(NamedTuple):
     """Typed outputs of ``DPStream``."""
 
     releases: beam.PCollection
     dead_letter: beam.PCollection
+    pulses: beam.PCollection
 
 
 class DPStream(beam.PTransform):
@@ -62,6 +76,8 @@ class DPStream(beam.PTransform):
         key: a reference to the key instead of ``key_file`` (``env:NAME``, ``gcp:...``).
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
+        clock: announces cuts (`dp_transforms.clock`).  Default: all of them for bounded input, a
+            clock on the wall otherwise.
     """
 
     def __init__(
@@ -74,8 +90,10 @@ class DPStream(beam.PTransform):
         store: str = "sqlite:dpstream.db",
         shards: int = 4,
         source: str | None = None,
+        clock: beam.PTransform | None = None,
     ) -> None:
         super().__init__()
+        self._clock = clock
         if run is None:
             if not source:
                 raise UsageError(
@@ -93,73 +111,83 @@ class DPStream(beam.PTransform):
 
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Records in, sealed releases and dead letters out."""
-        run = self._run
-        if not pcoll.is_bounded or run.plan.timeline.end is None:
-            raise UsageError(
-                "time.end",
-                "this version runs bounded input only, up to the end of the job",
-                "give the plan an end and the transform a bounded collection",
-            )
-        plan = run.plan
-        door = Records(CanonicaliserFactory(plan, run.keys, run.public))
+        run, line, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
+        clock = self._clock
+        if clock is None:
+            if bounded and line.end is None:
+                raise UsageError(
+                    "time.end", "is required for a bounded collection", "give the plan an end"
+                )
+            clock = Announced(line.last_cut) if bounded else WallClock(line)
+        door = Records(CanonicaliserFactory(run.plan, run.keys, run.public))
         records = pcoll | "Records" >> beam.ParDo(door).with_outputs(
             Records.DEAD, main="records"
         ).with_output_types(pa.RecordBatch)
-        bounded = records.records | Bound(run)
-        releases = bounded | Release(run)
-        return Output(releases, records[Records.DEAD])
+        pulses = pcoll.pipeline | "Clock" >> clock
+        stride = None if bounded else STRIDE
+        admitted = (records.records, pulses) | Bound(run, stride)
+        releases = (admitted, pulses) | Release(run, stride)
+        return Output(releases, records[Records.DEAD], pulses)
 
 
 class Bound(beam.PTransform):
-    """Canonical records -> admitted (record, window) pairs, sharded by key."""
+    """(Canonical records, pulses) -> admitted (record, window) pairs, sharded by key.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        run: the run.
+        stride: see ``HoldUntilCut``; ``None`` for bounded input.
+    """
+
+    def __init__(self, run: Run, stride: int | None = None) -> None:
         super().__init__()
-        self._run = run
+        self._run, self._stride = run, stride
 
-    def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
+    def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
-        run = self._run
-        hold = HoldUntilCut(run.plan.timeline, BoundCallback(run), early=1_000)
-        sharded = pcoll | "ByUnit" >> beam.ParDo(
-            SplitByShard("unit", run.shards, record_schema(run.plan))
-        )
-        started = pcoll.pipeline | "UnitShards" >> _starts(run, record_schema(run.plan))
+        run, (records, pulses) = self._run, pcolls
+        schema = record_schema(run.plan)
+        hold = HoldUntilCut(run.plan.timeline, BoundCallback(run), stride=self._stride, anew=True)
+        split = beam.ParDo(SplitByShard("unit", run.shards, schema))
         return (
-            (sharded, started)
+            (records | "ByUnit" >> split, pulses | "UnitPulses" >> _to_shards(run, schema))
             | "UnitInput" >> beam.Flatten()
             | "Bound" >> beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
         )
 
 
 class Release(beam.PTransform):
-    """Admitted pairs by key shard -> sealed releases."""
+    """(Admitted pairs by key shard, pulses) -> sealed releases.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        run: the run.
+        stride: see ``HoldUntilCut``; ``None`` for bounded input.
+    """
+
+    def __init__(self, run: Run, stride: int | None = None) -> None:
         super().__init__()
-        self._run = run
+        self._run, self._stride = run, stride
 
-    def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
+    def expand(self, pcolls: Any) -> beam.PCollection:
         """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
-        run = self._run
-        hold = HoldUntilCut(run.plan.timeline, ReleaseCallback(run))
-        started = pcoll.pipeline | "KeyShards" >> _starts(run, admitted_schema(run.plan))
+        run, (admitted, pulses) = self._run, pcolls
+        hold = HoldUntilCut(
+            run.plan.timeline, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride
+        )
+        gather = beam.GroupByKey() if self._stride is None else beam.ParDo(Gather(run.shards))
         return (
-            (pcoll, started)
+            (admitted, pulses | "KeyPulses" >> _to_shards(run, admitted_schema(run.plan)))
             | "KeyInput" >> beam.Flatten()
             | "Release"
             >> beam.ParDo(hold).with_output_types(tuple[tuple[int, int], pa.RecordBatch])
-            | "Gather" >> beam.GroupByKey()
+            | "Gather" >> gather
             | "Seal" >> beam.ParDo(Seal(SealFactory(run))).with_output_types(pa.RecordBatch)
         )
 
 
-def _starts(run: Run, schema: pa.Schema) -> beam.PTransform:
-    """An empty batch for every shard, so that shards without data take their steps too."""
-    batch = empty(schema)
-    return beam.Create(
-        [(shard, batch) for shard in range(run.shards)], reshuffle=False
-    ).with_output_types(tuple[int, pa.RecordBatch])
+def _to_shards(run: Run, schema: pa.Schema) -> beam.PTransform:
+    """Pulses for every shard, so that shards without data take their steps too."""
+    pulses = beam.ParDo(ToShards(run.shards, schema))
+    return pulses.with_output_types(tuple[int, pa.RecordBatch])
 
 
 class SplitByShard(beam.DoFn):
@@ -203,20 +231,22 @@ class BoundCallback:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def __call__(self) -> Callable[..., Iterator[Any]]:
+    def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
         run, store, ring = self._run, self._run.open(), self._run.keys.ring()
         schema = record_schema(run.plan)
 
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
-        ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        ) -> Held:
             with timed("bound"):
                 records = concat(batches, schema)
-                admitted, counts = bound(run.plan, store, shard, records, upto, since)
+                admitted, counts, waiting = bound(run.plan, store, shard, records, upto, since)
             for name, amount in counts.items():
                 count(name, amount)
-            del records
+            return Held(by_key(admitted), waiting)
+
+        def by_key(admitted: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
             target = shard_of(key_ids(run.plan, ring.key, admitted), run.shards)
             for number, part in split_by_shard(admitted, target, run.shards):
                 for piece in slices(part, SPLIT_BUFFER_ROWS):
@@ -231,7 +261,7 @@ class ReleaseCallback:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def __call__(self) -> Callable[..., Iterator[Any]]:
+    def __call__(self) -> ShardCallback:
         """Open store and key on the worker."""
         run, ring, line = self._run, self._run.keys.ring(), self._run.plan.timeline
         public = None
@@ -243,16 +273,22 @@ class ReleaseCallback:
 
         def release(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
+        ) -> Held:
+            now, later = due_by(line, concat(batches, schema), upto)
+            return Held(steps(shard, now, upto, since), later)
+
+        def steps(
+            shard: int, rows: pa.RecordBatch, upto: int, since: int
         ) -> Iterator[ShardRelease]:
-            rows, first = concat(batches, schema), store.marks.first
-            steps = (step for step in steps_through(line, rows, upto, since) if step[0] >= first)
-            for group in commit_groups(steps):
+            first = store.marks.first
+            due = (step for step in steps_through(line, rows, upto, since) if step[0] >= first)
+            for group in commit_groups(due):
                 with timed("step"):
                     done = stepper.steps(shard, group)
                 for (window, trigger, _), (released, computed) in zip(group, done, strict=True):
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
-                    yield (window, trigger), released
+                    yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
             with timed("expire"):
                 expire(store, line, least=line.window // line.trigger_every)
 
@@ -303,11 +339,11 @@ def run_in_memory(
     by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}
     for shard in range(run.shards):
         held = [by_unit[shard]] if shard in by_unit else []
-        for target, batch in decide(shard, held, upto):
+        for target, batch in decide(shard, held, upto, 0).outputs:
             by_key[target].append(batch)
     gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
     for shard, batches in by_key.items():
-        for name, part in release(shard, batches, upto):
+        for name, part in release(shard, batches, upto, 0).outputs:
             gathered.setdefault(name, []).append(part)
     stride = run.plan.timeline.base(1)
     order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))

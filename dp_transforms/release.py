@@ -1,9 +1,7 @@
 """RELEASE: commit, then emit; and one sealed object per (window, trigger).
 
-Timers say when, records say what.  The stateful stages hold their rows in a bag until the
-watermark passes a cut; the callback then runs every step that is due, in order, a few of them in
-one transaction, and emits what was committed.  With bounded input there is one timer at the
-last trigger.
+The steps that are due on a shard run in order, a few of them in one transaction, and what was
+committed is emitted.  The seal waits for all shards of a (window, trigger).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,20 +11,14 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.coders import VarIntCoder
-from apache_beam.transforms.timeutil import TimeDomain
-from apache_beam.transforms.userstate import (
-    BagStateSpec,
-    ReadModifyWriteStateSpec,
-    TimerSpec,
-    on_timer,
-)
-from apache_beam.utils.timestamp import Timestamp
+from apache_beam.coders import BytesCoder
+from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec
 
 from accounting.limits import COMMIT_ROWS, COMMIT_STEPS
 from accounting.plan import Plan
 from accounting.timeline import Timeline
 from dp_transforms.batches import (
+    SHARD,
     TRIGGER,
     WINDOW,
     ArrowBatchCoder,
@@ -45,65 +37,6 @@ from state.store import RunIdentity
 
 #: One step's committed rows on their way to the seal: (window, trigger) and a shard's batch.
 ShardRelease = tuple[tuple[int, int], pa.RecordBatch]
-
-
-class HoldUntilCut(beam.DoFn):
-    """Holds the batches of a shard until a cut is complete, then hands them to a callback.
-
-    Args:
-        line: public time axis.
-        make: builds the worker-side callback ``(shard, batches, cut) -> outputs``.
-        early: how long before the cut's instant the timer is set, in micros: BOUND's fires
-            one runner tick before the release step's.
-    """
-
-    ROWS = BagStateSpec("rows", ArrowBatchCoder())
-    ARMED = ReadModifyWriteStateSpec("armed", VarIntCoder())
-    CUT = TimerSpec("cut", TimeDomain.WATERMARK)
-
-    def __init__(self, line: Timeline, make: Callable[[], "ShardCallback"], early: int = 0) -> None:
-        self._line, self._make, self._early = line, make, early
-
-    @guarded("hold")
-    def setup(self) -> None:
-        """Open store and key on the worker."""
-        self._callback = self._make()
-
-    def teardown(self) -> None:
-        """Let go of store and key."""
-        self.__dict__.pop("_callback", None)
-
-    @guarded("hold")
-    def process(
-        self,
-        element: tuple[int, pa.RecordBatch],
-        rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008 - Beam's way to declare state
-        armed: Any = beam.DoFn.StateParam(ARMED),  # noqa: B008
-        timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
-    ) -> None:
-        """Keep the batch; arm the shard's timer once."""
-        _, batch = element
-        if batch.num_rows:
-            rows.add(batch)
-        if not armed.read():
-            armed.write(1)
-            instant = self._line.cut_time(self._line.last_cut) - self._early
-            timer.set(Timestamp(micros=instant))
-
-    @on_timer(CUT)
-    @guarded("cut")
-    def cut(
-        self,
-        shard: int = beam.DoFn.KeyParam,
-        rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
-    ) -> Iterator[Any]:
-        """All input is there: run every step of the shard in order."""
-        yield from self._callback(shard, rows.read(), self._line.last_cut)
-        rows.clear()
-
-
-#: (shard, held batches, last complete cut[, cut through which outputs were emitted]) -> outputs
-ShardCallback = Callable[..., Iterator[Any]]
 
 
 def steps_through(
@@ -128,6 +61,17 @@ def steps_through(
             name = cut * width + index
             begin, end = np.searchsorted(rank, (name, name + 1)) if index < width else (0, 0)
             yield index, cut - line.base(index), rows.slice(int(begin), int(end - begin))
+
+
+def due_by(
+    line: Timeline, rows: pa.RecordBatch, upto: int
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """(rows of steps up to a cut, rows of later ones: events that run ahead of their stamps)."""
+    window, leaf = numbers(rows.column("window")), numbers(rows.column("leaf"))
+    later = window.astype(np.int64) * (line.slide // line.trigger_every) + leaf > upto
+    if not later.any():
+        return rows, rows.slice(0, 0)
+    return rows.filter(pa.array(~later)), rows.filter(pa.array(later))
 
 
 def commit_groups(
@@ -196,6 +140,43 @@ def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
     """The run id as releases show it: no insecure or unsound release looks like a sound one."""
     stamp = "INSECURE-" if identity.insecure else ""
     return ("UNSOUND-" if plan.privacy.mode == "paper" else "") + stamp + identity.run_id
+
+
+class Gather(beam.DoFn):
+    """Steps of the shards of a (window, trigger) -> all of them together, once.
+
+    The unbounded form of a GroupByKey, which would wait for the end of the input.  Each step
+    says of which shard it is, so that one that comes twice counts once.
+    """
+
+    PARTS = BagStateSpec("parts", ArrowBatchCoder())
+    SEEN = ReadModifyWriteStateSpec("seen", BytesCoder())
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+
+    @guarded("gather")
+    def process(
+        self,
+        element: ShardRelease,
+        parts: Any = beam.DoFn.StateParam(PARTS),  # noqa: B008 - Beam's way to declare state
+        seen: Any = beam.DoFn.StateParam(SEEN),  # noqa: B008
+    ) -> Iterator[tuple[tuple[int, int], list[pa.RecordBatch]]]:
+        """Keep a part; the last one brings all."""
+        name, batch = element
+        marks = np.frombuffer(seen.read() or bytes(self._shards), np.uint8).copy()
+        shard = int(batch.schema.metadata[SHARD])
+        if marks[shard]:
+            return
+        marks[shard] = 1
+        if not marks.all():
+            parts.add(batch)
+            seen.write(marks.tobytes())
+            return
+        gathered = [*parts.read(), batch]
+        parts.clear()
+        seen.clear()
+        yield name, gathered
 
 
 class Seal(beam.DoFn):

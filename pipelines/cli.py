@@ -19,9 +19,10 @@ from rich.table import Table
 from accounting.errors import DpstreamError, RunError
 from pipelines.cli_audit import audit
 from pipelines.cli_choose import choose
+from pipelines.cli_folder import folder
 from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
-from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
+from pipelines.cli_parts import AS_JSON, Bar, examples, print_json, stop_signals
 from pipelines.cli_state import state
 from pipelines.experiments.commands import experiment, reddit
 
@@ -100,29 +101,41 @@ def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
 @cli.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     epilog=examples(
-        "dpstream run job.toml", "dpstream run job.toml --runner=DirectRunner --job_name=flights"
+        "dpstream run job.toml",
+        "dpstream run job.toml --runner=PrismRunner",
+        "dpstream run recorded.toml --runner=PrismRunner --speed=1440",
+        "dpstream run job.toml --runner=FlinkRunner --job_name=flights",
     ),
 )
 @JOB
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
+@click.option("--speed", help="Of files on a streaming runner: seconds of stream a second, or max.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @AS_JSON
 @click.pass_context
-def run(ctx: click.Context, job: Path, runner: str, quiet: bool, as_json: bool) -> None:
-    """Run a job, or go on with one; other flags pass through to Beam."""
+def run(
+    ctx: click.Context, job: Path, runner: str, speed: str | None, quiet: bool, as_json: bool
+) -> None:
+    """Run a job, or go on with one; other flags pass through to Beam.
+
+    A job whose source has no end runs until it is interrupted, and goes on when it is run again.
+    """
     from pipelines.job import load_job
 
     checked = load_job(job)
+    from pipelines.replay import parse_speed
     from pipelines.sink import sink_of
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
-    with Bar(hidden=quiet or as_json) as bar:
-        result = run_job(checked, runner, ctx.args, progress=bar.update)
+    pace = None if speed is None else parse_speed(speed)
+    with Bar(hidden=quiet or as_json) as bar, stop_signals(checked.source.unbounded) as stop:
+        result = run_job(checked, runner, ctx.args, progress=bar.update, speed=pace, stop=stop)
     if as_json:
         print_json({**result._asdict(), "insecure": checked.insecure})
         return
-    click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: all triggers done.")
+    how = "stopped; run it again to go on" if result.stopped else "all triggers done"
+    click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     _print_operator(result.operator_only, dead_letter_folder(checked))
     click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
@@ -245,6 +258,7 @@ def doctor(as_json: bool) -> None:
 
 cli.add_command(audit)
 cli.add_command(choose)
+cli.add_command(folder)
 cli.add_command(key)
 cli.add_command(ledger)
 cli.add_command(state)

@@ -1,7 +1,10 @@
 """What the commands of ``dpstream`` share: options, help texts, progress, JSON."""
 
+import contextlib
 import json
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -81,5 +84,27 @@ class Bar:
         self._progress.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Show ``done`` of ``total`` steps."""
-        self._progress.update(self._task, completed=done, total=total)
+        """Show ``done`` of ``total`` steps (0: nobody knows)."""
+        self._progress.update(self._task, completed=done, total=total or None)
+
+
+@contextlib.contextmanager
+def stop_signals(active: bool) -> Iterator[threading.Event | None]:
+    """An event that is set by the signals that end a program, while the block runs.
+
+    Args:
+        active: whether being stopped is the ordinary end; otherwise signals do what they did.
+    """
+    if not active:
+        yield None
+        return
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

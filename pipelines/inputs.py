@@ -5,6 +5,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from accounting.errors import UsageError
+from pipelines.brake import Brake
 from pipelines.job import Job
 from pipelines.manifest import fingerprint_parts, stamps
 from pipelines.sources import ReadFiles
@@ -31,7 +33,7 @@ class Input(ABC):
         """
 
     @abstractmethod
-    def read(self, begin: int = 0) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         """A transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
 
         Batches of ``records`` have the columns ``job.columns`` and say in their schema's metadata
@@ -39,6 +41,7 @@ class Input(ABC):
 
         Args:
             begin: records with stamps (micros) before it are not needed any more.
+            brake: keeps a source without end from running ahead of the releases.
         """
 
     def state(self) -> Any:
@@ -58,7 +61,7 @@ class FilesInput(Input):
         ]
 
     @override
-    def read(self, begin: int = 0) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         return ReadFiles(self.job)
 
     @override
@@ -70,10 +73,18 @@ def input_of(job: Job) -> Input:
     """The input of a job by its kind.
 
     Raises:
-        UsageError: its client is not installed, or the source's table is not usable.
+        UsageError: the source cannot be used as the job says, or its package is missing.
     """
     if job.source.kind == "kafka":
-        from pipelines.source_kafka import KafkaInput
-
+        try:
+            from pipelines.source_kafka import KafkaInput
+        except ModuleNotFoundError:
+            raise UsageError(
+                "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
+            ) from None
         return KafkaInput(job)
+    if job.source.kind == "folder":
+        from pipelines.source_folder import FolderInput
+
+        return FolderInput(job)
     return FilesInput(job)

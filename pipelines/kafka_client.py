@@ -10,27 +10,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from pipelines.job_tables import SourceConfig
 
-try:
-    from confluent_kafka import (
-        Consumer,
-        IsolationLevel,
-        KafkaError,
-        KafkaException,
-        TopicCollection,
-        TopicPartition,
-    )
-    from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
-except ImportError:
-    raise UsageError(
-        "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
-    ) from None
-
 #: Seconds a question may take at the start, and from a worker (which asks again later).
 START_SECONDS, ASK_SECONDS = 30.0, 3.0
+_GRACE_SECONDS = 5.0
 #: Settings that decide what is read, or would let the client print or load something.
 _OURS = {
     "bootstrap.servers": "",
@@ -49,6 +44,7 @@ _USUAL = {
     "client.id": "dpstream",
     "group.id": "dpstream",  # asked for by the client; nothing is committed to it
     "queued.max.messages.kbytes": "32768",
+    "max.partition.fetch.bytes": "4194304",  # one partition is all a consumer reads
     "fetch.queue.backoff.ms": "20",
     "reconnect.backoff.max.ms": "2000",
 }
@@ -103,7 +99,8 @@ class Kafka(msgspec.Struct, frozen=True):
 
     def cluster_id(self) -> str:
         """The cluster's own name."""
-        return str(self._start(self.admin().describe_cluster).cluster_id)
+        asked = self.admin().describe_cluster(request_timeout=START_SECONDS)
+        return str(_answer(asked, START_SECONDS).cluster_id)
 
     def described(self, seconds: float = START_SECONDS) -> tuple[str, int]:
         """(id of the topic, number of partitions): a topic made again has another id.
@@ -113,7 +110,7 @@ class Kafka(msgspec.Struct, frozen=True):
         """
         names = TopicCollection([self.topic])
         found = self.admin().describe_topics(names, request_timeout=seconds)
-        topic = found[self.topic].result(seconds)
+        topic = _answer(found[self.topic], seconds)
         return str(topic.topic_id), len(topic.partitions)
 
     def config(self) -> dict[str, str]:
@@ -124,7 +121,8 @@ class Kafka(msgspec.Struct, frozen=True):
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
         asked = self.admin().describe_configs([resource], request_timeout=START_SECONDS)
-        return {n: str(entry.value) for n, entry in asked[resource].result(START_SECONDS).items()}
+        found = _answer(asked[resource], START_SECONDS)
+        return {name: str(entry.value) for name, entry in found.items()}
 
     def earliest(self, partition: int) -> int:
         """First offset that is still there."""
@@ -151,10 +149,15 @@ class Kafka(msgspec.Struct, frozen=True):
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=ASK_SECONDS,
         )
-        return int(found[place].result(ASK_SECONDS).offset)
+        return int(_answer(found[place], ASK_SECONDS).offset)
 
-    def _start(self, ask: Any) -> Any:
-        return ask(request_timeout=START_SECONDS).result(START_SECONDS)
+
+def _answer(asked: Any, seconds: float) -> Any:
+    """What the client found; its own limit comes first, ours is for a client that hangs."""
+    try:
+        return asked.result(seconds + _GRACE_SECONDS)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
 
 
 @functools.cache
@@ -168,6 +171,7 @@ def _admin(kafka: Kafka) -> AdminClient:
 _CONSUMERS_OWN = {
     *("isolation.level", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"),
     *("enable.partition.eof", "group.id", "queued.max.messages.kbytes"),
+    "max.partition.fetch.bytes",
     "fetch.queue.backoff.ms",
 }
 

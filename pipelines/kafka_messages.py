@@ -70,7 +70,8 @@ def parts(messages: Messages, objects: Objects, columns: Sequence[str]) -> Itera
         values = [value for value, keep in zip(values, good.tolist(), strict=True) if keep]
         offsets, stamps = offsets[good], stamps[good]
     if values:
-        named = dict(zip((c for c in columns if c != APPEND_TIME), objects.arrays(values)))
+        given = [column for column in columns if column != APPEND_TIME]
+        named = dict(zip(given, objects.arrays(values), strict=True))
         named[APPEND_TIME] = pa.array(stamps * 1_000, pa.int64()).cast(_INSTANT)
         yield from runs(offsets, pa.RecordBatch.from_pydict({c: named[c] for c in columns}))
 

@@ -9,7 +9,8 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -20,8 +21,17 @@ from pipelines.kafka_client import Kafka, name_of
 #: Messages asked for at once, and bytes after which a batch is handed on.
 _ASK_FOR = 2_000
 _BATCH_BYTES = 8 << 20
+#: How long a first message may take; the client fetches ahead, so what there is, is here.
+_READY_SECONDS = 0.02
 #: A broker that is silent for longer ends the bundle with an error.
 LOST_SECONDS = 600.0
+#: Errors of rights: the client goes on asking, and others' questions are answered.
+_DENIED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
 #: A reader that nobody used for so long is closed: its partition is read elsewhere.
 _UNUSED_SECONDS = 60.0
 
@@ -48,6 +58,7 @@ class Reader:
         self._consumer: Consumer | None = None
         self._position = -1
         self._heard = self.used = time.monotonic()
+        self._denied: tuple[float, str] | None = None
 
     def seek(self, offset: int) -> None:
         """Go on from ``offset``."""
@@ -61,6 +72,8 @@ class Reader:
     def take(self, rows: int, seconds: float) -> Taken:
         """At most ``rows`` messages from here on, after at most about ``seconds``.
 
+        A partition that has none ready is left at once, so that others get their turn.
+
         Raises:
             RunError: the partition has lost messages that were read.
         """
@@ -68,21 +81,23 @@ class Reader:
         found: list[Any] = []
         size, end = 0, time.monotonic() + seconds
         while len(found) < rows and size < _BATCH_BYTES:
-            left = end - time.monotonic()
-            got = self._consumer.consume(min(_ASK_FOR, rows - len(found)), max(left, 0.0))
-            said = [message for message in got if message.error() is not None]
-            good = [message for message in got if message.error() is None] if said else got
-            found += good
-            size += sum(map(len, good))
+            left = max(end - time.monotonic(), 0.0)
+            wait = left if found else min(left, _READY_SECONDS)
+            got = self._consumer.consume(min(_ASK_FOR, rows - len(found)), wait)
+            good, said = got, []
+            if any(map(methodcaller("error"), got)):
+                good = [message for message in got if message.error() is None]
+                said = [message for message in got if message.error() is not None]
             if good:
+                found += good
+                size += sum(map(len, good))
                 self._position = good[-1].offset() + 1
-            lost = self._told(said)
-            if lost:
+            if self._told(said):
                 return self._lost(found)
-            if said or left <= 0 or len(got) < _ASK_FOR:
+            if not found or not left:
                 break
         if found:
-            self._heard = time.monotonic()
+            self._heard, self._denied = time.monotonic(), None
         return Taken(found, self._position)
 
     def _told(self, said: list[Any]) -> bool:
@@ -93,7 +108,9 @@ class Reader:
             if code == KafkaError._PARTITION_EOF:
                 self._position = max(self._position, message.offset())
                 self._heard = time.monotonic()
-            # Everything else is tried again by the client; `caught_up` counts the time.
+            elif code in _DENIED and self._denied is None:
+                self._denied = time.monotonic(), message.error().name()
+            # Everything is tried again by the client; `_answer` and `caught_up` count the time.
             lost |= code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
         return lost
 
@@ -115,14 +132,34 @@ class Reader:
         self.seek(stands)
         return Taken(found, stands)
 
-    def caught_up(self) -> bool:
-        """Whether the partition's end, asked now, is where the reader stands.
+    def first(self, begin: int) -> int | None:
+        """The first offset with an append time of ``begin`` (micros) or later; ``None``: unknown.
 
         Raises:
             RunError: the broker has not answered for `LOST_SECONDS`.
         """
+        if begin <= 0:
+            return self._answer(lambda: self._kafka.earliest(self._partition))
+        return self._answer(lambda: self._kafka.at(self._partition, begin // 1_000))
+
+    def caught_up(self) -> bool:
+        """Whether the partition's end, asked now, is where the reader stands.
+
+        Raises:
+            RunError: the broker has not answered, or let nobody read, for `LOST_SECONDS`.
+        """
+        if self._denied is not None and time.monotonic() - self._denied[0] > LOST_SECONDS:
+            raise RunError(
+                "source.topic",
+                f"may not be read ({self._denied[1]})",
+                "check source.options and the topic's access rules",
+            )
+        end = self._answer(lambda: self._kafka.end(self._partition))
+        return end is not None and end <= self._position
+
+    def _answer(self, ask: Callable[[], int]) -> int | None:
         try:
-            end = self._kafka.end(self._partition)
+            answer = ask()
         except KafkaException as error:
             if time.monotonic() - self._heard > LOST_SECONDS:
                 raise RunError(
@@ -130,9 +167,9 @@ class Reader:
                     f"did not answer for {LOST_SECONDS:.0f} s ({name_of(error)})",
                     "check the broker; the run goes on where it stopped",
                 ) from None
-            return False
+            return None
         self._heard = time.monotonic()
-        return end <= self._position
+        return answer
 
     def close(self) -> None:
         """Let the connection go."""
@@ -149,8 +186,8 @@ class Readers:
         self._free: defaultdict[tuple[Kafka, int], list[Reader]] = defaultdict(list)
 
     @contextlib.contextmanager
-    def lend(self, kafka: Kafka, partition: int, offset: int) -> Iterator[Reader]:
-        """A reader that stands at ``offset``; one that fails is closed."""
+    def lend(self, kafka: Kafka, partition: int) -> Iterator[Reader]:
+        """A reader, to be sent where it is needed (`Reader.seek`); one that fails is closed."""
         with self._lock:
             free = self._free[kafka, partition]
             reader = free.pop() if free else Reader(kafka, partition)
@@ -158,7 +195,6 @@ class Readers:
         for old in unused:
             old.close()
         try:
-            reader.seek(offset)
             yield reader
         except BaseException:
             reader.close()

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -11,15 +11,35 @@ from apache_beam.options.pipeline_options import (
     _BeamArgumentParser,
 )
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.portability.prism_runner import PrismRunner
 
 from accounting.errors import UsageError
 
 #: Names a user may write and the engine they mean.
-RUNNERS = {"DirectRunner": "FnApiRunner", "FnApiRunner": "FnApiRunner"}
+RUNNERS = {
+    "DirectRunner": "FnApiRunner",
+    "FnApiRunner": "FnApiRunner",
+    "PrismRunner": "PrismRunner",
+}
 
 
-def make_runner(name: str, beam_args: Sequence[str]) -> tuple[Any, PipelineOptions]:
-    """(runner, options) of a runner's name and further Beam flags.
+class Engine(NamedTuple):
+    """What runs a pipeline.
+
+    Attributes:
+        runner, options: for ``beam.Pipeline``.
+        streaming: input is taken as a stream, also files: releases come while it is read.
+        by_reference: stages share one process and decode each element once.
+    """
+
+    runner: Any
+    options: PipelineOptions
+    streaming: bool
+    by_reference: bool
+
+
+def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
+    """The engine of a runner's name and further Beam flags.
 
     Raises:
         UsageError: an unknown runner, or flags that break the flow's promises.
@@ -42,7 +62,9 @@ def make_runner(name: str, beam_args: Sequence[str]) -> tuple[Any, PipelineOptio
         )
     if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
         raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
-    return FnApiRunner(), options
+    if name == "PrismRunner":
+        return Engine(PrismRunner(), options, streaming=True, by_reference=False)
+    return Engine(FnApiRunner(), options, streaming=False, by_reference=True)
 
 
 def _refuse_unknown(beam_args: Sequence[str]) -> None:

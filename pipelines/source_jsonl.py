@@ -57,7 +57,7 @@ class Objects:
         self._decoder = _Decoder(row_type)
 
     def decode(self, texts: list[bytes], most: int) -> list[Any]:
-        """One value per text for `arrays`, ``None`` where it is malformed or over ``most`` bytes."""
+        """One value per text, ``None`` where it is malformed or longer than ``most`` bytes."""
         if not texts:
             return []
         if _deepest(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:

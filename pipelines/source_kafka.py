@@ -18,42 +18,43 @@ rule 0).  New partitions are found while the job runs (`_Watch`), by the same ar
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
-from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
-from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.pvalue import TaggedOutput
-from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import Duration, Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError
 from dp_transforms.telemetry import guarded
+from pipelines.brake import HELD_SECONDS, Brake
+from pipelines.endless import (
+    BUNDLE_SECONDS,
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
+    beam_time,
+    wall_micros,
+)
 from pipelines.inputs import Input
 from pipelines.job import Job
 from pipelines.job_text import duration_micros
-from pipelines.kafka_client import (
-    ASK_SECONDS,
-    Kafka,
-    check_topic,
-    refused_at_start,
-)
+from pipelines.kafka_client import ASK_SECONDS, Kafka, check_topic, refused_at_start
 from pipelines.kafka_messages import APPEND_TIME, Messages, parts
-from pipelines.kafka_reader import READERS, Taken
+from pipelines.kafka_reader import READERS, Reader, Taken
 from pipelines.source_jsonl import Objects
 from pipelines.source_rows import Reason, Refused, refuse
 from pipelines.sources import DEAD_LETTER, RECORDS, positioned, refusal
 
-#: A bundle ends after so long, so that timers may fire; one call for messages takes so long.
-BUNDLE_SECONDS, TAKE_SECONDS = 0.1, 0.05
-#: Pauses when there is nothing to read, and between looks for new partitions.
-IDLE_SECONDS, WATCH_SECONDS = 0.1, 0.25
-_FOR_EVER = (1 << 63) - 1
+#: Pause when there is nothing to read.
+IDLE_SECONDS = 0.1
+#: Before each look for new partitions, inside the bundle: a runner may round pauses to nothing.
+WATCH_SECONDS = 0.2
 
 
 class KafkaInput(Input):
@@ -72,12 +73,12 @@ class KafkaInput(Input):
     @override
     def identity(self) -> list[bytes]:
         """Cluster and topic by their own ids: a topic made again is another input."""
+        check_topic(self._asked(self.kafka.config), self.kafka.topic)
         return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
 
     @override
-    def read(self, begin: int = 0) -> Any:
-        check_topic(self._asked(self.kafka.config), self.kafka.topic)
-        return ReadKafka(self.job, self.kafka, self._topic_id(), begin)
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake)
 
     def _topic_id(self) -> str:
         return str(self._asked(self.kafka.described)[0])
@@ -90,59 +91,6 @@ class KafkaInput(Input):
         raise refused
 
 
-class Unsplit(OffsetRestrictionTracker):  # type: ignore[misc]
-    """An endless range of offsets for one reader: it may stop and go on, not be shared."""
-
-    @override
-    def try_split(self, fraction_of_remainder: float) -> Any:
-        return super().try_split(0) if fraction_of_remainder == 0 else None
-
-    @override
-    def is_bounded(self) -> bool:
-        return False
-
-
-class _Endless(RestrictionProvider):  # type: ignore[misc]
-    """From a number on, for ever."""
-
-    def create_tracker(self, restriction: OffsetRange) -> Unsplit:
-        return Unsplit(restriction)
-
-    def initial_restriction(self, element: Any) -> OffsetRange:
-        return OffsetRange(0, _FOR_EVER)
-
-    def restriction_size(self, element: Any, restriction: OffsetRange) -> int:
-        return 1
-
-
-class _FromTime(_Endless):
-    """A partition's offsets from the first one whose append time is not before ``begin``."""
-
-    def __init__(self, kafka: Kafka, begin: int) -> None:
-        self.kafka, self.begin = kafka, begin
-
-    @override
-    def initial_restriction(self, element: int) -> OffsetRange:
-        try:
-            return OffsetRange(self.first(element), _FOR_EVER)
-        except KafkaException as error:
-            refused = refused_at_start(error)
-        raise refused
-
-    def first(self, partition: int) -> int:
-        """The offset to begin with."""
-        if self.begin <= 0:
-            return self.kafka.earliest(partition)
-        return self.kafka.at(partition, self.begin // 1_000)
-
-
-def advance(estimator: Any, micros: int) -> None:
-    """Move a watermark to ``micros``, floored to milliseconds; never back."""
-    at, now = Timestamp(micros=micros // 1_000 * 1_000), estimator.current_watermark()
-    if now is None or at > now:
-        estimator.set_watermark(at)
-
-
 class _Watch(beam.DoFn):
     """Topic id -> numbers of its partitions, also of those that are added later."""
 
@@ -151,25 +99,20 @@ class _Watch(beam.DoFn):
 
     @beam.DoFn.unbounded_per_element()
     @guarded("source")
-    def process(
-        self,
-        element: str,
-        tracker: Any = beam.DoFn.RestrictionParam(_Endless()),
-        estimator: Any = beam.DoFn.WatermarkEstimatorParam(
-            ManualWatermarkEstimator.default_provider()
-        ),
-    ) -> Iterator[Any]:
+    def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
         """Look once, then again later."""
-        known, before = tracker.current_restriction().start, estimator.current_watermark()
-        asked = time.time_ns() // 1_000
+        last = tracker.current_restriction().after
+        if last is not None:
+            time.sleep(WATCH_SECONDS)
+        asked = wall_micros()
         partitions = self._partitions(element)
-        for number in range(known, partitions):
+        for number in range(0 if last is None else last + 1, partitions):
             if not tracker.try_claim(number):
                 return
-            yield number if before is None else TimestampedValue(number, before)
+            yield TimestampedValue(number, _now(watermark))
         if partitions:
-            advance(estimator, asked - self.settle)
-        tracker.defer_remainder(Duration(WATCH_SECONDS))
+            advance(watermark, asked - self.settle)
+        tracker.defer_remainder()
 
     def _partitions(self, topic_id: str) -> int:
         """How many there are now; 0 if nobody answers."""
@@ -187,72 +130,91 @@ class _Watch(beam.DoFn):
 class _ReadPartition(beam.DoFn):
     """Partition -> batches; what is no row to the dead letter; errors carry no values."""
 
-    def __init__(self, job: Job, kafka: Kafka, settle: int) -> None:
-        self.kafka, self.settle = kafka, settle
+    def __init__(
+        self, job: Job, kafka: Kafka, settle: int, begin: int, brake: Brake | None = None
+    ) -> None:
+        self.kafka, self.settle, self.begin = kafka, settle, begin
+        self.brake, self._rows = brake, 0
         self.columns, self.data_columns = job.columns, job.data_columns
         self.batch_rows = job.performance.batch_rows
+        self._objects: Objects | None = None
 
-    @guarded("source")
-    def setup(self) -> None:
-        """Make what cannot be shipped."""
-        self._objects = Objects(self.data_columns)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_objects": None}
 
     def teardown(self) -> None:
         """Let connections go."""
         READERS.close()
 
-    def read(self, partition: int, tracker: Any, estimator: Any) -> Iterator[Any]:
-        """Messages from the tracker's start on, for about `BUNDLE_SECONDS`."""
-        end = time.monotonic() + BUNDLE_SECONDS
-        with READERS.lend(self.kafka, partition, tracker.current_restriction().start) as reader:
-            stands = tracker.current_restriction().start
-            while time.monotonic() < end:
-                taken = reader.take(self.batch_rows, TAKE_SECONDS)
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(self, element: int, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Messages from where the last bundle ended, until this one is full or none is ready."""
+        bundle = Bundle()
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            tracker.defer_remainder(Duration(HELD_SECONDS))
+            return
+        with READERS.lend(self.kafka, element) as reader:
+            stands = self._begins(reader, tracker)
+            if stands is None:
+                return
+            reader.seek(stands)
+            while True:
+                taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
                 if taken.position == stands:
-                    asked = time.time_ns() // 1_000
-                    if reader.caught_up():
-                        advance(estimator, asked - self.settle)
+                    self._idle(reader, watermark)
                     tracker.defer_remainder(Duration(IDLE_SECONDS))
                     return
                 if not tracker.try_claim(taken.position - 1):
                     return
                 stands = taken.position
-                yield from self._outputs(taken, partition, estimator)
-            tracker.defer_remainder()
+                yield from self._outputs(taken, element, watermark)
+                self._rows += len(taken.messages)
+                if bundle.add(len(taken.messages)):
+                    tracker.defer_remainder()
+                    return
 
-    def _outputs(self, taken: Taken, partition: int, estimator: Any) -> Iterator[Any]:
-        messages = Messages.of(taken.messages)
+    def _begins(self, reader: Reader, tracker: Any) -> int | None:
+        """The offset to go on from; ``None``: not known yet, or another one goes on."""
+        last = tracker.current_restriction().after
+        if last is not None:
+            return int(last) + 1
+        first = reader.first(self.begin)
+        if first is None:
+            tracker.defer_remainder(Duration(IDLE_SECONDS))
+            return None
+        return first if tracker.try_claim(first - 1) else None
+
+    def _idle(self, reader: Reader, watermark: Any) -> None:
+        """At the partition's end the clock before asking for it is a promise."""
+        asked = wall_micros()
+        if reader.caught_up():
+            advance(watermark, asked - self.settle)
+
+    def _outputs(self, taken: Taken, partition: int, watermark: Any) -> Iterator[Any]:
+        self._objects = self._objects or Objects(self.data_columns)
+        messages, now = Messages.of(taken.messages), _now(watermark)
         for part in parts(messages, self._objects, self.columns):
             if isinstance(part, Refused):
-                yield TaggedOutput(DEAD_LETTER, refusal(part, partition))
+                yield _dead(part, partition, now)
                 continue
             for batch in positioned(part, partition, self.batch_rows):
-                first = batch.column(APPEND_TIME).cast("int64").to_numpy().min()
-                yield TimestampedValue(batch, Timestamp(micros=int(first)))
+                first = int(batch.column(APPEND_TIME).cast(pa.int64()).to_numpy().min())
+                yield TimestampedValue(batch, max(beam_time(first), now))
         if taken.deleted is not None:
-            lost = refuse(taken.deleted, Reason.DELETED_BEFORE_READ)
-            yield TaggedOutput(DEAD_LETTER, refusal(lost, partition))
+            yield _dead(refuse(taken.deleted, Reason.DELETED_BEFORE_READ), partition, now)
         if messages.last_append >= 0:
-            advance(estimator, messages.last_append * 1_000 - self.settle)
+            advance(watermark, messages.last_append * 1_000 - self.settle)
 
 
-def _partition_reader(begin: int, job: Job, kafka: Kafka, settle: int) -> _ReadPartition:
-    """The DoFn; its parameters must be in the signature of ``process``, so it is made here."""
+def _dead(refused: Refused, partition: int, now: Timestamp) -> TaggedOutput:
+    return TaggedOutput(DEAD_LETTER, TimestampedValue(refusal(refused, partition), now))
 
-    class ReadPartition(_ReadPartition):
-        @beam.DoFn.unbounded_per_element()
-        @guarded("source")
-        def process(
-            self,
-            element: int,
-            tracker: Any = beam.DoFn.RestrictionParam(_FromTime(kafka, begin)),
-            estimator: Any = beam.DoFn.WatermarkEstimatorParam(
-                ManualWatermarkEstimator.default_provider()
-            ),
-        ) -> Iterable[Any]:
-            yield from self.read(element, tracker, estimator)
 
-    return ReadPartition(job, kafka, settle)
+def _now(watermark: Any) -> Timestamp:
+    """Where a watermark stands; outputs lie behind it only if they are late."""
+    now = watermark.current_watermark()
+    return MIN_TIMESTAMP if now is None else now
 
 
 class ReadKafka(beam.PTransform):  # type: ignore[misc]
@@ -263,17 +225,21 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         kafka: the topic.
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.
+        brake: keeps it from running ahead of the releases.
     """
 
-    def __init__(self, job: Job, kafka: Kafka, topic_id: str, begin: int) -> None:
+    def __init__(
+        self, job: Job, kafka: Kafka, topic_id: str, begin: int, brake: Brake | None = None
+    ) -> None:
         super().__init__()
-        self._job, self._kafka, self._topic_id, self._begin = job, kafka, topic_id, begin
+        self._job, self._kafka, self._topic_id = job, kafka, topic_id
+        self._begin, self._brake = begin, brake
 
     @override
     def expand(self, begin: Any) -> Any:
         settle = duration_micros("source.settle", self._job.source.settle)
-        read = _partition_reader(self._begin, self._job, self._kafka, settle)
-        batches = beam.ParDo(read).with_output_types(pa.RecordBatch)
+        dofn = _ReadPartition(self._job, self._kafka, settle, self._begin, self._brake)
+        batches = beam.ParDo(dofn).with_output_types(pa.RecordBatch)
         return (
             begin
             | "Topic" >> beam.Create([self._topic_id], reshuffle=False)

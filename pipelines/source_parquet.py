@@ -5,6 +5,7 @@ not be decoded, for the rest of the group; the other groups are read as if nothi
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +23,12 @@ def is_os_error(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno is not None
 
 
-def row_groups(path: str, columns: Sequence[str]) -> list[int] | None:
+def row_groups(path: Any, columns: Sequence[str]) -> list[int] | None:
     """First row number of every row group; ``None`` if the file is not readable Parquet.
+
+    Args:
+        path: of the file, or an open one.
+        columns: that must be there.
 
     Raises:
         UsageError: a needed column is not in the schema; names those that are.
@@ -51,7 +56,7 @@ def row_groups(path: str, columns: Sequence[str]) -> list[int] | None:
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
-def read_row_group(path: str, columns: Sequence[str], group: int, first_row: int) -> Iterator[Part]:
+def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int) -> Iterator[Part]:
     """Rows of one row group; the needed columns only, dictionaries decoded.
 
     Raises:

@@ -28,6 +28,11 @@ class Reason(StrEnum):
     MESSAGE_TOO_LONG = "message_too_long"
     NOT_THE_BROKERS_STAMP = "not_the_brokers_stamp"
     DELETED_BEFORE_READ = "deleted_before_read"
+    BAD_NAME = "bad_name"
+    LISTED_TWICE = "listed_twice"
+    MISSING_COLUMN = "missing_column"
+    FILE_CHANGED = "file_changed"
+    ROW_COUNT = "row_count"
 
 
 class Rows(NamedTuple):

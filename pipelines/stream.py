@@ -1,9 +1,10 @@
 """Run a job: check and charge, build the pipeline, write what is committed."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 
@@ -11,17 +12,21 @@ from accounting.budget import Budget, allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
+from dp_transforms.clock import Announced, WallClock
+from dp_transforms.delivery import Delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
+from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
+from pipelines.inputs import Input, input_of
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
-from pipelines.manifest import fingerprint_parts, stamps
+from pipelines.replay import Replay
 from pipelines.restored import catch_up, diverged
-from pipelines.runners import make_runner
-from pipelines.sink import sink_of
+from pipelines.runners import Engine, make_runner
+from pipelines.sink import Sink, sink_of
 from pipelines.sink_manifest import (
     check_sink,
     published_epoch,
@@ -29,7 +34,7 @@ from pipelines.sink_manifest import (
     write_manifest,
 )
 from pipelines.sinks import WriteDeadLetters, WriteReleases
-from pipelines.sources import ReadFiles
+from pipelines.waiting import wait_or_stop
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
@@ -49,6 +54,7 @@ class Result(NamedTuple):
     releases: str
     resumed: bool
     operator_only: dict[str, int]
+    stopped: bool = False
 
 
 def key_source(job: Job) -> KeySource:
@@ -92,7 +98,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    parts = input_of(job).identity()
     url = job.state.store or ""
     sink = sink_of(job)
     if not stores.exists(url):
@@ -215,41 +221,44 @@ def run_job(
     runner: str = "DirectRunner",
     beam_args: Sequence[str] = (),
     progress: Progress | None = None,
+    speed: float | None = None,
+    stop: threading.Event | None = None,
 ) -> Result:
-    """Run a job to its end.
+    """Run a job to its end; one whose source has no end, until it is stopped.
 
     Args:
         job: a checked job.
         runner: see ``pipelines.runners``.
         beam_args: further flags for Beam's PipelineOptions.
         progress: told now and then how many steps are done.
+        speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
+        stop: once it is set, the pipeline is cancelled; nothing is lost by that.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
-    engine, options = make_runner(runner, beam_args)
-    source = ReadFiles(job)
-    before = stamps(job)
+    engine, source = make_runner(runner, beam_args), input_of(job)
+    _check_engine(engine, source, speed)
+    # Whatever is wrong with recorded files is said before a run begins and is charged.
+    reader = _recorded(job, source, engine, speed)
+    before = source.state()
     run, resumed = begin(job)
-    line, store = job.plan.timeline, run.open()
-    steps = (line.windows - store.marks.first) * line.triggers * run.shards
-    restoring, sink = store.restoring, sink_of(job)
-    pipeline = beam.Pipeline(runner=engine, options=options)
-    read = pipeline | "Source" >> source
-    output = read.records | "DPStream" >> DPStream(run.plan, run)
-    _ = output.releases | "Releases" >> WriteReleases(sink, only_compare=restoring)
-    dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
-    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+    restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
+    pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
+    _connect(pipeline, job, sink, run, source, reader)
     operator_totals.clear()
     try:
-        with watch_steps(progress, steps), HAND_OVER.open():
-            pipeline.run().wait_until_finish()
+        with (
+            watch_steps(progress, steps),
+            HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
+        ):
+            wait_or_stop(pipeline.run(), run, source.bounded, stop)
     except DpstreamError as error:
         raise diverged(error, sink, restoring) from None
     except Exception as error:
         raise diverged(coded(error), sink, restoring) from None
     else:
-        if stamps(job) != before:
+        if source.state() != before:
             raise PolicyError(
                 "source.path",
                 "a file changed while it was read, so this store's noise may belong to two inputs",
@@ -265,7 +274,54 @@ def run_job(
         run.destroy_keys()
         identity = run.open().identity
         stores.close_all()
-    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, dict(operator_totals))
+    stopped = stop is not None and stop.is_set()
+    totals = dict(operator_totals)
+    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
+
+
+def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
+    if not source.bounded and not engine.streaming:
+        raise UsageError(
+            "--runner", "takes input that ends only", "use --runner=PrismRunner, or Flink"
+        )
+    if speed is not None and not (source.bounded and engine.streaming):
+        raise UsageError("--speed", "is for recorded files on a streaming runner", "leave it out")
+
+
+def _steps(run: Run) -> int:
+    """Steps of a run that has an end, else 0: a public number."""
+    line = run.plan.timeline
+    if line.end is None:
+        return 0
+    return (line.windows - run.open().marks.first) * line.triggers * run.shards
+
+
+def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:
+    """The reader of a source that ends; ``None`` for others, which go on where the run is."""
+    if not source.bounded:
+        return None
+    return Replay(job, speed) if engine.streaming else source.read()
+
+
+def _connect(
+    pipeline: beam.Pipeline, job: Job, sink: Sink, run: Run, source: Input, reader: Any
+) -> None:
+    """Source, flow and sinks."""
+    line, clock = run.plan.timeline, None
+    if isinstance(reader, Replay):
+        reader.brake(Brake(run))
+        clock = Announced(line.last_cut)
+    elif reader is None:
+        at = resume_point(run)
+        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
+    read = pipeline | "Source" >> reader
+    output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
+    writing = WriteReleases(sink, only_compare=run.open().restoring)
+    written = output.releases | "Releases" >> writing
+    if not source.bounded:
+        _ = (written, output.pulses) | "Delivered" >> Delivered(run)
+    dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
+    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
 
 
 def coded(error: BaseException) -> DpstreamError:

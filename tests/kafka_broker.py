@@ -4,6 +4,7 @@ Its jars are looked for in KAFKA_JARS, then in ``.tools/kafka`` (``make kafka``)
 missing part fails the tests; elsewhere they are skipped, loudly.
 """
 
+import importlib.util
 import itertools
 import json
 import os
@@ -81,12 +82,16 @@ class Broker:
                 "controller.listener.names=CONTROLLER",
                 f"log.dirs={self.folder / 'data'}",
                 "auto.create.topics.enable=false",
+                "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "allow.everyone.if.no.acl.found=true",
                 "offsets.topic.replication.factor=1",
                 "offsets.topic.num.partitions=1",
                 "transaction.state.log.replication.factor=1",
                 "transaction.state.log.num.partitions=1",
                 "transaction.state.log.min.isr=1",
                 "group.initial.rebalance.delay.ms=0",
+                "broker.session.timeout.ms=1500",
+                "broker.heartbeat.interval.ms=300",
                 "log.segment.delete.delay.ms=100",
                 "log.retention.check.interval.ms=500",
                 "log.initial.task.delay.ms=100",
@@ -103,13 +108,12 @@ class Broker:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient
 
         with (self.folder / "stderr").open("wb") as told:
             self._process = subprocess.Popen(
                 self._java("kafka.Kafka", self._config), stdout=subprocess.DEVNULL, stderr=told
             )
-        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        admin = self.admin()
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and self._process.poll() is None:
             with suppress(KafkaException):
@@ -131,43 +135,90 @@ class Broker:
             self._process.wait()
 
     def topic(self, partitions: int = 1, **config: str) -> str:
-        """A new topic; stamps are the broker's unless ``config`` says otherwise (``_`` for dots)."""
-        from confluent_kafka.admin import AdminClient, NewTopic
-
+        """A new topic with the broker's stamps; ``config`` are settings (``_`` for dots)."""
         name = f"t{os.getpid()}-{next(_numbers)}"
         given = {"message.timestamp.type": "LogAppendTime"}
         given |= {key.replace("_", "."): value for key, value in config.items()}
-        admin = AdminClient({"bootstrap.servers": self.servers})
-        topic = NewTopic(name, partitions, 1, config=given)
-        admin.create_topics([topic])[name].result(30)
+        self.create(name, partitions, given)
         return name
+
+    def create(self, name: str, partitions: int, config: dict[str, str]) -> None:
+        """A topic of that name."""
+        from confluent_kafka.admin import NewTopic
+
+        self.admin_do("create_topics", [NewTopic(name, partitions, 1, config=config)])
+
+    def set(self, topic: str, name: str, value: str) -> None:
+        """Change a setting of a topic."""
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        self.admin_do("incremental_alter_configs", [resource])
+
+    def deny_reading(self, topic: str) -> None:
+        """Everybody may still ask about the topic."""
+        from confluent_kafka.admin import (
+            AclBinding,
+            AclOperation,
+            AclPermissionType,
+            ResourcePatternType,
+            ResourceType,
+        )
+
+        for operation, permission in (("READ", "DENY"), ("DESCRIBE", "ALLOW")):
+            rule = AclBinding(
+                ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
+                AclOperation[operation], AclPermissionType[permission],
+            )  # fmt: skip
+            self.admin_do("create_acls", [rule])
+
+    def admin_do(self, method: str, what: list[Any]) -> None:
+        """An admin call for each of ``what``, and its end."""
+        admin = self.admin()  # an answer is lost with its client
+        for answer in getattr(admin, method)(what).values():
+            answer.result(30)
 
     def produce(self, topic: str, values: Iterable[Any], partition: int = 0) -> list[int]:
         """Append messages (bytes, ``None``, or something to write as JSON); their offsets."""
-        from confluent_kafka import Producer
-
         offsets: list[int] = []
 
         def told(error: Any, message: Any) -> None:
             assert error is None, error
             offsets.append(message.offset())
 
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5, "log_level": 0})
+        producer = self.producer()
         for value in values:
-            raw = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
-            while True:
-                try:
-                    producer.produce(topic, raw, partition=partition, on_delivery=told)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
+            producer.produce(topic, raw(value), partition=partition, on_delivery=told)
+            if producer.poll(0) == 0 and len(producer) > 50_000:
+                producer.flush(60)
         assert producer.flush(60) == 0
         return offsets
+
+    def producer(self, **settings: Any) -> Any:
+        """A client that appends (``_`` for dots in the names of settings)."""
+        from confluent_kafka import Producer
+
+        ours = {"bootstrap.servers": self.servers, "linger.ms": 5, "log_level": 0}
+        ours |= {"message.max.bytes": 8 << 20}
+        return Producer(ours | {name.replace("_", "."): v for name, v in settings.items()})
+
+    def admin(self) -> Any:
+        """A client that manages topics."""
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+
+
+def raw(value: Any) -> bytes | None:
+    """A message's payload: bytes and ``None`` as they are, anything else as JSON."""
+    return value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Broker]:
     """A running broker."""
-    pytest.importorskip("confluent_kafka") if os.environ.get("CI") != "true" else None
+    if importlib.util.find_spec("confluent_kafka") is None:
+        missing("Kafka's client is missing (pip install 'dpstream[kafka]')")
     with Broker(folder) as broker:
         yield broker

@@ -15,9 +15,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dp_transforms.batches import HAND_OVER, concat, id_array, ids_of, numbers, split_by_shard
+from dp_transforms.clock import Announced, ToShards
+from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
 from dp_transforms.ids import typed_ids
 from dp_transforms.noise.prf import Prf
-from dp_transforms.release import HoldUntilCut
 from pipelines.job import Job
 from pipelines.sources import ReadFiles
 from state.idtable import shard_of
@@ -62,11 +63,12 @@ class _Route(beam.DoFn):
             yield from split_by_shard(batch, shard, self._shards)
 
 
-def _count(cuts: int) -> Callable[[], Callable[..., Iterator[tuple[int, pa.Table]]]]:
-    def make() -> Callable[..., Iterator[tuple[int, pa.Table]]]:
-        def callback(
-            shard: int, batches: Iterable[pa.RecordBatch], upto: int
-        ) -> Iterator[tuple[int, pa.Table]]:
+def _count(cuts: int) -> Callable[[], ShardCallback]:
+    def make() -> ShardCallback:
+        def callback(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
+            return Held(counted(batches))
+
+        def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
             rows = concat(batches, _SCHEMA)
             cut = numbers(rows.column("cut"))
             rows = rows.take(pa.array(np.argsort(cut, kind="stable")))
@@ -97,9 +99,12 @@ def run_plain(job: Job) -> None:
     runner, options = FnApiRunner(), PipelineOptions([])
     with HAND_OVER.open(), beam.Pipeline(runner=runner, options=options) as pipeline:
         read = pipeline | ReadFiles(job)
+        route = beam.ParDo(_Route(job)).with_output_types(tuple[int, pa.RecordBatch])
+        pulses = beam.ParDo(ToShards(job.state.shards, _SCHEMA))
+        pulses = pulses.with_output_types(tuple[int, pa.RecordBatch])
         _ = (
-            read.records
-            | beam.ParDo(_Route(job)).with_output_types(tuple[int, pa.RecordBatch])
+            (read.records | route, pipeline | Announced(line.last_cut) | pulses)
+            | beam.Flatten()
             | beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
             | "Gather" >> beam.GroupByKey()
             | "Publish" >> beam.Map(lambda pair: (pair[0], sum(b.num_rows for b in pair[1])))

@@ -70,7 +70,7 @@ class Case:
 
     def deliver(self, positions: Iterable[tuple[int, int]], upto: int) -> list[Row]:
         rows = np.array([self.row[p] for p in positions], np.int64)
-        out, _ = bound(self.plan, self.open(), 0, self.records.take(pa.array(rows)), upto)
+        out, *_ = bound(self.plan, self.open(), 0, self.records.take(pa.array(rows)), upto)
         return plain_rows(out)
 
     def expected(self, pairs: Iterable[Pair]) -> list[Row]:
@@ -221,7 +221,7 @@ def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
     lost = [p for p in case.row if case.accepted[p].unit[0] == "u1"]
     case.deliver([p for p in case.row if p not in set(lost)], last)
     rows = pa.array([case.row[p] for p in lost])
-    out, counts = bound(case.plan, case.open(), 0, case.records.take(rows), last)
+    out, counts, _ = bound(case.plan, case.open(), 0, case.records.take(rows), last)
     assert lost and out.num_rows == 0
     assert counts["operator_records_undelivered"] == len(lost)
 
@@ -322,8 +322,8 @@ def test_what_was_emitted_is_not_returned_again(case: Case) -> None:
     last, got, since = case.plan.timeline.last_cut, list[Row](), 0
     for upto in range(1, last + 1):
         rows = case.records.take(pa.array(np.random.default_rng(upto).permutation(len(case.row))))
-        out, _ = bound(case.plan, case.open(), 0, rows, upto, since)
+        out, *_ = bound(case.plan, case.open(), 0, rows, upto, since)
         got, since = got + plain_rows(out), upto
     assert sorted(got) == case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
-    again, _ = bound(case.plan, case.open(), 0, case.records, last, last)
+    again, *_ = bound(case.plan, case.open(), 0, case.records, last, last)
     assert again.num_rows == 0

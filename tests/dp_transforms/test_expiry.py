@@ -66,7 +66,7 @@ class Live:
         shard = shard_of(ids_of(records.column("unit")), SHARDS)
         for n in range(SHARDS):
             mine = records.filter(pa.array(shard == n))
-            admitted, counts = bound(self.run.plan, self.store, n, mine, upto)
+            admitted, counts, _ = bound(self.run.plan, self.store, n, mine, upto)
             self.undelivered += counts["operator_records_undelivered"]
             self.held.append(admitted)
         rows = concat(self.held, admitted_schema(self.run.plan))
@@ -292,7 +292,7 @@ def test_records_before_the_cut_are_decided(tmp_path: Path) -> None:
     assert old.num_rows > 50
     for n in range(SHARDS):
         shard = shard_of(ids_of(old.column("unit")), SHARDS)
-        out, counts = bound(plan, live.store, n, old.filter(pa.array(shard == n)), line.last_cut)
+        out, counts, _ = bound(plan, live.store, n, old.filter(pa.array(shard == n)), line.last_cut)
         assert out.num_rows == 0 and counts["operator_records_undelivered"] == 0
     # Later ones are not wasted on windows that nobody releases any more.
     live.reopen()
@@ -300,6 +300,6 @@ def test_records_before_the_cut_are_decided(tmp_path: Path) -> None:
     Path(tmp_path / "x").mkdir()
     other = abandoned(Live(begin(plan, tmp_path / "b.db", SHARDS)), tmp_path / "x", 6)
     shard = shard_of(ids_of(late.column("unit")), SHARDS)
-    out, _ = bound(plan, other.store, 0, late.filter(pa.array(shard == 0)), line.last_cut)
+    out, *_ = bound(plan, other.store, 0, late.filter(pa.array(shard == 0)), line.last_cut)
     assert out.num_rows and min(out.column("window").to_pylist()) >= 3
     stores.close_all()

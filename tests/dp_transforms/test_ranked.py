@@ -68,7 +68,7 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
     door = CanonicaliserFactory(plan, settings.keys, settings.public)()
     good = concat((door(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
     last = plan.timeline.last_cut
-    rows = [batch for _, batch in BoundCallback(settings)()(0, [good], last)]
+    rows = [batch for _, batch in BoundCallback(settings)()(0, [good], last, 0).outputs]
     if seed is not None:
         (whole,) = rows
         order = np.random.default_rng(seed).permutation(whole.num_rows)
@@ -83,7 +83,7 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "aggregate", watched)
-        for name, batch in ReleaseCallback(settings)()(0, rows, last):
+        for name, batch in ReleaseCallback(settings)()(0, rows, last, 0).outputs:
             out.append((name, sealed_bytes(batch.sort_by("page"))))  # as the seal does
     stores.close_all()
     return out

@@ -171,7 +171,7 @@ def pairs(plan: Plan, store: Store, rows: list[tuple[str, float, float, int]], u
     }
     records, dead = Canonicaliser(plan, KEYS.ring())(positioned(columns))
     assert dead.num_rows == 0
-    out, _ = bound(plan, store, 0, records, upto, upto - 1)
+    out, *_ = bound(plan, store, 0, records, upto, upto - 1)
     return sorted(zip(out["page"].to_pylist(), out["leaf"].to_pylist(), strict=True))
 
 

@@ -12,9 +12,10 @@ import pytest
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms import flow
 from dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
+from dp_transforms.hold import HoldUntilCut
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.records import CanonicaliserFactory, Records
-from dp_transforms.release import HoldUntilCut, Seal
+from dp_transforms.release import Seal
 from dp_transforms.run import KeySource, Run, begin_run
 from tests.dp_transforms.runs import PLANS
 from tests.streams import KEYS, begin, generate

@@ -314,8 +314,8 @@ def turns(
     door = CanonicaliserFactory(plan, run.keys, run.public)()
     records = concat((door(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
     last = plan.timeline.last_cut
-    batches = [batch for _, batch in BoundCallback(run)()(0, [records], last)]
-    busy = [ReleaseCallback(alias)()(0, batches, last) for alias in aliases]
+    batches = [batch for _, batch in BoundCallback(run)()(0, [records], last, 0).outputs]
+    busy = [ReleaseCallback(alias)()(0, batches, last, 0).outputs for alias in aliases]
     out: list[list[object]] = [[] for _ in busy]
     rng = np.random.default_rng(seed)
     while True:

@@ -114,8 +114,8 @@ def decided_in_turns(url: str, interrupted: bool) -> list[str]:
     cut = Batch(plan, records).cut
     for since, upto in ((0, 3), (3, last)):
         new = records.filter(pa.array((cut > since) & (cut <= upto)))
-        admitted, _ = bound(plan, run.open(), 0, new, upto)
-        again, _ = bound(plan, run.open(), 0, new, upto)
+        admitted, *_ = bound(plan, run.open(), 0, new, upto)
+        again, *_ = bound(plan, run.open(), 0, new, upto)
         assert again.num_rows == admitted.num_rows > 0
         out += [repr(row) for row in sorted(map(repr, again.to_pylist()))]
         stores.close_all()

@@ -467,10 +467,10 @@ def test_a_decision_of_bound_is_made_once(place: Places) -> None:
     a, b = another(run), another(run)
     upto = plan.timeline.last_cut
     b.unit_shard(0)  # b has looked before a decides
-    first, _ = bounding.bound(plan, a, 0, records, upto)
+    first, *_ = bounding.bound(plan, a, 0, records, upto)
     with pytest.raises(RunError, match="another worker"):
         bounding.bound(plan, b, 0, records, upto)
-    second, _ = bounding.bound(plan, b, 0, records, upto)
+    second, *_ = bounding.bound(plan, b, 0, records, upto)
     assert first == second and first.num_rows
     for store in (a, b):
         store.close()

@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pipelines.job import Job, load_job
+from tests.kafka_broker import Broker
+
+if TYPE_CHECKING:
+    from tests.pipelines.kafka_jobs import Driver
 
 TEMPLATE = """
 [source]
@@ -58,5 +63,22 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
         (tmp_path / "job.toml").write_text(text)
         (tmp_path / "in").mkdir(exist_ok=True)
         return load_job(tmp_path / "job.toml")
+
+    return make
+
+
+@pytest.fixture
+def drive(kafka: Broker, tmp_path: Path) -> Callable[..., "Driver"]:
+    """``drive(topic, partition, start, begin, **job)``: the source's reader of a partition."""
+    from pipelines.source_kafka import KafkaInput, _ReadPartition
+    from tests.pipelines.kafka_jobs import Driver, kafka_job
+
+    def make(
+        topic: str, partition: int = 0, start: int | None = None, begin: int = 0, **job: Any
+    ) -> Driver:
+        made = kafka_job(tmp_path, kafka.servers, topic, **job)
+        settle = int(made.source.settle.removesuffix("ms")) * 1_000
+        dofn = _ReadPartition(made, KafkaInput(made).kafka, settle, begin)
+        return Driver(dofn, partition, start)
 
     return make

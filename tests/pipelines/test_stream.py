@@ -86,9 +86,9 @@ def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
 def test_a_file_that_changes_during_the_run_is_noticed(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines import stream
+    from pipelines import inputs
 
-    real = stream.stamps
+    real = inputs.stamps
     seen: list[object] = []
 
     def stamps(checked: Job) -> object:
@@ -98,7 +98,7 @@ def test_a_file_that_changes_during_the_run_is_noticed(
         seen.append(found)
         return found
 
-    monkeypatch.setattr(stream, "stamps", stamps)
+    monkeypatch.setattr(inputs, "stamps", stamps)
     with pytest.raises(PolicyError, match="changed while it was read"):
         run_job(job)
 

@@ -196,7 +196,7 @@ def _from_decisions(
         for shard in range(world.shards):
             held = [by_shard[shard]] if shard in by_shard else []
             with nothing_expires():
-                for name, part in release(shard, held, plan.timeline.last_cut):
+                for name, part in release(shard, held, plan.timeline.last_cut, 0).outputs:
                     parts.setdefault(name, []).append(part)
         return {name: sealed_bytes(seal(*name, own)) for name, own in parts.items()}
     finally:

@@ -28,7 +28,7 @@ from tests.simulation.checks import Decision, Problem, Record, came_again, still
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.habits import Habits
 from tests.simulation.plans import draw_plan, public_of
-from tests.simulation.runner import Process, State, Task, records_after, rows_through, run_on
+from tests.simulation.runner import Process, State, Task, run_on
 from tests.simulation.source import Source
 from tests.simulation.stores import Make
 from tests.streams import KEYS, RUN_ID, sealed_bytes
@@ -229,16 +229,16 @@ class World(Habits):
 
     def _keep(self, task: Task) -> None:
         """A bundle is done: its outputs and its state, all at once."""
-        state, shard, line = self.state, task.shard, self.plan.timeline
+        state, shard = self.state, task.shard
+        bag = state.held if task.stage == "bound" else state.rows
+        taken = {id(batch) for batch in task.batches}
+        bag[shard] = [batch for batch in bag[shard] if id(batch) not in taken] + task.kept
         if task.stage == "bound":
             state.bound[shard] = task.upto
-            if task.decided == task.upto and self.random.random() < 0.7:
-                state.held[shard] = records_after(line, state.held[shard], task.upto)
             for target, batch in task.outputs:
                 state.rows[target].append(batch)
             return
         state.released[shard] = task.upto
-        state.rows[shard] = rows_through(line, state.rows[shard], task.upto, later=True)
         for name, part in task.outputs:
             parts = state.gathered.setdefault(name, {})
             if shard in parts:
@@ -274,9 +274,7 @@ class World(Habits):
             upto = since + 1
         elif self.random.random() < 0.3:
             upto = self.random.randint(since + 1, upto)
-        held = list(self.state.held[shard])
-        if stage == "release":
-            held = rows_through(self.plan.timeline, self.state.rows[shard], upto)
+        held = list((self.state.held if stage == "bound" else self.state.rows)[shard])
         self.random.shuffle(held)
         self.tokens += 1
         self.waiting[stage, shard] = self.tokens

@@ -36,8 +36,8 @@ def _sooner(world: Any, real: Any) -> Any:
 
 
 def _told(world: Any, real: Any) -> Any:
-    def recall(plan: Any, store: Any, shard: int, batch: Any, upto: int) -> None:
-        real(plan, store, shard, batch, upto)
+    def recall(plan: Any, store: Any, shard: int, batch: Any) -> None:
+        real(plan, store, shard, batch)
         world.recalled(batch)
 
     return recall

@@ -8,11 +8,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from accounting.timeline import Timeline
-from dp_transforms.batches import numbers
 from dp_transforms.flow import BoundCallback, ReleaseCallback
 from dp_transforms.run import Run
 from state.store import Store
@@ -96,6 +93,7 @@ class Task:
         token: the bundle counts while the runner waits for this token.
         calls: points it has passed; failed: a fault was injected into it.
         sleeps: it is not resumed before this event.
+        kept: rows of its batches that wait for a later cut.
     """
 
     stage: str
@@ -109,7 +107,7 @@ class Task:
     calls: int = 0
     failed: bool = False
     sleeps: int = 0
-    decided: int = 0
+    kept: Batches = dataclasses.field(default_factory=list)
     outputs: list[Any] = dataclasses.field(default_factory=list)
 
     @property
@@ -120,12 +118,12 @@ class Task:
         """Run the twin; yields what it emits as it does."""
         process = self.process
         twin = process.decide if self.stage == "bound" else process.release
-        for output in twin(self.shard, self.batches, self.upto, self.since):
+        held = twin(self.shard, self.batches, self.upto, self.since)
+        for output in held.outputs:
             self.outputs.append(output)
             yield output
-        if self.stage == "bound":
-            with process.store.at_work("bound", self.shard):
-                self.decided = process.store.unit_shard(self.shard).decided
+        if held.waiting is not None and held.waiting.num_rows:
+            self.kept = [held.waiting]
 
 
 class Process:
@@ -137,23 +135,3 @@ class Process:
         self.tasks: list[Task] = []
         own = run_on(run, store)
         self.decide, self.release = BoundCallback(own)(), ReleaseCallback(own)()
-
-
-def rows_through(line: Timeline, batches: Batches, upto: int, later: bool = False) -> Batches:
-    """The admitted pairs of steps up to a cut, or those of ``later`` steps."""
-    stride = line.slide // line.trigger_every
-    out = []
-    for batch in batches:
-        window, leaf = numbers(batch.column("window")), numbers(batch.column("leaf"))
-        cut = window.astype(np.int64) * stride + leaf
-        part = batch.filter(pa.array((cut > upto) if later else (cut <= upto)))
-        if part.num_rows:
-            out.append(part)
-    return out
-
-
-def records_after(line: Timeline, batches: Batches, cut: int) -> Batches:
-    """The records whose stamps lie beyond a cut."""
-    masks = [line.cut_of(numbers(batch.column("stamp"))) > cut for batch in batches]
-    kept = [b.filter(pa.array(mask)) for b, mask in zip(batches, masks, strict=True)]
-    return [batch for batch in kept if batch.num_rows]

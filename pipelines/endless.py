@@ -1,0 +1,135 @@
+"""What the sources without end share: how far a reader is, its tracker, and Beam's times.
+
+A source is one splittable element.  Its restriction says after which position it goes on; the
+reader gives the rest back to the runner (`defer_remainder`) many times a second, so that
+bundles end and timers fire.  Positions are whatever the source orders its records by.
+"""
+
+import time
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP, Timestamp
+from typing_extensions import override
+
+#: A bundle of a source ends after that many rows or seconds.
+BUNDLE_ROWS = 40_000
+BUNDLE_SECONDS = 0.1
+
+
+class Progress(NamedTuple):
+    """The rest of a source.
+
+    Attributes:
+        after: the last position that is done; ``None`` before the first.
+        begun: wall clock in micros when the source began.
+        done: nothing is left of it.
+    """
+
+    after: Any
+    begun: int
+    done: bool = False
+
+
+class ProgressTracker(RestrictionTracker):  # type: ignore[misc]
+    """Claims positions in their order; only the rest as a whole can be split off.
+
+    ``try_claim(position)`` before its records leave; ``try_claim(None)`` at the end of a source
+    that has one.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    @override
+    def current_restriction(self) -> Progress:
+        return self._progress
+
+    @override
+    def current_progress(self) -> RestrictionProgress:
+        return RestrictionProgress(completed=1, remaining=0 if self._progress.done else 1)
+
+    @override
+    def try_claim(self, position: Any) -> bool:
+        if self._progress.done:
+            return False
+        if position is None:
+            self._progress = self._progress._replace(done=True)
+        else:
+            self._progress = self._progress._replace(after=position)
+        return True
+
+    @override
+    def try_split(self, fraction_of_remainder: float) -> tuple[Progress, Progress] | None:
+        if fraction_of_remainder > 0 or self._progress.done:
+            return None
+        rest = self._progress
+        self._progress = rest._replace(done=True)
+        return self._progress, rest
+
+    @override
+    def check_done(self) -> None:
+        if not self._progress.done:
+            raise ValueError("a reader returned without giving back the rest of its source")
+
+    @override
+    def is_bounded(self) -> bool:
+        return False
+
+
+class Whole(beam.transforms.core.RestrictionProvider):  # type: ignore[misc]
+    """The restriction of a source that nothing has been read of."""
+
+    @override
+    def initial_restriction(self, element: Any) -> Progress:
+        return Progress(None, wall_micros())
+
+    @override
+    def create_tracker(self, restriction: Progress) -> ProgressTracker:
+        return ProgressTracker(restriction)
+
+    @override
+    def restriction_size(self, element: Any, restriction: Progress) -> int:
+        return 0 if restriction.done else 1
+
+    @override
+    def truncate(self, element: Any, restriction: Progress) -> None:
+        """A drained pipeline stops reading."""
+        return None
+
+
+#: Default arguments of a source's ``process``.
+TRACKER = beam.DoFn.RestrictionParam(Whole())
+WATERMARK = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
+
+
+def wall_micros() -> int:
+    """The wall clock in micros since the epoch."""
+    return time.time_ns() // 1000
+
+
+def beam_time(micros: int) -> Timestamp:
+    """Beam's time at or before an instant: whole milliseconds, within Beam's bounds."""
+    floored = micros // 1000 * 1000
+    return Timestamp(micros=min(max(floored, MIN_TIMESTAMP.micros), MAX_TIMESTAMP.micros))
+
+
+def advance(estimator: ManualWatermarkEstimator, micros: int) -> None:
+    """Move a watermark on to an instant; never back (a wall clock can be set back)."""
+    target, now = beam_time(micros), estimator.current_watermark()
+    if now is None or target > now:
+        estimator.set_watermark(target)
+
+
+class Bundle:
+    """When a reader gives back the rest: after `BUNDLE_ROWS` or `BUNDLE_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._rows, self._until = 0, time.monotonic() + BUNDLE_SECONDS
+
+    def add(self, rows: int) -> bool:
+        """Count rows that left; whether the bundle is full."""
+        self._rows += rows
+        return self._rows >= BUNDLE_ROWS or time.monotonic() >= self._until

@@ -1,0 +1,58 @@
+"""Waiting for a pipeline that may never end by itself."""
+
+import threading
+from typing import Any
+
+from dp_transforms.delivery import delivered_through
+from dp_transforms.run import Run
+
+_LOOK_SECONDS = 0.2
+#: Looks between two questions to the store.
+_ASK_EVERY = 5
+
+
+def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | None = None) -> bool:
+    """Wait until a pipeline ends, is told to stop, or has delivered the plan's last cut.
+
+    A source without end has none of its own: the job's last cut is where such a run is done.
+
+    Args:
+        result: what ``pipeline.run()`` gave.
+        run: the run.
+        bounded: the input ends, and the pipeline with it.
+        stop: set to cancel the pipeline.
+
+    Returns:
+        Whether it was cancelled.  What the runner raises for other reasons goes through.
+    """
+    if bounded and stop is None:
+        result.wait_until_finish()
+        return False
+    ended, cancelled = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        looks = 0
+        while not ended.wait(_LOOK_SECONDS):
+            looks += 1
+            done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
+            if done or (stop is not None and stop.is_set()):
+                cancelled.set()
+                result.cancel()
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        result.wait_until_finish()
+    except Exception:
+        if not cancelled.is_set():  # a runner reports a cancelled pipeline as a failed one
+            raise
+    finally:
+        ended.set()
+        watcher.join()
+    return cancelled.is_set()
+
+
+def _complete(run: Run) -> bool:
+    line = run.plan.timeline
+    return line.end is not None and delivered_through(run.open()) >= line.last_cut

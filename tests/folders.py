@@ -1,0 +1,117 @@
+"""Folders that grow, for tests: files, markers, and the source driven without Beam."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.folder_close import rfc3339
+from pipelines.folder_names import place
+from pipelines.job import Job, load_job
+from pipelines.source_folder import ReadFolder
+from pipelines.source_rows import Refused, Rows
+from pipelines.sources import dead_letters, positioned
+from tests.drive import Drive, letters_of, rows_of
+from tests.pipelines.conftest import TEMPLATE
+
+START = 1_704_067_200_000_000
+SECOND = 1_000_000
+CANARY = "CANARY7741"
+MakeFolderJob = Callable[..., Job]
+
+
+@pytest.fixture
+def make_folder_job(tmp_path: Path) -> MakeFolderJob:
+    """``make(format, stamp=..., batch_rows=...)`` writes and loads a job on the folder ``in``."""
+
+    def make(kind: str = "jsonl", stamp: str = "manifest", batch_rows: int = 1000) -> Job:
+        text = TEMPLATE.format(
+            kind="folder", pattern="in", sink="parquet", batch_rows=batch_rows, key="0f" * 32
+        )
+        more = f'format = "{kind}"\nstamp = "{stamp}"\n[schema]'
+        (tmp_path / "job.toml").write_text(text.replace("[schema]", more, 1))
+        (tmp_path / "in").mkdir(exist_ok=True)
+        return load_job(tmp_path / "job.toml")
+
+    return make
+
+
+def data(rows: int, first: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"user": f"{CANARY}{i % 5}", "key": f"k{i % 3}", "time": rfc3339(START + i), "value": i % 7}
+        for i in range(first, first + rows)
+    ]
+
+
+def write(path: Path, rows: list[dict[str, Any]], group: int = 40) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group)
+    elif path.suffix == ".csv":
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def mark(folder: Path, at: int, *lines: Any, name: str = "", day: bool = False) -> None:
+    """A marker written by hand."""
+    below = folder / "_closed" / (rfc3339(at)[:10] if day else "")
+    below.mkdir(parents=True, exist_ok=True)
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    (below / (name or f"{rfc3339(at)}.jsonl")).write_text("".join(t + "\n" for t in texts))
+
+
+def line(name: str, at: int, **more: Any) -> dict[str, Any]:
+    return {"file": name, "closed": rfc3339(at), **more}
+
+
+class Whole:
+    """The source without Beam: watch, pieces and rows, look after look."""
+
+    def __init__(self, job: Job, begin: int = 0, fresh: bool = False) -> None:
+        source = ReadFolder(job, begin)
+        self.files, self.rows = source._files, source._batch_rows
+        self.watch = Drive(source._watch, None, fresh)
+        self.records: list[pa.RecordBatch] = []
+        self.dead: list[pa.RecordBatch] = []
+
+    def look(self) -> int | None:
+        """One look; the watermark after it."""
+        bundle = self.watch.bundle()
+        for element in bundle.records:
+            if isinstance(element, pa.RecordBatch):
+                self.dead.append(element)
+                continue
+            at = place(element[0])
+            for piece in self.files.pieces(element):
+                if isinstance(piece, Refused):
+                    moved = Refused(piece.offsets + at.base, piece.reasons)
+                    self.dead.append(dead_letters(moved, at.partition))
+                    continue
+                self.read(piece)
+        return bundle.watermark
+
+    def read(self, piece: Any) -> None:
+        for where, part in self.files.parts(piece):
+            if isinstance(part, Rows):
+                self.records += positioned(part, where.partition, self.rows)
+            else:
+                self.dead.append(dead_letters(part, where.partition))
+
+    def found(self) -> dict[tuple[int, int], dict[str, Any]]:
+        return rows_of(self.records)
+
+    def letters(self, name: str) -> list[tuple[int, str]]:
+        """Rows and reasons of the dead letters of a file."""
+        all_of = letters_of(self.dead)
+        return sorted((o - place(name).base, r) for p, o, r in all_of if p == place(name).partition)
+
+
+def positions(name: str, rows: int) -> set[tuple[int, int]]:
+    at = place(name)
+    return {(at.partition, at.base + row) for row in range(rows)}

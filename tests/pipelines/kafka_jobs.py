@@ -1,0 +1,123 @@
+"""Jobs that read a Kafka topic, and bundles of the reader driven by hand."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from pipelines.endless import Progress
+from pipelines.job import Job, load_job
+from tests.drive import Bundle, Drive, letters_of, rows_of
+
+_numbers = itertools.count()
+_TEXT = """
+[source]
+kind = "kafka"
+servers = "{servers}"
+topic = "{topic}"
+settle = "{settle}"
+{more}
+[schema]
+unit = {{ column = "user" }}
+key = [{{ column = "key" }}]
+event_time = {{ column = "time" }}
+[[aggregate]]
+name = "records"
+kind = "count"
+[time]
+start = "2024-01-01T00:00:00Z"
+window = "1d"
+trigger_every = "6h"
+[privacy]
+epsilon = 6.0
+delta = 1e-9
+contributions = 4
+insecure_test_key = "{key}"
+[sink]
+kind = "parquet"
+path = "releases"
+[performance]
+batch_rows = {batch_rows}
+"""
+
+
+def kafka_job(
+    folder: Path,
+    servers: str,
+    topic: str,
+    more: str = "",
+    settle: str = "100ms",
+    batch_rows: int = 1000,
+) -> Job:
+    """A job on a topic; ``more`` are further lines of ``[source]``."""
+    path = folder / f"kafka{next(_numbers)}.toml"
+    path.write_text(
+        _TEXT.format(
+            servers=servers, topic=topic, more=more, settle=settle, key="0f" * 32,
+            batch_rows=batch_rows,
+        )
+    )  # fmt: skip
+    return load_job(path)
+
+
+def record(i: int) -> dict[str, str]:
+    """A message."""
+    return {"user": f"u{i}", "key": f"k{i % 3}", "time": "2024-01-01T00:00:00Z"}
+
+
+Positions = dict[tuple[int, int], str]
+
+
+class Driver(Drive):
+    """Bundles of one partition, one after the other; what all of them gave."""
+
+    def __init__(self, dofn: Any, partition: int = 0, start: int | None = None) -> None:
+        super().__init__(dofn, "_append_time", element=partition)
+        if start is not None:
+            self.progress = Progress(start - 1, 0)
+        self.records: list[pa.RecordBatch] = []
+        self.letters: list[pa.RecordBatch] = []
+
+    @override
+    def bundle(self, **more: Any) -> Bundle:
+        found = super().bundle(**more)
+        self.records += found.records
+        self.letters += found.dead
+        return found
+
+    def until(self, rows: int, bundles: int = 200) -> "Driver":
+        """Bundles until so many rows and dead letters are there."""
+        for _ in range(bundles):
+            self.bundle()
+            if sum(batch.num_rows for batch in self.records + self.letters) >= rows:
+                break
+        return self
+
+    @property
+    def users(self) -> Positions:
+        """User by position; a position that came twice fails."""
+        return users_of(self.records)
+
+    @property
+    def dead(self) -> list[tuple[int, int, str]]:
+        """Dead letters."""
+        return sorted(letters_of(self.letters))
+
+    @property
+    def stamps(self) -> list[int]:
+        """Stamps in micros, in the order of delivery."""
+        columns = [batch.column("_append_time").cast("int64") for batch in self.records]
+        return [stamp for column in columns for stamp in column.to_pylist()]
+
+    @property
+    def watermark(self) -> int:
+        """Where the watermark stands."""
+        now = self.estimator.current_watermark()
+        return -1 if now is None else int(now.micros)
+
+
+def users_of(batches: list[pa.RecordBatch]) -> Positions:
+    """User by position; a position that came twice fails."""
+    return {position: row["user"] for position, row in rows_of(batches).items()}

@@ -1,0 +1,242 @@
+"""Kafka as a source, against a real broker: bundles driven by hand."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from accounting.errors import RunError
+from pipelines import endless, kafka_messages, source_kafka
+from pipelines.endless import ProgressTracker
+from pipelines.kafka_client import Kafka
+from pipelines.kafka_messages import Messages, parts
+from pipelines.source_jsonl import Objects
+from pipelines.source_lines import MAX_LINE_BYTES
+from pipelines.source_rows import Rows
+from tests.kafka_broker import Broker
+from tests.pipelines.kafka_jobs import Driver, kafka_job, record
+
+Drive = Callable[..., Driver]
+
+
+def test_everything_comes_once_at_its_place(kafka: Broker, drive: Drive) -> None:
+    topic = kafka.topic(2)
+    begin = time.time() * 1e6
+    sent = [[record(i) for i in range(2_500)], [record(i) for i in range(5_000, 5_007)]]
+    for partition, values in enumerate(sent):
+        assert kafka.produce(topic, values, partition) == list(range(len(values)))
+    for partition, values in enumerate(sent):
+        driver = drive(topic, partition)
+        found = driver.until(len(values))
+        assert found.users == {(partition, i): v["user"] for i, v in enumerate(values)}
+        assert found.dead == []
+        assert driver.progress.after == len(values) - 1
+        assert begin // 1000 * 1000 <= min(driver.stamps)
+        assert max(driver.stamps) <= time.time() * 1e6
+
+
+def test_batches_have_the_jobs_columns(kafka: Broker, drive: Drive, tmp_path: Path) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, [{"key": 1.5, "user": None, "more": [1]}, record(1)])
+    job = kafka_job(tmp_path, kafka.servers, topic)
+    batches = drive(topic).until(2).records
+    assert batches[0].schema.names == list(job.columns)
+    kinds = {"_append_time": pa.timestamp("us", "UTC")}
+    assert [f.type for f in batches[0].schema] == [kinds.get(c, pa.string()) for c in job.columns]
+    assert batches[0].column("key").to_pylist() == ["1.5", "k1"]
+    assert batches[0].column("user").to_pylist() == [None, "u1"]
+
+
+POISON: list[tuple[bytes | None, str]] = [
+    (None, "empty"),
+    (b"", "empty"),
+    (b"{", "malformed"),
+    (b"[]", "malformed"),
+    (b'"x"', "malformed"),
+    (b'{"user": {"a": 1}}', "malformed"),
+    (b'{"user": "\xff"}', "malformed"),
+    (b'{"more":' + b"[" * 300 + b"]" * 300 + b"}", "malformed"),
+    (b'{"more": "' + b"x" * MAX_LINE_BYTES + b'"}', "message_too_long"),
+]
+
+
+def test_a_poisoned_message_goes_to_the_dead_letter(kafka: Broker, drive: Drive) -> None:
+    topic = kafka.topic(max_message_bytes="4000000")
+    sent: list[Any] = [record(0)]
+    for i, (bad, _) in enumerate(POISON):
+        sent += [bad, record(i + 1)]
+    kafka.produce(topic, sent)
+    found = drive(topic).until(len(sent))
+    assert found.users == {(0, 2 * i): f"u{i}" for i in range(len(POISON) + 1)}
+    assert found.dead == [(0, 2 * i + 1, reason) for i, (_, reason) in enumerate(POISON)]
+
+
+def test_one_message_decides_nothing_about_others() -> None:
+    """A pure twin: any company gives every message the outcome it has alone."""
+    objects = Objects(["user"])
+    values = [bad for bad, _ in POISON] + [b'{"user": "a"}', b'{"user": 1}']
+
+    def outcome(chosen: list[int]) -> dict[int, Any]:
+        n = len(chosen)
+        kinds = np.array([1 if i % 5 == 4 else 2 for i in chosen])
+        given = Messages(np.array(chosen), kinds, np.arange(n), [values[i] for i in chosen])
+        out: dict[int, Any] = {}
+        for part in parts(given, objects, ["user", "_append_time"]):
+            if isinstance(part, Rows):
+                users = part.batch.column(0).to_pylist()
+                out |= {part.offset + i: user for i, user in enumerate(users)}
+            else:
+                out |= dict(zip(part.offsets.tolist(), part.reasons, strict=True))
+        return out
+
+    everything = outcome(list(range(len(values))))
+    assert sorted(everything) == list(range(len(values)))
+    assert everything[4] == "not_the_brokers_stamp"
+    assert everything == {i: outcome([i])[i] for i in range(len(values))}
+
+
+def produce_with_holes(kafka: Broker, topic: str) -> dict[tuple[int, int], str]:
+    """Committed, rolled back and plain messages; where the ones to be read stand."""
+    producer = kafka.producer(transactional_id=topic)
+    producer.init_transactions()
+    expected = {}
+    for round_ in range(6):
+        producer.begin_transaction()
+        offsets: list[int] = []
+        for i in range(3):
+            producer.produce(
+                topic, b'{"user": "%d"}' % (10 * round_ + i), partition=0,
+                on_delivery=lambda _, message, into=offsets: into.append(message.offset()),
+            )  # fmt: skip
+        producer.flush()
+        if round_ % 2:
+            producer.abort_transaction()
+            continue
+        producer.commit_transaction()
+        expected |= {(0, at): str(10 * round_ + i) for i, at in enumerate(offsets)}
+    return expected
+
+
+def test_batches_end_at_holes(kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = kafka.topic()
+    expected = produce_with_holes(kafka, topic)
+    driver = drive(topic)
+    assert driver.until(len(expected)).users == expected
+    for _ in range(20):
+        driver.bundle()
+    assert driver.progress.after == 23, "goes on behind the last marker"
+    monkeypatch.setattr(kafka_messages, "runs", lambda at, batch: [Rows(int(at[0]), batch)])
+    assert drive(topic).until(len(expected)).users != expected, "a twin that batches over holes"
+
+
+def committed_end(self: Kafka, partition: int) -> int:
+    """Sabotaged `Kafka.end`: what a consumer of committed messages is told."""
+    place = self.partition(partition)
+    asked = self.admin().list_offsets(
+        {place: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED
+    )
+    return int(asked[place].result(5).offset)
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+def test_an_open_transaction_holds_the_watermark(
+    kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    if sabotaged:
+        monkeypatch.setattr(Kafka, "end", committed_end)
+    topic = kafka.topic()
+    kafka.produce(topic, [record(0)])
+    driver = drive(topic, settle="50ms")
+    driver.until(1)
+    producer = kafka.producer(transactional_id=topic)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b'{"user": "open"}', partition=0)
+    producer.flush()
+    time.sleep(0.2)
+    for _ in range(3):
+        driver.bundle()
+    producer.commit_transaction()
+    broken = pytest.raises(AssertionError, match="later than")
+    with broken if sabotaged else nullcontext():
+        assert driver.until(2).stamps[-1] >= driver.watermark
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 1_000])
+def test_the_watermark_keeps_its_promise_and_goes_on(
+    kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
+) -> None:
+    """Messages at odd times: none is older than the watermark before it.  A twin breaks it."""
+    honest = source_kafka.advance
+
+    def early(estimator: Any, micros: int) -> None:
+        honest(estimator, micros + ahead_ms * 1_000)
+
+    monkeypatch.setattr(source_kafka, "advance", early)
+    topic = kafka.topic()
+    driver = drive(topic)
+    rng = np.random.default_rng(7)
+    broken = pytest.raises(AssertionError, match="later than")
+    with broken if ahead_ms else nullcontext():
+        for sent in range(12):
+            kafka.produce(topic, [record(sent)])
+            for _ in range(rng.integers(4)):
+                driver.bundle()  # checks the promise
+        quiet = driver.until(12).watermark
+        assert len(driver.users) == 12
+        time.sleep(0.3)
+        driver.bundle()
+        assert driver.watermark >= quiet + 200_000, "goes on without messages"
+        assert driver.watermark % 1_000 == 0
+
+
+def test_a_bundle_ends_soon_and_goes_on(
+    kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (source_kafka, endless):
+        monkeypatch.setattr(module, "BUNDLE_SECONDS", 0.02)
+    topic = kafka.topic()
+    kafka.produce(topic, (record(i) for i in range(60_000)))
+    driver = drive(topic, batch_rows=500)
+    bundles, longest = 0, 0.0
+    while sum(map(len, driver.records)) < 60_000:
+        begin = time.monotonic()
+        driver.bundle()
+        longest, bundles = max(longest, time.monotonic() - begin), bundles + 1
+    assert driver.users == {(0, i): f"u{i}" for i in range(60_000)}
+    assert bundles >= 5
+    assert longest < 3, "a self-checkpoint every 0.02 s or so"
+
+
+def test_what_was_not_claimed_is_read_again(kafka: Broker, drive: Drive) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, [record(i) for i in range(10)])
+    driver = drive(topic)
+    tracker = ThreadsafeRestrictionTracker(ProgressTracker(driver.progress))
+    view, watermark = RestrictionTrackerView(tracker), ManualWatermarkEstimator(None)
+    reading = driver.dofn.process(0, view, watermark)
+    _, rest = tracker.try_split(0)  # the runner checkpoints before the first claim
+    assert list(reading) == []
+    tracker.check_done()
+    assert rest.after is None
+    assert driver.until(10).users == {(0, i): f"u{i}" for i in range(10)}
+
+
+def test_messages_that_are_gone_are_told(kafka: Broker, drive: Drive) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, [record(i) for i in range(10)])
+    kafka.admin_do("delete_records", [TopicPartition(topic, 0, 6)])
+    found = drive(topic, start=2).until(5)
+    assert found.users == {(0, i): f"u{i}" for i in range(6, 10)}
+    assert found.dead == [(0, 2, "deleted_before_read")]
+    with pytest.raises(RunError, match="has lost messages at its end"):
+        drive(topic, start=50).until(1)

@@ -1,0 +1,130 @@
+"""Ten jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
+
+Noise is on, under the test key and a fixed run id; `digest` is what a run has published.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import tomlkit
+from pyarrow import csv as pacsv
+
+from pipelines.job import Job, load_job
+from pipelines.synth import Synth, batches
+
+START = "2024-01-01T00:00:00Z"
+DAY = {"start": START, "end": "2024-01-02T00:00:00Z", "window": "1d", "trigger_every": "1h"}
+COUNT = {"name": "n", "kind": "count"}
+SUM = {"name": "total", "kind": "sum", "column": "value", "clamp": [-3, 7], "grid": 0.5}
+MEAN = {"name": "level", "kind": "mean", "column": "value", "clamp": [-2, 6], "grid": 0.25}
+PEOPLE = {"name": "people", "kind": "units"}
+
+#: Name -> what differs from the plain job: tables of the job file, and the kind of its files.
+JOBS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tree": {"privacy": {"strategy": "tree"}, "aggregate": [COUNT, SUM]},
+    "toeplitz": {"privacy": {"strategy": "toeplitz"}, "aggregate": [MEAN], "kind": "csv"},
+    "rounds": {"privacy": {"mode": "rounds", "final_flush": True}},
+    "sliding": {"time": {"window": "6h", "slide": "2h", "trigger_every": "30m"}},
+    "periods": {
+        "time": {"window": "2h", "trigger_every": "20m"},
+        "privacy": {"period": "2h", "contributions": 3},
+        "kind": "jsonl",
+    },
+    "late": {
+        "time": {"window": "4h", "allowed_lateness": "1h", "max_skew": "1m"},
+        "source": {"stamp": "arrived"},
+    },
+    "fused": {"privacy": {"per_key_bound": 1}, "aggregate": [PEOPLE]},
+    "combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
+    "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
+}
+
+
+def write_stream(folder: Path, users: int = 2_500) -> None:
+    """The recorded stream as three files of each kind, in time order, with arrival times."""
+    params = Synth(users=users, keys=120, seed=6, row_group_rows=2_000, user_type="string")
+    table = pa.Table.from_batches(list(batches(params)), schema=params.schema)
+    rng = np.random.default_rng(6)
+    micros = table.column("time").cast(pa.int64()).to_numpy()
+    # Delays that no file boundary hides: files are in order of arrival.
+    arrived = micros + rng.integers(0, 30_000_000, len(micros))
+    instant = pa.timestamp("us", "UTC")
+    table = table.append_column("arrived", pa.array(arrived).cast(instant))
+    table = table.append_column("value", pa.array(np.round(rng.normal(2, 3, len(micros)), 2)))
+    table = table.take(pa.array(np.argsort(arrived, kind="stable")))
+    third = -(-table.num_rows // 3)
+    for number in range(3):
+        part = table.slice(number * third, third)
+        pq.write_table(part, folder / f"{number}.parquet", row_group_size=2_000)
+        text = part
+        for name in ("time", "arrived"):
+            shown = pc.strftime(part.column(name), format="%Y-%m-%dT%H:%M:%SZ")
+            text = text.set_column(text.schema.get_field_index(name), name, shown)
+        pacsv.write_csv(text, folder / f"{number}.csv")
+        lines = msgspec.json.Encoder().encode_lines(text.to_pylist())
+        (folder / f"{number}.jsonl").write_bytes(lines)
+    (folder / "keys").mkdir()
+    pacsv.write_csv(
+        pa.table({"key": [f"k{n}" for n in range(1, 40)]}), folder / "keys" / "public.csv"
+    )
+
+
+def golden_job(name: str, stream: Path, folder: Path) -> Job:
+    """Write and load the job file of a golden job.
+
+    Args:
+        stream: where `write_stream` wrote; folder: for the job file, its state and releases.
+    """
+    own = JOBS[name]
+    kind = own.get("kind", "parquet")
+    tables: dict[str, Any] = {
+        "source": {"kind": kind, "path": f"stream/*.{kind}", **own.get("source", {})},
+        "schema": {
+            "unit": {"column": "user"},
+            "key": [{"column": "key"}],
+            "event_time": {"column": "time"},
+        },
+        "aggregate": own.get("aggregate", [COUNT]),
+        "time": {**DAY, **own.get("time", {})},
+        "privacy": {
+            "epsilon": 6.0,
+            "delta": 1e-6,
+            "contributions": 6,
+            "insecure_test_key": "0f" * 32,
+            "insecure_test_run_id": "22" * 16,
+            **own.get("privacy", {}),
+        },
+        "state": {"shards": 3},
+        "sink": {"kind": own.get("sink", "jsonl"), "path": "releases"},
+    }
+    if "keys" in own:
+        tables["keys"] = {"public": "stream/" + own["keys"]["public"]}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stream").symlink_to(stream)  # the path in the plan is part of what is hashed
+    (folder / "job.toml").write_text(tomlkit.dumps(tables))
+    return load_job(folder / "job.toml")
+
+
+def published(job: Job) -> dict[str, bytes]:
+    """Name -> bytes of every file below the sink's folder."""
+    root = Path(job.sink.path)
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def digest(files: dict[str, bytes]) -> str:
+    """One digest of all published bytes."""
+    whole = hashlib.blake2b(digest_size=16)
+    for name, data in sorted(files.items()):
+        whole.update(f"{name}\0{len(data)}\0".encode() + data)
+    return whole.hexdigest()

@@ -1,0 +1,143 @@
+"""A whole job on Prism that reads a Kafka topic: stopped, gone on, every record counted."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.job import Job, load_job
+from pipelines.kafka_client import Kafka
+from pipelines.stream import Result, run_job
+from tests.kafka_broker import Broker
+from tests.runners.prism import binary, wait_for
+
+WINDOW = 4
+JOB = """
+[source]
+kind = "kafka"
+servers = "{servers}"
+topic = "{topic}"
+settle = "200ms"
+[schema]
+unit = {{ column = "user" }}
+key = [{{ column = "key" }}]
+event_time = {{ column = "time" }}
+[[aggregate]]
+name = "records"
+kind = "count"
+[time]
+start = "{start}"
+window = "4s"
+trigger_every = "1s"
+allowed_lateness = "2s"
+[keys]
+public = "keys.csv"
+[privacy]
+epsilon = 1000.0
+delta = 0.1
+contributions = 1
+insecure_test_key = "{key}"
+[state]
+shards = 2
+[sink]
+kind = "parquet"
+path = "releases"
+"""
+
+
+def text_of(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+class Sender:
+    """Sends records of unlike users and counts them by window and key."""
+
+    def __init__(self, kafka: Broker, topic: str) -> None:
+        self._kafka, self._topic, self.number = kafka, topic, 0
+        self.sent: Counter[tuple[datetime, str]] = Counter()
+        self.last = 0.0
+
+    def send(self, seconds: float) -> None:
+        """A few records and a broken message every 10 ms or so."""
+        end = time.time() + seconds
+        while (now := time.time()) < end:
+            values: list[Any] = [b"{"]
+            for key in ("a", "b", "a"):
+                values.append({"user": f"u{self.number}", "key": key, "time": text_of(now)})
+                self.sent[datetime.fromtimestamp(now // WINDOW * WINDOW, UTC), key] += 1
+                self.number += 1
+            self._kafka.produce(self._topic, values, self.number % 2)
+            self.last = now
+
+
+def run_while(job: Job, work: Callable[[], None]) -> Result:
+    """The job on Prism until the work is done (a runner wants the main thread)."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def go() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+        stop.set()
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    flags = [f"--prism_location={binary()}", "--prism_log_level=warn"]
+    result = run_job(job, "PrismRunner", flags, stop=stop)
+    thread.join()
+    assert failed == []
+    return result
+
+
+def released(folder: Path) -> dict[tuple[datetime, str], float]:
+    """The last published count of every window and key."""
+    last: dict[tuple[datetime, str], tuple[int, float]] = {}
+    for path in folder.rglob("*.parquet"):
+        if "dead" in str(path):
+            continue
+        for row in pq.read_table(path).to_pylist():
+            at = row["window_start"], row["key"]
+            last[at] = max(last.get(at, (0, 0.0)), (row["trigger"], row["records"]))
+    return {at: count for at, (trigger, count) in last.items()}
+
+
+def from_the_end(self: Kafka, partition: int, millis: int) -> int:
+    """Sabotaged `Kafka.at`: a restart that takes only what comes."""
+    return self.end(partition)
+
+
+@pytest.mark.parametrize("sabotaged", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_record_is_counted_over_a_restart(
+    kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    if sabotaged:
+        monkeypatch.setattr(Kafka, "at", from_the_end)
+    topic, start = kafka.topic(2), time.time() // WINDOW * WINDOW
+    (tmp_path / "keys.csv").write_text("key\na\nb\n")
+    path = tmp_path / "job.toml"
+    path.write_text(
+        JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), key="0f" * 32)
+    )
+    sender = Sender(kafka, topic)
+    first = run_while(load_job(path), lambda: sender.send(6))
+    sender.send(2)  # while nobody reads
+
+    def until_published() -> None:
+        sender.send(3)
+        closes = sender.last // WINDOW * WINDOW + WINDOW + 2
+        wait_for(lambda: time.time() > closes + 4, 60)
+
+    second = run_while(load_job(path), until_published)
+    assert second.resumed
+    assert first.run_id == second.run_id
+    assert sender.number > 200
+    found = released(tmp_path / "releases")
+    exact = {at: round(found.get(at, -1)) for at in sender.sent} == dict(sender.sent)
+    assert exact != sabotaged
