@@ -85,7 +85,8 @@ def begin(job: Job) -> tuple[Run, bool]:
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
-    write_manifest(run, sink_of(job))
+    with contextlib.closing(sink_of(job)) as sink:
+        write_manifest(run, sink)
     return run, resumed
 
 
@@ -121,6 +122,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
         caught_up = check_sink(run, sink, replaying=run.open().restoring)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
+        sink.close()
     return run, resumed, caught_up
 
 
@@ -253,8 +255,6 @@ def run_job(
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
             wait_or_stop(pipeline.run(), run, source.bounded, stop)
-    except DpstreamError as error:
-        raise diverged(error, sink, restoring) from None
     except Exception as error:
         raise diverged(coded(error), sink, restoring) from None
     else:
@@ -273,6 +273,7 @@ def run_job(
     finally:
         run.destroy_keys()
         identity = run.open().identity
+        sink.close()
         stores.close_all()
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
