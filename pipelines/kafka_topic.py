@@ -107,7 +107,7 @@ class KafkaTopic:
         admin = self._client("admin")  # held: without its client an answer never comes
         asked = {TopicPartition(self.topic, n): OffsetSpec.latest() for n in range(partitions)}
 
-        @with_exponential_backoff(0.1, 8, retry_filter=_has_no_leader, logger=lambda *_: None)
+        @with_exponential_backoff(7, 0.1, retry_filter=_has_no_leader, logger=lambda *_: None)
         def ends() -> list[int]:
             found = admin.list_offsets(
                 asked,

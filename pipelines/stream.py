@@ -9,22 +9,24 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from accounting.budget import Budget, allocate
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from accounting.errors import PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
-from dp_transforms.clock import Announced, WallClock
+from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
-from dp_transforms.telemetry import operator_totals, watch_steps
+from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
+from pipelines.delivered import CountDelivered
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
-from pipelines.replay import Replay
+from pipelines.replay import Replay, replay_bounds
 from pipelines.restored import catch_up, diverged
+from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
 from pipelines.sink import Sink, sink_of
 from pipelines.sink_manifest import (
@@ -66,7 +68,7 @@ def key_source(job: Job) -> KeySource:
     return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
-def begin(job: Job) -> tuple[Run, bool]:
+def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
     The order is the guarantee.  The store commits the run id before the ledger charges it, so
@@ -75,13 +77,16 @@ def begin(job: Job) -> tuple[Run, bool]:
     checked before the charge and named after it: a refused store costs nothing, and a manifest
     without a store means that the store was lost.
 
+    Args:
+        source: parts that tell the input from others, where it is not the job's own source.
+
     Returns:
         (run, whether it goes on from an existing store).
 
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
-    run, resumed, caught_up = prepare(job)
+    run, resumed, caught_up = prepare(job, source)
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
@@ -90,7 +95,7 @@ def begin(job: Job) -> tuple[Run, bool]:
     return run, resumed
 
 
-def prepare(job: Job) -> tuple[Run, bool, bool]:
+def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool, bool]:
     """``begin`` up to the charge: the store exists and its run id is committed.
 
     Returns:
@@ -99,7 +104,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
-    parts = input_of(job).identity()
+    parts = input_of(job).identity() if source is None else source
     url = job.state.store or ""
     sink = sink_of(job)
     if not stores.exists(url):
@@ -225,6 +230,7 @@ def run_job(
     progress: Progress | None = None,
     speed: float | None = None,
     stop: threading.Event | None = None,
+    detach: bool = False,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -235,6 +241,7 @@ def run_job(
         progress: told now and then how many steps are done.
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
+        detach: do not wait: the workers are elsewhere and go on without this process.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -249,27 +256,20 @@ def run_job(
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     _connect(pipeline, job, sink, run, source, reader)
     operator_totals.clear()
+    forget_error()
     try:
         with (
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            wait_or_stop(pipeline.run(), run, source.bounded, stop)
+            started = pipeline.run()
+            if not detach:
+                wait_or_stop(started, run, source.bounded, stop)
     except Exception as error:
         raise diverged(coded(error), sink, restoring) from None
     else:
-        if source.state() != before:
-            raise PolicyError(
-                "source.path",
-                "a file changed while it was read, so this store's noise may belong to two inputs",
-                "do not resume this store or publish its last releases; begin a new run",
-            )
-        if restoring:
-            catch_up(run, sink)
-        # A ledger that cannot be reached now only leaves copies of the running store unmarked.
-        with contextlib.suppress(RunError), _ledger(job) as ledger:
-            if ledger is not None:
-                tokens.leave(ledger, run.open())
+        if not detach:
+            _finish(job, run, sink, source, before, restoring)
     finally:
         run.destroy_keys()
         identity = run.open().identity
@@ -278,6 +278,22 @@ def run_job(
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
+
+
+def _finish(job: Job, run: Run, sink: Sink, source: Input, before: Any, restoring: bool) -> None:
+    """What is left to do when the pipeline has ended."""
+    if source.state() != before:
+        raise PolicyError(
+            "source.path",
+            "a file changed while it was read, so this store's noise may belong to two inputs",
+            "do not resume this store or publish its last releases; begin a new run",
+        )
+    if restoring:
+        catch_up(run, sink)
+    # A ledger that cannot be reached now only leaves copies of the running store unmarked.
+    with contextlib.suppress(RunError), _ledger(job) as ledger:
+        if ledger is not None:
+            tokens.leave(ledger, run.open())
 
 
 def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
@@ -311,7 +327,7 @@ def _connect(
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
-        clock = Announced(line.last_cut)
+        clock = _replayed(reader, job)
     elif reader is None:
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
@@ -319,17 +335,17 @@ def _connect(
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     writing = WriteReleases(sink, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
+    _ = written | "Counted" >> CountDelivered(line)
     if not source.bounded:
         _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
 
 
-def coded(error: BaseException) -> DpstreamError:
-    """The coded error inside a runner's exception; else its class only, never its text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, DpstreamError):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
+    """The clock of a recording: as fast as it can be read, or at its speed."""
+    line = job.plan.timeline
+    if replay.speed is None:
+        return Announced(line.last_cut)
+    bounds = replay_bounds(job)
+    return WallClock(line, now=StreamTime(*bounds, line.cut_time(line.last_cut), replay.speed))
