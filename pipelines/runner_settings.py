@@ -39,6 +39,9 @@ FLINK_FLAGS = frozenset(
 #: Flink's names for a cluster inside the job server.
 _LOCAL_FLINK = ("[local]", "[auto]")
 _ENVIRONMENTS = ("LOOPBACK", "EXTERNAL", "DOCKER", "PROCESS")
+#: Seconds (ten years) that a job may be watched: after Beam's default of five minutes, the launcher
+#: would give up on any job that still runs.
+_FOREVER = "315360000"
 _AT_LEAST_ONCE = "streaming_mode_at_least_once"
 
 
@@ -81,6 +84,7 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
     return [
         *([f"--prism_location={program}"] if program is not None and not named else []),
         *_unless(flags, "prism_log_level", "warn"),
+        *_unless(flags, "job_server_timeout", _FOREVER),
     ]
 
 
@@ -129,6 +133,7 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         *_unless(flags, "checkpointing_interval", "1000"),
         "--finish_bundle_before_checkpointing",
         *_unless(flags, "max_bundle_time_mills", "100"),
+        *_unless(flags, "job_server_timeout", _FOREVER),
         # A coded refusal comes back after a few tries; a cluster has its own restart strategy.
         *(_unless(flags, "number_of_execution_retries", "3") if local else []),
         *(_unless(flags, "execution_retry_delay", "1000") if local else []),

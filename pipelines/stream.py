@@ -254,7 +254,8 @@ def run_job(
     run, resumed = begin(job)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    _connect(pipeline, job, sink, run, source, reader)
+    ends = source.bounded and engine.ends
+    _connect(pipeline, job, sink, run, source, reader, ends)
     operator_totals.clear()
     forget_error()
     try:
@@ -264,7 +265,7 @@ def run_job(
         ):
             started = pipeline.run()
             if not detach:
-                wait_or_stop(started, run, source.bounded, stop)
+                wait_or_stop(started, run, ends, stop)
     except Exception as error:
         raise diverged(coded(error), sink, restoring) from None
     else:
@@ -321,9 +322,15 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
 
 
 def _connect(
-    pipeline: beam.Pipeline, job: Job, sink: Sink, run: Run, source: Input, reader: Any
+    pipeline: beam.Pipeline,
+    job: Job,
+    sink: Sink,
+    run: Run,
+    source: Input,
+    reader: Any,
+    ends: bool,
 ) -> None:
-    """Source, flow and sinks."""
+    """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
@@ -336,7 +343,7 @@ def _connect(
     writing = WriteReleases(sink, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
     _ = written | "Counted" >> CountDelivered(line)
-    if not source.bounded:
+    if not ends:
         _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
