@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from apache_beam.utils.retry import with_exponential_backoff
+
 from accounting.errors import DpstreamError, RunError, UsageError
 from accounting.limits import SINK_SECONDS
 
@@ -103,14 +105,19 @@ class KafkaTopic:
 
         partitions, _ = self.describe()
         admin = self._client("admin")  # held: without its client an answer never comes
-        ends = {TopicPartition(self.topic, n): OffsetSpec.latest() for n in range(partitions)}
-        try:
+        asked = {TopicPartition(self.topic, n): OffsetSpec.latest() for n in range(partitions)}
+
+        @with_exponential_backoff(7, 0.1, retry_filter=_has_no_leader, logger=lambda *_: None)
+        def ends() -> list[int]:
             found = admin.list_offsets(
-                ends,
+                asked,
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=LOOK_SECONDS,
             )
-            return any(end.result(2 * LOOK_SECONDS).offset > 0 for end in found.values())
+            return [end.result(2 * LOOK_SECONDS).offset for end in found.values()]
+
+        try:
+            return any(end > 0 for end in ends())
         except KafkaException as error:
             _refuse(error.args[0], "cannot be read")
 
@@ -262,6 +269,12 @@ def _looked_up(options: Mapping[str, str]) -> dict[str, str]:
 
 def _text(key: bytes | None) -> str:
     return (key or b"").decode("ascii", "replace")
+
+
+def _has_no_leader(error: Exception) -> bool:
+    """A topic that was just made has no leaders yet; the client does not ask again here."""
+    name = getattr(error.args[0], "name", str)() if error.args else ""
+    return name in ("NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
 
 
 def _refuse(error: Any, what: str) -> NoReturn:

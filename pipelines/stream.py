@@ -91,7 +91,8 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
-    write_manifest(run, sink_of(job))
+    with contextlib.closing(sink_of(job)) as sink:
+        write_manifest(run, sink)
     return run, resumed
 
 
@@ -127,6 +128,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
         caught_up = check_sink(run, sink, replaying=run.open().restoring)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
+        sink.close()
     return run, resumed, caught_up
 
 
@@ -254,7 +256,7 @@ def run_job(
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
-    _connect(pipeline, job, run, source, reader, sink, ends)
+    _connect(pipeline, job, sink, run, source, reader, ends)
     operator_totals.clear()
     forget_error()
     try:
@@ -273,6 +275,7 @@ def run_job(
     finally:
         run.destroy_keys()
         identity = run.open().identity
+        sink.close()
         stores.close_all()
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
@@ -323,10 +326,10 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
 def _connect(
     pipeline: beam.Pipeline,
     job: Job,
+    sink: Sink,
     run: Run,
     source: Input,
     reader: Any,
-    sink: Sink,
     ends: bool,
 ) -> None:
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""

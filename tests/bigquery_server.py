@@ -29,7 +29,7 @@ class WriteServer:
         keys: the primary key of each table that exists.
         tables: table -> key -> row.
         faults: of the next connections, first to last; a code belongs to it.
-        requests: all that were sent: (stream, metadata, number of rows, bytes).
+        requests: all that were sent: (stream, streams named in the header, number of rows, bytes).
         applied: how often each key of a table was applied.
     """
 
@@ -37,7 +37,7 @@ class WriteServer:
         self.keys = keys
         self.tables: dict[str, dict[Any, dict[str, Any]]] = {name: {} for name in keys}
         self.faults: list[tuple[str, int]] = []
-        self.requests: list[tuple[str, dict[str, str], int, int]] = []
+        self.requests: list[tuple[str, list[str], int, int]] = []
         self.applied: dict[str, dict[Any, int]] = {name: defaultdict(int) for name in keys}
 
     def append_rows(
@@ -48,11 +48,13 @@ class WriteServer:
         if fault == REFUSE:
             status = next(s for s in grpc.StatusCode if s.value[0] == code)
             context.abort(status, "CANARY7741")
-        metadata = {str(k): str(v) for k, v in context.invocation_metadata()}
+        # The client adds an empty value of the same name, as it does for Google's own helper.
+        given = context.invocation_metadata()
+        where = [str(v) for k, v in given if k == "x-goog-request-params" and v]
         for request in requests:
             rows = list(request.proto_rows.rows.serialized_rows)
             size = len(AppendRowsRequest.serialize(request))
-            self.requests.append((request.write_stream, metadata, len(rows), size))
+            self.requests.append((request.write_stream, where, len(rows), size))
             if fault in (ANSWER_ERROR, ROW_ERROR):
                 error = {"code": code, "message": "CANARY7741"}
                 yield AppendRowsResponse(

@@ -1,20 +1,22 @@
-"""The official Pub/Sub emulator, found, started and stopped by the tests.
+"""The official Pub/Sub emulator (Java), found, started and stopped by the tests.
 
-Looked for in this order: a running one (PUBSUB_EMULATOR_HOST), its jar (PUBSUB_EMULATOR_JAR), the
-Cloud SDK's component.  With CI=true a missing emulator fails the tests; elsewhere they are skipped,
-loudly.  It keeps everything in memory.
+Looked for: a running one (PUBSUB_EMULATOR_HOST), the program PUBSUB_EMULATOR_BINARY, the Cloud
+SDK's component.  With CI=true a missing emulator or a missing Java fails the tests; elsewhere
+they are skipped, loudly.
 """
 
 import itertools
+import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from socket import socket
+from typing import Any
 
 import pytest
 
@@ -22,50 +24,51 @@ from tests.emulator import free_port
 
 HOST = "PUBSUB_EMULATOR_HOST"
 PROJECT = "test-project"
-_ROOTS = ("/usr/lib/google-cloud-sdk", "/usr/share/google-cloud-sdk")
+_PROGRAM = "platform/pubsub-emulator/bin/cloud-pubsub-emulator"
 _numbers = itertools.count(1)
 
 
-def jar() -> str | None:
+def binary() -> str | None:
     """The emulator's program, if there is one."""
-    named = os.environ.get("PUBSUB_EMULATOR_JAR")
-    if named:
-        return named
-    gcloud = shutil.which("gcloud")
-    roots = [*([Path(gcloud).resolve().parents[1]] if gcloud else []), *map(Path, _ROOTS)]
-    found = [p for r in roots for p in r.glob("platform/pubsub-emulator/lib/*-all.jar")]
-    return str(found[0]) if found else None
+    named, gcloud = os.environ.get("PUBSUB_EMULATOR_BINARY"), shutil.which("gcloud")
+    roots = [Path(gcloud).resolve().parents[1]] if gcloud else []
+    for root in [*roots, Path("/usr/lib/google-cloud-sdk")]:
+        if named is None and (root / _PROGRAM).exists():
+            named = str(root / _PROGRAM)
+    return named
 
 
 @contextmanager
-def running() -> Iterator[str]:
-    """A running emulator's host and port, in the environment as well."""
-    before = os.environ.get(HOST)
-    if before:
-        yield before
-        return
-    program, java = jar(), shutil.which("java")
-    if program is None or java is None:
-        missing()
-    host = f"127.0.0.1:{free_port()}"
-    process = subprocess.Popen(
-        [str(java), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar",
-         str(program), "--host=127.0.0.1", f"--port={host.rpartition(':')[2]}"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    os.environ[HOST] = host
-    try:
+def running() -> Iterator["Emulator"]:
+    """A running emulator; its host and port are in the environment, for clients made after."""
+    from pipelines import pubsub_client, source_pubsub
+
+    before, process = os.environ.get(HOST), None
+    if before is None:
+        program = binary()
+        if program is None or shutil.which("java") is None:
+            _missing()
+        host = f"127.0.0.1:{free_port()}"
+        process = subprocess.Popen(
+            [str(program), "--host=127.0.0.1", f"--port={host.split(':')[1]}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.environ[HOST] = host
         _await(host, process)
-        yield host
+    pubsub_client.client.cache_clear()
+    try:
+        yield Emulator(process)
     finally:
-        process.kill()
-        process.wait()
-        os.environ.pop(HOST)
+        source_pubsub.PULLERS.close()
+        pubsub_client.client.cache_clear()
+        if process is not None:
+            process.kill()
+            process.wait()
+            os.environ.pop(HOST)
 
 
-def missing() -> None:
-    """No emulator: a failure where it must be there, a loud skip elsewhere."""
-    text = "the Pub/Sub emulator is missing (gcloud component pubsub-emulator, and a Java)"
+def _missing() -> None:
+    text = "the Pub/Sub emulator is missing (gcloud component pubsub-emulator, and Java)"
     if os.environ.get("CI") == "true":
         pytest.fail(text)
     warnings.warn(pytest.PytestWarning(text), stacklevel=2)
@@ -75,7 +78,7 @@ def missing() -> None:
 def _await(host: str, process: subprocess.Popen[bytes]) -> None:
     name, port = host.split(":")
     for _ in range(600):
-        with closing(socket.socket()) as probe:
+        with closing(socket()) as probe:
             if probe.connect_ex((name, int(port))) == 0:
                 return
         if process.poll() is not None:
@@ -84,21 +87,33 @@ def _await(host: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the emulator did not start")
 
 
-def fresh_topic(ordered: bool = True) -> tuple[str, str]:
-    """(topic, subscription) that exist from now on."""
-    from google.cloud.pubsub_v1 import PublisherClient, SubscriberClient
+class Emulator:
+    """Topics and subscriptions of a running emulator; ``process`` if the test started it."""
 
-    name = f"t{os.getpid()}-{next(_numbers)}"
-    topic = f"projects/{PROJECT}/topics/{name}"
-    subscription = f"projects/{PROJECT}/subscriptions/{name}"
-    PublisherClient().create_topic(name=topic)
-    with SubscriberClient() as client:
-        client.create_subscription(
-            request={
-                "name": subscription,
-                "topic": topic,
-                "enable_message_ordering": ordered,
-                "ack_deadline_seconds": 60,
-            }
-        )
-    return topic, subscription
+    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
+        from google.cloud import pubsub_v1
+
+        self.process = process
+        self.publisher = pubsub_v1.PublisherClient()
+        self.subscriber = pubsub_v1.SubscriberClient()
+
+    def subscription(self, **more: Any) -> tuple[str, str]:
+        """A new topic and a subscription that fits, by their full names."""
+        name = f"t{os.getpid()}-{next(_numbers)}"
+        topic = self.publisher.topic_path(PROJECT, name)
+        self.publisher.create_topic(name=topic)
+        subscription = self.subscriber.subscription_path(PROJECT, name)
+        settings = {
+            "retain_acked_messages": True,
+            "message_retention_duration": {"seconds": 600},
+            "ack_deadline_seconds": 60,
+        }
+        request = {"name": subscription, "topic": topic, **settings, **more}
+        self.subscriber.create_subscription(request=request)
+        return topic, subscription
+
+    def publish(self, topic: str, messages: Iterable[Any]) -> list[str]:
+        """Publish JSON objects (or bytes); their ids."""
+        texts = [m if isinstance(m, bytes) else json.dumps(m).encode() for m in messages]
+        futures = [self.publisher.publish(topic, text, n="x") for text in texts]
+        return [future.result(timeout=30) for future in futures]

@@ -91,8 +91,8 @@ def test_the_table_holds_what_the_files_hold(
     # Rows before seals, each to the default stream of its table, named in the header too.
     streams = [stream for stream, *_ in server.requests]
     assert [s.split("/")[5] for s in streams] == ["visits", "visits_seals"]
-    for stream, metadata, *_ in server.requests:
-        assert metadata["x-goog-request-params"] == f"write_stream={stream}"
+    for stream, where, *_ in server.requests:
+        assert where == [f"write_stream={stream}"]
 
 
 def test_repetition_changes_nothing_and_sends_the_same(

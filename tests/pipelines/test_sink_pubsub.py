@@ -1,11 +1,12 @@
 """The sink of Pub/Sub on the official emulator: one value per name, whatever is repeated."""
 
+import os
 import pickle
 import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -26,17 +27,30 @@ from pipelines.stream import begin
 from state import open as stores
 from tests import pubsub_emulator
 from tests.published import RUNS, Published
-from tests.pubsub_emulator import fresh_topic
 from tests.relay import Relay
 
 #: ``_send`` is called for the manifest, then for rows and seals of the releases of a bundle.
+Topics = Callable[[], tuple[str, str]]
 SEND = "pipelines.sink_pubsub:PubsubSink._send"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def emulator() -> Iterator[str]:
-    with pubsub_emulator.running() as host:
-        yield host
+class Service(NamedTuple):
+    """A running emulator and where it is."""
+
+    host: str
+    running: pubsub_emulator.Emulator
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[Service]:
+    with pubsub_emulator.running() as started:
+        yield Service(os.environ[pubsub_emulator.HOST], started)
+
+
+@pytest.fixture
+def topic_of(emulator: Service) -> Topics:
+    """Gives a new topic and a subscription that keeps its order."""
+    return lambda: emulator.running.subscription(enable_message_ordering=True)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +124,9 @@ def as_documented(messages: list[Received], job: Job) -> pa.Table:
 
 
 def test_the_subscription_gets_what_the_files_hold(
-    fresh: Published, made: tuple[Published, pa.Table]
+    topic_of: Topics, fresh: Published, made: tuple[Published, pa.Table]
 ) -> None:
-    topic, subscription = fresh_topic()
+    topic, subscription = topic_of()
     job = fresh.run(sink_table(topic))
     messages = received(subscription)
     assert as_documented(messages, job).equals(made[1]) and made[1].num_rows > 10
@@ -128,9 +142,9 @@ def test_the_subscription_gets_what_the_files_hold(
 
 @pytest.mark.parametrize("nth", [2, 3])
 def test_killed_before_rows_and_before_the_seal(
-    fresh: Published, made: tuple[Published, pa.Table], nth: int
+    topic_of: Topics, fresh: Published, made: tuple[Published, pa.Table], nth: int
 ) -> None:
-    topic, subscription = fresh_topic()
+    topic, subscription = topic_of()
     sink = sink_table(topic)
     fresh.killed(sink, SEND, nth)
     before = received(subscription)
@@ -142,14 +156,16 @@ def test_killed_before_rows_and_before_the_seal(
     assert as_documented(messages, job).equals(made[1])
 
 
-def test_a_twin_with_new_names_at_each_attempt_is_caught(fresh: Published) -> None:
+def test_a_twin_with_new_names_at_each_attempt_is_caught(
+    topic_of: Topics, fresh: Published
+) -> None:
     real = messages_of
 
     def random_names(batch: pa.RecordBatch) -> Messages:
         messages = real(batch)
         return messages._replace(keys=[secrets.token_hex(16) for _ in messages.keys])
 
-    topic, subscription = fresh_topic()
+    topic, subscription = topic_of()
     sink = sink_table(topic)
     fresh.killed(sink, SEND, 3)
     with mock.patch.object(sink_pubsub, "messages_of", random_names):
@@ -158,8 +174,8 @@ def test_a_twin_with_new_names_at_each_attempt_is_caught(fresh: Published) -> No
         as_documented(received(subscription), job)
 
 
-def test_what_cannot_be_compared_is_refused(fresh: Published) -> None:
-    topic, subscription = fresh_topic()
+def test_what_cannot_be_compared_is_refused(topic_of: Topics, fresh: Published) -> None:
+    topic, subscription = topic_of()
     sink = sink_table(topic)
     job = fresh.run(sink)
     backup = fresh.place.folder / "b"
@@ -176,9 +192,9 @@ def test_what_cannot_be_compared_is_refused(fresh: Published) -> None:
     fresh.run(sink)
 
 
-def test_the_ledger_notices_what_the_topic_cannot(fresh: Published) -> None:
+def test_the_ledger_notices_what_the_topic_cannot(topic_of: Topics, fresh: Published) -> None:
     """A lost store is a new run with fresh noise, which the ledger charges or refuses."""
-    sink = sink_table(fresh_topic()[0])
+    sink = sink_table(topic_of()[0])
     fresh.run(sink, ledger=True)
     fresh.place.copy("state", "copy")
     fresh.run(sink, ledger=True)
@@ -191,7 +207,7 @@ def test_the_ledger_notices_what_the_topic_cannot(fresh: Published) -> None:
     assert len(fresh.place.entries()) == 2
 
 
-def test_a_topic_must_be_there(fresh: Published) -> None:
+def test_a_topic_must_be_there(emulator: Service, fresh: Published) -> None:
     with pytest.raises(RunError, match=r"sink\.topic: is not there"):
         begin(fresh.job(sink_table("projects/test-project/topics/none")))
     sink = sink_of(fresh.job(sink_table("projects/test-project/topics/none")))
@@ -203,12 +219,12 @@ def batches_of(made: tuple[Published, pa.Table]) -> tuple[Job, list[pa.RecordBat
 
 
 def gone_for(
-    seconds: float, emulator: str, made: tuple[Published, pa.Table], patch: pytest.MonkeyPatch
+    seconds: float, emulator: Service, made: tuple[Published, pa.Table], patch: pytest.MonkeyPatch
 ) -> None:
     """Releases that are written while the service is away arrive once it is back."""
-    topic, subscription = fresh_topic()
+    topic, subscription = emulator.running.subscription(enable_message_ordering=True)
     job, given = batches_of(made)
-    relay = Relay(emulator)
+    relay = Relay(emulator.host)
     patch.setenv(pubsub_emulator.HOST, relay.host)
     writer = PubsubSink(topic)
     writer.write(given[:4])
@@ -217,31 +233,31 @@ def gone_for(
     began = time.monotonic()
     writer.write(given[4:])
     assert time.monotonic() - began > seconds
-    patch.setenv(pubsub_emulator.HOST, emulator)
+    patch.setenv(pubsub_emulator.HOST, emulator.host)
     assert as_documented(received(subscription), job).equals(made[1])
     writer.close()
     relay.down()
 
 
 def test_a_service_that_is_away_for_a_while(
-    emulator: str, made: tuple[Published, pa.Table], monkeypatch: pytest.MonkeyPatch
+    emulator: Service, made: tuple[Published, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone_for(3, emulator, made, monkeypatch)
 
 
 @pytest.mark.slow
 def test_a_service_that_is_away_for_a_minute(
-    emulator: str, made: tuple[Published, pa.Table], monkeypatch: pytest.MonkeyPatch
+    emulator: Service, made: tuple[Published, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone_for(60, emulator, made, monkeypatch)
 
 
 def test_a_service_that_stays_away_is_a_coded_error(
-    emulator: str, made: tuple[Published, pa.Table], monkeypatch: pytest.MonkeyPatch
+    emulator: Service, made: tuple[Published, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, subscription = fresh_topic()
+    topic, subscription = emulator.running.subscription(enable_message_ordering=True)
     job, given = batches_of(made)
-    relay = Relay(emulator)
+    relay = Relay(emulator.host)
     monkeypatch.setenv(pubsub_emulator.HOST, relay.host)
     writer = PubsubSink(topic, seconds=2)
     writer.write(given[:4])
@@ -252,7 +268,7 @@ def test_a_service_that_stays_away_is_a_coded_error(
     assert time.monotonic() - began < 30
     relay.up()
     writer.write(given[4:])
-    monkeypatch.setenv(pubsub_emulator.HOST, emulator)
+    monkeypatch.setenv(pubsub_emulator.HOST, emulator.host)
     assert as_documented(received(subscription), job).equals(made[1])
     writer.close()
     relay.down()
