@@ -24,10 +24,10 @@ _NOTHING = pa.schema([])
 
 
 class Delivered(beam.PTransform):
-    """(What the sink gave for each release, pulses) -> nothing, but the note is kept.
+    """(What the sinks gave, ..., pulses) -> nothing, but the note is kept.
 
-    The sink's outputs are there for their watermark only: it passes a cut when all of the cut's
-    releases have gone through the sink.
+    The outputs of the sinks (of releases, of dead letters) are there for their watermark only: it
+    passes a cut when all of the cut's releases, and all that was refused before it, are written.
     """
 
     def __init__(self, run: Run) -> None:
@@ -36,13 +36,14 @@ class Delivered(beam.PTransform):
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """One shard, which writes down each cut."""
-        written, pulses = pcolls
+        *written, pulses = pcolls
         line, typed = self._run.plan.timeline, tuple[int, pa.RecordBatch]
         hold = HoldUntilCut(line, DeliveredCallback(self._run), DELIVERED_TICKS, stride=STRIDE)
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
         marks = beam.ParDo(ToShards(1, _NOTHING)).with_output_types(typed)
+        outputs = [found | f"Written{n}" >> nothing for n, found in enumerate(written)]
         return (
-            (written | "Written" >> nothing, pulses | "Pulses" >> marks)
+            (*outputs, pulses | "Pulses" >> marks)
             | beam.Flatten()
             | "Delivered" >> beam.ParDo(hold)
         )
@@ -87,6 +88,18 @@ class Resume(NamedTuple):
 def delivered_through(store: Store) -> int:
     """Last cut through which all releases have reached the sink; 0: none."""
     return int(store.note(_NOTE) or 0)
+
+
+def forget_delivered(store: Store) -> None:
+    """Begin to note anew: what is read from its first row on is also delivered from the first.
+
+    Whether its sink still has what an earlier attempt wrote is not known, so the end of that
+    attempt is not the end of this one.
+    """
+    before = store.note(_NOTE)
+    if before is not None:
+        # Should an earlier attempt still live and note a cut now, its releases are there.
+        store.swap_note(_NOTE, before, None)
 
 
 def resume_point(run: Run) -> Resume:

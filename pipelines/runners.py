@@ -84,6 +84,11 @@ class Engine(NamedTuple):
     ends: bool
 
 
+def lives_on(name: str) -> bool:
+    """Whether a pipeline must be cancelled on the engine, or would outlive its launcher."""
+    return name in RUNNERS and not RUNNERS[name].ends
+
+
 def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     """The engine of a runner's name and further Beam flags.
 

@@ -13,7 +13,7 @@ from accounting.errors import PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
-from dp_transforms.delivery import Delivered, resume_point
+from dp_transforms.delivery import Delivered, forget_delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
@@ -325,6 +325,7 @@ def _connect(
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
         clock = _replayed(reader, job)
+        forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
@@ -333,10 +334,10 @@ def _connect(
     writing = WriteReleases(job, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
     _ = written | "Counted" >> CountDelivered(line)
-    if not ends:
-        _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
-    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+    refused = dead | "DeadLetters" >> WriteDeadLetters(job)
+    if not ends:
+        _ = (written, refused, output.pulses) | "Delivered" >> Delivered(run)
 
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:

@@ -1,0 +1,128 @@
+"""F8: kill -9 of Python workers, task managers and launchers under checkpoints of a second.
+
+    pytest -m slow tests/faults/test_flink_kills.py -s
+
+The whole flow on a session cluster of two task managers with an outer pool of Python workers,
+at parallelism 2: whatever is killed, the releases are the bytes of an undisturbed bounded run
+and every bad row is a dead letter.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.job import Job
+from tests.faults.flink import Stage, job_at, letters, poisoned, published, staged, undisturbed
+from tests.faults.places import KINDS, places
+from tests.runners import flink
+from tests.runners.engines import Pool
+from tests.runners.flink import cluster, pool
+from tests.runners.golden import write_stream
+
+__all__ = ["cluster", "pool"]
+pytestmark = pytest.mark.slow
+#: A day in 144 s: three kills fall well inside it.
+PACE = "--speed=600"
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    write_stream(folder)
+    poisoned(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def right(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The bounded run that nothing disturbs."""
+    return undisturbed(tmp_path_factory.mktemp("right") / "job", stream)
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store; the emulator must run before the workers that ask it."""
+    with places(request.param, tmp_path) as fresh:
+        yield ("sqlite:" if request.param == "sqlite" else "") + fresh()
+
+
+def check(stage: Stage, right: Job, told: str) -> None:
+    found, dead = published(stage.job), letters(stage.job)
+    assert found == published(right) and len(found) > 100
+    assert dead == letters(right) and len(dead) > 20
+    print(f"\nF8 {told}: {len(found) - 1} releases equal, {len(dead)} dead letters")
+
+
+def test_workers_and_task_managers(
+    store: str,
+    stream: Path,
+    right: Job,
+    tmp_path: Path,
+    cluster: flink.session.Cluster,
+    pool: Pool,
+) -> None:
+    job, begin = job_at(tmp_path / "job", stream, store), time.monotonic()
+    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+        stage.launch()
+        waits, restarts = [stage.until(lambda: stage.count() >= 2)], list[int]()
+        for kill in (stage.kill_worker, stage.kill_task_manager, lambda: stage.kill_worker(-1)):
+            kill()
+            waits.append(stage.more(6))
+            restarts.append(stage.restarts())
+        assert stage.count() < 144, "killed while the stream goes on"
+        assert 0 < restarts[0] < restarts[1] < restarts[2]
+        stage.finish()
+        shown = ", ".join(f"{seconds:.0f}" for seconds in waits)
+        told = f"{restarts[-1]} restarts, waits {shown} s, {time.monotonic() - begin:.0f} s in all"
+        check(stage, right, f"{store.partition(':')[0]}: {told}")
+
+
+def test_launchers(
+    stream: Path,
+    right: Job,
+    tmp_path: Path,
+    cluster: flink.session.Cluster,
+    pool: Pool,
+) -> None:
+    """A killed launcher leaves its job behind; the next one's job shares the store with it."""
+    job, begin = job_at(tmp_path / "job", stream), time.monotonic()
+    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+        stage.launch()
+        stage.until(lambda: stage.count() >= 2)
+        stage.kill_launcher()
+        alone = stage.more(9)  # without a launcher
+        assert len(stage.jobs()) == 1
+        stage.launch()
+        stage.until(lambda: len(stage.jobs()) == 2)
+        stage.more(6)
+        stage.kill_worker()  # of either job
+        stage.finish()
+        assert len(stage.jobs()) == 1, "only its own job was cancelled"
+        told = f"launcher: 9 releases in {alone:.0f} s alone, {time.monotonic() - begin:.0f} s"
+        check(stage, right, told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_stops_the_job_on_the_cluster(
+    number: signal.Signals,
+    stream: Path,
+    right: Job,
+    tmp_path: Path,
+    cluster: flink.session.Cluster,
+    pool: Pool,
+) -> None:
+    job = job_at(tmp_path / "job", stream)
+    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+        stage.launch()
+        stage.until(lambda: stage.count() >= 2)
+        seconds = stage.stop(number)
+        assert "stopped; run it again to go on" in stage.said.read_text()
+        assert stage.jobs() == [] and stage.jobs("CANCELED") != []
+        assert 2 <= stage.count() < 144
+    with staged(cluster, pool, job, tmp_path / "job", []) as stage:
+        stage.launch()
+        stage.finish()
+        check(stage, right, f"{number.name}: stopped in {seconds:.1f} s, then to the end")
