@@ -35,7 +35,7 @@ from pipelines.sink_manifest import (
     write_manifest,
 )
 from pipelines.sinks import WriteDeadLetters, WriteReleases
-from pipelines.waiting import wait_or_stop
+from pipelines.waiting import own_signals, wait_or_stop
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
@@ -260,9 +260,10 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            started = pipeline.run()
+            with own_signals():
+                started = pipeline.run()
             if not detach:
-                wait_or_stop(started, run, ends, stop)
+                wait_or_stop(started, run, ends, stop, engine.cancel)
     except Exception as error:
         raise diverged(coded(error), restoring) from None
     else:

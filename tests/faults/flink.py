@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import tomlkit
 
@@ -158,6 +159,12 @@ class Stage:
         """Ids of the cluster's jobs in a state."""
         found: Any = self.cluster.ask("jobs")["jobs"]
         return [job["id"] for job in found if job["status"] == state]
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job on the cluster, as its operator would."""
+        url = f"http://{self.cluster.master}/jobs/{job}"
+        with urlopen(Request(url, method="PATCH"), timeout=30):
+            self.until(lambda: job not in self.jobs())
 
     def restarts(self) -> int:
         """How often the cluster has started its running jobs again."""

@@ -10,17 +10,21 @@ and every bad row is a dead letter.
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from pipelines.job import Job
+from pipelines.job import Job, load_job
 from tests.faults.flink import Stage, job_at, letters, poisoned, published, staged, undisturbed
 from tests.faults.places import KINDS, places
+from tests.kafka_broker import Broker
 from tests.runners import flink
 from tests.runners.engines import Pool
 from tests.runners.flink import cluster, pool
 from tests.runners.golden import write_stream
+from tests.runners.test_kafka_job import JOB, WINDOW, Sender, released, text_of
 
 __all__ = ["cluster", "pool"]
 pytestmark = pytest.mark.slow
@@ -126,3 +130,49 @@ def test_a_signal_stops_the_job_on_the_cluster(
         stage.launch()
         stage.finish()
         check(stage, right, f"{number.name}: stopped in {seconds:.1f} s, then to the end")
+
+
+def test_a_topic_is_counted_exactly(
+    kafka: Broker, tmp_path: Path, cluster: flink.session.Cluster, pool: Pool
+) -> None:
+    """A stream without end: a worker, a task manager, then the launcher, which begins again."""
+    topic, start = kafka.topic(2), time.time() // WINDOW * WINDOW
+    (tmp_path / "keys.csv").write_text("key\na\nb\n")
+    path = tmp_path / "job.toml"
+    path.write_text(
+        JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), key="0f" * 32)
+    )
+    sender = Sender(kafka, topic)
+    with staged(cluster, pool, load_job(path), tmp_path, []) as stage:
+
+        def published_so_far() -> bool:
+            sender.send(0.5)
+            return released(tmp_path / "releases").keys() >= wanted
+
+        stage.launch()
+        for kill in (stage.kill_worker, stage.kill_task_manager, stage.kill_launcher):
+            sender.send(1)
+            wanted = set(sender.sent)
+            stage.until(published_so_far)
+            kill()
+        for job in stage.jobs():  # that of the killed launcher
+            stage.cancel(job)
+        stage.launch()
+        sender.send(3)
+        closes = sender.last // WINDOW * WINDOW + WINDOW + 2
+        last = datetime.fromtimestamp(sender.last // WINDOW * WINDOW, UTC)
+        stage.until(lambda: closes_of(tmp_path / "releases", last))
+        assert time.time() > closes
+        stage.stop(signal.SIGINT)
+        assert stage.jobs() == []
+    found = {at: round(count) for at, count in released(tmp_path / "releases").items()}
+    wrong = {at: count for at, count in sender.sent.items() if found.get(at) != count}
+    assert wrong == {} and sender.number > 1000
+    print(f"\nF8 kafka: {sender.number} records in {len(sender.sent)} counts, each exact")
+
+
+def closes_of(folder: Path, window: datetime) -> bool:
+    """Whether the last release of a window is there."""
+    triggers = WINDOW + 2
+    tables = [pq.read_table(p).to_pylist() for p in folder.rglob(f"*-{triggers:06d}.parquet")]
+    return any(row["window_start"] == window for rows in tables for row in rows)
