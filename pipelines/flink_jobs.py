@@ -15,6 +15,8 @@ from accounting.errors import RunError
 _ENDED = ("FINISHED", "CANCELED", "FAILED", "SUSPENDED")
 #: Seconds that a cluster may take to cancel a job; between two looks; for one answer.
 _PATIENCE, _LOOK, _ANSWER = 120.0, 0.2, 20.0
+#: Seconds after which a job that was never seen is not on its way to the cluster either.
+_UNSEEN = 15.0
 
 
 def unique(name: str | None) -> str:
@@ -32,9 +34,13 @@ def cancel(master: str, name: str) -> None:
         RunError: the cluster does not answer, or does not cancel them in time.
     """
     root = (master if "://" in master else f"http://{master}").rstrip("/")
-    until = time.monotonic() + _PATIENCE
-    while not _cancelled(root, name):
-        if time.monotonic() > until:
+    begin = time.monotonic()
+    while True:
+        seen, left = _cancelled(root, name)
+        waited = time.monotonic() - begin
+        if not left and (seen or waited > _UNSEEN):
+            return
+        if waited > _PATIENCE:
             raise RunError(
                 "--flink_master",
                 "did not cancel the job, which may live on there",
@@ -43,17 +49,19 @@ def cancel(master: str, name: str) -> None:
         time.sleep(_LOOK)
 
 
-def _cancelled(root: str, name: str) -> bool:
-    """Ask for it once; whether none is left."""
+def _cancelled(root: str, name: str) -> tuple[bool, bool]:
+    """Ask for it once; whether such jobs are known there, and whether any has not ended."""
     try:
-        jobs = _answer(Request(f"{root}/jobs/overview"))["jobs"]
-        left = [job for job in jobs if job["name"] == name and job["state"] not in _ENDED]
+        jobs = [
+            job for job in _answer(Request(f"{root}/jobs/overview"))["jobs"] if job["name"] == name
+        ]
+        left = [job for job in jobs if job["state"] not in _ENDED]
         for job in left:
             if job["state"] != "CANCELLING":
                 _answer(Request(f"{root}/jobs/{job['jid']}", method="PATCH"))
     except (OSError, ValueError):  # not reached, or it has ended meanwhile
-        return False
-    return not left
+        return False, True
+    return bool(jobs), bool(left)
 
 
 def _answer(request: Request) -> Any:

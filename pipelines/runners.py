@@ -78,7 +78,7 @@ class Engine(NamedTuple):
         by_reference: stages share one process and decode each element once.
         ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
             its impulse there are no more checkpoints, and must be cancelled when all is done.
-        cancel: to be called before the runner's own cancel, which is not enough.
+        cancel: to be called after the runner's own cancel, which is not enough.
     """
 
     runner: Any

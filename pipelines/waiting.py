@@ -32,7 +32,7 @@ def wait_or_stop(
         run: the run.
         bounded: the input ends, and the pipeline with it.
         stop: set to cancel the pipeline.
-        cancel: to be called before the runner's own cancel (see `pipelines.runners.Engine`).
+        cancel: to be called after the runner's own cancel (see `pipelines.runners.Engine`).
 
     Returns:
         Whether it was cancelled.  What the runner raises for other reasons goes through, and so
@@ -54,12 +54,12 @@ def wait_or_stop(
                 if cancel is None:
                     result.cancel()
                     return
+                with contextlib.suppress(Exception):  # it may have seen the job's end by itself
+                    result.cancel()
                 try:
                     cancel()
                 except DpstreamError as error:
                     failed.append(error)
-                with contextlib.suppress(Exception):  # it may have seen the job's end by itself
-                    result.cancel()
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)

@@ -93,7 +93,7 @@ def test_launchers(
 ) -> None:
     """A killed launcher leaves its job behind; the next one's job shares the store with it."""
     job, begin = job_at(tmp_path / "job", stream), time.monotonic()
-    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+    with staged(cluster, pool, job, tmp_path / "job", ["--speed=300"]) as stage:
         stage.launch()
         stage.until(lambda: stage.count() >= 2)
         stage.kill_launcher()
