@@ -32,6 +32,7 @@ class Kind(NamedTuple):
         by_reference: stages share one process and decode each element once.
         ends: a pipeline whose input has ended ends by itself.
         flags: those that its job server knows and Beam's Python does not.
+        cancel: what ends a pipeline of these options where the runner's own cancel does not.
     """
 
     engine: str
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
     by_reference: bool = False
     ends: bool = True
     flags: frozenset[str] = frozenset()
+    cancel: Callable[[PipelineOptions], Callable[[], None] | None] = lambda _: None
 
 
 _FN_API = Kind(
@@ -59,6 +61,7 @@ RUNNERS = {
         streaming=True,
         ends=False,
         flags=settings.FLINK_FLAGS,
+        cancel=settings.flink_cancel,
     ),
     "DataflowRunner": Kind(
         "DataflowRunner", settings.dataflow, settings.dataflow_runner, streaming=True
@@ -75,6 +78,7 @@ class Engine(NamedTuple):
         by_reference: stages share one process and decode each element once.
         ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
             its impulse there are no more checkpoints, and must be cancelled when all is done.
+        cancel: to be called after the runner's own cancel, which is not enough.
     """
 
     runner: Any
@@ -82,6 +86,12 @@ class Engine(NamedTuple):
     streaming: bool
     by_reference: bool
     ends: bool
+    cancel: Callable[[], None] | None = None
+
+
+def lives_on(name: str) -> bool:
+    """Whether a pipeline must be cancelled on the engine, or would outlive its launcher."""
+    return name in RUNNERS and not RUNNERS[name].ends
 
 
 def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
@@ -102,7 +112,8 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     flags = [*beam_args, *kind.settle(asked, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
-    return Engine(kind.make(), options, kind.streaming, kind.by_reference, kind.ends)
+    cancel = kind.cancel(options)
+    return Engine(kind.make(), options, kind.streaming, kind.by_reference, kind.ends, cancel)
 
 
 def _refuse_leaks(options: PipelineOptions) -> None:

@@ -1,8 +1,12 @@
 """Waiting for a pipeline that may never end by itself."""
 
+import contextlib
+import signal
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from accounting.errors import DpstreamError
 from dp_transforms.delivery import delivered_through
 from dp_transforms.run import Run
 from dp_transforms.telemetry import deliveries
@@ -12,7 +16,13 @@ _LOOK_SECONDS = 0.2
 _ASK_EVERY = 5
 
 
-def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | None = None) -> bool:
+def wait_or_stop(
+    result: Any,
+    run: Run,
+    bounded: bool,
+    stop: threading.Event | None = None,
+    cancel: Callable[[], None] | None = None,
+) -> bool:
     """Wait until a pipeline ends, is told to stop, or has delivered the plan's last cut.
 
     A source without end has none of its own: the job's last cut is where such a run is done.
@@ -22,14 +32,17 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
         run: the run.
         bounded: the input ends, and the pipeline with it.
         stop: set to cancel the pipeline.
+        cancel: to be called after the runner's own cancel (see `pipelines.runners.Engine`).
 
     Returns:
-        Whether it was cancelled.  What the runner raises for other reasons goes through.
+        Whether it was cancelled.  What the runner raises for other reasons goes through, and so
+        does what ``cancel`` raises.
     """
     if bounded and stop is None:
         result.wait_until_finish()
         return False
     ended, cancelled = threading.Event(), threading.Event()
+    failed = list[DpstreamError]()
 
     def watch() -> None:
         looks = 0
@@ -38,7 +51,15 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
             done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
             if done or (stop is not None and stop.is_set()):
                 cancelled.set()
-                result.cancel()
+                if cancel is None:
+                    result.cancel()
+                    return
+                with contextlib.suppress(Exception):  # it may have seen the job's end by itself
+                    result.cancel()
+                try:
+                    cancel()
+                except DpstreamError as error:
+                    failed.append(error)
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -51,6 +72,8 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
     finally:
         ended.set()
         watcher.join()
+    if failed:
+        raise failed[0]
     return cancelled.is_set()
 
 
@@ -59,3 +82,14 @@ def _complete(run: Run) -> bool:
     if through:  # known here whatever process the sink's stage runs in
         deliveries.reached(line.cut_time(through))
     return line.end is not None and through >= line.last_cut
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """SIGINT keeps its handler: Beam's would end the job server while its job is being stopped."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
