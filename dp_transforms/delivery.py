@@ -75,8 +75,8 @@ class Delivered(beam.PTransform):
         marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
             (
-                written | "Written" >> beam.Map(_named, True).with_output_types(typed),
-                held | "Held" >> beam.Map(_named, False).with_output_types(typed),
+                written | "Written" >> beam.Map(named, True).with_output_types(typed),
+                held | "Held" >> beam.Map(named, False).with_output_types(typed),
                 refused | "Refused" >> nothing,
                 pulses | "Pulses" >> marks,
             )
@@ -89,7 +89,8 @@ def _nothing(element: Any) -> tuple[()]:
     return ()
 
 
-def _named(name: tuple[int, int], written: bool) -> tuple[int, pa.RecordBatch]:
+def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
+    """A name on its way to the one shard: written, or held back."""
     columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
     return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
 
