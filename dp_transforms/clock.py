@@ -6,8 +6,9 @@ known, of the plan alone), never of a record; and it decides only when a step ma
 that drains a pipeline lifts its watermarks to infinity: steps of cuts that nobody announced are
 then left for the run that goes on.
 
-A *pulse* is ``(first, through)``: cuts ``first`` .. ``through`` may be stepped through.  Every
-shard gets each pulse as an empty batch with the two numbers in its schema's metadata.
+A *pulse* is ``(first, through)``: cuts ``first`` .. ``through`` may be stepped through, where
+``first`` is the pipeline's first cut in every pulse: a runner may deliver pulses in any order.
+Every shard gets each pulse as an empty batch with the two numbers in its schema's metadata.
 """
 
 import time
@@ -104,7 +105,7 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
-            yield TimestampedValue((left.start, through), instant(line, through, -1))
+            yield TimestampedValue((self._first, through), instant(line, through, -1))
             estimator.set_watermark(instant(line, through + 1, -1))
         if through + 1 < left.stop:
             due = line.cut_time(max(through, left.start - 1) + 1)

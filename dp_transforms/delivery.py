@@ -37,15 +37,19 @@ class Delivered(beam.PTransform):
     def expand(self, pcolls: Any) -> beam.PCollection:
         """One shard, which writes down each cut."""
         written, pulses = pcolls
-        line, typed = self._run.plan.timeline, tuple[int, pa.RecordBatch]
-        hold = HoldUntilCut(line, DeliveredCallback(self._run), DELIVERED_TICKS, stride=STRIDE)
+        typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
         marks = beam.ParDo(ToShards(1, _NOTHING)).with_output_types(typed)
         return (
             (written | "Written" >> nothing, pulses | "Pulses" >> marks)
             | beam.Flatten()
-            | "Delivered" >> beam.ParDo(hold)
+            | "Delivered" >> beam.ParDo(self.hold())
         )
+
+    def hold(self) -> HoldUntilCut:
+        """The stage itself."""
+        line, callback = self._run.plan.timeline, DeliveredCallback(self._run)
+        return HoldUntilCut(line, callback, DELIVERED_TICKS, stride=STRIDE)
 
 
 def _nothing(element: Any) -> tuple[()]:
