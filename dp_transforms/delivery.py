@@ -106,7 +106,9 @@ def released_through(run: Run) -> int:
     """Last cut that all key shards have stepped through."""
     store, line = run.open(), run.plan.timeline
     completed = store.completed(run.shards)
-    latest = max((line.base(window) + trigger for window, trigger in completed.items()), default=0)
+    latest = max(
+        (line.base(window) + trigger for window, trigger in completed.items() if trigger), default=0
+    )
     if not latest:
         return 0
     # A shard takes cuts in order: whoever has begun on this one is through with those before.

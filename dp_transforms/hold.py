@@ -26,7 +26,7 @@ from apache_beam.transforms.userstate import (
 from accounting.timeline import Timeline
 from dp_transforms.batches import ArrowBatchCoder
 from dp_transforms.clock import instant, pulse_of
-from dp_transforms.telemetry import guarded
+from dp_transforms.telemetry import deliveries, guarded
 
 
 class Held(NamedTuple):
@@ -130,6 +130,7 @@ class HoldUntilCut(beam.DoFn):
         since, done, upto, through = progress.read()
         if upto <= done:
             return
+        deliveries.passed(map(self._line.cut_time, range(done + 1, upto + 1)))
         held = self._callback(shard, rows.read(), upto, since)
         yield from held.outputs
         rows.clear()

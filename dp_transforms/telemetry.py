@@ -5,21 +5,25 @@ can quote a record.  ``guarded`` wraps every DoFn method and the coder: what lea
 stage's name and the class of the error, without the error itself as its hidden context.
 """
 
+import bisect
 import contextlib
 import functools
 import inspect
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from apache_beam.metrics import Metrics
 
 from accounting.errors import DpstreamError, RunError
+from accounting.limits import MICROS_PER_SECOND
 
-#: Counters that may exist; exact record counts are for the operator, never for release.
-OPERATOR_COUNTERS = (
+#: Counters that anybody may see: functions of the plan, of faults and of the public clock.
+PUBLIC_COUNTERS = ("steps_committed", "steps_reemitted", "releases_sealed", "releases_delivered")
+#: Exact record counts are for the operator, never for release.
+PRIVATE_COUNTERS = (
     "operator_records_in",
     "operator_dead_letters",
     *(f"operator_dead_{reason}" for reason in ("unit", "key", "time", "late", "value")),
@@ -30,10 +34,15 @@ OPERATOR_COUNTERS = (
     "operator_pairs_rejected",
     "operator_pairs_late",
     "operator_records_undelivered",
-    "steps_committed",
-    "steps_reemitted",
-    "releases_sealed",
 )
+#: Counters that may exist.
+OPERATOR_COUNTERS = (*PRIVATE_COUNTERS, *PUBLIC_COUNTERS)
+#: Stages whose seconds are told apart; how long one takes depends on the records.
+STAGES = ("records", "split", "bound", "step", "expire", "seal", "sink")
+#: Upper bounds in seconds of what a latency is counted in.
+LATENCY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+#: Cuts whose passing is remembered until their releases are delivered.
+_CUTS_KEPT = 1_000
 
 
 def count(name: str, amount: int = 1) -> None:
@@ -61,6 +70,77 @@ def timed(stage: str) -> Iterator[None]:
     finally:
         stage_seconds[stage] += time.perf_counter() - start
 
+
+class Latency:
+    """Seconds by bucket: when a release appears is seen by everybody who watches the sink.
+
+    Attributes:
+        counts: one for each of ``LATENCY_SECONDS``, and one for what is longer; total: the sum.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.counts, self.total = name, [0] * (len(LATENCY_SECONDS) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        """One release."""
+        self.counts[bisect.bisect_left(LATENCY_SECONDS, seconds)] += 1
+        self.total += seconds
+        Metrics.distribution("dpstream", f"{self.name}_ms").update(round(1000 * seconds))
+
+
+class Deliveries:
+    """What this process knows of the public clock: cuts that passed, releases in the sink.
+
+    Attributes:
+        last_cut: micros of the last cut that a release was delivered for, ``None`` before.
+        since_cut: from a cut's instant on the wall clock until a release of it was delivered;
+            only of cuts after ``live_from``, which is what makes them live.
+        since_passed: from when the watermark had passed the cut.
+    """
+
+    def __init__(self) -> None:
+        self.last_cut: int | None = None
+        self.since_cut, self.since_passed = Latency("release_latency"), Latency("after_watermark")
+        self._live_from: int | None = None
+        self._passed: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def live_from(self, now: int) -> None:
+        """Wall clock in micros when the stream was started; the first call holds."""
+        with self._lock:
+            self._live_from = now if self._live_from is None else self._live_from
+
+    def passed(self, cuts: Iterable[int]) -> None:
+        """The watermark has passed the instants (micros) of these cuts: their steps may run.
+
+        A timer that was set for the last of several tells of all of them when it fires: of a
+        stream that is behind, only the latency since the cut's instant tells by how much.
+        """
+        now = time.perf_counter()
+        with self._lock:
+            for cut in cuts:
+                self._passed.setdefault(cut, now)
+            while len(self._passed) > _CUTS_KEPT:
+                del self._passed[next(iter(self._passed))]
+
+    def reached(self, cut: int) -> None:
+        """Every release up to a cut's instant (micros) is in the sink."""
+        with self._lock:
+            self.last_cut = max(cut, self.last_cut or cut)
+
+    def delivered(self, cut: int, now: int) -> None:
+        """A release of a cut's instant (micros) is in the sink; ``now`` is the wall clock."""
+        count("releases_delivered")
+        self.reached(cut)
+        with self._lock:
+            if cut in self._passed:
+                self.since_passed.add(time.perf_counter() - self._passed[cut])
+            if self._live_from is not None and self._live_from <= cut <= now:
+                self.since_cut.add((now - cut) / MICROS_PER_SECOND)
+
+
+#: Of this process.
+deliveries = Deliveries()
 
 _steps_done = 0
 

@@ -22,7 +22,10 @@ from pipelines.cli_choose import choose
 from pipelines.cli_folder import folder
 from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
+from pipelines.cli_metrics import METRICS, ports
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json, stop_signals
+from pipelines.cli_scale import SCALE
+from pipelines.cli_scale import show as show_scale
 from pipelines.cli_state import state
 from pipelines.experiments.commands import experiment, reddit
 
@@ -65,15 +68,22 @@ def cli() -> None:
     _silence()
 
 
-@cli.command(epilog=examples("dpstream plan job.toml", "dpstream plan job.toml --json"))
+@cli.command(
+    epilog=examples(
+        "dpstream plan job.toml",
+        "dpstream plan job.toml --json",
+        "dpstream plan job.toml --scale --keys 1000000 --records-per-day 100000000",
+    )
+)
 @JOB
 @click.option(
     "--changed-keys",
     type=click.IntRange(1),
     help="Keys that get data at one trigger, for the number of shards on Spanner.",
 )
+@SCALE
 @AS_JSON
-def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
+def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load: Any) -> None:
     """Print what a job promises, what it costs and what would serve it better; reads no data."""
     import msgspec
 
@@ -85,6 +95,9 @@ def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
     from pipelines.job import load_job
 
     loaded = load_job(job)
+    if scale:
+        show_scale(loaded, load, as_json)
+        return
     checked, chosen = loaded.plan, chosen_of(loaded)
     state_figures = shards.describe(loaded, changed_keys)
     budget = allocate(checked)
@@ -111,10 +124,18 @@ def plan(job: Path, changed_keys: int | None, as_json: bool) -> None:
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @click.option("--speed", help="Of files on a streaming runner: seconds of stream a second, or max.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
+@METRICS
 @AS_JSON
 @click.pass_context
 def run(
-    ctx: click.Context, job: Path, runner: str, speed: str | None, quiet: bool, as_json: bool
+    ctx: click.Context,
+    /,
+    job: Path,
+    runner: str,
+    speed: str | None,
+    quiet: bool,
+    as_json: bool,
+    **metrics: Any,
 ) -> None:
     """Run a job, or go on with one; other flags pass through to Beam.
 
@@ -123,12 +144,17 @@ def run(
     from pipelines.job import load_job
 
     checked = load_job(job)
+    from pipelines.metrics import serving
     from pipelines.replay import parse_speed
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
     pace = None if speed is None else parse_speed(speed)
-    with Bar(hidden=quiet or as_json) as bar, stop_signals(checked.source.unbounded) as stop:
+    with (
+        serving(checked, ports(metrics)),
+        Bar(hidden=quiet or as_json) as bar,
+        stop_signals(checked.source.unbounded) as stop,
+    ):
         result = run_job(checked, runner, ctx.args, progress=bar.update, speed=pace, stop=stop)
     if as_json:
         print_json({**result._asdict(), "insecure": checked.insecure})

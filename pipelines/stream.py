@@ -20,6 +20,7 @@ from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import operator_totals, watch_steps
 from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
+from pipelines.delivered import CountDelivered
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
@@ -65,7 +66,7 @@ def key_source(job: Job) -> KeySource:
     return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
-def begin(job: Job) -> tuple[Run, bool]:
+def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
     The order is the guarantee.  The store commits the run id before the ledger charges it, so
@@ -74,13 +75,16 @@ def begin(job: Job) -> tuple[Run, bool]:
     checked before the charge and named after it: a refused store costs nothing, and a manifest
     without a store means that the store was lost.
 
+    Args:
+        source: parts that tell the input from others, where it is not the job's own source.
+
     Returns:
         (run, whether it goes on from an existing store).
 
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
-    run, resumed, caught_up = prepare(job)
+    run, resumed, caught_up = prepare(job, source)
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
@@ -88,7 +92,7 @@ def begin(job: Job) -> tuple[Run, bool]:
     return run, resumed
 
 
-def prepare(job: Job) -> tuple[Run, bool, bool]:
+def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool, bool]:
     """``begin`` up to the charge: the store exists and its run id is committed.
 
     Returns:
@@ -97,7 +101,7 @@ def prepare(job: Job) -> tuple[Run, bool, bool]:
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
-    parts = input_of(job).identity()
+    parts = input_of(job).identity() if source is None else source
     url = job.state.store or ""
     sink = Path(job.sink.path)
     if not stores.exists(url):
@@ -222,6 +226,7 @@ def run_job(
     progress: Progress | None = None,
     speed: float | None = None,
     stop: threading.Event | None = None,
+    detach: bool = False,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -232,6 +237,7 @@ def run_job(
         progress: told now and then how many steps are done.
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
+        detach: do not wait: the workers are elsewhere and go on without this process.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -251,24 +257,16 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            wait_or_stop(pipeline.run(), run, source.bounded, stop)
+            started = pipeline.run()
+            if not detach:
+                wait_or_stop(started, run, source.bounded, stop)
     except DpstreamError as error:
         raise diverged(error, restoring) from None
     except Exception as error:
         raise diverged(coded(error), restoring) from None
     else:
-        if source.state() != before:
-            raise PolicyError(
-                "source.path",
-                "a file changed while it was read, so this store's noise may belong to two inputs",
-                "do not resume this store or publish its last releases; begin a new run",
-            )
-        if restoring:
-            catch_up(run, Path(job.sink.path), job.sink.kind)
-        # A ledger that cannot be reached now only leaves copies of the running store unmarked.
-        with contextlib.suppress(RunError), _ledger(job) as ledger:
-            if ledger is not None:
-                tokens.leave(ledger, run.open())
+        if not detach:
+            _finish(job, run, source, before, restoring)
     finally:
         run.destroy_keys()
         identity = run.open().identity
@@ -276,6 +274,22 @@ def run_job(
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
     return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed, totals, stopped)
+
+
+def _finish(job: Job, run: Run, source: Input, before: Any, restoring: bool) -> None:
+    """What is left to do when the pipeline has ended."""
+    if source.state() != before:
+        raise PolicyError(
+            "source.path",
+            "a file changed while it was read, so this store's noise may belong to two inputs",
+            "do not resume this store or publish its last releases; begin a new run",
+        )
+    if restoring:
+        catch_up(run, Path(job.sink.path), job.sink.kind)
+    # A ledger that cannot be reached now only leaves copies of the running store unmarked.
+    with contextlib.suppress(RunError), _ledger(job) as ledger:
+        if ledger is not None:
+            tokens.leave(ledger, run.open())
 
 
 def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
@@ -315,6 +329,7 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     writing = WriteReleases(job, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
+    _ = written | "Counted" >> CountDelivered(line)
     if not source.bounded:
         _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()

@@ -5,6 +5,7 @@ from typing import Any
 
 from dp_transforms.delivery import delivered_through
 from dp_transforms.run import Run
+from dp_transforms.telemetry import deliveries
 
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.
@@ -54,5 +55,7 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
 
 
 def _complete(run: Run) -> bool:
-    line = run.plan.timeline
-    return line.end is not None and delivered_through(run.open()) >= line.last_cut
+    line, through = run.plan.timeline, delivered_through(run.open())
+    if through:  # known here whatever process the sink's stage runs in
+        deliveries.reached(line.cut_time(through))
+    return line.end is not None and through >= line.last_cut

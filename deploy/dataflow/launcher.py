@@ -1,0 +1,8 @@
+"""Entry of the flex template (FLEX_TEMPLATE_PYTHON_PY_FILE): see `pipelines.launch`."""
+
+import sys
+
+from pipelines.launch import main
+
+if __name__ == "__main__":
+    sys.exit(main())

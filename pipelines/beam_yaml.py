@@ -1,0 +1,241 @@
+"""``type: DPStream`` for Beam YAML: rows in, releases out (see ``deploy/beam_yaml``).
+
+With an input, its rows are the records: what is named as ``source`` tells this input from others,
+and of the job's ``[source]`` only the stamp counts.  Rows of Beam YAML have no position, so a
+record needs a name of its own (``schema.record_id``).  Without an input the job's files are read.
+Either way releases are committed and written to the job's sink as by ``dpstream run``, and also go
+on as rows (output ``releases``; ``dead_letter`` has positions and reasons).
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+import msgspec
+import numpy as np
+import pyarrow as pa
+from apache_beam.typehints import row_type
+from apache_beam.utils.timestamp import Timestamp
+
+from accounting.errors import UsageError
+from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION, release_schema
+from dp_transforms.flow import DPStream
+from dp_transforms.telemetry import guarded
+from pipelines.delivered import CountDelivered
+from pipelines.job import Job, load_job
+from pipelines.sink_formats import encode
+from pipelines.sinks import WriteDeadLetters, WriteReleases
+from pipelines.sources import ReadFiles
+from pipelines.stream import begin
+
+#: Types of a row's fields that can be read, and the Arrow type each becomes.  The declared type
+#: decides, never a value: what becomes of a row is a function of that row alone.
+TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(), bytes: pa.binary(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
+    Timestamp: pa.timestamp("us", "UTC"),
+}  # fmt: skip
+
+_NONE = type(None)
+#: Python types whose values an Arrow type takes as they are; no number is cut, no bool counted.
+_EXACT: dict[pa.DataType, set[type]] = {
+    pa.string(): {str, _NONE}, pa.binary(): {bytes, _NONE}, pa.bool_(): {bool, _NONE},
+    pa.int64(): {int, _NONE}, pa.float64(): {float, int, _NONE},
+}  # fmt: skip
+
+
+class DPStreamRows(beam.PTransform):  # type: ignore[misc]
+    """Differentially private running counts and sums per key.
+
+    Args:
+        job: path of the job file; its paths start from its folder.
+        source: what tells these rows from others (a name and version, a digest); required with
+            an input, because a store goes on only with the input it was begun with.
+    """
+
+    _yaml_requires_inputs = False
+
+    def __init__(self, job: str, source: str | None = None) -> None:
+        super().__init__()
+        self._job, self._source = load_job(job), source
+
+    def expand(self, rows: Any) -> dict[str, Any]:
+        """Rows, or nothing, in; rows of ``releases`` and ``dead_letter`` out."""
+        job = self._job
+        refused: list[beam.PCollection] = []
+        if isinstance(rows, beam.PCollection):
+            kinds = _check(job, rows, self._source)
+            run, _ = begin(job, [b"rows", str(self._source).encode()])
+            records = rows | "Batches" >> RowsToBatches(job, kinds)
+        else:
+            read = rows | "Source" >> ReadFiles(job)
+            run, _ = begin(job)
+            records, refused = read.records, [read.dead_letter]
+        output = records | "DPStream" >> DPStream(run.plan, run)
+        restoring = run.open().restoring
+        written = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
+        _ = written | "Counted" >> CountDelivered(job.plan.timeline)
+        dead = (output.dead_letter, *refused) | "AllDead" >> beam.Flatten()
+        _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+        return {
+            "releases": output.releases | "ReleaseRows" >> _as_rows(release_schema(run.plan)),
+            "dead_letter": dead | "DeadRows" >> _as_rows(DEAD_LETTER_SCHEMA),
+        }
+
+
+def _check(job: Job, rows: beam.PCollection, source: str | None) -> dict[str, pa.DataType]:
+    """Arrow types of the columns the job needs.
+
+    Raises:
+        UsageError: rows that this version cannot count once each.
+    """
+    if not source:
+        raise UsageError(
+            "source", "is required with an input", "give the rows a name and version of their own"
+        )
+    if job.plan.record_id is None:
+        raise UsageError(
+            "schema.record_id",
+            "is required: rows of Beam YAML have no position, so one delivered twice would count"
+            " twice",
+            "name a column that tells a unit's records apart, or leave out the input: the job's "
+            "own files have positions",
+        )
+    if not rows.is_bounded:
+        raise UsageError("input", "is unbounded", "run a live stream with `dpstream run`")
+    fields = _fields(rows.element_type)
+    kinds = {}
+    for name in job.columns:
+        if name not in fields:
+            raise UsageError("input", f"has no field {name!r}", "add it, or correct the job")
+        kind = TYPES.get(fields[name])
+        if kind is None:
+            known = ", ".join(sorted(one.__name__ for one in TYPES))
+            raise UsageError(
+                "input", f"has no usable type for field {name!r}",
+                f"declare one of {known} (MapToFields: output_type)",
+            )  # fmt: skip
+        kinds[name] = kind
+    return kinds
+
+
+def _fields(element: Any) -> dict[str, Any]:
+    """Declared types of a row's fields, ``Optional[T]`` as T; empty where there is no schema."""
+    schema = row_type.RowTypeConstraint.from_user_type(element) or element
+    if not isinstance(schema, row_type.RowTypeConstraint):
+        return {}
+    return {name: _plain(kind) for name, kind in schema._fields}
+
+
+def _plain(kind: Any) -> Any:
+    """T of ``Optional[T]``; Beam's and numpy's own spellings of a type as Python's."""
+    inner = [t for t in getattr(kind, "union_types", ()) if t is not type(None)]
+    kind = inner[0] if len(inner) == 1 else kind
+    name = getattr(kind, "__name__", "")
+    spelled = {"str_": str, "bytes_": bytes, "bool_": bool, "float32": float, "float64": float}
+    sizes = {f"{sign}int{bits}": int for sign in ("", "u") for bits in (8, 16, 32, 64)}
+    return (spelled | sizes).get(name, kind)
+
+
+class RowsToBatches(beam.PTransform):  # type: ignore[misc]
+    """Rows with a record id -> Arrow batches of the job's columns.
+
+    The offsets they carry number the rows of a bundle: they only say in a dead letter which row
+    of its batch it was.  What names a record is its id.
+
+    Args:
+        job: columns and batch size; kinds: Arrow type of each column.
+    """
+
+    def __init__(self, job: Job, kinds: dict[str, pa.DataType]) -> None:
+        super().__init__()
+        self._dofn = _Gather(kinds, job.performance.batch_rows)
+
+    def expand(self, rows: Any) -> Any:
+        """One ParDo."""
+        return rows | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
+
+
+class _Gather(beam.DoFn):
+    """Gathers rows of a bundle into batches."""
+
+    def __init__(self, kinds: dict[str, pa.DataType], batch_rows: int) -> None:
+        self._kinds, self._batch_rows = kinds, batch_rows
+
+    def start_bundle(self) -> None:
+        """Nothing is held yet."""
+        self._held: list[Any] = []
+        self._sent = 0
+
+    @guarded("rows")
+    def process(self, element: Any) -> Iterator[pa.RecordBatch]:
+        """Gather; send when there is enough."""
+        self._held.append(element)
+        if len(self._held) >= self._batch_rows:
+            yield self._batch()
+
+    @guarded("rows")
+    def finish_bundle(self) -> Iterator[Any]:
+        """Send the rest."""
+        if self._held:
+            yield beam.transforms.window.GlobalWindows.windowed_value(self._batch())
+
+    def _batch(self) -> pa.RecordBatch:
+        rows, self._held = self._held, []
+        batch = to_batch(rows, self._kinds)
+        where = {PARTITION: "0", OFFSET: str(self._sent)}
+        self._sent += len(rows)
+        return batch.replace_schema_metadata(where)
+
+
+def to_batch(rows: list[Any], kinds: dict[str, pa.DataType]) -> pa.RecordBatch:
+    """Rows as one batch; a value that is not of its column's type is null (and its row goes to
+    the dead letter later)."""
+    columns = [_column([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()]
+    return pa.RecordBatch.from_arrays(columns, list(kinds))
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Whether a value is taken depends on that value alone: the fast way is for columns in which
+    every one is."""
+    if pa.types.is_timestamp(kind):
+        micros = [value.micros if isinstance(value, Timestamp) else None for value in values]
+        return _column(micros, pa.int64()).cast(kind)
+    if set(map(type, values)) <= _EXACT[kind]:
+        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
+            return pa.array(values, kind)
+    return pa.concat_arrays([_cell(value, kind) for value in values])
+
+
+def _cell(value: Any, kind: pa.DataType) -> pa.Array:
+    """One value; null where it is not of the type or does not fit."""
+    number = value.item() if isinstance(value, np.generic) else value
+    if type(number) in _EXACT[kind]:
+        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
+            return pa.array([number], kind)
+    return pa.nulls(1, kind)
+
+
+def _as_rows(schema: pa.Schema) -> beam.PTransform:
+    """Batches -> rows as the JSON Lines sink writes them: bytes as hex, times in RFC 3339."""
+    fields = [(field.name, _python(field.type)) for field in schema]
+    kind = row_type.RowTypeConstraint.from_fields(fields)
+    return beam.ParDo(_Rows()).with_output_types(kind)
+
+
+def _python(kind: pa.DataType) -> Any:
+    if pa.types.is_floating(kind):
+        return float | None
+    if pa.types.is_integer(kind):
+        return int | None
+    return (bool if pa.types.is_boolean(kind) else str) | None
+
+
+class _Rows(beam.DoFn):
+    """Few rows: what is released."""
+
+    @guarded("rows")
+    def process(self, element: pa.RecordBatch) -> Iterator[beam.Row]:
+        """The rows of one batch."""
+        for line in encode(element, "jsonl").splitlines():
+            yield beam.Row(**msgspec.json.decode(line))

@@ -1,0 +1,216 @@
+"""The flex template: metadata, the launcher's dry run, and a launch that does not wait."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+from apache_beam.runners.runner import PipelineResult
+
+from accounting.errors import UsageError
+from pipelines import launch
+from pipelines.job import Job, load_job
+from pipelines.launch import check_remote, describe, fetch, flags, main, parser
+from pipelines.runners import _refuse_unknown
+from state import open as stores
+from tests.audit.leaks import make_job
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "dataflow"
+METADATA: dict[str, Any] = json.loads((FOLDER / "metadata.json").read_text())
+IMAGE = "europe-docker.pkg.dev/p/r/dpstream:1"
+REMOTE = """
+[source]
+kind = "pubsub"
+subscription = "projects/p/subscriptions/s"
+[schema]
+unit = { column = "user" }
+key = [{ column = "page" }]
+event_time = { column = "time" }
+[[aggregate]]
+name = "visits"
+kind = "count"
+[time]
+start = "2026-01-01T00:00:00Z"
+window = "1h"
+trigger_every = "1m"
+max_skew = "1m"
+[privacy]
+epsilon = 2.0
+delta = 1e-6
+contributions = 8
+period = "1h"
+key = "gcp:projects/p/secrets/noise/versions/1"
+[state]
+store = "spanner://p/i/d"
+shards = 64
+[sink]
+kind = "parquet"
+path = "releases"
+"""
+LEDGER = """
+[ledger]
+path = "ledger.db"
+data_set = "visits"
+limit = { epsilon = 9, delta = 0.1 }
+"""
+
+
+def remote(folder: Path, *edits: tuple[str, str], more: str = "") -> Job:
+    """A job that lies nowhere on this machine, after some edits."""
+    text = REMOTE + more
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = folder / "job.toml"
+    path.write_text(text)
+    job = load_job(path)
+    return msgspec.structs.replace(job, sink=msgspec.structs.replace(job.sink, kind="service"))
+
+
+def test_metadata_is_exactly_once_and_streaming() -> None:
+    assert METADATA["streaming"] is True
+    assert METADATA["supportsExactlyOnce"] is True and METADATA["supportsAtLeastOnce"] is False
+    known = {"name", "description", "streaming", "supportsExactlyOnce", "supportsAtLeastOnce",
+             "parameters"}  # fmt: skip
+    assert set(METADATA) == known
+
+
+def test_every_parameter_is_the_launchers_or_beams() -> None:
+    own = {action.dest for action in parser()._actions} - {"help"}
+    names = [parameter["name"] for parameter in METADATA["parameters"]]
+    assert own <= set(names) and len(set(names)) == len(names)
+    _refuse_unknown([f"--{name}=x" for name in names if name not in own])
+    fields = {"name", "label", "helpText", "paramType", "regexes", "isOptional"}
+    for parameter in METADATA["parameters"]:
+        assert set(parameter) <= fields and {"name", "label", "helpText"} <= set(parameter)
+        assert parameter["paramType"] in ("TEXT", "GCS_READ_FILE", "BOOLEAN")
+    for action in parser()._actions:
+        if action.dest in names:
+            [parameter] = [p for p in METADATA["parameters"] if p["name"] == action.dest]
+            assert parameter["isOptional"] is not action.required
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("job_file", ["gs://b/jobs/visits.toml"], ["/jobs/visits.toml", "gs://b/visits.json"]),
+        ("sdk_container_image", [IMAGE, IMAGE + "@sha256:" + "0" * 64], ["dp stream", ""]),
+    ],
+)
+def test_patterns_of_parameters(name: str, good: list[str], bad: list[str]) -> None:
+    [parameter] = [p for p in METADATA["parameters"] if p["name"] == name]
+    [pattern] = parameter["regexes"]
+    assert all(re.fullmatch(pattern, text) for text in good)
+    assert not any(re.fullmatch(pattern, text) for text in bad)
+
+
+def test_flags_for_dataflow(tmp_path: Path) -> None:
+    job = remote(tmp_path)
+    given = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
+             f"--sdk_container_image={IMAGE}"]  # fmt: skip
+    whole = flags(job, given)
+    options = describe(job, whole)["options"]
+    assert options["runner"] == "DataflowRunner" and options["streaming"] is True
+    assert options["sdk_location"] == "container"
+    assert options.get("enable_streaming_engine", True) is True
+    assert options["sdk_container_image"] == IMAGE and options["project"] == "p"
+    assert flags(job, whole) == whole, "nothing is given twice"
+    assert "--sdk_location=container" not in flags(job, given[:3])
+    _refuse_unknown([flag for flag in whole if not flag.startswith("--runner")])
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--dataflow_service_options=streaming_mode_at_least_once",
+        "--experiments=streaming_mode_at_least_once",
+        "--runner=DirectRunner",
+    ],
+)
+def test_flags_that_are_refused(tmp_path: Path, flag: str) -> None:
+    with pytest.raises(UsageError):
+        flags(remote(tmp_path), [flag])
+
+
+@pytest.mark.parametrize(
+    ("edits", "more", "field"),
+    [
+        ([('store = "spanner://p/i/d"', 'store = "sqlite:s.db"')], "", "state.store"),
+        ([("gcp:projects/p/secrets/noise/versions/1", "file:noise.key")], "", "privacy.key"),
+        ([("gcp:projects/p/secrets/noise/versions/1", "env:KEY")], "", "privacy.key"),
+        ([('kind = "pubsub"\nsubscription = "projects/p/subscriptions/s"',
+           'kind = "folder"\npath = "in"\nformat = "parquet"')], "", "source.path"),
+        ([], LEDGER, "ledger.path"),
+    ],
+    ids=["sqlite", "key file", "environment", "local folder", "ledger"],
+)  # fmt: skip
+def test_what_the_launchers_disk_would_lose(
+    tmp_path: Path, edits: list[tuple[str, str]], more: str, field: str
+) -> None:
+    check_remote(remote(tmp_path))
+    with pytest.raises(UsageError, match="thrown away") as error:
+        check_remote(remote(tmp_path, *edits, more=more))
+    assert error.value.field == field
+
+
+def test_local_releases_are_refused(tmp_path: Path) -> None:
+    remote(tmp_path)
+    with pytest.raises(UsageError, match=r"sink\.path"):
+        check_remote(load_job(tmp_path / "job.toml"))
+
+
+def test_the_dry_run_prints_options_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote(tmp_path)
+    # The file sinks of this version are local: leave that one rule out.
+    monkeypatch.setattr(launch, "_FILES", ())
+    monkeypatch.setattr(launch, "launch", mock.Mock(side_effect=AssertionError))
+    args = [f"--job_file={tmp_path / 'job.toml'}", "--dry_run=true", "--project=p"]
+    assert main(args) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["store"] == "spanner://p/i/d" and shown["shards"] == 64
+    assert shown["options"]["streaming"] is True and shown["options"]["project"] == "p"
+    assert main([args[0], "--dry_run", "--runner=DirectRunner"]) == 2
+    assert "--runner" in capsys.readouterr().out
+
+
+def test_the_launchers_module_is_that_program(tmp_path: Path) -> None:
+    found = runpy.run_path(str(FOLDER / "launcher.py"), run_name="imported")
+    assert found["main"] is main
+    shown = subprocess.run(
+        [sys.executable, str(FOLDER / "launcher.py"), f"--job_file={tmp_path / 'none.toml'}"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (
+        shown.returncode == 2 and "--job_file" in shown.stdout and "Traceback" not in shown.stderr
+    )
+
+
+def test_a_launch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole job on an engine that runs at once: begun, handed over, and nobody waits."""
+    job = make_job(tmp_path / "job")
+    waited = mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr(PipelineResult, "wait_until_finish", waited)
+    monkeypatch.setattr("pipelines.stream.wait_or_stop", waited)
+    result = launch.launch(job, "DirectRunner", [])
+    assert result.run_id and not waited.called
+    assert (tmp_path / "job" / "releases" / "run.json").exists()
+    stores.close_all()
+    monkeypatch.undo()
+    assert launch.launch(job, "DirectRunner", []).run_id == result.run_id
+
+
+def test_a_job_file_from_any_file_system(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(REMOTE)
+    local = fetch(str(tmp_path / "a.toml"), tmp_path)
+    assert local.read_text() == REMOTE
+    (tmp_path / "b.toml").write_text("#" * (2 << 20))
+    with pytest.raises(UsageError, match="exceeds"):
+        fetch(str(tmp_path / "b.toml"), tmp_path)

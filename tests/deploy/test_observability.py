@@ -1,0 +1,115 @@
+"""Dashboards and scrape configuration: every metric exists, nothing private in the public one."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines import dashboards
+from pipelines.dashboards import FILES, dashboard, text
+from pipelines.metrics import METRICS, runner_name
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "observability"
+#: PromQL's own words, and labels.
+WORDS = {"rate", "sum", "by", "le", "stage", "histogram_quantile", "time"}
+
+
+def expressions(found: dict[str, Any]) -> list[str]:
+    return [target["expr"] for panel in found["panels"] for target in panel["targets"]]
+
+
+def metrics_in(expression: str) -> set[str]:
+    """Names of metrics in an expression, without a histogram's suffix."""
+    plain = re.sub(r"\[[^]]*\]", "", expression)
+    names = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", plain)) - WORDS
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def foreign(found: dict[str, Any], public: bool) -> set[str]:
+    """Metrics of a dashboard that are not of its side."""
+    known = {name.name for name in METRICS if name.public == public}
+    if not public:
+        known |= {runner_name(name.counter) for name in METRICS if name.counter}
+    return set().union(*map(metrics_in, expressions(found))) - known
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_files_are_what_the_list_gives(public: bool) -> None:
+    """After a change: ``python -m pipelines.dashboards deploy/observability``."""
+    assert (FOLDER / FILES[public]).read_text(encoding="utf-8") == text(public)
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_every_metric_exists_and_is_of_its_side(public: bool) -> None:
+    found = json.loads((FOLDER / FILES[public]).read_text())
+    assert expressions(found) and foreign(found, public) == set()
+    if public:
+        assert "operator" not in json.dumps(found)
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_every_metric_is_shown(public: bool) -> None:
+    shown = set().union(*map(metrics_in, expressions(dashboard(public))))
+    assert {name.name for name in METRICS if name.public == public} <= shown
+
+
+def test_an_operators_metric_in_the_public_one_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leak = dashboards.Panel("x", "s", (("rate(dpstream_operator_records_in_total[5m])", "x"),))
+    monkeypatch.setattr(dashboards, "PUBLIC", (*dashboards.PUBLIC, leak))
+    assert foreign(dashboard(True), True) == {"dpstream_operator_records_in_total"}
+    typing_error = leak._replace(queries=(("dpstream_step_committed_total", "x"),))
+    monkeypatch.setattr(dashboards, "PUBLIC", (typing_error,))
+    assert foreign(dashboard(True), True)
+
+
+def test_grafana_can_place_the_panels() -> None:
+    for public in FILES:
+        found = dashboard(public)
+        places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in found["panels"]]
+        assert len(set(places)) == len(places)
+        assert len({p["id"] for p in found["panels"]}) == len(places)
+        for panel in found["panels"]:
+            refs = [target["refId"] for target in panel["targets"]]
+            assert len(set(refs)) == len(refs) and all(ref.isalpha() for ref in refs)
+
+
+def relabelled(rules: list[dict[str, Any]], name: str) -> str | None:
+    """What Prometheus makes of a metric's name; ``None`` where it is dropped."""
+    for rule in rules:
+        assert rule["source_labels"] == ["__name__"]
+        found = re.fullmatch(rule["regex"], name)
+        if rule.get("action", "replace") == "replace":
+            if found:
+                assert rule["target_label"] == "__name__"
+                name = found.expand(rule["replacement"].replace("${1}", r"\g<1>"))
+        elif bool(found) != (rule["action"] == "keep"):
+            return None
+    return name
+
+
+def scrapes(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Job -> its relabelling rules."""
+    found = yaml.safe_load(path.read_text())["scrape_configs"]
+    return {job["job_name"]: job.get("metric_relabel_configs", []) for job in found}
+
+
+@pytest.mark.parametrize("path", ["observability/prometheus.yml", "compose/prometheus.yml"])
+def test_the_scrape_configuration(path: str) -> None:
+    """Public jobs let public names through, Flink's under ours, and nothing else of Flink's."""
+    jobs = scrapes(FOLDER.parent / path)
+    local = path.startswith("observability")
+    operators = {"dpstream-operator", "flink-operator"}
+    assert set(jobs) == {"dpstream", "dpstream-flink"} | (operators if local else set())
+    for name in METRICS:
+        assert relabelled(jobs["dpstream"], name.name) == (name.name if name.public else None)
+        if name.counter:
+            from_flink = relabelled(jobs["dpstream-flink"], runner_name(name.counter))
+            assert from_flink == (name.name if name.public else None)
+    for own in ("flink_taskmanager_job_task_operator_numRecordsIn", "flink_jobmanager_Status_x"):
+        assert relabelled(jobs["dpstream-flink"], own) is None

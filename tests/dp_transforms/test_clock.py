@@ -1,0 +1,107 @@
+"""The public clock: what it announces, when, and behind which watermark."""
+
+import dataclasses
+import pickle
+
+import msgspec
+import pytest
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
+
+from dp_transforms.batches import record_schema
+from dp_transforms.clock import ToShards, WallClock, instant, pulse_of
+from dp_transforms.hold import HoldUntilCut
+from tests.streams import START, STEP, make_plan
+
+LINE = make_plan(triggers=4, windows=3).timeline
+ENDLESS = msgspec.structs.replace(LINE, end=None)
+
+
+@dataclasses.dataclass
+class Hand:
+    """A clock that is set by hand, in micros since the start of the plan."""
+
+    at: int = 0
+
+    def __call__(self) -> float:
+        return (START + self.at) / 1e6
+
+
+class Drive:
+    """The clock's DoFn, bundle after bundle, with a runner's real tracker and estimator."""
+
+    def __init__(self, line: object, first: int = 1) -> None:
+        self.hand = Hand()
+        self.beat = WallClock(line, first, self.hand)._beat  # type: ignore[arg-type]
+        self.left = self.beat.initial_restriction(0)
+        self.marks = self.beat.create_watermark_estimator(
+            self.beat.initial_estimator_state(0, self.left)
+        )
+        self.ended = False
+
+    def at(self, micros: int) -> tuple[list[tuple[int, int]], ManualWatermarkEstimator]:
+        """The next bundle at an instant: what is announced, and the watermark."""
+        self.hand.at = micros
+        tracker = ThreadsafeRestrictionTracker(self.beat.create_tracker(self.left))
+        view = RestrictionTrackerView(tracker)
+        before, pulses = self.marks.current_watermark(), []
+        for out in self.beat.process(0, tracker=view, estimator=self.marks):
+            assert out.timestamp >= before
+            pulses.append(out.value)
+        tracker.check_done()
+        left = tracker.deferred_status()
+        self.ended = left is None
+        if left is not None:
+            self.left, wait = left
+            assert float(wait) <= 0.2
+        return pulses, self.marks
+
+
+def test_cuts_are_announced_when_they_are_reached() -> None:
+    drive = Drive(LINE)
+    for now, wanted in ((0, []), (STEP - 1, []), (STEP, [(1, 1)]), (STEP + 1, [])):
+        pulses, _ = drive.at(now)
+        assert pulses == wanted
+    assert drive.at(5 * STEP + 7)[0] == [(2, 5)]  # a worker that slept
+    assert drive.at(3 * STEP)[0] == [] and not drive.ended  # a clock that was set back
+
+
+def test_the_watermark_stays_before_the_next_timers() -> None:
+    drive = Drive(LINE, first=3)
+    for now in range(0, 12 * STEP, STEP // 3):
+        _, marks = drive.at(now)
+        following = max(3, now // STEP + 1)
+        assert marks.current_watermark() == instant(LINE, following, -1)
+        assert marks.current_watermark().micros < LINE.cut_time(following)
+
+
+def test_the_last_cut_ends_it_and_an_endless_plan_never() -> None:
+    drive = Drive(LINE)
+    assert drive.at(100 * STEP)[0] == [(1, LINE.last_cut)] and drive.ended
+    endless = Drive(ENDLESS, first=7)
+    assert endless.at(10**6 * STEP)[0] == [(7, 10**6)] and not endless.ended
+
+
+def test_a_drain_announces_nothing_more() -> None:
+    beat = Drive(ENDLESS).beat
+    assert beat.truncate(0, beat.initial_restriction(0)) is None
+
+
+@pytest.mark.parametrize("start", [START, START + 1, START + 999, START + 123_456])
+def test_timers_are_not_before_their_cut(start: int) -> None:
+    """Runners floor every time to a millisecond."""
+    line = msgspec.structs.replace(LINE, start=start)
+    for cut in range(1, 5):
+        at = instant(line, cut).micros
+        assert at % 1000 == 0 and 0 <= at - line.cut_time(cut) < 1000
+        assert instant(line, cut, 1).micros == at + 1000
+
+
+def test_every_shard_gets_every_pulse() -> None:
+    schema = record_schema(make_plan())
+    spread = pickle.loads(pickle.dumps(ToShards(5, schema)))  # noqa: S301
+    out = list(spread.process((3, 9)))
+    assert [shard for shard, _ in out] == [0, 1, 2, 3, 4]
+    assert all(batch.num_rows == 0 and pulse_of(batch) == (3, 9) for _, batch in out)
+    assert pulse_of(out[0][1].replace_schema_metadata(None)) is None
+    assert HoldUntilCut.ROWS.coder.decode(HoldUntilCut.ROWS.coder.encode(out[0][1])) == out[0][1]

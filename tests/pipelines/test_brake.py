@@ -1,0 +1,135 @@
+"""The brake: a source waits when it is far ahead of the releases, and never for nothing."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dp_transforms.batches import SHARD, admitted_schema, concat, record_schema
+from dp_transforms.delivery import delivered_through, released_through, resume_point
+from dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_memory
+from dp_transforms.ids import key_ids
+from dp_transforms.records import Canonicaliser
+from dp_transforms.run import Run
+from pipelines.brake import ASK_SECONDS, CUTS_AHEAD, Brake
+from state import open as stores
+from state.idtable import shard_of
+from tests.streams import KEYS, STEP, begin, generate, make_plan
+
+PLAN = make_plan(triggers=12, windows=6, slide=6, lateness=2, skew=STEP // 2, stamped=True)
+LINE = PLAN.timeline
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    yield begin(PLAN, tmp_path / "state.db", shards=2)
+    stores.close_all()
+
+
+def step_through(run: Run, upto: int, shards: range = range(2)) -> None:
+    """RELEASE of some shards, cut by cut, without data."""
+    release = ReleaseCallback(run)()
+    for shard in shards:
+        for cut in range(1, upto + 1):
+            outputs = list(release(shard, [], cut, cut - 1).outputs)
+            assert all(b.schema.metadata[SHARD] == str(shard).encode() for _, b in outputs)
+
+
+def test_released_is_what_all_shards_have_stepped_through(run: Run) -> None:
+    assert released_through(run) == 0
+    step_through(run, 9, range(1))
+    assert released_through(run) <= 0
+    step_through(run, 7, range(1, 2))
+    assert released_through(run) in (6, 7)
+    step_through(run, LINE.last_cut)
+    assert released_through(run) == LINE.last_cut
+
+
+def test_a_source_within_a_stride_is_never_held(run: Run) -> None:
+    assert CUTS_AHEAD > STRIDE + 1  # or a stride that is waited for could never come
+    for ahead in range(CUTS_AHEAD - 1):
+        assert not Brake(run).holds(LINE.cut_time(ahead), 1 << 40)
+
+
+def test_a_source_far_ahead_waits_until_releases_follow(run: Run) -> None:
+    brake = pickle.loads(pickle.dumps(Brake(run)))  # noqa: S301
+    far = LINE.cut_time(CUTS_AHEAD + 3)
+    assert not brake.holds(LINE.start, 1)
+    assert brake.holds(far, 1 << 40)
+    step_through(run, 6)
+    brake._asked -= 2 * ASK_SECONDS
+    assert not brake.holds(far, 1 << 40)
+
+
+def test_few_rows_may_be_further_ahead(run: Run) -> None:
+    brake = Brake(run)
+    assert not brake.holds(LINE.start, 10)
+    assert not brake.holds(LINE.cut_time(CUTS_AHEAD + 10), 10)
+    assert Brake(run).holds(LINE.cut_time(CUTS_AHEAD + 10))  # who does not know must wait
+
+
+def test_the_end_of_the_plan_is_as_far_as_a_source_can_be(run: Run) -> None:
+    step_through(run, LINE.last_cut)
+    assert not Brake(run).holds(1 << 62, 1 << 40)
+
+
+def test_a_store_says_from_where_on_records_matter(run: Run) -> None:
+    """Going on from the resume point gives what was not lost."""
+    stream = generate(PLAN, 5, records=3000)
+    batches = stream.batches(200)
+    want = {
+        (b.schema.metadata[b"dpstream.window"], b.schema.metadata[b"dpstream.trigger"]): b
+        for b in run_in_memory(run_elsewhere(run), batches)[0]
+    }
+    first, begin_at = resume_point(run)
+    assert (first, begin_at) == (1, LINE.start - LINE.max_skew)
+    got = drive(run, batches, 1, 20)
+    at = resume_point(run)
+    assert at.first == 1 and delivered_through(run.open()) == 0  # nothing was delivered
+    assert at.begin > LINE.start  # windows are complete
+    late = np.flatnonzero(stream.stamp >= at.begin)
+    got |= drive(run, stream.take(late).batches(200), at.first, LINE.last_cut)
+    assert {name: rows(parts) for name, parts in got.items()} == {
+        (int(w), int(t)): b.num_rows for (w, t), b in want.items()
+    }
+
+
+def run_elsewhere(run: Run) -> Run:
+    return begin(run.plan, run.store.removeprefix("sqlite:") + ".calm", shards=2)
+
+
+def rows(parts: dict[int, pa.RecordBatch]) -> int:
+    return sum(part.num_rows for part in parts.values())
+
+
+def drive(
+    run: Run, batches: list[pa.RecordBatch], first: int, last: int
+) -> dict[tuple[int, int], dict[int, pa.RecordBatch]]:
+    """Both stages cut by cut with all records at hand, as a pipeline without state begins."""
+    door, plan = Canonicaliser(run.plan, KEYS.ring()), run.plan
+    good = concat([door(batch)[0] for batch in batches], record_schema(plan))
+    unit = shard_of(np.frombuffer(good["unit"].buffers()[1], np.uint64).reshape(-1, 2), 2)
+    bags = [good.filter(pa.array(unit == shard)) for shard in range(2)]
+    decide, release = BoundCallback(run)(), ReleaseCallback(run)()
+    held: list[list[pa.RecordBatch]] = [[], []]
+    out: dict[tuple[int, int], dict[int, pa.RecordBatch]] = {}
+    for cut in range(first, last + 1):
+        for shard in range(2):
+            bound = decide(shard, [bags[shard]], cut, 0 if cut == first else cut - 1)
+            for target, batch in bound.outputs:
+                held[target].append(batch)
+            assert bound.waiting is not None
+            bags[shard] = bound.waiting
+        for shard in range(2):
+            made = release(shard, held[shard], cut, cut - 1)
+            for name, part in made.outputs:
+                out.setdefault(name, {})[shard] = part
+            held[shard] = [made.waiting] if made.waiting is not None else []
+    ring = KEYS.ring()
+    for shard, parts in enumerate(held):
+        left = concat(parts, admitted_schema(plan))
+        assert (shard_of(key_ids(plan, ring.key, left), 2) == shard).all()
+    return out

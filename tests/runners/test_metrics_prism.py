@@ -1,0 +1,103 @@
+"""Latencies of streaming runs on Prism: after the watermark, and of a live stream after the cut."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dp_transforms.telemetry import Deliveries
+from pipelines.folder_close import close_files, rfc3339
+from pipelines.job import Job, load_job
+from pipelines.metrics import Ports, serving
+from pipelines.stream import run_job
+from tests.audit.leaks import hits, make_job
+from tests.folders import CANARY, write
+from tests.pipelines.conftest import TEMPLATE
+from tests.pipelines.test_metrics import families, scrape
+from tests.runners.prism import binary
+
+AFTER, SINCE = "dpstream_release_after_watermark_seconds", "dpstream_release_latency_seconds"
+SECOND = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
+    """Latencies of this test alone."""
+    fresh = Deliveries()
+    owners = ("dp_transforms.telemetry", "dp_transforms.hold", "pipelines.delivered",
+              "pipelines.metrics", "pipelines.waiting")  # fmt: skip
+    for owner in owners:
+        monkeypatch.setattr(f"{owner}.deliveries", fresh)
+    yield fresh
+
+
+def run_on_prism(job: Job, stop: threading.Event | None = None) -> str:
+    """The public endpoint's text after a run."""
+    flags = [f"--prism_location={binary()}", "--prism_log_level=warn", "--streaming"]
+    with serving(job, Ports(0)) as (public, _):
+        run_job(job, "PrismRunner", flags, stop=stop)
+        return scrape(public)
+
+
+def test_every_release_has_a_latency(tmp_path: Path, deliveries: Deliveries) -> None:
+    job = make_job(tmp_path / "job")
+    text = run_on_prism(job)
+    seen, triggers = families(text), job.plan.timeline.triggers
+    assert seen["dpstream_releases_delivered_total"] == triggers
+    assert seen[f"{AFTER}_count"] == triggers
+    assert 0 < seen[f"{AFTER}_sum"] < 10 * triggers
+    assert not hits(text)
+    assert sum(deliveries.since_cut.counts) == 0, "a replay is not live"
+
+
+def live_job(folder: Path, start: int, seconds: int) -> Job:
+    """A job on a folder that grows, a cut every second from an instant on."""
+    text = TEMPLATE.format(
+        kind="folder", pattern="in", sink="parquet", batch_rows=1000, key="0f" * 32
+    )
+    for old, new in (
+        ("[schema]", 'format = "jsonl"\n[schema]'),
+        ("2024-01-01T00:00:00Z", rfc3339(start)),
+        ("2024-01-02T00:00:00Z", rfc3339(start + seconds * SECOND)),
+        ('window = "1d"', f'window = "{seconds}s"'),
+        ('trigger_every = "6h"', 'trigger_every = "1s"\nmax_skew = "1h"'),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "job.toml").write_text(text)
+    (folder / "in").mkdir()
+    return load_job(folder / "job.toml")
+
+
+def test_a_live_stream(tmp_path: Path) -> None:
+    """Files are closed as time passes; each cut's release is late by no more than a few looks."""
+    begin = (time.time_ns() // 1_000_000_000 + 4) * SECOND
+    job, ended = live_job(tmp_path, begin, 5), threading.Event()
+
+    def produce() -> None:
+        number = 0
+        while not ended.wait(0.25):
+            now = rfc3339(begin + 2 * SECOND)
+            rows = [{"user": CANARY, "key": "k", "time": now, "value": 1} for _ in range(10)]
+            write(tmp_path / "in" / f"{number}.jsonl", rows)
+            close_files(tmp_path / "in", [f"{number}.jsonl"])
+            number += 1
+
+    stop, producer = threading.Event(), threading.Thread(target=produce)
+    limit = threading.Timer(60, stop.set)
+    producer.start()
+    limit.start()
+    try:
+        text = run_on_prism(job, stop)
+    finally:
+        ended.set()
+        limit.cancel()
+        producer.join()
+    seen = families(text)
+    assert not stop.is_set(), "it did not end by itself"
+    assert seen[f"{SINCE}_count"] == seen[f"{AFTER}_count"] == 5
+    assert 0 < seen[f"{AFTER}_sum"] < seen[f"{SINCE}_sum"] < 5 * 10
+    assert seen["dpstream_last_cut_timestamp_seconds"] == begin / SECOND + 5
+    assert CANARY not in text

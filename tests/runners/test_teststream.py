@@ -1,0 +1,114 @@
+"""What is released when, with the watermark and the clock in the test's hands (Beam's TestStream).
+
+Prism runs a TestStream in real bundles and timers; nothing here waits for a wall clock.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.prism_runner import PrismRunner
+from apache_beam.testing import test_stream
+from apache_beam.utils.timestamp import Timestamp
+
+from accounting.plan import Plan
+from dp_transforms.batches import ArrowBatchCoder
+from dp_transforms.clock import Announced
+from dp_transforms.flow import STRIDE, DPStream
+from state import open as stores
+from tests.runners.feed import Collect, collected
+from tests.runners.prism import binary
+from tests.streams import STEP, Stream, begin, generate, make_plan, released
+
+PLAN = make_plan(triggers=8, windows=2, lateness=2, skew=STEP // 4, stamped=True)
+LINE = PLAN.timeline
+
+
+def play(
+    plan: Plan, folder: Path, events: Sequence[pa.RecordBatch | int], through: int
+) -> dict[tuple[int, int], bytes]:
+    """Releases of a stream of batches and watermarks (micros), with cuts announced ``through``."""
+    script = test_stream.TestStream(coder=ArrowBatchCoder())
+    for event in events:
+        if isinstance(event, int):
+            script = script.advance_watermark_to(Timestamp(micros=event // 1000 * 1000))
+        else:
+            script = script.add_elements([event])
+    script = script.advance_watermark_to_infinity()
+    run, out = begin(plan, folder / "stream.db"), folder / "out"
+    out.mkdir()
+    flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=error"]
+    with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
+        records = pipeline | script | beam.Map(_same).with_output_types(pa.RecordBatch)
+        output = records | DPStream(plan, run, clock=Announced(through))
+        _ = output.releases | Collect(out)
+    stores.close_all()
+    return collected(out)
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return generate(PLAN, 8, records=3000)
+
+
+@pytest.fixture(scope="module")
+def calm(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], bytes]:
+    return released(PLAN, stream.batches(500), tmp_path_factory.mktemp("calm") / "a.db")
+
+
+def by_cut(stream: Stream, cut: int) -> list[pa.RecordBatch]:
+    """Batches of the records whose stamps lie in a cut."""
+    rows = LINE.cut_of(stream.stamp).clip(1) == cut
+    return stream.take(rows.nonzero()[0]).batches(100)
+
+
+def test_cut_by_cut(stream: Stream, calm: dict[tuple[int, int], bytes], tmp_path: Path) -> None:
+    events: list[pa.RecordBatch | int] = []
+    for cut in range(1, LINE.last_cut + 1):
+        events += [*by_cut(stream, cut), LINE.cut_time(cut) + 2_000]
+    assert play(PLAN, tmp_path, events, LINE.last_cut) == calm
+
+
+def test_a_watermark_that_jumps(
+    stream: Stream, calm: dict[tuple[int, int], bytes], tmp_path: Path
+) -> None:
+    events: list[pa.RecordBatch | int] = [*stream.batches(300, seed=1)]
+    events.append(LINE.cut_time(LINE.last_cut) + 2_000)
+    assert play(PLAN, tmp_path, events, LINE.last_cut) == calm
+
+
+def test_what_comes_after_its_cut_counts_in_the_next(tmp_path: Path) -> None:
+    """Nothing is lost: it is as if these records had been stamped then."""
+    plan = make_plan(triggers=20, windows=1, lateness=2, stamped=True, contributions=60)
+    line, late, comes = plan.timeline, 5, 12
+    assert late < STRIDE < comes
+    stream, events = generate(plan, 9, records=3000), list[pa.RecordBatch | int]()
+    for cut in range(1, line.last_cut + 1):
+        events += by_cut(stream, cut) if cut != late else []
+        events += by_cut(stream, late) if cut == comes else []
+        events.append(line.cut_time(cut) + 2_000)
+    missed = line.cut_of(stream.stamp) == late
+    # A callback has taken the first STRIDE cuts together; the next cut begins where it ended.
+    stamp = np.where(missed, line.cut_time(STRIDE), stream.stamp)
+    moved = dataclasses.replace(stream, stamp=stamp)
+    want = released(plan, moved.batches(500), tmp_path / "moved.db")
+    assert play(plan, tmp_path, events, line.last_cut) == want
+    assert want != released(plan, stream.batches(500), tmp_path / "calm.db")
+
+
+def test_cuts_that_nobody_announced_are_not_taken(
+    stream: Stream, calm: dict[tuple[int, int], bytes], tmp_path: Path
+) -> None:
+    """A drained pipeline lifts its watermark to infinity; what is to come must not be decided."""
+    events = [batch for cut in range(1, 6) for batch in by_cut(stream, cut)]
+    got = play(PLAN, tmp_path, events, 5)
+    assert got == {n: b for n, b in calm.items() if LINE.base(n[0]) + n[1] <= 5} and got
