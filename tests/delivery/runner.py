@@ -39,7 +39,7 @@ class Cells:
     """What a runner keeps for one shard of a stage; it plays bag, value and timer."""
 
     rows: list[pa.RecordBatch] = dataclasses.field(default_factory=list)
-    progress: tuple[int, ...] | None = None
+    progress: list[int] | None = None
     armed: int | None = None
 
     def copy(self) -> "Cells":
