@@ -314,12 +314,14 @@ class Runner:
         )
 
     def fire_bound(self, shards: Iterable[int], lost: Iterable[int] = ()) -> None:
-        """BOUND gets its pulses; timers of these shards fire, for as long as they are due."""
-        for element in self.state.coming["bound"]:
-            self._put("bound", *element.value)
-        self.state.coming["bound"] = []
-        gone = set(lost)
-        for shard in shards:
+        """These shards of BOUND get their pulses; their timers fire, for as long as they are due."""
+        here, gone = set(shards), set(lost)
+        coming = self.state.coming["bound"]
+        for element in coming:
+            if element.value[0] in here:
+                self._put("bound", *element.value)
+        self.state.coming["bound"] = [e for e in coming if e.value[0] not in here]
+        for shard in sorted(here):
             while shard in self.due("bound"):
                 if shard in gone:
                     gone.discard(shard)

@@ -75,6 +75,7 @@ class World:
         self.row_of = {serial: row for row, serial in enumerate(self.serials)}
         self.stamp = self.records.column("stamp").to_numpy()
         self.shard = shard_of(ids_of(self.records.column("unit")), schedule.shards)
+        self.event = {record.serial: record.event for record in schedule.records}
         self.delivered = np.zeros(len(self.serials), np.bool_)
         self.runner = Runner(self.run)
         self.kept: list[tuple[Any, Any]] = []
@@ -83,7 +84,7 @@ class World:
         self.gone: dict[Record, Decision] = {}
         self.counts: Counts = {}
         self.fired = self.restores = 0
-        self.seen_event = -ENDLESS
+        self.latest_event = -ENDLESS
 
     def live(self) -> None:
         """Everything happens; then all that is due is done."""
@@ -94,6 +95,7 @@ class World:
 
     def _happens(self, event: Any) -> None:
         if isinstance(event, Deliver):
+            self.latest_event = max([self.latest_event, *(self.event[s] for s in event.serials)])
             self._deliver([self.row_of[s] for s in event.serials if s in self.row_of])
         elif isinstance(event, Mark):
             self.runner.mark(watermark(self, event.micros))
@@ -107,12 +109,6 @@ class World:
             self._back(event)
 
     def _deliver(self, rows: list[int]) -> None:
-        events = self.records.column("event_cut") if self.plan.stamp != "event_time" else None
-        times = self.stamp[rows] if events is None else None
-        if times is None:
-            assert events is not None
-            times = np.array([self.plan.timeline.cut_time(events[r].as_py()) for r in rows])
-        self.seen_event = max([self.seen_event, *np.asarray(times).tolist()])
         self.delivered[rows] = True
         where = np.array(rows, np.int64)
         for shard in np.unique(self.shard[where]).tolist():
@@ -296,15 +292,13 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
         raise Problem("a release is not that of its decisions")
 
 
-def calm(schedule: Schedule) -> dict[Record, Decision]:
-    """What is decided when everything is there from the beginning."""
+def calm(schedule: Schedule) -> Placed:
+    """Where the records are when all are there from the beginning."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as name, fast(), nothing_expires():
         try:
-            run = begin(schedule.plan, Path(name), schedule.shards)
-            batches, _ = deliveries(schedule.records)
-            run_in_memory(run, batches)
-            door = CanonicaliserFactory(schedule.plan, run.keys, run.public)()
-            records = concat([door(b)[0] for b in batches], record_schema(schedule.plan))
-            return decisions(run.open(), schedule.plan, records, schedule.shards)
+            world = World(schedule, Path(name))
+            run_in_memory(world.run, world.batches)
+            made = decisions(world.run.open(), world.plan, world.records, schedule.shards)
+            return placed(world, made)
         finally:
             stores.close_all()
