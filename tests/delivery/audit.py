@@ -24,7 +24,7 @@ def audit(seed: int, kind: str | None = None, name: str | None = None) -> tuple[
         added = live(more)
     except Problem as error:
         return [str(error)], Came({}, {}, {}, {})
-    problems = [*_promised(base, came), *_promised(more, added)]
+    problems = [*promised(base, came), *promised(more, added)]
     if came.placed != _without(pair, added):
         problems.append("others: a record is admitted otherwise beside one unit more")
     return problems, came
@@ -35,7 +35,7 @@ def _without(pair: Pair, added: Came) -> world.Placed:
     return {serial: placed for serial, placed in added.placed.items() if serial not in mine}
 
 
-def _promised(history: Schedule, came: Came) -> list[str]:
+def promised(history: Schedule, came: Came) -> list[str]:
     """What kept the source's promise is decided as if all had been there from the beginning."""
     late = {r.user for r in history.records if r.serial in history.tardy}
     users = {r.serial: r.user for r in history.records}

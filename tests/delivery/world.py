@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -208,8 +208,11 @@ def watched(world: World) -> Iterator[None]:
         yield
 
 
-def live(schedule: Schedule) -> Came:
+def live(schedule: Schedule, how: Callable[[World], None] | None = None) -> Came:
     """Live through a schedule and check what holds of it alone.
+
+    Args:
+        how: lives through it otherwise; fills ``sink``.
 
     Raises:
         Problem: a rule is broken.
@@ -219,7 +222,7 @@ def live(schedule: Schedule) -> Came:
         try:
             world = World(schedule, folder)
             with watched(world):
-                world.live()
+                (how or World.live)(world)
             made = decisions(
                 world.run.open(), world.plan, world.records, schedule.shards, world.gone
             )
