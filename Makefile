@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check bench kafka clean
+.PHONY: demo test slow check bench prism flink kafka clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -37,6 +37,21 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	touch $(READY)
+
+# Beam's local streaming engine, built by Go (a minute); Beam's job server for Flink and a Flink
+# cluster's jars, by Maven (150 MB), for Java of 11 or later.
+BEAM := 2.77.0
+
+prism: .tools/bin/prism-$(BEAM)
+
+.tools/bin/prism-$(BEAM):
+	GOBIN=$(CURDIR)/.tools/bin go install github.com/apache/beam/sdks/v2/go/cmd/prism@v$(BEAM)
+	touch $@
+
+flink: .tools/flink/job-server.jar
+
+.tools/flink/job-server.jar: deploy/flink/pom.xml deploy/flink/assemble.py
+	$(or $(shell command -v $(PYTHON)),python3) deploy/flink/assemble.py .tools/flink
 
 # A Kafka broker for the tests: its jars, by Maven and Java of 11 or later.
 kafka: .tools/kafka/.ready

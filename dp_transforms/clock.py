@@ -82,6 +82,25 @@ class WallClock(beam.PTransform):
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Beat" >> beats
 
 
+class StreamTime:
+    """The time of a recording that is replayed at a speed: in seconds since the epoch.
+
+    Args:
+        first, last: least and largest stamp of the recording, in micros.
+        end: after the last stamp it is this late: nothing is waited for any more.
+        speed: seconds of stream a second.
+    """
+
+    def __init__(self, first: int, last: int, end: int, speed: float) -> None:
+        self.first, self.last, self.end, self.speed = first, last, end, speed
+        self.begun = time.time()
+
+    def __call__(self) -> float:
+        """Now."""
+        now = self.first / 1e6 + (time.time() - self.begun) * self.speed
+        return now if now * 1e6 <= self.last else self.end / 1e6
+
+
 class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type: ignore[misc]
     """Announces cuts as they are reached; the restriction is the cuts that are left.
 

@@ -7,6 +7,7 @@ stage's name and the class of the error, without the error itself as its hidden 
 
 import bisect
 import contextlib
+import copy
 import functools
 import inspect
 import threading
@@ -185,7 +186,35 @@ def _outgoing(stage: str, error: Exception) -> DpstreamError:
         kind = type(error).__name__
         coded = RunError(f"stage.{stage}", f"failed with {kind}", "run `dpstream doctor`")
     coded.__cause__ = coded.__context__ = None
+    _remember(coded)
     return coded
+
+
+_first_error: DpstreamError | None = None
+
+
+def _remember(error: DpstreamError) -> None:
+    """Keep the first error, or the first refusal: what follows a failure is only its echo."""
+    global _first_error
+    if _first_error is None or (
+        isinstance(_first_error, RunError) and not isinstance(error, RunError)
+    ):
+        _first_error = copy.copy(error)  # without its traceback, whose frames hold records
+
+
+def forget_error() -> None:
+    """Begin anew: no error of this process counts any more."""
+    global _first_error
+    _first_error = None
+
+
+def first_error() -> DpstreamError | None:
+    """The error that a stage of this process raised since ``forget_error``.
+
+    A runner that gives its workers' errors as a text only (Prism, Flink) still tells a
+    process whose threads are the workers which error it was.
+    """
+    return _first_error
 
 
 def guarded(stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -8,6 +8,7 @@ and the class are shown, because its message may hold data.
 import json
 import logging
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -308,7 +309,7 @@ def _print_report(report: dict[str, Any]) -> None:
     for name, version in {**report["packages"], **report["optional"]}.items():
         table.add_row(name, version or "missing")
     for name, found in {**report["runners"], **report["emulators"]}.items():
-        table.add_row(name, "found" if found else "missing")
+        table.add_row(name, (found if isinstance(found, str) else "found") if found else "missing")
     disk = report["disk"]
     table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")
     Console(file=sys.stdout).print(table)
@@ -320,10 +321,17 @@ def _silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    # Threads of a runner's client die with tracebacks when their server goes.
+    threading.excepthook = lambda _: None
+
+
+def _say_nothing(_error: threading.ExceptHookArgs) -> None:
+    """A worker thread that fails is told of by the job, in coded words."""
 
 
 def main() -> None:
     """Entry point of the console script."""
+    threading.excepthook = _say_nothing
     cli(prog_name="dpstream")
 
 

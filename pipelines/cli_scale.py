@@ -1,10 +1,14 @@
 """``dpstream plan JOB --scale``: what a stated load needs, and its cost."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from accounting.errors import UsageError
 from pipelines.cli_parts import options, print_json
-from pipelines.job import Job
+
+if TYPE_CHECKING:
+    from pipelines.job import Job
 
 _COUNT = click.IntRange(min=1)
 SCALE = options(
@@ -33,7 +37,7 @@ SCALE = options(
 )  # fmt: skip
 
 
-def show(job: Job, given: dict[str, object], as_json: bool) -> None:
+def show(job: "Job", given: dict[str, object], as_json: bool) -> None:
     """Print the estimate for the options above."""
     import msgspec
 

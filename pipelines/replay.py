@@ -322,6 +322,7 @@ class Replay(beam.PTransform):  # type: ignore[misc]
                 "source.kind", "is not a recording", "replay files: parquet, csv or jsonl"
             )
         _check_speed(speed)
+        self.speed = speed
         self._dofn = _ReplayFn(recording_of(job, speed), begin)
 
     def brake(self, brake: Brake) -> None:

@@ -1,25 +1,65 @@
-"""Which engine runs a job; always named, never guessed from the pipeline."""
+"""Which engine runs a job; always named, never guessed from the pipeline.
+
+One table: what an engine can do, which flags it takes, what it needs on this machine, and the
+settings without which it would lose rows or promises (``pipelines.runner_settings``).
+"""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
     DirectOptions,
     PipelineOptions,
+    StandardOptions,
     _BeamArgumentParser,
 )
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.portability.prism_runner import PrismRunner
 
 from accounting.errors import UsageError
+from pipelines import runner_settings as settings
+
+
+class Kind(NamedTuple):
+    """An engine of the table.
+
+    Attributes:
+        engine: Beam's name of it.
+        settle: checks the flags and this machine and adds what the flow needs:
+            ``(options, flags) -> further flags``.
+        make: the runner, once all is settled.
+        streaming: takes input without end, and files as a stream; else input that ends only.
+        by_reference: stages share one process and decode each element once.
+        flags: those that its job server knows and Beam's Python does not.
+    """
+
+    engine: str
+    settle: Callable[[PipelineOptions, Sequence[str]], list[str]]
+    make: Callable[[], Any]
+    streaming: bool
+    by_reference: bool = False
+    flags: frozenset[str] = frozenset()
+
+
+_FN_API = Kind(
+    "FnApiRunner", settings.fn_api, settings.fn_api_runner, streaming=False, by_reference=True
+)
 
 #: Names a user may write and the engine they mean.
 RUNNERS = {
-    "DirectRunner": "FnApiRunner",
-    "FnApiRunner": "FnApiRunner",
-    "PrismRunner": "PrismRunner",
+    "DirectRunner": _FN_API,
+    "FnApiRunner": _FN_API,
+    "PrismRunner": Kind("PrismRunner", settings.prism, settings.prism_runner, streaming=True),
+    "FlinkRunner": Kind(
+        "FlinkRunner",
+        settings.flink,
+        settings.flink_runner,
+        streaming=True,
+        flags=settings.FLINK_FLAGS,
+    ),
+    "DataflowRunner": Kind(
+        "DataflowRunner", settings.dataflow, settings.dataflow_runner, streaming=True
+    ),
 }
 
 
@@ -42,14 +82,25 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     """The engine of a runner's name and further Beam flags.
 
     Raises:
-        UsageError: an unknown runner, or flags that break the flow's promises.
+        UsageError: an unknown runner, flags that break the flow's promises, or a part of the
+            engine that is not on this machine.
     """
     if name not in RUNNERS:
         raise UsageError(
             "--runner", f"must be one of {', '.join(RUNNERS)}", "use --runner=DirectRunner"
         )
-    _refuse_unknown(beam_args)
-    options = PipelineOptions(list(beam_args), runner=RUNNERS[name])
+    kind = RUNNERS[name]
+    _refuse_unknown(beam_args, kind.flags)
+    asked = PipelineOptions(list(beam_args), runner=kind.engine)
+    _refuse_leaks(asked)
+    flags = [*beam_args, *kind.settle(asked, beam_args)]
+    options = PipelineOptions(flags, runner=kind.engine)
+    options.view_as(StandardOptions).streaming = kind.streaming
+    return Engine(kind.make(), options, kind.streaming, kind.by_reference)
+
+
+def _refuse_leaks(options: PipelineOptions) -> None:
+    """Refuse what shows records to others or shares a worker's state."""
     if options.view_as(DirectOptions).direct_num_workers != 1:
         raise UsageError(
             "--direct_num_workers",
@@ -62,14 +113,11 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
         )
     if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
         raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
-    if name == "PrismRunner":
-        return Engine(PrismRunner(), options, streaming=True, by_reference=False)
-    return Engine(FnApiRunner(), options, streaming=False, by_reference=True)
 
 
-def _refuse_unknown(beam_args: Sequence[str]) -> None:
+def _refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
     """A flag that neither this program nor Beam knows is a typing error, not a silent no-op."""
-    known = {"runner"}
+    known = {"runner", *further}
     for options in PipelineOptions.__subclasses__():
         beam_parser = _BeamArgumentParser(add_help=False)
         options._add_argparse_args(beam_parser)

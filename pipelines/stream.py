@@ -12,20 +12,21 @@ from accounting.budget import Budget, allocate
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
-from dp_transforms.clock import Announced, WallClock
+from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
-from dp_transforms.telemetry import operator_totals, watch_steps
+from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from pipelines.brake import Brake
 from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.delivered import CountDelivered
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
-from pipelines.replay import Replay
+from pipelines.replay import Replay, replay_bounds
 from pipelines.restored import catch_up, diverged
+from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
 from pipelines.sink_manifest import (
     check_sink,
@@ -252,6 +253,7 @@ def run_job(
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     _connect(pipeline, job, run, source, reader)
     operator_totals.clear()
+    forget_error()
     try:
         with (
             watch_steps(progress, steps),
@@ -321,7 +323,7 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
-        clock = Announced(line.last_cut)
+        clock = _replayed(reader, job)
     elif reader is None:
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
@@ -336,11 +338,10 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)
 
 
-def coded(error: BaseException) -> DpstreamError:
-    """The coded error inside a runner's exception; else its class only, never its text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, DpstreamError):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
+    """The clock of a recording: as fast as it can be read, or at its speed."""
+    line = job.plan.timeline
+    if replay.speed is None:
+        return Announced(line.last_cut)
+    bounds = replay_bounds(job)
+    return WallClock(line, now=StreamTime(*bounds, line.cut_time(line.last_cut), replay.speed))

@@ -1,0 +1,41 @@
+"""Coded errors out of what a runner raises, whose text may hold anything."""
+
+import re
+
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dp_transforms.telemetry import first_error
+
+#: First words of the fields that stages name; no other word of a runner's text is shown.
+_FIELDS = (
+    "coder", "privacy", "runner", "schema", "sink", "source", "stage", "state", "time",
+)  # fmt: skip
+_CODED = re.compile(
+    rf"accounting\.errors\.(UsageError|PolicyError|RunError): ((?:{'|'.join(_FIELDS)})"
+    r"(?:\.[a-z]{1,12})?): "
+)
+_KINDS: dict[str, type[DpstreamError]] = {
+    "UsageError": UsageError,
+    "PolicyError": PolicyError,
+    "RunError": RunError,
+}
+
+
+def coded(error: BaseException) -> DpstreamError:
+    """The coded error behind a runner's exception; else its class only, never its text.
+
+    It is inside the exception (FnApiRunner), or was raised by a worker of this process (Prism,
+    Flink with LOOPBACK), or a worker elsewhere raised it: then only its kind and the public name
+    of its field are taken from the runner's text, because a rule could not be told from data.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, DpstreamError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    told = first_error()
+    if told is not None:
+        return told
+    named = _CODED.search(str(error))
+    if named is not None:
+        return _KINDS[named[1]](named[2], "failed on a worker", "read that worker's log")
+    return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")

@@ -1,0 +1,188 @@
+"""The table of runners: what each is given, what each refuses, and what is missing."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from apache_beam.options.pipeline_options import (
+    GoogleCloudOptions,
+    PortableOptions,
+    PrismRunnerOptions,
+    StandardOptions,
+)
+
+from accounting.errors import PolicyError, RunError, UsageError
+from dp_transforms.telemetry import first_error, forget_error, guarded
+from pipelines import runner_parts as parts
+from pipelines import runner_settings
+from pipelines.runner_errors import coded
+from pipelines.runners import RUNNERS, make_runner
+
+CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]
+SAMPLING = "--experiments=enable_data_sampling"
+MODULE = b"\tmod\tgithub.com/apache/beam/sdks/v2\tv%s\th1:x\n"
+
+
+@pytest.fixture(autouse=True)
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose only parts are a Prism and a job server in this folder."""
+    monkeypatch.setattr(parts, "tools", lambda: [tmp_path])
+    monkeypatch.setattr(parts.shutil, "which", lambda name: "/bin/true" if name == "java" else None)
+    monkeypatch.setattr(parts, "java_version", lambda launcher="java": 17)
+    monkeypatch.setattr(runner_settings.importlib.util, "find_spec", lambda name: name)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "flink").mkdir()
+    (tmp_path / "bin" / "prism").write_bytes(b"program" + MODULE % b"2.77.0")
+    (tmp_path / "flink" / "job-server.jar").touch()
+    forget_error()
+    return tmp_path
+
+
+def flags_of(name: str, *flags: str) -> list[str]:
+    return make_runner(name, flags).options._flags
+
+
+def test_what_each_engine_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "beam_version", lambda: "2.77.0")
+    direct = make_runner("DirectRunner", [])
+    assert type(direct.runner).__name__ == "FnApiRunner"
+    assert (direct.streaming, direct.by_reference) == (False, True)
+    for name in set(RUNNERS) - {"DirectRunner", "FnApiRunner"}:
+        engine = make_runner(name, CLOUD if name == "DataflowRunner" else [])
+        assert type(engine.runner).__name__ == name
+        assert (engine.streaming, engine.by_reference) == (True, False)
+        assert engine.options.view_as(StandardOptions).streaming
+    prism = make_runner("PrismRunner", []).options.view_as(PrismRunnerOptions)
+    assert prism.prism_location == str(tools / "bin" / "prism")
+    flink = flags_of("FlinkRunner")
+    assert f"--flink_job_server_jar={tools / 'flink' / 'job-server.jar'}" in flink
+    assert {
+        "--environment_type=LOOPBACK", "--checkpointing_interval=1000",
+        "--finish_bundle_before_checkpointing", "--max_bundle_time_mills=100",
+    } <= set(flink)  # fmt: skip
+    cloud = make_runner("DataflowRunner", CLOUD).options.view_as(GoogleCloudOptions)
+    assert cloud.dataflow_service_options == ["streaming_mode_exactly_once"]
+    assert cloud.enable_streaming_engine
+
+
+def test_a_persons_flags_stay(tools: Path) -> None:
+    found = flags_of("FlinkRunner", "--checkpointing_interval", "500", "--max_bundle_time_mills=7")
+    assert (
+        "--checkpointing_interval=1000" not in found and "--max_bundle_time_mills=100" not in found
+    )
+    other = tools / "other.jar"
+    other.touch()
+    jars = [f for f in flags_of("FlinkRunner", f"--flink_job_server_jar={other}") if "jar=" in f]
+    assert jars == [f"--flink_job_server_jar={other}"]
+    away = ["--flink_master=host:8081", "--environment_type=EXTERNAL", "--environment_config=h:1"]
+    options = make_runner("FlinkRunner", away).options.view_as(PortableOptions)
+    assert (options.environment_type, options.environment_config) == ("EXTERNAL", "h:1")
+    assert not any("retries" in flag for flag in options._flags), "a cluster has its own strategy"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "field"),
+    [
+        ("SparkRunner", [], "--runner"),
+        ("PrismRunner", ["--prism_location=/no/such/program"], "--prism_location"),
+        ("PrismRunner", ["--environment_type=DOCKER"], "--environment_type"),
+        ("PrismRunner", ["--checkpointing_interval=5"], "--checkpointing_interval"),
+        ("PrismRunner", ["--enable_hot_key_logging"], "--enable_hot_key_logging"),
+        ("FlinkRunner", ["--flink_job_server_jar=/no/such/jar"], "--flink_job_server_jar"),
+        ("FlinkRunner", ["--flink_master=host:8081"], "--environment_type"),
+        ("FlinkRunner", ["--environment_type=EXTERNAL"], "--environment_config"),
+        ("FlinkRunner", ["--checkpointing_interval=0"], "--checkpointing_interval"),
+        ("FlinkRunner", ["--checkpointing_interval", "-1"], "--checkpointing_interval"),
+        ("FlinkRunner", [SAMPLING], SAMPLING),
+        *(("DataflowRunner", [f for f in CLOUD if f != x], x.partition("=")[0]) for x in CLOUD),
+        ("DataflowRunner", [*CLOUD, "--dataflow_service_options=streaming_mode_at_least_once"],
+         "--dataflow_service_options"),
+        ("DataflowRunner", [*CLOUD, "--experiments=streaming_mode_at_least_once"],
+         "--dataflow_service_options"),
+        ("DataflowRunner", [*CLOUD, "--experiments=disable_streaming_engine"],
+         "--experiments=disable_streaming_engine"),
+    ],
+)  # fmt: skip
+def test_refused(name: str, flags: list[str], field: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_runner(name, flags)
+    assert caught.value.field == field
+
+
+def test_missing_parts_say_how_to_get_them(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tools / "flink" / "job-server.jar").unlink()
+    with pytest.raises(UsageError, match="make flink"):
+        make_runner("FlinkRunner", [])
+    make_runner("FlinkRunner", ["--job_endpoint=localhost:1"])  # a job server elsewhere
+    (tools / "flink" / "job-server.jar").touch()
+    monkeypatch.setattr(parts, "java_version", lambda launcher="java": None)
+    with pytest.raises(UsageError, match="Java"):
+        make_runner("FlinkRunner", [])
+    monkeypatch.setattr(runner_settings.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"apache-beam\[gcp\]"):
+        make_runner("DataflowRunner", CLOUD)
+    (tools / "bin" / "prism").write_bytes(MODULE % b"2.50.0")
+    with pytest.raises(UsageError, match="another Beam"):
+        make_runner("PrismRunner", [])
+    (tools / "bin" / "prism").unlink()
+    with pytest.raises(UsageError, match="make prism"):
+        make_runner("PrismRunner", [])
+
+
+def test_a_program_that_does_not_say_its_version_is_taken(tools: Path) -> None:
+    program = tools / "bin" / "prism"
+    for content in (b"nothing", MODULE % b"", b"mod\tgithub.com/apache/beam/sdks/v2\t(devel)\n"):
+        program.write_bytes(content)
+        assert parts.prism_version(program) is None
+        make_runner("PrismRunner", [])
+
+
+def test_java_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    program = tmp_path / "java"
+    for said, version in (
+        ('openjdk version "17.0.1" 2025', 17),
+        ('version "1.8.0_9"', 8),
+        ("", None),
+    ):
+        program.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+        program.chmod(program.stat().st_mode | stat.S_IEXEC)
+        assert parts.java_version(str(program)) == version
+    assert parts.java_version(str(tmp_path / "none")) is None
+
+
+class Stage:
+    @guarded("test")
+    def fails(self, error: Exception) -> None:
+        raise error
+
+
+def test_the_error_of_a_worker_of_this_process() -> None:
+    refusal, later = PolicyError("plan", "differs", "stop"), RunError("sink", "is gone", "wait")
+    for error in (KeyError("private"), later, refusal, UsageError("x", "y", "z")):
+        with pytest.raises((PolicyError, RunError, UsageError)):
+            Stage().fails(error)
+    kept = first_error()
+    assert type(kept) is PolicyError and kept.as_dict() == refusal.as_dict(), "the first refusal"
+    assert kept.__traceback__ is None, "its frames would hold records"
+    assert coded(RuntimeError("unknown error")) is kept
+    assert coded(later) is later, "an exception that says it itself"
+    forget_error()
+    assert coded(RuntimeError("unknown error")).rule == "failed with RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "field"),
+    [
+        ("x\naccounting.errors.PolicyError: state.store: SECRET", PolicyError, "state.store"),
+        ("accounting.errors.UsageError: source: SECRET", UsageError, "source"),
+        ("accounting.errors.RunError: stage.bound: SECRET", RunError, "stage.bound"),
+        ("accounting.errors.PolicyError: SECRET: a: b", RunError, "runner"),
+        ("accounting.errors.PolicyError: state.SECRET9: a", RunError, "runner"),
+        ("KeyError: 'SECRET'", RunError, "runner"),
+    ],
+)  # fmt: skip
+def test_of_a_text_only_kind_and_field_are_told(text: str, kind: type, field: str) -> None:
+    error = coded(RuntimeError(text))
+    assert (type(error), error.field) == (kind, field)
+    assert "SECRET" not in str(error)

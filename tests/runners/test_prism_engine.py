@@ -1,0 +1,107 @@
+"""What the flow relies on, on Prism: state, timers in order, holds, cancelling, errors."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import PolicyError
+from dp_transforms.telemetry import forget_error
+from pipelines.runner_errors import coded
+from tests.runners import prism
+from tests.runners.engines import ROOT, results, started
+from tests.runners.spike import Shape, expected, found
+
+#: A watermark that stops inside the millisecond before each cut, rows that come after it.
+HOSTILE = Shape(
+    start=1_700_000_000_000_000, step=20_000, every=120_000, batches=48, cuts=7, shift=-500,
+    pace=0.02,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def flags() -> list[str]:
+    """Flags of an engine that is here."""
+    return [f"--prism_location={prism.binary()}"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(), Shape(endless=True), HOSTILE, HOSTILE._replace(start=HOSTILE.start + 123)],
+    ids=["ends", "endless", "hostile", "hostile, cuts inside a millisecond"],
+)
+def test_every_row_is_in_its_cut(tmp_path: Path, flags: list[str], shape: Shape) -> None:
+    with started("PrismRunner", flags, shape, tmp_path) as result:
+        assert results(shape, tmp_path, result) == expected(shape)
+    _, off = found(tmp_path)
+    assert all(0 < micros < 2_000 for micros in off), "timers fire just after their cut"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"first_at": -1_000, "second_at": 0}, {"first_at": 0, "second_at": 0}],
+    ids=["first stage a tick early", "stages at one instant"],
+)
+def test_timers_too_early_lose_rows(tmp_path: Path, flags: list[str], wrong: dict) -> None:
+    shape = HOSTILE._replace(**wrong)
+    with started("PrismRunner", flags, shape, tmp_path) as result:
+        assert results(shape, tmp_path, result) != expected(shape)
+
+
+def test_an_endless_stream_is_cancelled(tmp_path: Path, flags: list[str]) -> None:
+    shape = Shape(endless=True)
+    with started("PrismRunner", flags, shape, tmp_path) as result:
+        results(shape, tmp_path, result)
+        assert str(result.state) == "RUNNING"
+        result.cancel()
+        with pytest.raises(RuntimeError, match="CANCELLED"):
+            result.wait_until_finish()
+
+
+def test_a_refusal_of_a_stage_comes_out(tmp_path: Path, flags: list[str]) -> None:
+    forget_error()
+    with (
+        started("PrismRunner", flags, Shape(fails_at=3), tmp_path) as result,
+        pytest.raises(RuntimeError) as caught,
+    ):
+        result.wait_until_finish()
+    error = coded(caught.value)
+    assert (type(error), error.field, error.rule) == (
+        PolicyError, "state.store", "was refused for a test",
+    )  # fmt: skip
+
+
+def test_an_interrupt_ends_it_and_its_engine(tmp_path: Path, flags: list[str]) -> None:
+    program = (
+        "from pathlib import Path; from tests.runners.engines import *; "
+        f"folder, shape = Path({str(tmp_path)!r}), spike.Shape(endless=True)\n"
+        f"with started('PrismRunner', {flags!r}, shape, folder) as result:\n"
+        "    results(shape, folder, result); print('there', flush=True)\n"
+        "    result.wait_until_finish()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"there\n"
+    assert found(tmp_path)[0] == expected(Shape(endless=True))
+    engine = _children(child.pid)
+    assert engine
+    child.send_signal(signal.SIGINT)
+    child.wait(20)
+    child.stdout.close()
+    until = time.monotonic() + 10
+    while any(Path(f"/proc/{number}").exists() for number in engine):
+        assert time.monotonic() < until, "Prism outlives its program"
+        time.sleep(0.1)
+
+
+def _children(number: int) -> list[int]:
+    text = Path(f"/proc/{number}/task/{number}/children").read_text()
+    return [int(child) for child in text.split()]
