@@ -25,6 +25,7 @@ from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
 from pipelines.cli_metrics import METRICS, ports
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json, stop_signals
+from pipelines.cli_replay import replay
 from pipelines.cli_scale import SCALE
 from pipelines.cli_scale import show as show_scale
 from pipelines.cli_state import state
@@ -287,6 +288,7 @@ cli.add_command(choose)
 cli.add_command(folder)
 cli.add_command(key)
 cli.add_command(ledger)
+cli.add_command(replay)
 cli.add_command(state)
 
 

@@ -87,4 +87,8 @@ def input_of(job: Job) -> Input:
         from pipelines.source_folder import FolderInput
 
         return FolderInput(job)
+    if job.source.kind == "pubsub":
+        from pipelines.source_pubsub import PubSubInput
+
+        return PubSubInput(job)
     return FilesInput(job)

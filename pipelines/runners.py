@@ -30,6 +30,7 @@ class Kind(NamedTuple):
         make: the runner, once all is settled.
         streaming: takes input without end, and files as a stream; else input that ends only.
         by_reference: stages share one process and decode each element once.
+        ends: a pipeline whose input has ended ends by itself.
         flags: those that its job server knows and Beam's Python does not.
     """
 
@@ -38,6 +39,7 @@ class Kind(NamedTuple):
     make: Callable[[], Any]
     streaming: bool
     by_reference: bool = False
+    ends: bool = True
     flags: frozenset[str] = frozenset()
 
 
@@ -55,6 +57,7 @@ RUNNERS = {
         settings.flink,
         settings.flink_runner,
         streaming=True,
+        ends=False,
         flags=settings.FLINK_FLAGS,
     ),
     "DataflowRunner": Kind(
@@ -70,12 +73,15 @@ class Engine(NamedTuple):
         runner, options: for ``beam.Pipeline``.
         streaming: input is taken as a stream, also files: releases come while it is read.
         by_reference: stages share one process and decode each element once.
+        ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
+            its impulse there are no more checkpoints, and must be cancelled when all is done.
     """
 
     runner: Any
     options: PipelineOptions
     streaming: bool
     by_reference: bool
+    ends: bool
 
 
 def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
@@ -96,7 +102,7 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     flags = [*beam_args, *kind.settle(asked, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
-    return Engine(kind.make(), options, kind.streaming, kind.by_reference)
+    return Engine(kind.make(), options, kind.streaming, kind.by_reference, kind.ends)
 
 
 def _refuse_leaks(options: PipelineOptions) -> None:

@@ -25,11 +25,12 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError
+from dp_transforms.clock import give_back
 from dp_transforms.telemetry import guarded
 from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import (
@@ -152,7 +153,7 @@ class _ReadPartition(beam.DoFn):
         """Messages from where the last bundle ended, until this one is full or none is ready."""
         bundle = Bundle()
         if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
-            tracker.defer_remainder(Duration(HELD_SECONDS))
+            give_back(tracker, HELD_SECONDS)
             return
         with READERS.lend(self.kafka, element) as reader:
             stands = self._begins(reader, tracker)
@@ -163,7 +164,7 @@ class _ReadPartition(beam.DoFn):
                 taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
                 if taken.position == stands:
                     self._idle(reader, watermark)
-                    tracker.defer_remainder(Duration(IDLE_SECONDS))
+                    give_back(tracker, IDLE_SECONDS)
                     return
                 if not tracker.try_claim(taken.position - 1):
                     return
@@ -181,7 +182,7 @@ class _ReadPartition(beam.DoFn):
             return int(last) + 1
         first = reader.first(self.begin)
         if first is None:
-            tracker.defer_remainder(Duration(IDLE_SECONDS))
+            give_back(tracker, IDLE_SECONDS)
             return None
         return first if tracker.try_claim(first - 1) else None
 

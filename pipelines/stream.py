@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from accounting.budget import Budget, allocate
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from accounting.errors import PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
@@ -251,7 +251,8 @@ def run_job(
     run, resumed = begin(job)
     restoring, steps = run.open().restoring, _steps(run)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    _connect(pipeline, job, run, source, reader)
+    ends = source.bounded and engine.ends
+    _connect(pipeline, job, run, source, reader, ends)
     operator_totals.clear()
     forget_error()
     try:
@@ -261,9 +262,7 @@ def run_job(
         ):
             started = pipeline.run()
             if not detach:
-                wait_or_stop(started, run, source.bounded, stop)
-    except DpstreamError as error:
-        raise diverged(error, restoring) from None
+                wait_or_stop(started, run, ends, stop)
     except Exception as error:
         raise diverged(coded(error), restoring) from None
     else:
@@ -318,8 +317,10 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
     return Replay(job, speed) if engine.streaming else source.read()
 
 
-def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any) -> None:
-    """Source, flow and sinks."""
+def _connect(
+    pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any, ends: bool
+) -> None:
+    """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
@@ -332,7 +333,7 @@ def _connect(pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader:
     writing = WriteReleases(job, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
     _ = written | "Counted" >> CountDelivered(line)
-    if not source.bounded:
+    if not ends:
         _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     _ = dead | "DeadLetters" >> WriteDeadLetters(job)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.stream import run_job
+from tests.runners.engines import need_flink
 from tests.runners.golden import JOBS, digest, golden_job, published, write_stream
 from tests.runners.prism import binary
 
@@ -43,3 +44,12 @@ def test_bounded(name: str, recorded: Path, tmp_path: Path) -> None:
 def test_prism(name: str, recorded: Path, tmp_path: Path) -> None:
     flags = ["--streaming", f"--prism_location={binary()}"]
     check(name, recorded, tmp_path, "PrismRunner", flags)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "plain" else pytest.mark.slow) for n in JOBS]
+)
+def test_flink(name: str, recorded: Path, tmp_path: Path) -> None:
+    need_flink()
+    check(name, recorded, tmp_path, "FlinkRunner", ["--parallelism=2"])
