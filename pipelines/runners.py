@@ -31,6 +31,7 @@ class Kind(NamedTuple):
         streaming: takes input without end, and files as a stream; else input that ends only.
         by_reference: stages share one process and decode each element once.
         ends: a pipeline whose input has ended ends by itself.
+        spreads: each element of a source has a watermark of its own.
         flags: those that its job server knows and Beam's Python does not.
     """
 
@@ -40,6 +41,7 @@ class Kind(NamedTuple):
     streaming: bool
     by_reference: bool = False
     ends: bool = True
+    spreads: bool = True
     flags: frozenset[str] = frozenset()
 
 
@@ -51,7 +53,9 @@ _FN_API = Kind(
 RUNNERS = {
     "DirectRunner": _FN_API,
     "FnApiRunner": _FN_API,
-    "PrismRunner": Kind("PrismRunner", settings.prism, settings.prism_runner, streaming=True),
+    "PrismRunner": Kind(
+        "PrismRunner", settings.prism, settings.prism_runner, streaming=True, spreads=False
+    ),
     "FlinkRunner": Kind(
         "FlinkRunner",
         settings.flink,
@@ -75,6 +79,8 @@ class Engine(NamedTuple):
         by_reference: stages share one process and decode each element once.
         ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
             its impulse there are no more checkpoints, and must be cancelled when all is done.
+        spreads: a source may have several elements, each with a watermark.  Prism (2.77) keeps
+            one for all, that of the element it heard of last: the fastest would speak for all.
     """
 
     runner: Any
@@ -82,6 +88,7 @@ class Engine(NamedTuple):
     streaming: bool
     by_reference: bool
     ends: bool
+    spreads: bool = True
 
 
 def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
@@ -102,7 +109,9 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     flags = [*beam_args, *kind.settle(asked, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
-    return Engine(kind.make(), options, kind.streaming, kind.by_reference, kind.ends)
+    return Engine(
+        kind.make(), options, kind.streaming, kind.by_reference, kind.ends, kind.spreads
+    )
 
 
 def _refuse_leaks(options: PipelineOptions) -> None:

@@ -252,7 +252,7 @@ def run_job(
     restoring, steps = run.open().restoring, _steps(run)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
-    _connect(pipeline, job, run, source, reader, ends)
+    _connect(pipeline, job, run, source, reader, ends, engine.spreads)
     operator_totals.clear()
     forget_error()
     try:
@@ -318,7 +318,13 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
 
 
 def _connect(
-    pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any, ends: bool
+    pipeline: beam.Pipeline,
+    job: Job,
+    run: Run,
+    source: Input,
+    reader: Any,
+    ends: bool,
+    spread: bool,
 ) -> None:
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
@@ -327,7 +333,7 @@ def _connect(
         clock = _replayed(reader, job)
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
+        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run), spread)
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     writing = WriteReleases(job, only_compare=run.open().restoring)

@@ -314,7 +314,7 @@ class Runner:
         )
 
     def fire_bound(self, shards: Iterable[int], lost: Iterable[int] = ()) -> None:
-        """These shards of BOUND get their pulses; their timers fire, for as long as they are due."""
+        """These shards of BOUND get their pulses; their timers fire while they are due."""
         here, gone = set(shards), set(lost)
         coming = self.state.coming["bound"]
         for element in coming:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.folder_close import close_files
-from tests.faults.processes import files
+from tests.faults.processes import files as files_of
 from tests.kafka_broker import Broker
 from tests.runners.prism import binary
 
@@ -157,7 +157,7 @@ class Live(ABC):
     def published(self, job: str = "job") -> dict[str, bytes]:
         """Releases by name; the manifest beside them names each begin."""
         sink = self.folder / ("out" if job == "job" else job)
-        return {n: data for n, data in files(sink).items() if "/" in n and "dead" not in n}
+        return {n: data for n, data in files_of(sink).items() if "/" in n and "dead" not in n}
 
     def seen(self) -> int:
         return len(list((self.folder / "out").glob("window-*/trigger-*")))
@@ -173,11 +173,13 @@ class Live(ABC):
 
     def check(self) -> None:
         """Every row is counted, and every release is that of the undisturbed run."""
-        assert self.counted() == dict(self.sent)
+        found, sent = self.counted(), dict(self.sent)
+        wrong = {at: (n, found.get(at)) for at, n in sent.items() if n != found.get(at)}
+        assert not wrong and found == sent, wrong
         self.finish("calm")
-        found, expected = self.published(), self.published("calm")
-        assert found.keys() == expected.keys()
-        assert [name for name in expected if found[name] != expected[name]] == []
+        files, expected = self.published(), self.published("calm")
+        assert files.keys() == expected.keys()
+        assert [name for name in expected if files[name] != expected[name]] == []
         assert len(expected) == (self.end - self.start) // WINDOW * (WINDOW + self.lateness)
 
 
