@@ -52,6 +52,8 @@ COMMIT_ROWS = 250_000
 SINK_RELEASES = 64
 SINK_ROWS = 1_000_000
 SINK_THREADS = 8
+#: How long a client goes on trying to hand a release to a broker or a service that is down.
+SINK_SECONDS = 600.0
 #: Noise draws held in memory at once by a path (4 bytes each).
 MAX_DRAWS_AT_ONCE = 4_000_000
 #: Times a step is begun because another worker was faster; each time that one made progress.

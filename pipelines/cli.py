@@ -148,6 +148,7 @@ def run(
     checked = load_job(job)
     from pipelines.metrics import serving
     from pipelines.replay import parse_speed
+    from pipelines.sink import sink_of
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
@@ -164,7 +165,7 @@ def run(
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     _print_operator(result.operator_only, dead_letter_folder(checked))
-    click.echo(f"Releases in {checked.sink.kind} files below {result.releases}")
+    click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
 

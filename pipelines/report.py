@@ -136,8 +136,8 @@ def write(report: Report, page: str, out: Path) -> None:
         PolicyError: a page with raw figures would lie among the releases.
         RunError: it cannot be written.
     """
-    sink = Path(report.job.sink.path).resolve()
-    if report.truth is not None and sink in out.resolve().parents:
+    sink = report.job.sink.folder
+    if report.truth is not None and sink is not None and sink.resolve() in out.resolve().parents:
         raise PolicyError(
             "--out", "lies in the folder of the releases", "keep what is not private elsewhere"
         )

@@ -96,7 +96,13 @@ def inventory(job: Job) -> Inventory:
     Raises:
         UsageError: there is no folder, or it holds releases of another plan.
     """
-    folder = Path(job.sink.path)
+    folder = job.sink.folder
+    if folder is None:
+        raise UsageError(
+            "sink.kind",
+            f"is '{job.sink.kind}', and a report reads files",
+            "write them with `dpstream state releases`, and name that folder in the job's [sink]",
+        )
     if not folder.is_dir():
         raise UsageError(
             "sink.path", "is no folder: nothing was released yet", "run `dpstream run JOB` first"

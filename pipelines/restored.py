@@ -5,19 +5,17 @@ is published has been committed again and found the same is the rest published.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from accounting.errors import DpstreamError, PolicyError
 from dp_transforms.run import Run
-from pipelines.sink_formats import name_of, release_files
+from pipelines.sink import Sink
 from pipelines.sink_manifest import resealed
-from pipelines.sinks import write_release
 from state.store import Store
 
 
-def diverged(error: DpstreamError, restoring: bool) -> DpstreamError:
+def diverged(error: DpstreamError, sink: Sink, restoring: bool) -> DpstreamError:
     """Says what another release than the published one means for a restored store."""
-    if not (restoring and isinstance(error, PolicyError) and error.field == "sink.path"):
+    if not (restoring and isinstance(error, PolicyError) and error.field == sink.field):
         return error
     return PolicyError(
         "state.store",
@@ -27,7 +25,7 @@ def diverged(error: DpstreamError, restoring: bool) -> DpstreamError:
     )
 
 
-def catch_up(run: Run, folder: Path, kind: str) -> None:
+def catch_up(run: Run, sink: Sink) -> None:
     """Publish what a restored run has committed beyond the sink, once all of that is compared.
 
     Raises:
@@ -35,22 +33,21 @@ def catch_up(run: Run, folder: Path, kind: str) -> None:
     """
     store = run.open()
     done, first = store.completed(run.shards), store.marks.first
-    for file in release_files(folder):
-        window, trigger = name_of(file)
+    published = [(one.window, one.trigger) for one in sink.published()]
+    for window, trigger in [*published, *sink.unsealed()]:
         if window >= first and trigger > done.get(window, 0):
             raise PolicyError(
                 "state.store",
                 "the restored store has not come to all that is published",
                 "run it again; if this stays, the backup is of another run",
             )
-    publish_committed(run, folder, kind)
+    publish_committed(run, sink)
     store.finish_restoring()
 
 
 def publish_committed(
     run: Run,
-    folder: Path,
-    kind: str,
+    sink: Sink,
     progress: Callable[[int, int], None] | None = None,
     begin: Callable[[], None] = lambda: None,
 ) -> int:
@@ -65,7 +62,7 @@ def publish_committed(
     batches = resealed(run, store, iter(names))  # refuses another key
     begin()
     for number, batch in enumerate(batches, 1):
-        write_release(folder, kind, batch)
+        sink.write([batch])
         if progress is not None:
             progress(number, len(names))
     return len(names)

@@ -61,8 +61,8 @@ class FolderInput(Input):
         if not self.folder.is_there():
             raise UsageError("source.path", "is not a folder", "make it, or correct the path")
         if self.folder.local:
-            inside, sink = Path(self.folder.path("")), Path(self.job.sink.path).resolve()
-            if inside == sink or inside in sink.parents:
+            inside, sink = Path(self.folder.path("")), self.job.sink.folder
+            if sink is not None and inside in (sink.resolve(), *sink.resolve().parents):
                 raise UsageError(
                     "sink.path", "lies in the source's folder", "write releases elsewhere"
                 )

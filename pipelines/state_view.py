@@ -12,7 +12,9 @@ from accounting.errors import UsageError
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
 from pipelines.job import Job
+from pipelines.job_tables import FileKind
 from pipelines.restored import publish_committed
+from pipelines.sink_files import FileSink
 from pipelines.sink_manifest import write_manifest
 from pipelines.stream import Progress, key_source
 from state import open as stores
@@ -71,7 +73,7 @@ def _sizes(job: Job, store: Store) -> dict[str, Any]:
     return {"bytes": size or None, "parts": [part._asdict() for part in store.parts()]}
 
 
-def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) -> int:
+def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
     """Write every committed release of all shards to a folder; returns how many.
 
     Writing the same content again changes nothing; other content is refused.
@@ -83,8 +85,8 @@ def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) 
     try:
         run = store_run(job)
         try:
-            named = lambda: write_manifest(run, folder, kind)  # noqa: E731
-            return publish_committed(run, folder, kind, progress, named)
+            sink = FileSink(folder, kind)
+            return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
         finally:
             run.destroy_keys()
     finally:

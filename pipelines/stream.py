@@ -28,6 +28,7 @@ from pipelines.replay import Replay, replay_bounds
 from pipelines.restored import catch_up, diverged
 from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
+from pipelines.sink import Sink, sink_of
 from pipelines.sink_manifest import (
     check_sink,
     published_epoch,
@@ -35,7 +36,7 @@ from pipelines.sink_manifest import (
     write_manifest,
 )
 from pipelines.sinks import WriteDeadLetters, WriteReleases
-from pipelines.waiting import wait_or_stop
+from pipelines.waiting import own_interrupt, wait_or_stop
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
@@ -89,7 +90,8 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
-    write_manifest(run, Path(job.sink.path), job.sink.kind)
+    with contextlib.closing(sink_of(job)) as sink:
+        write_manifest(run, sink)
     return run, resumed
 
 
@@ -104,7 +106,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     _refuse_private_in_sink(job)
     parts = input_of(job).identity() if source is None else source
     url = job.state.store or ""
-    sink = Path(job.sink.path)
+    sink = sink_of(job)
     if not stores.exists(url):
         refuse_lost_store(sink)
         _check_charge(job)  # a refused charge leaves no store behind
@@ -122,22 +124,23 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
     try:
-        caught_up = check_sink(run, sink, job.sink.kind, replaying=run.open().restoring)
+        caught_up = check_sink(run, sink, replaying=run.open().restoring)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
+        sink.close()
     return run, resumed, caught_up
 
 
 def _refuse_private_in_sink(job: Job) -> None:
     """What is published must not lie in one folder with what must never be."""
-    sink = Path(job.sink.path).resolve()
+    folder = job.sink.folder
     private = {
         "privacy.key_file": job.privacy.key_file,
         "state.store": job.state.path and str(job.state.path),
         "ledger.path": job.ledger and job.ledger.path,
     }
     for field, path in private.items():
-        if path and sink in Path(path).resolve().parents:
+        if path and folder and folder.resolve() in Path(path).resolve().parents:
             raise PolicyError(
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
@@ -181,7 +184,7 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
 
 def begun_epoch(job: Job, run_id: str) -> int:
     """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
-    begun = [published_epoch(Path(job.sink.path), run_id)]
+    begun = [published_epoch(sink_of(job), run_id)]
     with _ledger(job) as ledger:
         if ledger is not None:
             begun.append(tokens.begun_epoch(ledger, run_id))
@@ -249,10 +252,10 @@ def run_job(
     reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
-    restoring, steps = run.open().restoring, _steps(run)
+    restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
-    _connect(pipeline, job, run, source, reader, ends, engine.spreads)
+    _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
     operator_totals.clear()
     forget_error()
     try:
@@ -260,24 +263,26 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            started = pipeline.run()
+            with own_interrupt(stop):
+                started = pipeline.run()
             if not detach:
                 wait_or_stop(started, run, ends, stop)
     except Exception as error:
-        raise diverged(coded(error), restoring) from None
+        raise diverged(coded(error), sink, restoring) from None
     else:
         if not detach:
-            _finish(job, run, source, before, restoring)
+            _finish(job, run, sink, source, before, restoring)
     finally:
         run.destroy_keys()
         identity = run.open().identity
+        sink.close()
         stores.close_all()
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
-    return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed, totals, stopped)
+    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
 
 
-def _finish(job: Job, run: Run, source: Input, before: Any, restoring: bool) -> None:
+def _finish(job: Job, run: Run, sink: Sink, source: Input, before: Any, restoring: bool) -> None:
     """What is left to do when the pipeline has ended."""
     if source.state() != before:
         raise PolicyError(
@@ -286,7 +291,7 @@ def _finish(job: Job, run: Run, source: Input, before: Any, restoring: bool) -> 
             "do not resume this store or publish its last releases; begin a new run",
         )
     if restoring:
-        catch_up(run, Path(job.sink.path), job.sink.kind)
+        catch_up(run, sink)
     # A ledger that cannot be reached now only leaves copies of the running store unmarked.
     with contextlib.suppress(RunError), _ledger(job) as ledger:
         if ledger is not None:
@@ -320,6 +325,7 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
 def _connect(
     pipeline: beam.Pipeline,
     job: Job,
+    sink: Sink,
     run: Run,
     source: Input,
     reader: Any,
@@ -336,7 +342,7 @@ def _connect(
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run), spread)
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
-    writing = WriteReleases(job, only_compare=run.open().restoring)
+    writing = WriteReleases(sink, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
     _ = written | "Counted" >> CountDelivered(line)
     if not ends:

@@ -1,6 +1,9 @@
 """Waiting for a pipeline that may never end by itself."""
 
+import contextlib
+import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from dp_transforms.delivery import delivered_through
@@ -10,6 +13,18 @@ from dp_transforms.telemetry import deliveries
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.
 _ASK_EVERY = 5
+#: A terminal's interrupt ends a runner's processes too, perhaps before this one has heard of it.
+_HEAR_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def own_interrupt(stop: threading.Event | None) -> Iterator[None]:
+    """While a pipeline is started, Beam takes SIGINT for itself, to end its runner: where a stop
+    is wanted instead, the handler of before is set again."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if stop is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | None = None) -> bool:
@@ -38,7 +53,8 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
             done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
             if done or (stop is not None and stop.is_set()):
                 cancelled.set()
-                result.cancel()
+                with contextlib.suppress(Exception):  # its runner may have gone already
+                    result.cancel()
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -46,8 +62,10 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
     try:
         result.wait_until_finish()
     except Exception:
-        if not cancelled.is_set():  # a runner reports a cancelled pipeline as a failed one
+        # A runner reports a cancelled pipeline as a failed one.
+        if not (cancelled.is_set() or (stop is not None and stop.wait(_HEAR_SECONDS))):
             raise
+        cancelled.set()
     finally:
         ended.set()
         watcher.join()

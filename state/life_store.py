@@ -29,9 +29,10 @@ Bool = npt.NDArray[np.bool_]
 PIECE_ROWS = 1_000_000
 _MARKS, _LEADS = "windows", "leads"
 #: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
-#: is accepted), then ``REPLAY`` until it has caught up with its sink.
+#: is accepted; ``ANEW``: in an epoch of its own), then ``REPLAY`` until it has caught up with its
+#: sink.
 RESTORE = "restore"
-BEGIN, REPLAY = "begin", "replay"
+BEGIN, ANEW, REPLAY = "begin", "anew", "replay"
 
 
 class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,9 +182,19 @@ class LifeStore(ABC):
         before everything that was published has been compared."""
         return self.note(RESTORE) is not None
 
-    def begin_restoring(self) -> None:
-        """Mark the store as restored on purpose; the next begin accepts it for this run."""
-        self.set_note(RESTORE, BEGIN)
+    @property
+    def anew(self) -> bool:
+        """Restored into a new epoch that has not begun: nothing was ever published of what it
+        will release."""
+        return self.note(RESTORE) == ANEW
+
+    def begin_restoring(self, anew: bool = False) -> None:
+        """Mark the store as restored on purpose; the next begin accepts it for this run.
+
+        Args:
+            anew: what was open is given up; see ``anew`` above.
+        """
+        self.set_note(RESTORE, ANEW if anew else BEGIN)
 
     def finish_restoring(self) -> None:
         """All published releases are committed again."""

@@ -131,7 +131,7 @@ def _restore_there(
         new = old if change is None else change(old)
         give_up = None if abandon is None else abandon(source)
         with found.successor(plan, new, lambda: confirm(old) if confirm else None) as target:
-            target.begin_restoring()
+            target.begin_restoring(anew=give_up is not None)
             copy_store(source, target, plan.timeline, progress, give_up)
     return new
 
@@ -175,7 +175,7 @@ def _draft(
     target = SqliteStore(draft, key_schema(plan), plan.sums)
     try:
         if restoring:
-            target.begin_restoring()
+            target.begin_restoring(anew=abandon is not None)
         copy_store(source, target, plan.timeline, progress, abandon)
     finally:
         target.close()

@@ -257,7 +257,7 @@ class Topic(Live):
     def source(self) -> str:
         return (
             f'kind = "kafka"\nservers = "{self.broker.servers}"\ntopic = "{self.topic}"\n'
-            'settle = "200ms"'
+            'settle = "1s"'
         )
 
     def send(self, rows: list[dict[str, Any]]) -> None:
