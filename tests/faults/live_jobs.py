@@ -159,6 +159,12 @@ class Live(ABC):
         sink = self.folder / ("out" if job == "job" else job)
         return {n: data for n, data in files_of(sink).items() if "/" in n and "dead" not in n}
 
+    def dead(self) -> set[tuple[int, int, str]]:
+        """Dead letters, each once however often it was written."""
+        found = (self.folder / "dead_letter").rglob("*.parquet")
+        rows = [row for path in found for row in pq.read_table(path).to_pylist()]
+        return {(row["partition"], row["offset"], row["reason"]) for row in rows}
+
     def seen(self) -> int:
         return len(list((self.folder / "out").glob("window-*/trigger-*")))
 
@@ -236,9 +242,13 @@ class Growing(Live):
         return 'kind = "folder"\npath = "in"\nformat = "jsonl"'
 
     def send(self, rows: list[dict[str, Any]]) -> None:
-        name = f"{self.number}.jsonl"
-        (self.folder / "in" / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
-        close_files(self.folder / "in", [name])
+        """Now and then with a file that cannot be read."""
+        root, names = self.folder / "in", [f"{self.number}.jsonl"]
+        (root / names[0]).write_text("".join(json.dumps(r) + "\n" for r in rows))
+        if self.number % 40 == 0:
+            names.append(f"bad{self.number}.jsonl")
+            (root / names[1]).write_bytes(b"\xff\xfe{\n")
+        close_files(root, names)
 
     def feed(self) -> None:
         super().feed()
