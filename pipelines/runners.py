@@ -109,9 +109,7 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     flags = [*beam_args, *kind.settle(asked, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
-    return Engine(
-        kind.make(), options, kind.streaming, kind.by_reference, kind.ends, kind.spreads
-    )
+    return Engine(kind.make(), options, kind.streaming, kind.by_reference, kind.ends, kind.spreads)
 
 
 def _refuse_leaks(options: PipelineOptions) -> None:

@@ -327,4 +327,3 @@ class Runner:
                     gone.discard(shard)
                     self.fire("bound", shard, lost=True)
                 self.fire("bound", shard)
-

@@ -17,9 +17,7 @@ from dp_transforms.batches import concat, ids_of, record_schema
 from dp_transforms.bounding import Batch, expand
 from dp_transforms.delivery import resume_point
 from dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
-from dp_transforms.ids import key_ids
 from dp_transforms.records import CanonicaliserFactory
-from dp_transforms.run import Run
 from state import open as stores
 from state.idtable import shard_of
 from state.log import to_bytes
@@ -70,7 +68,9 @@ class World:
         door = CanonicaliserFactory(self.plan, self.run.keys, self.run.public)()
         good = [door(batch)[0] for batch in self.batches]
         self.records = concat(good, record_schema(self.plan))
-        places = zip(*(self.records.column(c).to_pylist() for c in ("partition", "offset")), strict=True)
+        places = zip(
+            *(self.records.column(c).to_pylist() for c in ("partition", "offset")), strict=True
+        )
         self.serials = [serials[place] for place in places]
         self.row_of = {serial: row for row, serial in enumerate(self.serials)}
         self.stamp = self.records.column("stamp").to_numpy()
@@ -177,10 +177,15 @@ def keeps_counts(world: World, real: Any) -> Any:
 
     def aggregate(plan: Any, states: Any, *rows: Any) -> Any:
         out = real(plan, states, *rows)
-        seen[id(states)] = states.units[: states.size].tolist(), states.values[: states.size].tolist()
+        seen[id(states)] = (
+            states.units[: states.size].tolist(),
+            states.values[: states.size].tolist(),
+        )
         return out
 
-    def commit_step(store: Any, window: int, shard: int, trigger: int, states: Any, result: Any) -> Any:
+    def commit_step(
+        store: Any, window: int, shard: int, trigger: int, states: Any, result: Any
+    ) -> Any:
         pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
         for page, units, values in zip(pages, *seen[id(states)], strict=True):
             world.counts[window, page, trigger] = units, tuple(values)

@@ -227,7 +227,9 @@ class Recorded(Live):
             }
         )
         for part in range(3):
-            pq.write_table(table.slice(part * many // 3, many // 3), self.folder / f"in/{part}.parquet")
+            pq.write_table(
+                table.slice(part * many // 3, many // 3), self.folder / f"in/{part}.parquet"
+            )
 
     def run(self, job: str = "job", *more: str) -> subprocess.Popen[bytes]:
         speed = () if job == "calm" else ("--speed=4",)
