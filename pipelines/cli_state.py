@@ -56,8 +56,8 @@ def info(job: Path, operator: bool, as_json: bool) -> None:
         return
     click.echo(f"Run       {found['run_id']}, epoch {found['epoch']}, {found['shards']} shards")
     click.echo(f"Plan      {found['plan_hash']}")
-    ended = sum(trigger == found["triggers"] for trigger in found["committed"].values())
-    click.echo(f"Windows   {ended:,} of {found['windows']:,} are complete")
+    whole = "" if found["windows"] is None else f" of {found['windows']:,}"
+    click.echo(f"Windows   {found['complete']:,}{whole} are complete")
     for window, trigger in found["committed"].items():
         if trigger < found["triggers"]:
             click.echo(f"          window {window}: trigger {trigger} of {found['triggers']}")

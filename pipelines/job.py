@@ -274,6 +274,14 @@ def _check_tables(file: JobFile) -> None:
         if not 1 <= value <= most:
             raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
     texts = _check_source(file.source) + _check_sink(file.sink)
+    if file.state.keep_releases is not None:
+        duration_micros("state.keep_releases", file.state.keep_releases)
+        if not file.source.unbounded:
+            raise UsageError(
+                "state.keep_releases",
+                f"is for sources without end, and source.kind is '{file.source.kind}'",
+                "omit it; `dpstream state expire --releases-before` drops releases of such a job",
+            )
     if file.ledger is not None:
         texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
         if not (file.ledger.limit.epsilon > 0 and 0 < file.ledger.limit.delta < 1):

@@ -153,10 +153,12 @@ class KeysConfig(_Table, frozen=True):
 class StateConfig(_Table, frozen=True):
     """``[state]``: where state lives (``sqlite:PATH``, the default, beside the job file; or
     ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
-    is made."""
+    is made.  ``keep_releases``: how long the releases of a window that has ended stay in the store
+    of a source without end once the sink has them (default: for ever)."""
 
     store: str | None = None
     shards: int = 4
+    keep_releases: str | None = None
 
     @property
     def path(self) -> Path | None:

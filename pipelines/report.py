@@ -42,9 +42,10 @@ class Report(NamedTuple):
     truth: list[Decade] | None = None
 
     @property
-    def expected(self) -> int:
-        """Releases of the finished run."""
-        return self.job.plan.timeline.windows * self.job.plan.timeline.triggers
+    def expected(self) -> int | None:
+        """Releases of the finished run; ``None``: it has no end."""
+        line = self.job.plan.timeline
+        return None if line.end is None else line.windows * line.triggers
 
     @property
     def run_ids(self) -> list[str]:

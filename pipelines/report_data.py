@@ -121,7 +121,8 @@ def inventory(job: Job) -> Inventory:
                 raise _foreign()
         found.append(Release(_number(path.parent.name), _number(path.stem), path, rows))
     line = job.plan.timeline
-    if any(r.window >= line.windows or not 1 <= r.trigger <= line.triggers for r in found):
+    beyond = line.end is not None and any(r.window >= line.windows for r in found)
+    if beyond or any(not 1 <= r.trigger <= line.triggers for r in found):
         raise _foreign()
     return Inventory(tuple(found), tuple(sorted(run_ids)))
 

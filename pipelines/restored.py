@@ -1,10 +1,11 @@
 """Committed releases written again, and how the run of a restored store ends.
 
 Such a run compares with the sink whatever is there and holds back the rest.  Only when all that
-is published has been committed again and found the same is the rest published.
+is published has been committed again and found the same is the rest published: at the end of a
+bounded run (`catch_up`), in the midst of one without end (`Catching`, for DELIVERED).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from accounting.errors import DpstreamError, PolicyError
 from dp_transforms.run import Run
@@ -45,6 +46,52 @@ def catch_up(run: Run, sink: Sink) -> None:
     store.finish_restoring()
 
 
+class Catching:
+    """The sink as `dp_transforms.delivery.Outlet`: used while a restored run catches up.
+
+    Args:
+        run: the run.
+        sink: where its releases are.
+    """
+
+    def __init__(self, run: Run, sink: Sink) -> None:
+        self._run, self._sink = run, sink
+        self._last: int | None = None
+
+    def caught_up(self, upto: int) -> bool:
+        """Whether all that is published, or begun to be, lies at or before a cut."""
+        if self._last is None or self._last <= upto:
+            # Once more at the end: a worker of the store that was replaced may have gone on.
+            self._last = self._look()
+        return self._last <= upto
+
+    def _look(self) -> int:
+        line, first = self._run.plan.timeline, self._run.open().marks.first
+        names = [(one.window, one.trigger) for one in self._sink.published()]
+        names += self._sink.unsealed()
+        return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
+
+    def publish(self, names: Sequence[tuple[int, int]]) -> None:
+        """Write what was held back.
+
+        Raises:
+            PolicyError: something else was published under one of the names meanwhile.
+        """
+        for batch in resealed(self._run, self._run.open(), iter(sorted(set(names)))):
+            self._sink.write([batch])
+        self._sink.close()
+
+
+def publish_missing(run: Run, sink: Sink) -> None:
+    """Write what is committed and what the runner did not bring to the sink, if there is any."""
+    there = {(one.window, one.trigger) for one in sink.published()}
+    store = run.open()
+    names = [n for n in committed_names(run, store) if n[0] >= store.marks.first]
+    lost = [name for name in names if name not in there]
+    if lost:
+        Catching(run, sink).publish(lost)
+
+
 def publish_committed(
     run: Run,
     sink: Sink,
@@ -71,8 +118,5 @@ def publish_committed(
 def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:
     """(window, trigger) of every release that all shards have committed, in public order."""
     line, done = run.plan.timeline, store.completed(run.shards)
-    for cut in range(1, line.last_cut + 1):
-        for window in line.windows_at(cut):
-            trigger = cut - line.base(window)
-            if trigger <= done.get(window, 0):
-                yield window, trigger
+    names = [(window, trigger) for window, last in done.items() for trigger in range(1, last + 1)]
+    yield from sorted(names, key=lambda name: (line.base(name[0]) + name[1], name))

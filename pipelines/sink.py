@@ -140,6 +140,9 @@ class Sink(ABC):
             only_compare: write none that is not published, as long as others remain to be
                 compared; each that is must be the same.
 
+        Returns:
+            (window, trigger) of those that are published now.
+
         Raises:
             PolicyError: another content is published under the same name.
             RunError: they cannot be written.

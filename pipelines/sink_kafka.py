@@ -144,7 +144,7 @@ class KafkaSink(Sink):
             # Only now, that every row is acknowledged.
             self._topic.send([(seal_key(r.name), text_of(r.seal), 0) for r in new])
             self._seals |= {release.name: release.seal.digest for release in new}
-        return [release.name for release in releases]
+        return [release.name for release in releases if release.name in self._seals]
 
     @override
     def close(self) -> None:

@@ -9,7 +9,8 @@ is drawn:
 * *foreign*: the manifest names another run, plan or kind of sink;
 * *older*: a release is published that the store has not committed (lifted while a restored
   store replays; the sink compares each release as it is emitted again);
-* *forked*: the latest release of a window differs from what the store would publish.
+* *forked*: the latest release of a window (of the newest ones) differs from what the store would
+  publish.
 
 A sink that cannot be read back has no manifests and no list, so none of these is noticed there.
 """
@@ -24,7 +25,11 @@ from dp_transforms.flow import SealFactory
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
 from pipelines.sink import FORMAT, Manifest, Published, Sink
+from state.life import reached
 from state.store import Store
+
+#: Windows whose latest release is compared before a run: a stream of years must begin soon.
+COMPARED_WINDOWS = 1_000
 
 
 def manifest_of(run: Run, kind: str) -> Manifest:
@@ -71,11 +76,12 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     store, latest, caught_up = run.open(), dict[int, Published](), True
     # In this order: what another worker publishes meanwhile is committed before.
     published = list(sink.published())
-    done, first = store.completed(run.shards), store.marks.first
+    line, first = run.plan.timeline, store.marks.first
+    done = reached(store, line)
     for one in published:
         if one.window < first:  # dropped from the store, or abandoned: the sink alone has it
             continue
-        if one.trigger <= done.get(one.window, 0):
+        if one.trigger <= done.trigger(line, one.window):
             latest[one.window] = one  # the listing is in order
             continue
         caught_up = False
@@ -86,7 +92,8 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
                 "bring back the newest store, or restore this one with `dpstream state restore`",
             )
     if latest:
-        _refuse_forked(run, store, sink, latest)
+        newest = sorted(latest)[-COMPARED_WINDOWS:]
+        _refuse_forked(run, store, sink, {window: latest[window] for window in newest})
     if replaying:  # the sink compares these with what is committed again
         caught_up = caught_up and not any(window >= first for window, _ in sink.unsealed())
     return caught_up

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from accounting.errors import PolicyError, RunError
 from accounting.limits import SINK_RELEASES, SINK_ROWS, SINK_THREADS
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW
+from dp_transforms.run import Run
 from dp_transforms.telemetry import guarded, timed
 from pipelines.job import Job
 from pipelines.sink import Sink, sink_of
@@ -40,6 +41,7 @@ from pipelines.sink_formats import (
 
 __all__ = [
     "WriteDeadLetters",
+    "WriteOrHold",
     "WriteReleases",
     "compare_release",
     "dead_letter_folder",
@@ -144,37 +146,61 @@ def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[Path, bool]:
     return path, fresh
 
 
-class _WriteRelease(beam.DoFn):
-    """Sealed releases -> the sink, several together; yields (window, trigger)."""
+#: Tag of the releases that the sink of a restored store holds back.
+HELD = "held"
 
-    def __init__(self, sink: Sink, only_compare: bool = False) -> None:
+
+class _WriteRelease(beam.DoFn):
+    """Sealed releases -> the sink, several together; yields (window, trigger).
+
+    With a run it asks the run's store, here on the worker, whether it is still catching up with
+    what is published: as long as it is, nothing new is written, and its names go to ``HELD``.
+    """
+
+    def __init__(self, sink: Sink, only_compare: bool = False, run: Run | None = None) -> None:
         self.sink, self.only_compare = sink, only_compare
+        self._run, self._asked = run, False
 
     def start_bundle(self) -> None:
-        """Nothing is held yet."""
+        """Nothing is gathered yet."""
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
 
     @guarded("sink")
-    def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+    def process(self, element: pa.RecordBatch) -> Iterator[Any]:
         """Gather; write when there is enough."""
         self._held.append(element)
         self._rows += element.num_rows
         if len(self._held) >= SINK_RELEASES or self._rows >= SINK_ROWS:
-            yield from self._flush()
+            written, held = self._flush()
+            yield from written
+            yield from (beam.pvalue.TaggedOutput(HELD, name) for name in held)
 
     @guarded("sink")
     def finish_bundle(self) -> Iterator[Any]:
         """Write the rest: a bundle is done when its releases are durable."""
-        for name in self._flush():
-            yield beam.transforms.window.GlobalWindows.windowed_value(name)
+        windowed = beam.transforms.window.GlobalWindows.windowed_value
+        written, held = self._flush()
+        for name in written:
+            yield windowed(name)
+        for name in held:
+            yield beam.pvalue.TaggedOutput(HELD, windowed(name))
 
-    def _flush(self) -> list[tuple[int, int]]:
-        held, self._held, self._rows = self._held, [], 0
+    def _flush(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(releases that are published now, those that are held back)."""
+        batches, self._held, self._rows = self._held, [], 0
+        if not batches:
+            return [], []
+        if self._run is not None and (self.only_compare or not self._asked):
+            # A store that has caught up does not fall behind again.
+            self.only_compare, self._asked = self._run.open().restoring, True
         with timed("sink"):
-            if not held:
-                return []
-            return self.sink.write(held, self.only_compare)
+            written = self.sink.write(batches, self.only_compare)
+        if not self.only_compare:
+            return written, []
+        there = set(written)
+        names = (name_of_release(batch) for batch in batches)
+        return written, [name for name in names if name not in there]
 
     @guarded("sink")
     def teardown(self) -> None:
@@ -193,6 +219,27 @@ class WriteReleases(beam.PTransform):  # type: ignore[misc]
     def expand(self, releases: Any) -> Any:
         """Each element is published once, however often it comes."""
         return releases | beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+
+
+class Outputs(NamedTuple):
+    """(window, trigger) of each release that went through a sink: published, or held back."""
+
+    written: beam.PCollection
+    held: beam.PCollection
+
+
+class WriteOrHold(beam.PTransform):  # type: ignore[misc]
+    """``WriteReleases`` for a source without end, whose store may have been restored."""
+
+    def __init__(self, sink: Sink, run: Run) -> None:
+        super().__init__()
+        self._dofn = _WriteRelease(sink, run=run)
+
+    def expand(self, releases: Any) -> Any:
+        """``Outputs``: each element is published once, now or when the store has caught up."""
+        names = beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+        outputs = releases | names.with_outputs(HELD, main="written")
+        return Outputs(outputs.written, outputs[HELD])
 
 
 class _WriteDeadLetters(beam.DoFn):

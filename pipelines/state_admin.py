@@ -14,9 +14,9 @@ from accounting.budget import allocate
 from accounting.errors import DpstreamError, PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
+from pipelines.inputs import input_of
 from pipelines.job import Job
 from pipelines.job_text import instant_micros
-from pipelines.manifest import fingerprint_parts
 from pipelines.sink import sink_of
 from pipelines.sink_manifest import resealed
 from pipelines.state_view import open_job_store, store_run
@@ -76,9 +76,9 @@ def expire(
 def _droppable(job: Job, instant: int) -> int:
     """The first window that is not complete or ends after the instant."""
     store, line = open_job_store(job), job.plan.timeline
-    complete = life.complete_windows(line, store.completed(store.identity.shards), store.marks)
+    complete = life.reached(store, line).complete
     ended = (instant - line.start - line.window - line.allowed_lateness) // line.slide + 1
-    return max(0, min(complete, ended))
+    return max(store.marks.dropped, min(complete, ended))
 
 
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
@@ -205,7 +205,7 @@ def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
 
     Units count from the backup on, so whatever epoch was begun since is spent.
     """
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    parts = input_of(job).identity()
     with key_source(job).ring() as ring:
         source = ring.source_fingerprint(parts)
 

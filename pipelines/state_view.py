@@ -18,7 +18,7 @@ from pipelines.sink_files import FileSink
 from pipelines.sink_manifest import write_manifest
 from pipelines.stream import Progress, key_source
 from state import open as stores
-from state.life import complete_windows, settled_cut
+from state.life import reached, settled_cut
 from state.store import Store
 
 
@@ -52,10 +52,11 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
             "epoch": identity.epoch,
             "plan_hash": identity.plan_hash,
             "shards": identity.shards,
-            "windows": line.windows,
+            "windows": None if line.end is None else line.windows,
             "triggers": line.triggers,
+            "complete": marks.dropped + sum(t == line.triggers for t in done.values()),
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "settled_cut": settled_cut(line, complete_windows(line, done, marks)),
+            "settled_cut": settled_cut(line, reached(store, line).complete),
             "dropped": marks.dropped,
             "abandoned": marks.abandoned,
             "restoring": store.restoring,

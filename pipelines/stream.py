@@ -13,7 +13,7 @@ from accounting.errors import PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
-from dp_transforms.delivery import Delivered, resume_point
+from dp_transforms.delivery import Delivered, forget_delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
@@ -23,9 +23,10 @@ from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.delivered import CountDelivered
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
+from pipelines.job_text import duration_micros
 from pipelines.keys import read_public_keys
 from pipelines.replay import Replay, replay_bounds
-from pipelines.restored import catch_up, diverged
+from pipelines.restored import Catching, catch_up, diverged, publish_missing
 from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
 from pipelines.sink import Sink, sink_of
@@ -35,8 +36,8 @@ from pipelines.sink_manifest import (
     refuse_lost_store,
     write_manifest,
 )
-from pipelines.sinks import WriteDeadLetters, WriteReleases
-from pipelines.waiting import own_interrupt, wait_or_stop
+from pipelines.sinks import WriteDeadLetters, WriteOrHold, WriteReleases
+from pipelines.waiting import own_signals, wait_or_stop
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
@@ -263,15 +264,17 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            with own_interrupt(stop):
+            with own_signals():
                 started = pipeline.run()
             if not detach:
-                wait_or_stop(started, run, ends, stop)
+                wait_or_stop(started, run, ends, stop, engine.cancel)
     except Exception as error:
-        raise diverged(coded(error), sink, restoring) from None
+        raise diverged(coded(error), sink, restoring and run.open().restoring) from None
     else:
         if not detach:
-            _finish(job, run, sink, source, before, restoring)
+            _finish(job, run, source, before, sink if restoring and ends else None)
+            if engine.streaming and ends and sink.readable:
+                publish_missing(run, sink)
     finally:
         run.destroy_keys()
         identity = run.open().identity
@@ -282,16 +285,17 @@ def run_job(
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
 
 
-def _finish(job: Job, run: Run, sink: Sink, source: Input, before: Any, restoring: bool) -> None:
-    """What is left to do when the pipeline has ended."""
+def _finish(job: Job, run: Run, source: Input, before: Any, behind: Sink | None) -> None:
+    """What is left to do when the pipeline has ended; ``behind``: the sink that a restored run has
+    compared with, and has still to publish the rest to."""
     if source.state() != before:
         raise PolicyError(
             "source.path",
             "a file changed while it was read, so this store's noise may belong to two inputs",
             "do not resume this store or publish its last releases; begin a new run",
         )
-    if restoring:
-        catch_up(run, sink)
+    if behind is not None:
+        catch_up(run, behind)
     # A ledger that cannot be reached now only leaves copies of the running store unmarked.
     with contextlib.suppress(RunError), _ledger(job) as ledger:
         if ledger is not None:
@@ -337,18 +341,25 @@ def _connect(
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
         clock = _replayed(reader, job)
+        forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run), spread)
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
-    writing = WriteReleases(sink, only_compare=run.open().restoring)
-    written = output.releases | "Releases" >> writing
+    if ends:
+        writing = WriteReleases(sink, only_compare=run.open().restoring)
+        written = output.releases | "Releases" >> writing
+    else:
+        written, held = output.releases | "Releases" >> WriteOrHold(sink, run)
     _ = written | "Counted" >> CountDelivered(line)
-    if not ends:
-        _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
-    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+    refused = dead | "DeadLetters" >> WriteDeadLetters(job)
+    if not ends:
+        keep = job.state.keep_releases
+        kept = None if keep is None else duration_micros("state.keep_releases", keep)
+        delivered = Delivered(run, Catching(run, sink), kept)
+        _ = (written, held, refused, output.pulses) | "Delivered" >> delivered
 
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:

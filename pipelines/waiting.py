@@ -3,9 +3,10 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from accounting.errors import DpstreamError
 from dp_transforms.delivery import delivered_through
 from dp_transforms.run import Run
 from dp_transforms.telemetry import deliveries
@@ -17,17 +18,13 @@ _ASK_EVERY = 5
 _HEAR_SECONDS = 1.0
 
 
-@contextlib.contextmanager
-def own_interrupt(stop: threading.Event | None) -> Iterator[None]:
-    """While a pipeline is started, Beam takes SIGINT for itself, to end its runner: where a stop
-    is wanted instead, the handler of before is set again."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    if stop is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
-
-
-def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | None = None) -> bool:
+def wait_or_stop(
+    result: Any,
+    run: Run,
+    bounded: bool,
+    stop: threading.Event | None = None,
+    cancel: Callable[[], None] | None = None,
+) -> bool:
     """Wait until a pipeline ends, is told to stop, or has delivered the plan's last cut.
 
     A source without end has none of its own: the job's last cut is where such a run is done.
@@ -37,14 +34,17 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
         run: the run.
         bounded: the input ends, and the pipeline with it.
         stop: set to cancel the pipeline.
+        cancel: to be called after the runner's own cancel (see `pipelines.runners.Engine`).
 
     Returns:
-        Whether it was cancelled.  What the runner raises for other reasons goes through.
+        Whether it was cancelled.  What the runner raises for other reasons goes through, and so
+        does what ``cancel`` raises.
     """
     if bounded and stop is None:
         result.wait_until_finish()
         return False
     ended, cancelled = threading.Event(), threading.Event()
+    failed = list[DpstreamError]()
 
     def watch() -> None:
         looks = 0
@@ -53,8 +53,13 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
             done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
             if done or (stop is not None and stop.is_set()):
                 cancelled.set()
-                with contextlib.suppress(Exception):  # its runner may have gone already
+                with contextlib.suppress(Exception):  # it may have ended, or its runner gone
                     result.cancel()
+                try:
+                    if cancel is not None:
+                        cancel()
+                except DpstreamError as error:
+                    failed.append(error)
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -69,6 +74,8 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
     finally:
         ended.set()
         watcher.join()
+    if failed:
+        raise failed[0]
     return cancelled.is_set()
 
 
@@ -77,3 +84,14 @@ def _complete(run: Run) -> bool:
     if through:  # known here whatever process the sink's stage runs in
         deliveries.reached(line.cut_time(through))
     return line.end is not None and through >= line.last_cut
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """SIGINT keeps its handler: Beam's would end the job server while its job is being stopped."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)

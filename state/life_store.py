@@ -27,7 +27,7 @@ Bool = npt.NDArray[np.bool_]
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000
-_MARKS, _LEADS = "windows", "leads"
+MARKS, _LEADS = "windows", "leads"
 #: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
 #: is accepted; ``ANEW``: in an epoch of its own), then ``REPLAY`` until it has caught up with its
 #: sink.
@@ -157,13 +157,13 @@ class LifeStore(ABC):
     @property
     def marks(self) -> Marks:
         """Windows that take no more steps."""
-        text = self.note(_MARKS)
+        text = self.note(MARKS)
         return Marks() if text is None else msgspec.json.decode(text, type=Marks)
 
     @marks.setter
     def marks(self, marks: Marks) -> None:
         """Replaced as a whole."""
-        self.set_note(_MARKS, msgspec.json.encode(marks).decode())
+        self.set_note(MARKS, msgspec.json.encode(marks).decode())
 
     @property
     def leads(self) -> dict[int, list[Lead]]:
@@ -201,9 +201,13 @@ class LifeStore(ABC):
         self.set_note(RESTORE, None)
 
     @abstractmethod
-    def progress(self) -> list[tuple[int, int, int]]:
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
         """(window, shard, last committed trigger) of every (window, shard) that has anything; 0
-        where a copy put keys or carried releases and no step was committed since."""
+        where a copy put keys or carried releases and no step was committed since.
+
+        Args:
+            first: leave out the windows before it; the call reads no more than is asked for.
+        """
 
     @abstractmethod
     def unit_progress(self, shard: int) -> UnitProgress:
@@ -226,10 +230,11 @@ class LifeStore(ABC):
 
     @abstractmethod
     def drop_releases(self, before: int) -> None:
-        """Drop outbox rows of windows before ``before``; their progress stays.
+        """Drop the releases of windows before ``before``, and sooner or later their progress.
 
         ``committed_releases`` of a dropped step is ``None``.  The caller has set ``marks`` so
-        that no run asks for them, and made sure that all of them are committed.
+        that no run asks for them, and made sure that all of them are committed.  From then on a
+        worker that was asleep cannot commit a step of such a window: it is overtaken.
         """
 
     @abstractmethod

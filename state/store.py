@@ -223,7 +223,8 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class OvertakenError(Exception):
-    """Another worker committed a step first: read back what it committed, do what is left."""
+    """Another worker committed a step or a decision first: read back what it committed, do what
+    is left."""
 
 
 class Store(LifeStore):
@@ -287,9 +288,14 @@ class Store(LifeStore):
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         """Releases of a committed step, ``None`` if it is not committed (or they were dropped)."""
 
-    @abstractmethod
-    def completed(self, shards: int) -> dict[int, int]:
-        """Window -> last trigger that all of its ``shards`` have committed (0: not by all)."""
+    def completed(self, shards: int, first: int = 0) -> dict[int, int]:
+        """Window, from ``first`` on -> last trigger that all of its ``shards`` have committed (0:
+        not by all).  What was dropped is not there."""
+        by_window: dict[int, list[int]] = {}
+        for window, _, trigger in self.progress(first):
+            by_window.setdefault(window, []).append(trigger)
+        # A shard that has not begun a window has committed nothing of it.
+        return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
 
     @abstractmethod
     def forget(self, window: int, shard: int) -> None:
@@ -315,7 +321,8 @@ class Store(LifeStore):
         """Commit the decisions on all records up to ``cut`` durably.
 
         Raises:
-            RunError: another worker decided this shard; the counters in memory are dropped.
+            OvertakenError: another worker decided this shard, or expired units of it; the
+                counters in memory are dropped and must be loaded again.
         """
 
     @abstractmethod

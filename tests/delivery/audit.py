@@ -22,7 +22,7 @@ def audit(seed: int, kind: str | None = None, name: str | None = None) -> tuple[
             other = schedule(pair.plan, pair.others, seed + 1_000_000, 1 + seed % 2, False)
             more = with_unit(other, pair.unit, seed)
         added = live(more)
-    except Problem as error:
+    except (Problem, AssertionError) as error:
         return [str(error)], Came({}, {}, {}, {})
     problems = [*promised(base, came), *promised(more, added)]
     if came.placed != _without(pair, added):

@@ -9,7 +9,7 @@ runner may go back to a copy while the store goes on.
 
 import dataclasses
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -169,7 +169,7 @@ class Runner:
         self._dofns = {
             "bound": flow.Bound(run, flow.STRIDE).hold(),
             "release": flow.Release(run, flow.STRIDE).hold(),
-            "delivered": delivery.Delivered(run).hold(),
+            "delivered": delivery.Delivered(run, self).hold(),
         }
         for dofn in self._dofns.values():
             dofn.setup()
@@ -189,6 +189,16 @@ class Runner:
         )
         self.sealed: list[pa.RecordBatch] = []
         self.emitted: list[tuple[int, int, int, pa.RecordBatch]] = []
+
+    # What DELIVERED asks of the sink.
+
+    def caught_up(self, upto: int) -> bool:
+        """No store is restored here."""
+        raise AssertionError("nothing is being restored")
+
+    def publish(self, names: Sequence[tuple[int, int]]) -> None:
+        """DELIVERED missed releases that should have come: this runner loses none."""
+        raise AssertionError("a release did not come to the sink")
 
     # Watermarks.
 
@@ -240,7 +250,8 @@ class Runner:
 
     def _announce(self, stage: str, shards: int, pulse: Any) -> None:
         at = floored(pulse.timestamp.micros)
-        to_shards = flow.ToShards(shards, record_schema(self.run.plan))
+        schema = delivery.NAMES if stage == "delivered" else record_schema(self.run.plan)
+        to_shards = flow.ToShards(shards, schema)
         values = list(to_shards.process(pulse.value))
         self.state.coming[stage] += [Element(at, value) for value in values]
 
@@ -304,6 +315,7 @@ class Runner:
         elif stage == "sink":
             name, parts = element.value
             self.sealed.append(self._seal(*name, parts))
+            self.state.coming["delivered"].append(Element(element.at, delivery._named(name, True)))
         else:
             self._put(stage, *element.value)
 

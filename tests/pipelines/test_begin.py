@@ -261,8 +261,8 @@ def test_what_another_worker_publishes_meanwhile_is_no_older_store(done: Place) 
     done.forget("state", 1)
     real, seen = SqliteStore.completed, [0]
 
-    def completed(store: SqliteStore, shards: int) -> dict[int, int]:
-        found = real(store, shards)
+    def completed(store: SqliteStore, shards: int, first: int = 0) -> dict[int, int]:
+        found = real(store, shards, first)
         if not seen[0]:
             seen[0] = 1
             shutil.copytree(done.folder / "hidden", done.folder / "out" / "window-000001")

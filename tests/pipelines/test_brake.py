@@ -9,7 +9,13 @@ import pyarrow as pa
 import pytest
 
 from dp_transforms.batches import SHARD, admitted_schema, concat, record_schema
-from dp_transforms.delivery import delivered_through, released_through, resume_point
+from dp_transforms.delivery import (
+    DeliveredCallback,
+    delivered_through,
+    forget_delivered,
+    released_through,
+    resume_point,
+)
 from dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_memory
 from dp_transforms.ids import key_ids
 from dp_transforms.records import Canonicaliser
@@ -95,6 +101,19 @@ def test_a_store_says_from_where_on_records_matter(run: Run) -> None:
     assert {name: rows(parts) for name, parts in got.items()} == {
         (int(w), int(t)): b.num_rows for (w, t), b in want.items()
     }
+
+
+def test_what_was_delivered_is_noted_and_forgotten(run: Run) -> None:
+    note, store = DeliveredCallback(run)(), run.open()
+    forget_delivered(store)
+    for cut in (3, 2):
+        note(0, [], cut, 0)
+        assert delivered_through(store) == 3
+    assert resume_point(run).first == 4
+    forget_delivered(store)
+    assert delivered_through(store) == 0 and resume_point(run).first == 1
+    note(0, [], 2, 0)
+    assert delivered_through(store) == 2
 
 
 def run_elsewhere(run: Run) -> Run:
