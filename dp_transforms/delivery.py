@@ -69,8 +69,7 @@ class Delivered(beam.PTransform):
     def expand(self, pcolls: Any) -> beam.PCollection:
         """One shard, which writes down each cut."""
         written, held, refused, pulses = pcolls
-        line, typed = self._run.plan.timeline, tuple[int, pa.RecordBatch]
-        hold = HoldUntilCut(line, self._make, DELIVERED_TICKS, stride=STRIDE)
+        typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
         marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
@@ -81,8 +80,13 @@ class Delivered(beam.PTransform):
                 pulses | "Pulses" >> marks,
             )
             | beam.Flatten()
-            | "Delivered" >> beam.ParDo(hold)
+            | "Delivered" >> beam.ParDo(self.hold())
         )
+
+    def hold(self) -> HoldUntilCut:
+        """The stage itself."""
+        line = self._run.plan.timeline
+        return HoldUntilCut(line, self._make, DELIVERED_TICKS, stride=STRIDE)
 
 
 def _nothing(element: Any) -> tuple[()]:

@@ -146,13 +146,17 @@ class Bound(beam.PTransform):
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
         run, (records, pulses) = self._run, pcolls
         schema = record_schema(run.plan)
-        hold = HoldUntilCut(run.plan.timeline, BoundCallback(run), stride=self._stride, anew=True)
         split = beam.ParDo(SplitByShard("unit", run.shards, schema))
         return (
             (records | "ByUnit" >> split, pulses | "UnitPulses" >> _to_shards(run, schema))
             | "UnitInput" >> beam.Flatten()
-            | "Bound" >> beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
+            | "Bound" >> beam.ParDo(self.hold()).with_output_types(tuple[int, pa.RecordBatch])
         )
+
+    def hold(self) -> HoldUntilCut:
+        """The stage itself."""
+        run = self._run
+        return HoldUntilCut(run.plan.timeline, BoundCallback(run), stride=self._stride, anew=True)
 
 
 class Release(beam.PTransform):
@@ -170,18 +174,20 @@ class Release(beam.PTransform):
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
         run, (admitted, pulses) = self._run, pcolls
-        hold = HoldUntilCut(
-            run.plan.timeline, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride
-        )
+        typed = tuple[tuple[int, int], pa.RecordBatch]
         gather = beam.GroupByKey() if self._stride is None else beam.ParDo(Gather(run.shards))
         return (
             (admitted, pulses | "KeyPulses" >> _to_shards(run, admitted_schema(run.plan)))
             | "KeyInput" >> beam.Flatten()
-            | "Release"
-            >> beam.ParDo(hold).with_output_types(tuple[tuple[int, int], pa.RecordBatch])
+            | "Release" >> beam.ParDo(self.hold()).with_output_types(typed)
             | "Gather" >> gather
             | "Seal" >> beam.ParDo(Seal(SealFactory(run))).with_output_types(pa.RecordBatch)
         )
+
+    def hold(self) -> HoldUntilCut:
+        """The stage itself."""
+        run, line = self._run, self._run.plan.timeline
+        return HoldUntilCut(line, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride)
 
 
 def _to_shards(run: Run, schema: pa.Schema) -> beam.PTransform:

@@ -68,7 +68,7 @@ class PubSubInput(Input):
         return [b"pubsub", self.subscription.encode(), found.topic.encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
         found = pubsub_client.described(self.subscription)
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)

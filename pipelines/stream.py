@@ -256,7 +256,7 @@ def run_job(
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
-    _connect(pipeline, job, sink, run, source, reader, ends)
+    _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
     operator_totals.clear()
     forget_error()
     try:
@@ -334,6 +334,7 @@ def _connect(
     source: Input,
     reader: Any,
     ends: bool,
+    spread: bool,
 ) -> None:
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
@@ -343,7 +344,7 @@ def _connect(
         forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
+        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run), spread)
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     if ends:

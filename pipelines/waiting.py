@@ -14,6 +14,8 @@ from dp_transforms.telemetry import deliveries
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.
 _ASK_EVERY = 5
+#: A terminal's interrupt ends a runner's processes too, perhaps before this one has heard of it.
+_HEAR_SECONDS = 1.0
 
 
 def wait_or_stop(
@@ -51,13 +53,11 @@ def wait_or_stop(
             done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
             if done or (stop is not None and stop.is_set()):
                 cancelled.set()
-                if cancel is None:
-                    result.cancel()
-                    return
-                with contextlib.suppress(Exception):  # it may have seen the job's end by itself
+                with contextlib.suppress(Exception):  # it may have ended, or its runner gone
                     result.cancel()
                 try:
-                    cancel()
+                    if cancel is not None:
+                        cancel()
                 except DpstreamError as error:
                     failed.append(error)
                 return
@@ -67,8 +67,10 @@ def wait_or_stop(
     try:
         result.wait_until_finish()
     except Exception:
-        if not cancelled.is_set():  # a runner reports a cancelled pipeline as a failed one
+        # A runner reports a cancelled pipeline as a failed one.
+        if not (cancelled.is_set() or (stop is not None and stop.wait(_HEAR_SECONDS))):
             raise
+        cancelled.set()
     finally:
         ended.set()
         watcher.join()
