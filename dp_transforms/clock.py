@@ -123,7 +123,8 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
-            yield TimestampedValue((left.start, through), instant(line, through, -1))
+            # Until every stage has it, no watermark may pass the first of these cuts.
+            yield TimestampedValue((left.start, through), instant(line, left.start, -1))
             estimator.set_watermark(instant(line, through + 1, -1))
         if through + 1 < left.stop:
             due = line.cut_time(max(through, left.start - 1) + 1)
