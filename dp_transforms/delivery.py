@@ -99,14 +99,16 @@ def resume_point(run: Run) -> Resume:
 
 
 def released_through(run: Run) -> int:
-    """Last cut that all key shards have stepped through."""
+    """Last cut that all key shards have stepped through; windows that take no steps count."""
     store, line = run.open(), run.plan.timeline
+    past = line.base(store.marks.first)
     completed = store.completed(run.shards)
     latest = max(
         (line.base(window) + trigger for window, trigger in completed.items() if trigger), default=0
     )
-    if not latest:
-        return 0
+    if latest <= past:
+        return past
     # A shard takes cuts in order: whoever has begun on this one is through with those before.
-    whole = all(completed.get(w, 0) >= latest - line.base(w) for w in line.windows_at(latest))
+    open_windows = (w for w in line.windows_at(latest) if w >= store.marks.first)
+    whole = all(completed.get(w, 0) >= latest - line.base(w) for w in open_windows)
     return latest if whole else latest - 1
