@@ -1,5 +1,6 @@
 """Waiting for a pipeline that may never end by itself."""
 
+import contextlib
 import threading
 from typing import Any
 
@@ -31,15 +32,22 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
         return False
     ended, cancelled = threading.Event(), threading.Event()
 
+    def look(ask: bool) -> bool:
+        done = ask and _complete(run)
+        if done or (stop is not None and stop.is_set()):
+            cancelled.set()
+            result.cancel()
+            return True
+        return False
+
     def watch() -> None:
-        looks = 0
-        while not ended.wait(_LOOK_SECONDS):
+        looks, through = 0, False
+        while not through and not ended.wait(_LOOK_SECONDS):
             looks += 1
-            done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
-            if done or (stop is not None and stop.is_set()):
-                cancelled.set()
-                result.cancel()
-                return
+            # A store or an engine that does not answer now is asked again: a watcher that died
+            # of it would never see the stop.
+            with contextlib.suppress(Exception):
+                through = look(not bounded and looks % _ASK_EVERY == 0)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
