@@ -74,7 +74,8 @@ def publish_committed(
 def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:
     """(window, trigger) of every release that all shards have committed, in public order."""
     line, done = run.plan.timeline, store.completed(run.shards)
-    for cut in range(1, line.last_cut + 1):
+    last = max((line.base(window) + trigger for window, trigger in done.items()), default=0)
+    for cut in range(1, last + 1):
         for window in line.windows_at(cut):
             trigger = cut - line.base(window)
             if trigger <= done.get(window, 0):
