@@ -24,10 +24,11 @@ _NOTHING = pa.schema([])
 
 
 class Delivered(beam.PTransform):
-    """(What the sink gave for each release, pulses) -> nothing, but the note is kept.
+    """(What each sink gave, of releases and of dead letters, pulses) -> nothing, but the note is
+    kept.
 
-    The sink's outputs are there for their watermark only: it passes a cut when all of the cut's
-    releases have gone through the sink.
+    The sinks' outputs are there for their watermarks only: they pass a cut when all of the cut's
+    releases, and what was refused before it, have gone through the sinks.
     """
 
     def __init__(self, run: Run) -> None:
@@ -36,13 +37,14 @@ class Delivered(beam.PTransform):
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """One shard, which writes down each cut."""
-        written, pulses = pcolls
+        *written, pulses = pcolls
         line, typed = self._run.plan.timeline, tuple[int, pa.RecordBatch]
         hold = HoldUntilCut(line, DeliveredCallback(self._run), DELIVERED_TICKS, stride=STRIDE)
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
-        marks = beam.ParDo(ToShards(1, _NOTHING)).with_output_types(typed)
+        spread = beam.ParDo(ToShards(1, _NOTHING)).with_output_types(typed)
+        marks = pulses | "Pulses" >> spread
         return (
-            (written | "Written" >> nothing, pulses | "Pulses" >> marks)
+            (*(one | f"Written{i}" >> nothing for i, one in enumerate(written)), marks)
             | beam.Flatten()
             | "Delivered" >> beam.ParDo(hold)
         )

@@ -333,10 +333,10 @@ def _connect(
     writing = WriteReleases(job, only_compare=run.open().restoring)
     written = output.releases | "Releases" >> writing
     _ = written | "Counted" >> CountDelivered(line)
-    if not ends:
-        _ = (written, output.pulses) | "Delivered" >> Delivered(run)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
-    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+    letters = dead | "DeadLetters" >> WriteDeadLetters(job)
+    if not ends:
+        _ = (written, letters, output.pulses) | "Delivered" >> Delivered(run)
 
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:

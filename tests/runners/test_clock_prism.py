@@ -23,7 +23,7 @@ PLAN = make_plan(triggers=12, windows=3, stamped=True)
 def test_a_pulse_of_many_cuts_that_bound_gets_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a stop or a stall one pulse brings more cuts than a stride; BOUND is slow to take it."""
+    """After a stall one pulse brings more cuts than a stride; BOUND is slow to take it."""
     assert PLAN.timeline.last_cut > 2 * STRIDE
     stream, out, pulse_of = generate(PLAN, 8, records=1500), tmp_path / "out", hold.pulse_of
     want = released(PLAN, stream.batches(500), tmp_path / "calm.db", shards=2)
