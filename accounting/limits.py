@@ -73,6 +73,8 @@ INLINE_PAIRS = 4_096
 READ_KEYS = 10_000
 #: How long a commit of unknown outcome, or an aborted one, is tried again.
 COMMIT_RETRY_SECONDS = 120.0
+#: How long a file that another process has locked is waited for.
+BUSY_SECONDS = 120.0
 #: After this a call to the database counts as lost; at least two fit into the time above.
 CALL_SECONDS = 50.0
 #: Key and unit states of a process that stay in memory between steps where a store can reload.

@@ -14,13 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
+from accounting.errors import RunError
+from accounting.limits import STEP_ATTEMPTS
 from accounting.plan import Plan
 from accounting.timeline import Timeline
 from dp_transforms.batches import admitted_schema, ids_of, key_fields, numbers, value_columns
 from state.idtable import IdTable
 from state.life import period_cut
 from state.log import position_ids
-from state.store import Admitted, Store, UnitShard
+from state.store import Admitted, OvertakenError, Store, UnitShard
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]
@@ -168,12 +170,18 @@ def bound(
         counted as undelivered when there is none.
     """
     with store.at_work("bound", shard):
-        try:
-            return _decide(plan, store, shard, records, upto, since)
-        except BaseException:
-            # Counters raised but not committed must not stand when the work is repeated.
-            store.forget_units(shard)
-            raise
+        # The states of a shard that another process worked on last are old, or its positions
+        # have expired meanwhile: the commit notices, and the decision is made on what is there.
+        for _ in range(STEP_ATTEMPTS):
+            try:
+                return _decide(plan, store, shard, records, upto, since)
+            except OvertakenError:
+                store.forget_units(shard)
+            except BaseException:
+                # Counters raised but not committed must not stand when the work is repeated.
+                store.forget_units(shard)
+                raise
+    raise RunError("state.store", "another worker is always faster", "let it run on")
 
 
 class Batch:

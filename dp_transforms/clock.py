@@ -6,8 +6,11 @@ known, of the plan alone), never of a record; and it decides only when a step ma
 that drains a pipeline lifts its watermarks to infinity: steps of cuts that nobody announced are
 then left for the run that goes on.
 
-A *pulse* is ``(first, through)``: cuts ``first`` .. ``through`` may be stepped through.  Every
-shard gets each pulse as an empty batch with the two numbers in its schema's metadata.
+A *pulse* is ``(first, begin, through)``: cuts ``begin`` .. ``through`` may be stepped through;
+``first`` is the first cut of the pipeline.  Every shard gets each pulse as an empty batch with
+the three numbers in its schema's metadata.  All shards of all stages stop at the same cuts, which
+the pulses alone decide: a stage that stood at other cuts than those before it would step through
+a cut whose rows are still to come.  A runner may deliver pulses in any order.
 """
 
 import time
@@ -23,10 +26,10 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
 from accounting.timeline import Timeline
-from dp_transforms.batches import FIRST, THROUGH, empty
+from dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
 from dp_transforms.telemetry import guarded
 
-Pulse = tuple[int, int]
+Pulse = tuple[int, int, int]
 #: Runners keep time in milliseconds.
 TICK = 1_000
 #: A clock without end; about 10^10 cuts.
@@ -55,8 +58,8 @@ class Announced(beam.PTransform):
 
     def expand(self, begin: Any) -> beam.PCollection:
         """One pulse."""
-        pulses = beam.Create([(self.first, self.through)], reshuffle=False)
-        return begin | pulses.with_output_types(tuple[int, int])
+        pulses = beam.Create([(self.first, self.first, self.through)], reshuffle=False)
+        return begin | pulses.with_output_types(Pulse)
 
 
 class WallClock(beam.PTransform):
@@ -76,7 +79,7 @@ class WallClock(beam.PTransform):
 
     def expand(self, begin: Any) -> beam.PCollection:
         """A pulse a cut, for as long as the pipeline lives or until the plan's last cut."""
-        beats = beam.ParDo(self._beat).with_output_types(tuple[int, int])
+        beats = beam.ParDo(self._beat).with_output_types(Pulse)
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Beat" >> beats
 
 
@@ -124,7 +127,9 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
-            yield TimestampedValue((left.start, through), instant(line, through, -1))
+            # Until a shard has it, no stage may pass the first of its cuts.
+            at = instant(line, left.start, -1)
+            yield TimestampedValue((self._first, left.start, through), at)
             estimator.set_watermark(instant(line, through + 1, -1))
         if through + 1 < left.stop:
             due = line.cut_time(max(through, left.start - 1) + 1)
@@ -184,8 +189,8 @@ class ToShards(beam.DoFn):
     @guarded("clock")
     def process(self, element: Pulse) -> Iterator[tuple[int, pa.RecordBatch]]:
         """One for each."""
-        first, through = element
-        marks = {FIRST: str(first), THROUGH: str(through)}
+        first, begin, through = element
+        marks = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
         batch = empty(self._schema).replace_schema_metadata(marks)
         for shard in range(self._shards):
             yield shard, batch
@@ -196,4 +201,4 @@ def pulse_of(batch: pa.RecordBatch) -> Pulse | None:
     marks = batch.schema.metadata
     if not marks or THROUGH not in marks:
         return None
-    return int(marks[FIRST]), int(marks[THROUGH])
+    return int(marks[FIRST]), int(marks[BEGIN]), int(marks[THROUGH])

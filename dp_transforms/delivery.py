@@ -13,8 +13,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from accounting.timeline import Timeline
 from dp_transforms.batches import concat, numbers
 from dp_transforms.clock import ToShards
 from dp_transforms.flow import STRIDE
@@ -26,8 +29,12 @@ from state.store import Store
 
 #: Its timer fires one runner tick after the release step's.
 DELIVERED_TICKS = 2
-#: Releases that were held back.
-NAMES = pa.schema([("window", pa.int32()), ("trigger", pa.int32())])
+#: Releases that the sink has written, or held back.
+NAMES = pa.schema([("window", pa.int32()), ("trigger", pa.int32()), ("written", pa.bool_())])
+
+
+#: (window, trigger) of a release.
+Name = tuple[int, int]
 
 
 class Outlet(Protocol):
@@ -41,15 +48,16 @@ class Outlet(Protocol):
 
 
 class Delivered(beam.PTransform):
-    """(What the sink gave for each release, names it held back, pulses) -> nothing, but the note
-    is kept.
+    """(What the sink wrote, names it held back, what the dead letters' sink gave, pulses) ->
+    nothing, but the note is kept.
 
-    The sink's outputs are there for their watermark: it passes a cut when all of the cut's releases
-    have gone through the sink.
+    The sinks' watermarks pass a cut when all of its releases, and all that was refused before
+    it, have gone through them.  The names are checked against the plan: a release that is
+    committed and that no runner brought to the sink is written from the store.
 
     Args:
         run: the run.
-        outlet: the sink, for a store that was restored.
+        outlet: the sink.
         keep: how long (micros) releases stay in the store once the sink has them; ``None``: for
             ever.
     """
@@ -60,25 +68,34 @@ class Delivered(beam.PTransform):
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """One shard, which writes down each cut."""
-        written, held, pulses = pcolls
-        line, typed = self._run.plan.timeline, tuple[int, pa.RecordBatch]
-        hold = HoldUntilCut(line, self._make, DELIVERED_TICKS, stride=STRIDE)
+        written, held, refused, pulses = pcolls
+        typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
-        names = beam.Map(_named).with_output_types(typed)
         marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
-            (written | "Written" >> nothing, held | "Held" >> names, pulses | "Pulses" >> marks)
+            (
+                written | "Written" >> beam.Map(named, True).with_output_types(typed),
+                held | "Held" >> beam.Map(named, False).with_output_types(typed),
+                refused | "Refused" >> nothing,
+                pulses | "Pulses" >> marks,
+            )
             | beam.Flatten()
-            | "Delivered" >> beam.ParDo(hold)
+            | "Delivered" >> beam.ParDo(self.hold())
         )
+
+    def hold(self) -> HoldUntilCut:
+        """The stage itself."""
+        line = self._run.plan.timeline
+        return HoldUntilCut(line, self._make, DELIVERED_TICKS, stride=STRIDE)
 
 
 def _nothing(element: Any) -> tuple[()]:
     return ()
 
 
-def _named(name: tuple[int, int]) -> tuple[int, pa.RecordBatch]:
-    columns = [pa.array([number], pa.int32()) for number in name]
+def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
+    """A name on its way to the one shard: written, or held back."""
+    columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
     return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
 
 
@@ -94,13 +111,15 @@ class DeliveredCallback:
         outlet, keep = self._outlet, self._keep
 
         def delivered(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
-            held = concat(batches, NAMES)
-            restoring = store.restoring
+            names, restoring = concat(batches, NAMES), store.restoring
             if restoring and not outlet.caught_up(upto):
-                return Held(iter(()), held)
-            if held.num_rows:
-                window, trigger = (numbers(column).tolist() for column in held.columns)
-                outlet.publish(list(zip(window, trigger, strict=True)))
+                return Held(iter(()), names)
+            now, later = _by(line, names, upto)
+            absent = held_back(now) | (
+                set() if restoring else missing(line, store, now, since, upto)
+            )
+            if absent:
+                outlet.publish(sorted(absent))
             if restoring:
                 store.finish_restoring()
             before = store.note(DELIVERED)
@@ -109,9 +128,43 @@ class DeliveredCallback:
                 store.swap_note(DELIVERED, before, str(upto))
             if keep is not None:
                 drop_delivered(store, line, upto, keep)
-            return Held(iter(()))
+            return Held(iter(()), later)
 
         return delivered
+
+
+def _by(line: Timeline, names: pa.RecordBatch, upto: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """(names of releases of cuts up to one, those of later ones)."""
+    window, trigger = (numbers(names.column(name)) for name in ("window", "trigger"))
+    later = pa.array(window.astype(np.int64) * line.base(1) + trigger > upto)
+    return names.filter(pc.invert(later)), names.filter(later)
+
+
+def held_back(names: pa.RecordBatch) -> set[Name]:
+    """Releases that the sink has not written yet."""
+    return _names(names.filter(pc.invert(names.column("written"))))
+
+
+def missing(
+    line: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
+) -> set[Name]:
+    """Releases of the cuts after ``since`` that are committed, and that the sink was not given.
+
+    A runner that loses an element (Prism was seen to, under load) must not lose a release.
+    """
+    first = store.marks.first
+    due = {
+        (window, cut - line.base(window))
+        for cut in range(since + 1, upto + 1)
+        for window in line.windows_at(cut)
+        if window >= first
+    }
+    return due - _names(names)
+
+
+def _names(names: pa.RecordBatch) -> set[Name]:
+    window, trigger = (numbers(names.column(name)).tolist() for name in ("window", "trigger"))
+    return set(zip(window, trigger, strict=True))
 
 
 class Resume(NamedTuple):
@@ -131,6 +184,18 @@ def delivered_through(store: Store) -> int:
     return int(store.note(DELIVERED) or 0)
 
 
+def forget_delivered(store: Store) -> None:
+    """Begin to note anew: what is read from its first row on is also delivered from the first.
+
+    Whether its sink still has what an earlier attempt wrote is not known, so the end of that
+    attempt is not the end of this one.
+    """
+    before = store.note(DELIVERED)
+    if before is not None:
+        # Should an earlier attempt still live and note a cut now, its releases are there.
+        store.swap_note(DELIVERED, before, None)
+
+
 def resume_point(run: Run) -> Resume:
     """Where to go on, from the store alone; see `state.life` for which records still matter."""
     store, line = run.open(), run.plan.timeline
@@ -140,15 +205,16 @@ def resume_point(run: Run) -> Resume:
 
 
 def released_through(run: Run) -> int:
-    """Last cut that all key shards have stepped through."""
+    """Last cut that all key shards have stepped through; windows that take no steps count."""
     store, line = run.open(), run.plan.timeline
-    done = reached(store, line)
+    done, past = reached(store, line), line.base(store.marks.first)
     latest = [line.base(window) + last for window, last in done.open.items() if last]
     if done.complete > store.marks.abandoned:
         latest.append(line.base(done.complete - 1) + line.triggers)
-    if not latest:
-        return 0
-    cut = max(latest)
+    cut = max(latest, default=0)
+    if cut <= past:
+        return past
     # A shard takes cuts in order: whoever has begun on this one is through with those before.
-    whole = all(done.trigger(line, w) >= cut - line.base(w) for w in line.windows_at(cut))
+    windows = (w for w in line.windows_at(cut) if w >= store.marks.first)
+    whole = all(done.trigger(line, w) >= cut - line.base(w) for w in windows)
     return cut if whole else cut - 1

@@ -142,12 +142,14 @@ def run(
     """Run a job, or go on with one; other flags pass through to Beam.
 
     A job whose source has no end runs until it is interrupted, and goes on when it is run again.
+    On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
     """
     from pipelines.job import load_job
 
     checked = load_job(job)
     from pipelines.metrics import serving
     from pipelines.replay import parse_speed
+    from pipelines.runners import lives_on
     from pipelines.sink import sink_of
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
@@ -156,7 +158,7 @@ def run(
     with (
         serving(checked, ports(metrics)),
         Bar(hidden=quiet or as_json) as bar,
-        stop_signals(checked.source.unbounded) as stop,
+        stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):
         result = run_job(checked, runner, ctx.args, progress=bar.update, speed=pace, stop=stop)
     if as_json:

@@ -82,6 +82,16 @@ class Catching:
         self._sink.close()
 
 
+def publish_missing(run: Run, sink: Sink) -> None:
+    """Write what is committed and what the runner did not bring to the sink, if there is any."""
+    there = {(one.window, one.trigger) for one in sink.published()}
+    store = run.open()
+    names = [n for n in committed_names(run, store) if n[0] >= store.marks.first]
+    lost = [name for name in names if name not in there]
+    if lost:
+        Catching(run, sink).publish(lost)
+
+
 def publish_committed(
     run: Run,
     sink: Sink,

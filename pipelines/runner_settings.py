@@ -5,9 +5,10 @@ what does not go together with the flow, and returns further flags.  The reasons
 tests/runners shows them.
 """
 
+import functools
 import importlib.util
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apache_beam.options.pipeline_options import (
@@ -22,6 +23,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from accounting.errors import UsageError
+from pipelines import flink_jobs
 from pipelines import runner_parts as parts
 
 #: Settings of Flink that Beam's Python does not know and passes on to the job server.
@@ -127,8 +129,11 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
             "must be at least 1 millisecond",
             "use 1000, or leave it out",
         )
+    named = options.view_as(GoogleCloudOptions).job_name
     return [
         *more,
+        # On a cluster it is cancelled by its name.
+        *([] if local else [f"--job_name={flink_jobs.unique(named)}"]),
         *([] if portable.environment_type else [f"--environment_type={place}"]),
         *_unless(flags, "checkpointing_interval", "1000"),
         "--finish_bundle_before_checkpointing",
@@ -138,6 +143,15 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         *(_unless(flags, "number_of_execution_retries", "3") if local else []),
         *(_unless(flags, "execution_retry_delay", "1000") if local else []),
     ]
+
+
+def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
+    """Ends a settled job on its cluster; ``None`` where it ends with the job server."""
+    master = options.view_as(FlinkRunnerOptions).flink_master
+    if master in _LOCAL_FLINK:
+        return None
+    name = options.view_as(GoogleCloudOptions).job_name
+    return functools.partial(flink_jobs.cancel, master, name)
 
 
 def flink_runner() -> Any:

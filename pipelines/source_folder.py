@@ -53,7 +53,7 @@ class FolderInput(Input):
         return [b"folder", self.folder.url.encode(), str(self.job.source.format).encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
         self._check()
         return ReadFolder(self.job, begin, brake)
 

@@ -68,7 +68,7 @@ class PubSubInput(Input):
         return [b"pubsub", self.subscription.encode(), found.topic.encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
         found = pubsub_client.described(self.subscription)
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)
@@ -147,6 +147,7 @@ class _ReadMessages(beam.DoFn):
         done = tracker.current_restriction().after
         hold = self._ack_deadline if self._again or done is not None else 0
         puller = PULLERS.take(self._subscription, element, hold)
+        puller.stands(done or 0, self._ack_deadline)
         try:
             taken = puller.take(self._batch_rows, TAKE_SECONDS, MORE_SECONDS)
         except BaseException:

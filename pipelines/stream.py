@@ -13,7 +13,7 @@ from accounting.errors import PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
-from dp_transforms.delivery import Delivered, resume_point
+from dp_transforms.delivery import Delivered, forget_delivered, resume_point
 from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
@@ -26,7 +26,7 @@ from pipelines.job import Job
 from pipelines.job_text import duration_micros
 from pipelines.keys import read_public_keys
 from pipelines.replay import Replay, replay_bounds
-from pipelines.restored import Catching, catch_up, diverged
+from pipelines.restored import Catching, catch_up, diverged, publish_missing
 from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
 from pipelines.sink import Sink, sink_of
@@ -37,7 +37,7 @@ from pipelines.sink_manifest import (
     write_manifest,
 )
 from pipelines.sinks import WriteDeadLetters, WriteOrHold, WriteReleases
-from pipelines.waiting import wait_or_stop
+from pipelines.waiting import own_signals, wait_or_stop
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
@@ -256,7 +256,7 @@ def run_job(
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
-    _connect(pipeline, job, sink, run, source, reader, ends)
+    _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
     operator_totals.clear()
     forget_error()
     try:
@@ -264,14 +264,17 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            started = pipeline.run()
+            with own_signals():
+                started = pipeline.run()
             if not detach:
-                wait_or_stop(started, run, ends, stop)
+                wait_or_stop(started, run, ends, stop, engine.cancel)
     except Exception as error:
         raise diverged(coded(error), sink, restoring and run.open().restoring) from None
     else:
         if not detach:
             _finish(job, run, source, before, sink if restoring and ends else None)
+            if engine.streaming and ends and sink.readable:
+                publish_missing(run, sink)
     finally:
         run.destroy_keys()
         identity = run.open().identity
@@ -331,15 +334,17 @@ def _connect(
     source: Input,
     reader: Any,
     ends: bool,
+    spread: bool,
 ) -> None:
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
         reader.brake(Brake(run))
         clock = _replayed(reader, job)
+        forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
+        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run), spread)
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     if ends:
@@ -347,13 +352,14 @@ def _connect(
         written = output.releases | "Releases" >> writing
     else:
         written, held = output.releases | "Releases" >> WriteOrHold(sink, run)
+    _ = written | "Counted" >> CountDelivered(line)
+    dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
+    refused = dead | "DeadLetters" >> WriteDeadLetters(job)
+    if not ends:
         keep = job.state.keep_releases
         kept = None if keep is None else duration_micros("state.keep_releases", keep)
         delivered = Delivered(run, Catching(run, sink), kept)
-        _ = (written, held, output.pulses) | "Delivered" >> delivered
-    _ = written | "Counted" >> CountDelivered(line)
-    dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
-    _ = dead | "DeadLetters" >> WriteDeadLetters(job)
+        _ = (written, held, refused, output.pulses) | "Delivered" >> delivered
 
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:

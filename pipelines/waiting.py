@@ -1,8 +1,12 @@
 """Waiting for a pipeline that may never end by itself."""
 
+import contextlib
+import signal
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from accounting.errors import DpstreamError
 from dp_transforms.delivery import delivered_through
 from dp_transforms.run import Run
 from dp_transforms.telemetry import deliveries
@@ -10,9 +14,17 @@ from dp_transforms.telemetry import deliveries
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.
 _ASK_EVERY = 5
+#: A terminal's interrupt ends a runner's processes too, perhaps before this one has heard of it.
+_HEAR_SECONDS = 1.0
 
 
-def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | None = None) -> bool:
+def wait_or_stop(
+    result: Any,
+    run: Run,
+    bounded: bool,
+    stop: threading.Event | None = None,
+    cancel: Callable[[], None] | None = None,
+) -> bool:
     """Wait until a pipeline ends, is told to stop, or has delivered the plan's last cut.
 
     A source without end has none of its own: the job's last cut is where such a run is done.
@@ -22,35 +34,55 @@ def wait_or_stop(result: Any, run: Run, bounded: bool, stop: threading.Event | N
         run: the run.
         bounded: the input ends, and the pipeline with it.
         stop: set to cancel the pipeline.
+        cancel: to be called after the runner's own cancel (see `pipelines.runners.Engine`).
 
     Returns:
-        Whether it was cancelled.  What the runner raises for other reasons goes through.
+        Whether it was cancelled.  What the runner raises for other reasons goes through, and so
+        does what ``cancel`` raises.
     """
     if bounded and stop is None:
         result.wait_until_finish()
         return False
     ended, cancelled = threading.Event(), threading.Event()
+    failed = list[DpstreamError]()
+
+    def look(ask: bool) -> bool:
+        done = ask and _complete(run)
+        if done or (stop is not None and stop.is_set()):
+            cancelled.set()
+            with contextlib.suppress(Exception):  # it may have ended, or its runner gone
+                result.cancel()
+            try:
+                if cancel is not None:
+                    cancel()
+            except DpstreamError as error:
+                failed.append(error)
+            return True
+        return False
 
     def watch() -> None:
-        looks = 0
-        while not ended.wait(_LOOK_SECONDS):
+        looks, through = 0, False
+        while not through and not ended.wait(_LOOK_SECONDS):
             looks += 1
-            done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
-            if done or (stop is not None and stop.is_set()):
-                cancelled.set()
-                result.cancel()
-                return
+            # A store that does not answer now is asked again: a watcher that died of it would
+            # never see the stop.
+            with contextlib.suppress(Exception):
+                through = look(not bounded and looks % _ASK_EVERY == 0)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         result.wait_until_finish()
     except Exception:
-        if not cancelled.is_set():  # a runner reports a cancelled pipeline as a failed one
+        # A runner reports a cancelled pipeline as a failed one.
+        if not (cancelled.is_set() or (stop is not None and stop.wait(_HEAR_SECONDS))):
             raise
+        cancelled.set()
     finally:
         ended.set()
         watcher.join()
+    if failed:
+        raise failed[0]
     return cancelled.is_set()
 
 
@@ -59,3 +91,14 @@ def _complete(run: Run) -> bool:
     if through:  # known here whatever process the sink's stage runs in
         deliveries.reached(line.cut_time(through))
     return line.end is not None and through >= line.last_cut
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """SIGINT keeps its handler: Beam's would end the job server while its job is being stopped."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)

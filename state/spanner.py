@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import RunError
 from accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from state import log, spanner_eras
 from state.idtable import IdTable
@@ -359,11 +358,6 @@ class SpannerStore(SpannerLife, Store):
             runs = parts(slots, ROW_MUTATIONS, units.row_bytes(slots))
             for number, run in enumerate(runs, 1):
                 self._commit_decision(units, cut, run, number == len(runs))
-        except OvertakenError:
-            self.forget_units(shard)
-            raise RunError(
-                "state.store", "another worker decided this shard", "let it run on"
-            ) from None
         except BaseException:
             self.forget_units(shard)
             raise

@@ -206,9 +206,7 @@ class SqliteStore(SqliteLife, Store):
                 row, seen = self._unit_row(shard), self._unit_rows[shard]
                 cut_and_slots = self.unit_progress(shard).decided, row.generation
                 if cut_and_slots != (units.decided, seen.generation):
-                    raise RunError(
-                        "state.store", "another worker decided this shard", "let it run on"
-                    )
+                    raise OvertakenError
                 for blobs in log.unit_blobs(units, admitted):
                     self._db.execute(
                         "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)",
@@ -217,7 +215,7 @@ class SqliteStore(SqliteLife, Store):
         except sqlite3.Error as error:
             self.forget_units(shard)
             raise failed(error) from None
-        except RunError:
+        except (OvertakenError, RunError):
             self.forget_units(shard)
             raise
         units.decided, units.logged = cut, units.table.size

@@ -223,7 +223,8 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class OvertakenError(Exception):
-    """Another worker committed a step first: read back what it committed, do what is left."""
+    """Another worker committed a step or a decision first: read back what it committed, do what
+    is left."""
 
 
 class Store(LifeStore):
@@ -320,7 +321,8 @@ class Store(LifeStore):
         """Commit the decisions on all records up to ``cut`` durably.
 
         Raises:
-            RunError: another worker decided this shard; the counters in memory are dropped.
+            OvertakenError: another worker decided this shard, or expired units of it; the
+                counters in memory are dropped and must be loaded again.
         """
 
     @abstractmethod

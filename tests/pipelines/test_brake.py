@@ -4,12 +4,19 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from dp_transforms.batches import SHARD, admitted_schema, concat, record_schema
-from dp_transforms.delivery import delivered_through, released_through, resume_point
+from dp_transforms.delivery import (
+    DeliveredCallback,
+    delivered_through,
+    forget_delivered,
+    released_through,
+    resume_point,
+)
 from dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_memory
 from dp_transforms.ids import key_ids
 from dp_transforms.records import Canonicaliser
@@ -44,6 +51,18 @@ def test_released_is_what_all_shards_have_stepped_through(run: Run) -> None:
     assert released_through(run) <= 0
     step_through(run, 7, range(1, 2))
     assert released_through(run) in (6, 7)
+    step_through(run, LINE.last_cut)
+    assert released_through(run) == LINE.last_cut
+
+
+def test_windows_that_take_no_steps_hold_nobody(run: Run) -> None:
+    """A restore gave them up: no step of theirs will ever be released."""
+    store = run.open()
+    store.marks = msgspec.structs.replace(store.marks, abandoned=3)
+    past = LINE.base(3)
+    assert past > CUTS_AHEAD + 1 and released_through(run) == past
+    assert not Brake(run).holds(LINE.cut_time(past), 1 << 40)
+    assert Brake(run).holds(LINE.cut_time(past + CUTS_AHEAD + 1), 1 << 40)
     step_through(run, LINE.last_cut)
     assert released_through(run) == LINE.last_cut
 
@@ -95,6 +114,19 @@ def test_a_store_says_from_where_on_records_matter(run: Run) -> None:
     assert {name: rows(parts) for name, parts in got.items()} == {
         (int(w), int(t)): b.num_rows for (w, t), b in want.items()
     }
+
+
+def test_what_was_delivered_is_noted_and_forgotten(run: Run) -> None:
+    note, store = DeliveredCallback(run)(), run.open()
+    forget_delivered(store)
+    for cut in (3, 2):
+        note(0, [], cut, 0)
+        assert delivered_through(store) == 3
+    assert resume_point(run).first == 4
+    forget_delivered(store)
+    assert delivered_through(store) == 0 and resume_point(run).first == 1
+    note(0, [], 2, 0)
+    assert delivered_through(store) == 2
 
 
 def run_elsewhere(run: Run) -> Run:

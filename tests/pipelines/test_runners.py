@@ -13,10 +13,11 @@ from apache_beam.options.pipeline_options import (
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.telemetry import first_error, forget_error, guarded
+from pipelines import flink_jobs, runner_settings
 from pipelines import runner_parts as parts
-from pipelines import runner_settings
 from pipelines.runner_errors import coded
 from pipelines.runners import RUNNERS, make_runner
+from tests.emulator import free_port
 
 CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]
 SAMPLING = "--experiments=enable_data_sampling"
@@ -78,6 +79,26 @@ def test_a_persons_flags_stay(tools: Path) -> None:
     options = make_runner("FlinkRunner", away).options.view_as(PortableOptions)
     assert (options.environment_type, options.environment_config) == ("EXTERNAL", "h:1")
     assert not any("retries" in flag for flag in options._flags), "a cluster has its own strategy"
+
+
+def test_a_job_on_a_cluster_is_cancelled_by_its_own_name(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real cluster: tests/faults/test_flink_kills.py."""
+    there = [
+        f"--flink_master=localhost:{free_port()}", "--environment_type=EXTERNAL",
+        "--environment_config=localhost:1", "--job_name=flights",
+    ]  # fmt: skip
+    engines = [make_runner("FlinkRunner", there) for _ in range(2)]
+    names = {e.options.view_as(GoogleCloudOptions).job_name for e in engines}
+    assert len(names) == 2 and all(name.startswith("flights-") for name in names)
+    assert make_runner("FlinkRunner", []).cancel is None
+    assert make_runner("PrismRunner", []).cancel is None
+    monkeypatch.setattr(flink_jobs, "_PATIENCE", 0.5)
+    cancel = engines[0].cancel
+    assert cancel is not None
+    with pytest.raises(RunError, match="may live on there"):  # nobody answers
+        cancel()
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,11 @@ from tests.runners.flink import cluster, local, pool
 from tests.runners.spike import Shape, expected, found
 
 __all__ = ["cluster", "local", "pool"]
-# Beam's worker threads end with an error when a job is cancelled.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+pytestmark = [
+    pytest.mark.slow,  # every CI run has a golden job on Flink
+    # Beam's worker threads end with an error when a job is cancelled.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 ENDLESS = Shape(endless=True)
 
 
@@ -56,7 +59,6 @@ def on(cluster: flink.session.Cluster, pool: Pool) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_kills_change_nothing(tmp_path: Path, cluster: flink.session.Cluster, pool: Pool) -> None:
     """kill -9 of a Python worker, then of a task manager, while the stream goes on."""
     shape = ENDLESS._replace(batches=120, cuts=50, pace=0.3)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from accounting.errors import RunError
 from state.store import OvertakenError, RunIdentity
 
 Place = tuple[int, int]
@@ -137,7 +136,7 @@ class Tables:
         changed = {record.unit for record in part}
         counted = (counts.get(unit, (0, 0))[0] == loaded[unit] for unit in changed)
         if self.decided[shard] != before or not all(counted):
-            raise RunError("state.store", "another worker decided this shard", "let it run on")
+            raise OvertakenError
         for record in part:
             count, _ = counts.get(record.unit, (0, 0))
             counts[record.unit] = count + record.pairs, until[record.unit]

@@ -1,0 +1,178 @@
+"""F8: kill -9 of Python workers, task managers and launchers under checkpoints of a second.
+
+    pytest -m slow tests/faults/test_flink_kills.py -s
+
+The whole flow on a session cluster of two task managers with an outer pool of Python workers,
+at parallelism 2: whatever is killed, the releases are the bytes of an undisturbed bounded run
+and every bad row is a dead letter.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.job import Job, load_job
+from tests.faults.flink import Stage, job_at, letters, poisoned, published, staged, undisturbed
+from tests.faults.places import KINDS, places
+from tests.kafka_broker import Broker
+from tests.runners import flink
+from tests.runners.engines import Pool
+from tests.runners.flink import cluster, pool
+from tests.runners.golden import write_stream
+from tests.runners.test_kafka_job import JOB, WINDOW, Sender, released, text_of
+
+__all__ = ["cluster", "pool"]
+pytestmark = pytest.mark.slow
+#: A day in 144 s: three kills fall well inside it.
+PACE = "--speed=600"
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    write_stream(folder)
+    poisoned(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def right(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The bounded run that nothing disturbs."""
+    return undisturbed(tmp_path_factory.mktemp("right") / "job", stream)
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store; the emulator must run before the workers that ask it."""
+    with places(request.param, tmp_path) as fresh:
+        yield ("sqlite:" if request.param == "sqlite" else "") + fresh()
+
+
+def check(stage: Stage, right: Job, told: str) -> None:
+    found, dead = published(stage.job), letters(stage.job)
+    assert found == published(right) and len(found) > 100
+    assert dead == letters(right) and len(dead) > 20
+    print(f"\nF8 {told}: {len(found) - 1} releases equal, {len(dead)} dead letters")
+
+
+def test_workers_and_task_managers(
+    store: str,
+    stream: Path,
+    right: Job,
+    tmp_path: Path,
+    cluster: flink.session.Cluster,
+    pool: Pool,
+) -> None:
+    job, begin = job_at(tmp_path / "job", stream, store), time.monotonic()
+    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+        stage.launch()
+        waits, restarts = [stage.until(lambda: stage.count() >= 2)], list[int]()
+        for kill in (stage.kill_worker, stage.kill_task_manager, lambda: stage.kill_worker(-1)):
+            kill()
+            waits.append(stage.more(6))
+            restarts.append(stage.restarts())
+        assert stage.count() < 144, "killed while the stream goes on"
+        assert 0 < restarts[0] < restarts[1] < restarts[2]
+        stage.finish()
+        shown = ", ".join(f"{seconds:.0f}" for seconds in waits)
+        told = f"{restarts[-1]} restarts, waits {shown} s, {time.monotonic() - begin:.0f} s in all"
+        check(stage, right, f"{store.partition(':')[0]}: {told}")
+
+
+def test_launchers(
+    stream: Path,
+    right: Job,
+    tmp_path: Path,
+    cluster: flink.session.Cluster,
+    pool: Pool,
+) -> None:
+    """A killed launcher leaves its job behind; the next one's job shares the store with it."""
+    job, begin = job_at(tmp_path / "job", stream), time.monotonic()
+    with staged(cluster, pool, job, tmp_path / "job", ["--speed=300"]) as stage:
+        stage.launch()
+        stage.until(lambda: stage.count() >= 2)
+        stage.kill_launcher()
+        alone = stage.more(9)  # without a launcher
+        assert len(stage.jobs()) == 1
+        stage.launch()
+        stage.until(lambda: len(stage.jobs()) == 2)
+        stage.more(6)
+        stage.kill_worker()  # of either job
+        stage.finish()
+        assert len(stage.jobs()) == 1, "only its own job was cancelled"
+        told = f"launcher: 9 releases in {alone:.0f} s alone, {time.monotonic() - begin:.0f} s"
+        check(stage, right, told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_stops_the_job_on_the_cluster(
+    number: signal.Signals,
+    stream: Path,
+    right: Job,
+    tmp_path: Path,
+    cluster: flink.session.Cluster,
+    pool: Pool,
+) -> None:
+    job = job_at(tmp_path / "job", stream)
+    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+        stage.launch()
+        stage.until(lambda: stage.count() >= 2)
+        seconds = stage.stop(number)
+        assert "stopped; run it again to go on" in stage.said.read_text()
+        assert stage.jobs() == [] and stage.jobs("CANCELED") != []
+        assert 2 <= stage.count() < 144
+    with staged(cluster, pool, job, tmp_path / "job", []) as stage:
+        stage.launch()
+        stage.finish()
+        check(stage, right, f"{number.name}: stopped in {seconds:.1f} s, then to the end")
+
+
+def test_a_topic_is_counted_exactly(
+    kafka: Broker, tmp_path: Path, cluster: flink.session.Cluster, pool: Pool
+) -> None:
+    """A stream without end: a worker, a task manager, then the launcher, which begins again."""
+    topic, start = kafka.topic(2), time.time() // WINDOW * WINDOW
+    (tmp_path / "keys.csv").write_text("key\na\nb\n")
+    path = tmp_path / "job.toml"
+    path.write_text(
+        JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), key="0f" * 32)
+    )
+    sender = Sender(kafka, topic)
+    with staged(cluster, pool, load_job(path), tmp_path, []) as stage:
+
+        def published_so_far() -> bool:
+            sender.send(0.5)
+            return released(tmp_path / "releases").keys() >= wanted
+
+        stage.launch()
+        for kill in (stage.kill_worker, stage.kill_task_manager, stage.kill_launcher):
+            sender.send(1)
+            wanted = set(sender.sent)
+            stage.until(published_so_far)
+            kill()
+        for job in stage.jobs():  # that of the killed launcher
+            stage.cancel(job)
+        stage.launch()
+        sender.send(3)
+        closes = sender.last // WINDOW * WINDOW + WINDOW + 2
+        last = datetime.fromtimestamp(sender.last // WINDOW * WINDOW, UTC)
+        stage.until(lambda: closes_of(tmp_path / "releases", last))
+        assert time.time() > closes
+        stage.stop(signal.SIGINT)
+        assert stage.jobs() == []
+    found = {at: round(count) for at, count in released(tmp_path / "releases").items()}
+    wrong = {at: count for at, count in sender.sent.items() if found.get(at) != count}
+    assert wrong == {} and sender.number > 1000
+    print(f"\nF8 kafka: {sender.number} records in {len(sender.sent)} counts, each exact")
+
+
+def closes_of(folder: Path, window: datetime) -> bool:
+    """Whether the last release of a window is there."""
+    triggers = WINDOW + 2
+    tables = [pq.read_table(p).to_pylist() for p in folder.rglob(f"*-{triggers:06d}.parquet")]
+    return any(row["window_start"] == window for rows in tables for row in rows)

@@ -1,0 +1,64 @@
+"""Runs of a store that is not new, on Flink: the sink was lost, or the store was restored.
+
+Flink's pipelines do not end by themselves: each must be seen to its own end, not to that of the
+run before it.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines import state_admin
+from pipelines.job import Job
+from pipelines.sinks import dead_letter_folder
+from pipelines.stream import run_job
+from tests.faults.flink import job_at, letters, poisoned, published, undisturbed
+from tests.runners.flink import LOCAL, local
+from tests.runners.golden import write_stream
+
+__all__ = ["local"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("local"),
+    # Beam's worker threads end with an error when a job is cancelled.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    write_stream(folder, users=600)
+    poisoned(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def right(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return undisturbed(tmp_path_factory.mktemp("right") / "job", stream)
+
+
+def run_on_flink(job: Job, right: Job) -> None:
+    run_job(job, "FlinkRunner", LOCAL)
+    assert published(job) == published(right)
+    assert letters(job) == letters(right) and len(letters(job)) > 20
+
+
+def test_a_lost_sink_is_written_again(stream: Path, right: Job, tmp_path: Path) -> None:
+    job = job_at(tmp_path / "job", stream)
+    for _ in range(2):
+        run_on_flink(job, right)
+        shutil.rmtree(job.sink.path)
+        shutil.rmtree(dead_letter_folder(job))
+
+
+def test_a_restored_store_catches_up(stream: Path, right: Job, tmp_path: Path) -> None:
+    """The backup is of a run that was complete: what it delivered does not count any more."""
+    job = job_at(tmp_path / "job", stream)
+    run_on_flink(job, right)
+    state_admin.backup(job, tmp_path / "backup")
+    state_admin.restore(job, tmp_path / "backup", replace=True)
+    for path in sorted(Path(job.sink.path).glob("window-*/*"))[-20:]:
+        path.unlink()
+    run_on_flink(job, right)
