@@ -6,6 +6,7 @@ import msgspec
 
 from dp_transforms.flow import ReleaseCallback
 from pipelines.restored import committed_names, publish_committed
+from pipelines.sink_files import FileSink
 from pipelines.sinks import release_path
 from state import open as stores
 from tests.streams import begin, make_plan
@@ -24,6 +25,6 @@ def test_a_stream_without_end_can_be_published_again(tmp_path: Path) -> None:
         assert list(release(shard, [], upto, 0).outputs)
     done = [(w, c - line.base(w)) for c in range(1, 7) for w in line.windows_at(c)]
     assert list(committed_names(run, run.open())) == done and len(done) > 6
-    assert publish_committed(run, tmp_path / "out", "parquet") == len(done)
+    assert publish_committed(run, FileSink(tmp_path / "out", "parquet")) == len(done)
     assert all((tmp_path / "out" / release_path(*name, "parquet")).exists() for name in done)
     stores.close_all()
