@@ -26,6 +26,13 @@ NEIGHBOURS = (
     "two inputs are neighbours if one has, in addition, all records of one unit; every other "
     "record keeps its content and its source stamp"
 )
+_FOR_EVER = (
+    "neither time.end nor privacy.period: one budget covers the stream for ever. A unit's C "
+    "pairs count once for all time, after them it counts nowhere again, so releases fade as "
+    "units are used up, and the state of every unit ever seen is kept for ever. Set "
+    "privacy.period (say '30d' or '365d'): fresh pairs for every unit and period, sqrt(k) mu "
+    "over k periods, and state that stays bounded"
+)
 COMPUTATIONAL = (
     "delta grows by (blocks)^2/2^129 + (ids)^2/2^129 for AES-256 blocks drawn and unit ids "
     "hashed, and rests on AES-256 and keyed BLAKE2b-128 (2^40 blocks or ids: 2^-49 = 1.8e-15)"
@@ -55,7 +62,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         ``selection``, ``columns`` (expected error in the column's units), ``periods``
         (sqrt(k) mu), ``publishing``, ``warnings`` and ``assumptions``.  Figures keep the
         safe direction of ``allocate``: mu and b rounded down; sigma, sd_t, tau_t, epsilon
-        and delta up.
+        and delta up.  ``unit.for_ever``: one budget covers a stream without end.
     """
     sound = plan.privacy.mode != "paper"
     return {
@@ -73,6 +80,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
             "period_micros": plan.timeline.period,
             "words": _unit(plan),
             "contributions": plan.privacy.contributions,
+            "for_ever": _for_ever(plan),
         },
         "split": {
             "mu": budget.mu,
@@ -105,6 +113,10 @@ def _unit(plan: Plan) -> str:
     if plan.timeline.period is None:
         return f"{unit}, over the whole stream"
     return f"{unit} whose event time lies in one period of {duration(plan.timeline.period)}"
+
+
+def _for_ever(plan: Plan) -> bool:
+    return plan.timeline.end is None and plan.timeline.period is None
 
 
 def _words(plan: Plan, budget: Budget) -> str:
@@ -221,7 +233,7 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
         mu = math.sqrt(k) * budget.mu * (1 + 1e-15)
         delta = (gaussian + k * plan.privacy.contributions * budget.b) * (1 + 1e-15)
         epsilon = budget.epsilon if k == 1 else epsilon_of(mu, gaussian)
-        rows.append({"periods": k, "mu": mu, "epsilon": epsilon, "delta": delta})
+        rows.append({"periods": k, "mu": mu, "epsilon": epsilon, "delta": min(delta, 1.0)})
     rows[0]["delta"] = budget.delta
     return rows
 
@@ -245,6 +257,8 @@ def _warnings(plan: Plan, budget: Budget) -> list[str]:
             f"a key needs about {selection['units_for_half_chance_easiest']} units in one window "
             "to be selected; with fewer nothing is released at this epsilon"
         )
+    if _for_ever(plan):
+        found.append(_FOR_EVER)
     if budget.epsilon > 20:
         found.append("an epsilon above 20 promises very little")
     return found
@@ -259,7 +273,7 @@ def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
         f"Neighbours  {NEIGHBOURS}",
         f"Delta       {COMPUTATIONAL}",
         f"Unit        {figures['unit']['words']}; at most {plan.privacy.contributions} admitted "
-        "(record, window) pairs",
+        "(record, window) pairs" + (", once for all time" if _for_ever(plan) else ""),
         f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
         f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
         f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}{_extras(plan)}",
@@ -275,7 +289,7 @@ def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
         for s in figures["streams"]
     ]
     lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
-    lines += _selection_lines(figures) + _period_lines(figures)
+    lines += _selection_lines(figures) + _period_lines(plan, figures)
     if figures["choice"] and figures["choice"]["how"] == "private":
         lines.append(f"Choice      {figures['choice']['words']}")
     lines += [f"Warning     {w}" for w in figures["warnings"]]
@@ -337,11 +351,16 @@ def _selection_lines(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _period_lines(figures: dict[str, Any]) -> list[str]:
+def _period_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
     rows = figures["periods"]
     if len(rows) < 2:
         return []
     head = "Periods     a unit of k periods has sqrt(k) mu; epsilon at delta:"
+    if plan.timeline.end is None:
+        head = (
+            "Periods     the guarantee above is for each (unit, period); the stream has no end, so "
+            "none\n            holds for a unit in all its periods: in k of them it has sqrt(k) mu:"
+        )
     shown = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
     return [head] + [
         f"            k = {r['periods']}: mu {r['mu']:.6g}, epsilon {r['epsilon']:.6g} at delta "

@@ -44,6 +44,10 @@ SPLIT_BUFFER_ROWS = 400_000
 MAX_SHARDS = 1 << 15
 #: Steps (windows x triggers) one bounded job may take.
 MAX_STEPS = 10_000_000
+#: Numbers of triggers are 32 bits wide: a stream without end has one as well, 68 years after its
+#: start with triggers every second.  It must be able to live for a year at least (micros).
+MAX_CUT = (1 << 31) - 2
+LEAST_LIFE = 366 * 86_400 * MICROS_PER_SECOND
 #: Steps, and rows of their input, that share one commit: each commit waits for the disk, a crash
 #: repeats the steps of the last one.
 COMMIT_STEPS = 16
@@ -52,6 +56,8 @@ COMMIT_ROWS = 250_000
 SINK_RELEASES = 64
 SINK_ROWS = 1_000_000
 SINK_THREADS = 8
+#: How long a client goes on trying to hand a release to a broker or a service that is down.
+SINK_SECONDS = 600.0
 #: Noise draws held in memory at once by a path (4 bytes each).
 MAX_DRAWS_AT_ONCE = 4_000_000
 #: Times a step is begun because another worker was faster; each time that one made progress.
@@ -67,6 +73,8 @@ INLINE_PAIRS = 4_096
 READ_KEYS = 10_000
 #: How long a commit of unknown outcome, or an aborted one, is tried again.
 COMMIT_RETRY_SECONDS = 120.0
+#: How long a file that another process has locked is waited for.
+BUSY_SECONDS = 120.0
 #: After this a call to the database counts as lost; at least two fit into the time above.
 CALL_SECONDS = 50.0
 #: Key and unit states of a process that stay in memory between steps where a store can reload.

@@ -27,7 +27,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         start: first instant; windows, triggers and periods align here.
-        end: no event at or after it; ``None`` for a stream without end.
+        end: no event at or after it; ``None`` for a stream without end (see
+            ``horizon``).
         window: length of a window; ``slide``: distance of window starts.
         trigger_every: distance of public triggers.
         allowed_lateness: how long after its end a window still takes records.
@@ -84,6 +85,12 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"a window has at most {limits.MAX_TRIGGERS} triggers",
                 "use a longer trigger interval",
             )
+        if self.end is None and self.horizon - self.start < limits.LEAST_LIFE:
+            raise UsageError(
+                "time.trigger_every",
+                "a stream without end would run out of trigger numbers (31 bits) within a year",
+                "use a longer trigger interval, or give time.end",
+            )
         if self.end is not None and self.windows * self.triggers > limits.MAX_STEPS:
             raise UsageError(
                 "time", f"windows x triggers exceed {limits.MAX_STEPS}", "use fewer triggers"
@@ -93,6 +100,15 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def triggers(self) -> int:
         """T: public triggers of a window, those of the lateness included."""
         return (self.window + self.allowed_lateness) // self.trigger_every
+
+    @property
+    def horizon(self) -> int:
+        """No event at or after it (micros): the end; without one, where triggers of a window or
+        a period could have a number beyond 32 bits."""
+        if self.end is not None:
+            return self.end
+        last = self.start + limits.MAX_CUT * self.trigger_every
+        return min(last, 1 << 62) - self.window - self.allowed_lateness - (self.period or 0)
 
     @property
     def windows_per_record(self) -> int:
@@ -139,13 +155,10 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def on_time(self, event: Int64, stamp: Int64) -> Bool:
         """Which records lie inside the job: start <= event < end and event <= stamp + skew."""
-        ok = event >= self.start
-        if self.end is not None:
-            ok &= event < self.end
+        end = self.horizon
+        ok = (event >= self.start) & (event < end)
         # On this side of the inequality nothing overflows: the event is clipped into the job.
-        inside = np.maximum(event, self.start)
-        if self.end is not None:
-            inside = np.minimum(inside, self.end)
+        inside = np.clip(event, self.start, end)
         ok &= (event <= stamp) | (stamp >= inside - self.max_skew)
         return ok
 

@@ -31,7 +31,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
 PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
 WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
 #: Metadata of a pulse of the public clock (see `dp_transforms.clock`), and of a shard's step.
-FIRST, THROUGH = b"dpstream.first", b"dpstream.through"
+FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through"
 SHARD = b"dpstream.shard"
 
 

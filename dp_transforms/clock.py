@@ -6,8 +6,11 @@ known, of the plan alone), never of a record; and it decides only when a step ma
 that drains a pipeline lifts its watermarks to infinity: steps of cuts that nobody announced are
 then left for the run that goes on.
 
-A *pulse* is ``(first, through)``: cuts ``first`` .. ``through`` may be stepped through.  Every
-shard gets each pulse as an empty batch with the two numbers in its schema's metadata.
+A *pulse* is ``(first, begin, through)``: cuts ``begin`` .. ``through`` may be stepped through;
+``first`` is the first cut of the pipeline.  Every shard gets each pulse as an empty batch with
+the three numbers in its schema's metadata.  All shards of all stages stop at the same cuts, which
+the pulses alone decide: a stage that stood at other cuts than those before it would step through
+a cut whose rows are still to come.  A runner may deliver pulses in any order.
 """
 
 import time
@@ -23,16 +26,17 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
 from accounting.timeline import Timeline
-from dp_transforms.batches import FIRST, THROUGH, empty
+from dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
 from dp_transforms.telemetry import guarded
 
-Pulse = tuple[int, int]
+Pulse = tuple[int, int, int]
 #: Runners keep time in milliseconds.
 TICK = 1_000
 #: A clock without end; about 10^10 cuts.
 _FOREVER = 1 << 40
 #: Longest wait between two looks at the clock on the wall, in micros.
 _LOOK = 200_000
+_HERE_SECONDS = 0.02
 
 
 def instant(line: Timeline, cut: int, ticks: int = 0) -> Timestamp:
@@ -54,8 +58,8 @@ class Announced(beam.PTransform):
 
     def expand(self, begin: Any) -> beam.PCollection:
         """One pulse."""
-        pulses = beam.Create([(self.first, self.through)], reshuffle=False)
-        return begin | pulses.with_output_types(tuple[int, int])
+        pulses = beam.Create([(self.first, self.first, self.through)], reshuffle=False)
+        return begin | pulses.with_output_types(Pulse)
 
 
 class WallClock(beam.PTransform):
@@ -75,7 +79,7 @@ class WallClock(beam.PTransform):
 
     def expand(self, begin: Any) -> beam.PCollection:
         """A pulse a cut, for as long as the pipeline lives or until the plan's last cut."""
-        beats = beam.ParDo(self._beat).with_output_types(tuple[int, int])
+        beats = beam.ParDo(self._beat).with_output_types(Pulse)
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Beat" >> beats
 
 
@@ -123,12 +127,14 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
-            yield TimestampedValue((left.start, through), instant(line, through, -1))
+            # Until a shard has it, no stage may pass the first of its cuts.
+            at = instant(line, left.start, -1)
+            yield TimestampedValue((self._first, left.start, through), at)
             estimator.set_watermark(instant(line, through + 1, -1))
         if through + 1 < left.stop:
             due = line.cut_time(max(through, left.start - 1) + 1)
             wait = min(_LOOK, max(0, due - now))
-            tracker.defer_remainder(Duration(micros=wait))
+            give_back(tracker, wait / 1_000_000)
 
     def initial_restriction(self, element: int) -> OffsetRange:
         """From the first cut on."""
@@ -163,6 +169,17 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
         return beam.coders.registry.get_coder(Timestamp)
 
 
+def give_back(tracker: Any, seconds: float) -> None:
+    """Give the rest of a splittable element back to the runner, for a little later.
+
+    A part of the wait is spent here: a runner may floor delays to whole seconds, as Beam's job
+    server for Flink does, and would come back at once.
+    """
+    here = min(seconds, _HERE_SECONDS)
+    time.sleep(here)
+    tracker.defer_remainder(Duration(seconds - here))
+
+
 class ToShards(beam.DoFn):
     """A pulse -> an empty batch for every shard."""
 
@@ -172,8 +189,8 @@ class ToShards(beam.DoFn):
     @guarded("clock")
     def process(self, element: Pulse) -> Iterator[tuple[int, pa.RecordBatch]]:
         """One for each."""
-        first, through = element
-        marks = {FIRST: str(first), THROUGH: str(through)}
+        first, begin, through = element
+        marks = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
         batch = empty(self._schema).replace_schema_metadata(marks)
         for shard in range(self._shards):
             yield shard, batch
@@ -184,4 +201,4 @@ def pulse_of(batch: pa.RecordBatch) -> Pulse | None:
     marks = batch.schema.metadata
     if not marks or THROUGH not in marks:
         return None
-    return int(marks[FIRST]), int(marks[THROUGH])
+    return int(marks[FIRST]), int(marks[BEGIN]), int(marks[THROUGH])

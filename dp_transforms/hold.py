@@ -2,7 +2,11 @@
 
 Rows of a shard wait in a bag until the watermark passes a cut that the clock has announced; a
 callback then works on them and says which rows must wait on.  One timer per shard: armed for
-the first cut that is not done, and armed again by the timer itself until the last announced cut.
+the next cut to stop at, and armed again by the timer itself until the last announced cut.
+
+A timer holds the output watermark of its stage, and with it the stages behind, only until its
+own instant.  So all shards of all stages stop at the same cuts, whenever they hear of them: what
+one shard would step through at a later stop, the next stage would not wait for.
 
 What is kept beside the bag says how far the shard has come *in this pipeline's state*.  A runner
 that goes back to a checkpoint goes back with both, and the store, which may be ahead, answers
@@ -14,7 +18,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
-from apache_beam.coders import TupleCoder, VarIntCoder
+from apache_beam.coders import ListCoder, VarIntCoder
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import (
     BagStateSpec,
@@ -53,16 +57,16 @@ class HoldUntilCut(beam.DoFn):
         make: builds the worker-side callback.
         ticks: milliseconds between the cut's instant and the timer's: a stage must fire after
             the one that feeds it.
-        stride: most announced cuts that one callback steps through, when the last of them is
+        stride: most cuts of a pulse that one callback steps through, when the last of them is
             complete; ``None``: all.  A stage that keeps up has one to do.  Bounded input is read
             before any timer fires, and its bag only once.
         anew: begin with ``since = 0``: rows of cuts before the first one are still asked for.
     """
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
-    #: (since, done, armed, through): emitted through, stepped through, cut of the timer that is
-    #: set (or ``done``), announced through.
-    PROGRESS = ReadModifyWriteStateSpec("progress", TupleCoder([VarIntCoder()] * 4))
+    #: [since, done, armed, begin, through, begin, through, ...]: emitted through, stepped
+    #: through, cut of the timer that is set (or ``done``), and what pulses have announced.
+    PROGRESS = ReadModifyWriteStateSpec("progress", ListCoder(VarIntCoder()))
     CUT = TimerSpec("cut", TimeDomain.WATERMARK)
 
     def __init__(
@@ -101,20 +105,25 @@ class HoldUntilCut(beam.DoFn):
         pulse = pulse_of(batch)
         if pulse is None:
             return
-        first, announced = pulse
-        if (now := progress.read()) is None:
-            now = (0 if self._anew else first - 1, first - 1, first - 1, first - 1)
-        since, done, armed, through = now
-        if announced > through:
-            if armed == done:
-                armed = self._arm(timer, done, announced)
-            progress.write((since, done, armed, announced))
+        first, begin, through = pulse
+        before = first - 1
+        since, done, armed, *announced = progress.read() or [
+            0 if self._anew else before, before, before
+        ]  # fmt: skip
+        if begin <= done or begin in announced[::2]:
+            return
+        announced = sorted([*announced, begin, through])  # ranges that do not overlap
+        if armed == done:
+            armed = self._arm(timer, done, announced)
+        progress.write([since, done, armed, *announced])
 
-    def _arm(self, timer: Any, done: int, through: int) -> int:
-        """Set the timer for the next announced cut that is to be waited for, if there is one."""
+    def _arm(self, timer: Any, done: int, announced: list[int]) -> int:
+        """Set the timer for the next cut to stop at, if it is known."""
+        if not announced or announced[0] > done + 1:
+            return done  # a pulse is missing; on its way, it holds the watermark
+        through = announced[1]
         cut = through if self._stride is None else min(through, done + self._stride)
-        if cut > done:
-            timer.set(instant(self._line, cut, self._ticks))
+        timer.set(instant(self._line, cut, self._ticks))
         return cut
 
     @on_timer(CUT)
@@ -127,7 +136,7 @@ class HoldUntilCut(beam.DoFn):
         timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
     ) -> Iterator[Any]:
         """The cut it was armed for is complete: run what is due on the shard, keep what is not."""
-        since, done, upto, through = progress.read()
+        since, done, upto, *announced = progress.read()
         if upto <= done:
             return
         deliveries.passed(map(self._line.cut_time, range(done + 1, upto + 1)))
@@ -136,4 +145,5 @@ class HoldUntilCut(beam.DoFn):
         rows.clear()
         if held.waiting is not None and held.waiting.num_rows:
             rows.add(held.waiting)
-        progress.write((upto, upto, self._arm(timer, upto, through), through))
+        left = announced[2:] if announced[1] == upto else announced
+        progress.write([upto, upto, self._arm(timer, upto, left), *left])

@@ -88,6 +88,9 @@ def table_of(plan: Plan, rows: Rows, inputs: dict[str, tuple[float, float]]) -> 
     columns[plan.event_time] = time
     if plan.stamp != "event_time":
         columns[plan.stamp] = time
+    if plan.record_id is not None and plan.record_id.column not in columns:
+        numbers = np.arange(len(rows.unit))  # all are different records
+        columns[plan.record_id.column] = _typed(plan.record_id, "r", numbers)
     for name, (own, other) in inputs.items():
         columns[name] = pa.array(np.where(rows.own, own, other))
     return pa.table(columns)

@@ -47,7 +47,7 @@ class Input(NamedTuple):
 def audited_plan(plan: Plan) -> Plan:
     """The job's plan on at most two windows: a unit's worst case lies in one of them."""
     line = plan.timeline
-    if line.windows <= 2:
+    if line.end is not None and line.windows <= 2:
         return plan
     end = line.start + 2 * line.slide
     return msgspec.structs.replace(plan, timeline=msgspec.structs.replace(line, end=end))

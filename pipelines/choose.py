@@ -7,6 +7,7 @@ new one is a new charge.  On proxy data nothing is drawn or charged, and the job
 """
 
 import glob
+import hashlib
 import secrets
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import msgspec
 from accounting.budget import allocate
 from accounting.choice import encoder_matrix
 from accounting.chosen import Figures, Receipt, read_off, rule_in_words
-from accounting.errors import PolicyError, UsageError
+from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.choice import noisy
 from dp_transforms.noise.prf import KEY_BYTES, KeyRing
 from pipelines import choose_file
@@ -27,6 +28,7 @@ from pipelines.job import Job
 from pipelines.job_tables import ChoiceConfig
 from pipelines.job_text import instant_micros
 from pipelines.manifest import fingerprint_parts, stamps
+from pipelines.recorded import recorded
 from pipelines.stream import key_source, spend_of
 from state.choices import ChoiceLedger
 from state.ledger import Charge
@@ -200,11 +202,8 @@ def _proxy(asked: Asked) -> Outcome:
         start = instant_micros("--proxy-start", request.proxy_start)
     moved = msgspec.structs.replace(line, start=start, end=start + asked.question.first)
     pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
-    job = msgspec.structs.replace(
-        asked.job,
-        source=msgspec.structs.replace(asked.job.source, path=pattern),
-        plan=msgspec.structs.replace(asked.job.plan, timeline=moved),
-    )
+    job = recorded(asked.job, pattern, "--proxy")
+    job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, timeline=moved))
     _refuse_own_data(asked.job, job)
     counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
@@ -227,18 +226,43 @@ def _proxy(asked: Asked) -> Outcome:
 def _refuse_own_data(job: Job, proxy: Job) -> None:
     """Exact figures of the job's own records are a release without noise and without a charge.
 
-    Contents are compared: copies and links have other names.
+    Contents are compared: copies and links have other names.  Messages of a broker and objects of
+    a store elsewhere cannot be: that proxy data is other data is on the steward's word there.
     """
+    if job.source.unbounded:
+        _refuse_own_folder(job, proxy)
+        return
     try:
         own = {content for _, _, content in fingerprint_parts(job)}
     except UsageError:
         return  # the stream's files are not there yet
     if own & {content for _, _, content in fingerprint_parts(proxy)}:
-        raise PolicyError(
-            "--proxy",
-            "holds a file of the job's own source: its exact figures would be an uncharged release",
-            "give data of other units, or choose privately with --first and --epsilon",
-        )
+        raise _own_data()
+
+
+def _refuse_own_folder(job: Job, proxy: Job) -> None:
+    """``_refuse_own_data`` for a folder that grows; only files of a proxy file's size are read."""
+    if job.source.kind != "folder" or "://" in job.source.path:
+        return
+    given = {(size, content) for _, size, content in fingerprint_parts(proxy)}
+    sizes, folder = {size for size, _ in given}, Path(job.source.path)
+    try:
+        for path in (p for p in folder.rglob("*") if p.is_file()):
+            if (size := path.stat().st_size) in sizes:
+                with open(path, "rb") as stream:
+                    digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
+                if (size, digest.hexdigest()) in given:
+                    raise _own_data()
+    except OSError:
+        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
+
+
+def _own_data() -> PolicyError:
+    return PolicyError(
+        "--proxy",
+        "holds a file of the job's own source: its exact figures would be an uncharged release",
+        "give data of other units, or choose privately with --first and --epsilon",
+    )
 
 
 def _write(

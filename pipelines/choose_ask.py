@@ -15,6 +15,7 @@ from accounting.budget import allocate
 from accounting.choice import Column, Design, Question, design
 from accounting.chosen import BIAS, expectation, rule_in_words
 from accounting.errors import PolicyError, UsageError
+from accounting.timeline import Timeline
 from pipelines import choose_file
 from pipelines.job import Job
 from pipelines.job_tables import ChoiceConfig
@@ -98,6 +99,12 @@ def ask(request: Request) -> Asked:
     choose_file.check_out(request.job, request.out, request.resume is not None)
     job, names = choose_file.base_job(request.job, request.clamps)
     private, line = request.proxy is None, job.plan.timeline
+    if private and job.source.unbounded:
+        raise UsageError(
+            "source.kind",
+            f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
+            "choose from recorded files with --proxy, or write C and clamps into the job",
+        )
     if private and (request.first is None or request.epsilon is None):
         missing = "--first" if request.first is None else "--epsilon"
         raise UsageError(missing, "is required to choose from the stream itself", "give it")
@@ -105,9 +112,7 @@ def ask(request: Request) -> Asked:
         _refuse_uncharged(job)
     elif request.resume or request.epsilon is not None or request.delta is not None:
         raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
-    assert line.end is not None
-    horizon = line.period or line.end - line.start
-    first = horizon if request.first is None else duration_micros("--first", request.first)
+    first, horizon = _horizon(request, line)
     if not 0 < first <= horizon:
         raise UsageError("--first", "must not exceed the stream or privacy.period", "shorten it")
     quantile = request.quantile
@@ -134,6 +139,21 @@ def ask(request: Request) -> Asked:
     choose_file.render(request.job, 1, widest, ChoiceConfig())  # or refused before it is paid for
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
     return Asked(request, job, question, design(question, private), ranges)
+
+
+def _horizon(request: Request, line: Timeline) -> tuple[int, int]:
+    """(first hours, what C has to cover) in micros."""
+    first = None if request.first is None else duration_micros("--first", request.first)
+    if line.period is not None or line.end is not None:
+        horizon = line.period or (line.end or 0) - line.start
+        return (horizon if first is None else first), horizon
+    if first is None or request.scale is None:
+        raise UsageError(
+            "privacy.period",
+            "is not set and the stream has no end: nothing says over what time C has to last",
+            "set a period (recommended), or give --first and --scale",
+        )
+    return first, first
 
 
 def _scale(given: float | None, default: Fraction) -> str:

@@ -25,6 +25,7 @@ from pipelines.cli_key import key
 from pipelines.cli_ledger import ledger
 from pipelines.cli_metrics import METRICS, ports
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json, stop_signals
+from pipelines.cli_replay import replay
 from pipelines.cli_scale import SCALE
 from pipelines.cli_scale import show as show_scale
 from pipelines.cli_state import state
@@ -149,6 +150,7 @@ def run(
     from pipelines.metrics import serving
     from pipelines.replay import parse_speed
     from pipelines.runners import lives_on
+    from pipelines.sink import sink_of
     from pipelines.sinks import dead_letter_folder
     from pipelines.stream import run_job
 
@@ -165,7 +167,7 @@ def run(
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     _print_operator(result.operator_only, dead_letter_folder(checked))
-    click.echo(f"Releases in {checked.sink.kind} files below {result.releases}")
+    click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
 
@@ -202,7 +204,8 @@ def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"page": str(out), **as_dict(found)})
         return
-    click.echo(f"Report in {out}: {len(found.found.releases):,} of {found.expected:,} releases.")
+    whole = "" if found.expected is None else f" of {found.expected:,}"
+    click.echo(f"Report in {out}: {len(found.found.releases):,}{whole} releases.")
     for stamp in found.stamps:
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:
@@ -289,6 +292,7 @@ cli.add_command(choose)
 cli.add_command(folder)
 cli.add_command(key)
 cli.add_command(ledger)
+cli.add_command(replay)
 cli.add_command(state)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from pipelines.cli_parts import AS_JSON, Bar, examples, print_json
+from pipelines.job_tables import FileKind
 
 JOB = click.argument("job", type=click.Path(path_type=Path))
 OPERATOR = "OPERATOR ONLY: sizes tell about the number of units and keys; do not publish."
@@ -55,8 +56,8 @@ def info(job: Path, operator: bool, as_json: bool) -> None:
         return
     click.echo(f"Run       {found['run_id']}, epoch {found['epoch']}, {found['shards']} shards")
     click.echo(f"Plan      {found['plan_hash']}")
-    ended = sum(trigger == found["triggers"] for trigger in found["committed"].values())
-    click.echo(f"Windows   {ended:,} of {found['windows']:,} are complete")
+    whole = "" if found["windows"] is None else f" of {found['windows']:,}"
+    click.echo(f"Windows   {found['complete']:,}{whole} are complete")
     for window, trigger in found["committed"].items():
         if trigger < found["triggers"]:
             click.echo(f"          window {window}: trigger {trigger} of {found['triggers']}")
@@ -90,7 +91,7 @@ def _print_sizes(sizes: dict[str, Any]) -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write to.")
 @click.option("--kind", type=click.Choice(["parquet", "csv", "jsonl"]), help="Default: the job's.")
 @AS_JSON
-def releases(job: Path, out: Path, kind: str | None, as_json: bool) -> None:
+def releases(job: Path, out: Path, kind: FileKind | None, as_json: bool) -> None:
     """Write all committed releases from the store itself: the same bytes as the run's sink got.
 
     A release that is there already is left as it is; one with another content is refused.
@@ -100,7 +101,7 @@ def releases(job: Path, out: Path, kind: str | None, as_json: bool) -> None:
 
     checked = load_job(job)
     with Bar(hidden=as_json) as bar:
-        written = export(checked, out, kind or checked.sink.kind, bar.update)
+        written = export(checked, out, kind or checked.sink.file_kind, bar.update)
     if as_json:
         print_json({"releases": written, "out": str(out)})
     else:

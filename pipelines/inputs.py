@@ -33,7 +33,7 @@ class Input(ABC):
         """
 
     @abstractmethod
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
         """A transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
 
         Batches of ``records`` have the columns ``job.columns`` and say in their schema's metadata
@@ -42,6 +42,7 @@ class Input(ABC):
         Args:
             begin: records with stamps (micros) before it are not needed any more.
             brake: keeps a source without end from running ahead of the releases.
+            spread: it may be read by several workers, each with a watermark of its own.
         """
 
     def state(self) -> Any:
@@ -61,7 +62,7 @@ class FilesInput(Input):
         ]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
         return ReadFiles(self.job)
 
     @override
@@ -87,4 +88,8 @@ def input_of(job: Job) -> Input:
         from pipelines.source_folder import FolderInput
 
         return FolderInput(job)
+    if job.source.kind == "pubsub":
+        from pipelines.source_pubsub import PubSubInput
+
+        return PubSubInput(job)
     return FilesInput(job)

@@ -7,6 +7,7 @@ and cannot change a released byte.
 """
 
 import glob
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         keys=keys,
         state=replace(file.state, store=stores.backend(store).below(folder).url),
         ledger=file.ledger and replace(file.ledger, path=str(folder / file.ledger.path)),
-        sink=replace(file.sink, path=str(folder / file.sink.path)),
+        sink=_sink_below(path, file.sink),
         performance=file.performance,
         plan=plan,
         choice=file.choice,
@@ -184,6 +185,14 @@ def _source_path(folder: Path, source: SourceConfig) -> str:
     if source.kind == "folder":
         return source.path if "://" in source.path else str(folder / source.path)
     return str(Path(glob.escape(str(folder))) / source.path) if source.path else ""
+
+
+def _sink_below(job: Path, sink: SinkConfig) -> SinkConfig:
+    """Where files go starts from the job's folder; dead letters are files with every sink."""
+    replace, folder = msgspec.structs.replace, job.parent
+    if sink.path:
+        return replace(sink, path=str(folder / sink.path))
+    return replace(sink, dead_letter=str(folder / (sink.dead_letter or f"dead_letter/{job.stem}")))
 
 
 def _record_id(file: JobFile) -> Field | None:
@@ -264,8 +273,15 @@ def _check_tables(file: JobFile) -> None:
     for field, value, most in ranges:
         if not 1 <= value <= most:
             raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
-    texts = [("sink.path", file.sink.path)]
-    texts += _check_source(file.source)
+    texts = _check_source(file.source) + _check_sink(file.sink)
+    if file.state.keep_releases is not None:
+        duration_micros("state.keep_releases", file.state.keep_releases)
+        if not file.source.unbounded:
+            raise UsageError(
+                "state.keep_releases",
+                f"is for sources without end, and source.kind is '{file.source.kind}'",
+                "omit it; `dpstream state expire --releases-before` drops releases of such a job",
+            )
     if file.ledger is not None:
         texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
         if not (file.ledger.limit.epsilon > 0 and 0 < file.ledger.limit.delta < 1):
@@ -278,21 +294,66 @@ def _check_tables(file: JobFile) -> None:
     _check_key(file.privacy)
 
 
+#: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
 _SOURCE_FIELDS = {"kafka": ("topic", "servers", "options"), "pubsub": ("subscription",)}
+_SINK_FIELDS = {
+    "kafka": ("topic", "servers", "options"),
+    "pubsub": ("topic",),
+    "bigquery": ("table",),
+}
+#: The form of names that a service gives, with an example.
+_SINK_NAMES = {
+    "pubsub": ("topic", r"projects/[^/]+/topics/[^/]+", "projects/P/topics/T"),
+    "bigquery": ("table", r"[^.`\s]+\.[^.`\s]+\.[^.`\s]+", "project.dataset.table"),
+}
+
+
+def _check_fields(
+    name: str,
+    table: SourceConfig | SinkConfig,
+    needed: tuple[str, ...],
+    allowed: tuple[str, ...],
+    known: tuple[str, ...],
+) -> list[tuple[str, str]]:
+    """Refuse fields that are of other kinds; gives the texts that must say something.
+
+    Args:
+        name: of the table in the job file.
+        table: as written.
+        needed: fields of its kind; ``options`` may be empty.
+        allowed: further ones that its kind may have.
+        known: all that some kind may have.
+    """
+    for field in known:
+        if getattr(table, field) and field not in (*needed, *allowed):
+            raise UsageError(f"{name}.{field}", f"is not for kind '{table.kind}'", "remove it")
+    return [(f"{name}.{f}", getattr(table, f) or "") for f in needed if f != "options"]
+
+
+def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    needed = _SINK_FIELDS.get(sink.kind, ("path",))
+    allowed = ("dead_letter",) if sink.kind in _SINK_FIELDS else ()
+    known = ("path", "topic", "servers", "options", "table", "dead_letter")
+    texts = _check_fields("sink", sink, needed, allowed, known)
+    if sink.kind in _SINK_NAMES:
+        field, form, example = _SINK_NAMES[sink.kind]
+        if not re.fullmatch(form, getattr(sink, field) or ""):
+            raise UsageError(f"sink.{field}", f"is no full name of {sink.kind}", f"write {example}")
+    return texts
 
 
 def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
     """Fields of its kind and no others; the texts that must say something."""
     kind = source.kind
+    known = ("path", "format", "topic", "servers", "subscription", "options")
+    allowed = ("format", "settle") if source.unbounded else ()
     needed = _SOURCE_FIELDS.get(kind, ("path",))
-    allowed = {*needed, *(("format", "settle") if source.unbounded else ())}
-    for field in ("path", "format", "topic", "servers", "subscription", "options"):
-        if getattr(source, field) and field not in allowed:
-            raise UsageError(f"source.{field}", f"is not for kind '{kind}'", "remove it")
+    texts = _check_fields("source", source, needed, allowed, known)
     formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
     if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
-        known = " or ".join(f"'{name}'" for name in formats)
-        raise UsageError("source.format", f"must be {known} for kind '{kind}'", "correct it")
+        words = " or ".join(f"'{name}'" for name in formats)
+        raise UsageError("source.format", f"must be {words} for kind '{kind}'", "correct it")
     if source.unbounded and source.stamp == "event_time":
         raise PolicyError(
             "source.stamp",
@@ -300,7 +361,7 @@ def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
             f"use stamp = '{GIVEN_STAMPS[kind][0]}', or a column that the broker fills",
         )
     duration_micros("source.settle", source.settle)
-    return [(f"source.{name}", getattr(source, name) or "") for name in needed if name != "options"]
+    return texts
 
 
 def _check_key(privacy: PrivacyConfig) -> None:

@@ -15,6 +15,8 @@ from accounting.plan import Aggregate, Field, Mode, StrategyName
 from accounting.weights import SelectionWeights
 
 FileKind = Literal["parquet", "csv", "jsonl"]
+#: Where releases go: files in a folder, or a topic or table of a service.
+SinkKind = Literal["parquet", "csv", "jsonl", "kafka", "pubsub", "bigquery"]
 SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
 #: Stamps that a source gives its records, by its kind; the first is the default.  Each stands in
 #: a column of that name with a leading ``_`` that the source adds.
@@ -151,10 +153,12 @@ class KeysConfig(_Table, frozen=True):
 class StateConfig(_Table, frozen=True):
     """``[state]``: where state lives (``sqlite:PATH``, the default, beside the job file; or
     ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
-    is made."""
+    is made.  ``keep_releases``: how long the releases of a window that has ended stay in the store
+    of a source without end once the sink has them (default: for ever)."""
 
     store: str | None = None
     shards: int = 4
+    keep_releases: str | None = None
 
     @property
     def path(self) -> Path | None:
@@ -179,10 +183,36 @@ class LedgerConfig(_Table, frozen=True):
 
 
 class SinkConfig(_Table, frozen=True):
-    """``[sink]``: folder of the releases."""
+    """``[sink]``: where releases go.
 
-    kind: FileKind
-    path: str
+    Attributes:
+        kind: files (``parquet``, ``csv``, ``jsonl``), ``kafka``, ``pubsub`` or ``bigquery``.
+        path: folder of files.
+        topic: of Kafka; of Pub/Sub ``projects/P/topics/T``.
+        servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        table: of BigQuery, ``project.dataset.table``.
+        dead_letter: folder of the dead letters, which are files with every kind; default: beside
+            the folder of the releases, or beside the job file.
+    """
+
+    kind: SinkKind
+    path: str = ""
+    topic: str | None = None
+    servers: str | None = None
+    options: dict[str, str] = {}
+    table: str | None = None
+    dead_letter: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the releases, ``None`` where they are no files."""
+        return Path(self.path) if self.path else None
+
+    @property
+    def file_kind(self) -> FileKind:
+        """Kind of files to export releases to: the sink's own, if it is one of files."""
+        kinds: dict[str, FileKind] = {"csv": "csv", "jsonl": "jsonl"}
+        return kinds.get(self.kind, "parquet")
 
 
 class PerformanceConfig(_Table, frozen=True):

@@ -36,8 +36,8 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
         raise UsageError("source.path", "matches no file", "correct the path or the pattern")
     if len(paths) > MAX_FILES:
         raise UsageError("source.path", f"matches more than {MAX_FILES} files", "narrow it")
-    sink = Path(job.sink.path).resolve()
-    if any(sink in Path(p).resolve().parents for p in paths):
+    sink = job.sink.folder
+    if sink is not None and any(sink.resolve() in Path(p).resolve().parents for p in paths):
         raise UsageError(
             "sink.path", "holds files of the source", "write releases to a folder of their own"
         )

@@ -20,9 +20,10 @@ import pyarrow as pa
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
 from accounting.errors import UsageError
+from dp_transforms.clock import give_back
 from dp_transforms.telemetry import guarded
 from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import (
@@ -252,7 +253,7 @@ class _ReplayFn(beam.DoFn):
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
         if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
-            tracker.defer_remainder(Duration(HELD_SECONDS))
+            give_back(tracker, HELD_SECONDS)
             return
         now = self._stream_time(reels, progress.begun)
         bundle = Bundle()
@@ -274,7 +275,7 @@ class _ReplayFn(beam.DoFn):
             tracker.defer_remainder()
             return
         advance(watermark, min(reels.waits_until(row + 1), now))
-        tracker.defer_remainder(Duration(BUNDLE_SECONDS / 2))
+        give_back(tracker, BUNDLE_SECONDS / 2)
 
     def _stream_time(self, reels: Reels, begun: int) -> int | None:
         speed = self._recording.speed

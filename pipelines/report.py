@@ -42,9 +42,10 @@ class Report(NamedTuple):
     truth: list[Decade] | None = None
 
     @property
-    def expected(self) -> int:
-        """Releases of the finished run."""
-        return self.job.plan.timeline.windows * self.job.plan.timeline.triggers
+    def expected(self) -> int | None:
+        """Releases of the finished run; ``None``: it has no end."""
+        line = self.job.plan.timeline
+        return None if line.end is None else line.windows * line.triggers
 
     @property
     def run_ids(self) -> list[str]:
@@ -136,8 +137,8 @@ def write(report: Report, page: str, out: Path) -> None:
         PolicyError: a page with raw figures would lie among the releases.
         RunError: it cannot be written.
     """
-    sink = Path(report.job.sink.path).resolve()
-    if report.truth is not None and sink in out.resolve().parents:
+    sink = report.job.sink.folder
+    if report.truth is not None and sink is not None and sink.resolve() in out.resolve().parents:
         raise PolicyError(
             "--out", "lies in the folder of the releases", "keep what is not private elsewhere"
         )

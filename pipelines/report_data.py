@@ -96,7 +96,13 @@ def inventory(job: Job) -> Inventory:
     Raises:
         UsageError: there is no folder, or it holds releases of another plan.
     """
-    folder = Path(job.sink.path)
+    folder = job.sink.folder
+    if folder is None:
+        raise UsageError(
+            "sink.kind",
+            f"is '{job.sink.kind}', and a report reads files",
+            "write them with `dpstream state releases`, and name that folder in the job's [sink]",
+        )
     if not folder.is_dir():
         raise UsageError(
             "sink.path", "is no folder: nothing was released yet", "run `dpstream run JOB` first"
@@ -115,7 +121,8 @@ def inventory(job: Job) -> Inventory:
                 raise _foreign()
         found.append(Release(_number(path.parent.name), _number(path.stem), path, rows))
     line = job.plan.timeline
-    if any(r.window >= line.windows or not 1 <= r.trigger <= line.triggers for r in found):
+    beyond = line.end is not None and any(r.window >= line.windows for r in found)
+    if beyond or any(not 1 <= r.trigger <= line.triggers for r in found):
         raise _foreign()
     return Inventory(tuple(found), tuple(sorted(run_ids)))
 

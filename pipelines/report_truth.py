@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -23,6 +22,7 @@ from dp_transforms.noise.prf import KeyRing
 from dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
 from pipelines.job import Job
 from pipelines.keys import read_public_keys
+from pipelines.recorded import recorded
 from pipelines.report_data import Findings, Inventory, floats, newest
 from pipelines.source_rows import Rows
 from pipelines.sources import pieces, positioned, read_piece
@@ -59,9 +59,12 @@ def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> li
         UsageError: the pattern matches no file, or a column is missing.
         RunError: a file cannot be read.
     """
-    upto = np.zeros(job.plan.timeline.windows, np.int64)
+    job, line = recorded(job, str(pattern.absolute()), "--truth"), job.plan.timeline
+    # What no release covers yet counts nowhere; a stream without end has no last window.
+    last = int(findings.windows.max(initial=0)) if line.end is None else line.windows - 1
+    upto = np.zeros(last + 1, np.int64)
     upto[findings.windows] = findings.last_trigger
-    totals = _totals(job, pattern, upto).sort_by("window")
+    totals = _totals(job, upto).sort_by("window")
     windows, parts = totals["window"].to_numpy(), []
     for window, group in found.by_window():
         begin, end = np.searchsorted(windows, (window, window + 1))
@@ -71,7 +74,7 @@ def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> li
     return _decades(job.plan, pa.concat_tables(parts)) if parts else []
 
 
-def _totals(job: Job, pattern: Path, upto: Int64) -> pa.Table:
+def _totals(job: Job, upto: Int64) -> pa.Table:
     """``window``, key, ``_n`` records, sums ``_v*`` and ``_units`` of every (window, key).
 
     Names of the job's own columns never begin with "_".
@@ -80,7 +83,8 @@ def _totals(job: Job, pattern: Path, upto: Int64) -> pa.Table:
     names = ["window", *(f.name for f in key_fields(plan))]
     groups = names + ["unit"] * (plan.units_aggregate is not None)
     held, rows, limit = [_no_totals(plan, groups)], 0, _HELD_ROWS
-    for pairs in _pairs(job, pattern):
+    for every in _pairs(job):
+        pairs = every.filter(pc.less(every["window"], len(upto)))
         open_ = pc.less_equal(pairs["leaf"], pa.array(upto[numbers(pairs["window"])]))
         ones = pa.array(np.ones(pairs.num_rows, np.int64))
         part = pa.Table.from_batches([pairs]).append_column("_n", ones).filter(open_)
@@ -115,10 +119,10 @@ def _summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
     return grouped.rename_columns([*groups, *sums]).select(schema.names).cast(schema)
 
 
-def _pairs(job: Job, pattern: Path) -> Iterator[pa.RecordBatch]:
+def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
     """(record, window) pairs of all usable records, late ones left out; none is bounded."""
     plan, door = job.plan, _door(job)
-    for batch in _batches(job, pattern):
+    for batch in _batches(job):
         records, _ = door(batch)
         everything = Batch(plan, records)
         leaf_cut = np.maximum(everything.event_cut, everything.cut)
@@ -135,10 +139,9 @@ def _door(job: Job) -> Canonicaliser:
     return Canonicaliser(job.plan, ring, public)
 
 
-def _batches(job: Job, pattern: Path) -> Iterator[pa.RecordBatch]:
-    source = msgspec.structs.replace(job.source, path=str(pattern.absolute()))
+def _batches(job: Job) -> Iterator[pa.RecordBatch]:
     try:
-        for piece in pieces(msgspec.structs.replace(job, source=source)):
+        for piece in pieces(job):
             for part in read_piece(piece, job.columns):
                 if isinstance(part, Rows):
                     yield from positioned(part, piece[1], job.performance.batch_rows)

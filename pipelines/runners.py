@@ -31,6 +31,7 @@ class Kind(NamedTuple):
         streaming: takes input without end, and files as a stream; else input that ends only.
         by_reference: stages share one process and decode each element once.
         ends: a pipeline whose input has ended ends by itself.
+        spreads: each element of a source has a watermark of its own.
         flags: those that its job server knows and Beam's Python does not.
         cancel: what ends a pipeline of these options where the runner's own cancel does not.
     """
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
     streaming: bool
     by_reference: bool = False
     ends: bool = True
+    spreads: bool = True
     flags: frozenset[str] = frozenset()
     cancel: Callable[[PipelineOptions], Callable[[], None] | None] = lambda _: None
 
@@ -53,7 +55,9 @@ _FN_API = Kind(
 RUNNERS = {
     "DirectRunner": _FN_API,
     "FnApiRunner": _FN_API,
-    "PrismRunner": Kind("PrismRunner", settings.prism, settings.prism_runner, streaming=True),
+    "PrismRunner": Kind(
+        "PrismRunner", settings.prism, settings.prism_runner, streaming=True, spreads=False
+    ),
     "FlinkRunner": Kind(
         "FlinkRunner",
         settings.flink,
@@ -78,6 +82,8 @@ class Engine(NamedTuple):
         by_reference: stages share one process and decode each element once.
         ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
             its impulse there are no more checkpoints, and must be cancelled when all is done.
+        spreads: a source may have several elements, each with a watermark.  Prism (2.77) keeps
+            one for all, that of the element it heard of last: the fastest would speak for all.
         cancel: to be called after the runner's own cancel, which is not enough.
     """
 
@@ -87,6 +93,7 @@ class Engine(NamedTuple):
     by_reference: bool
     ends: bool
     cancel: Callable[[], None] | None = None
+    spreads: bool = True
 
 
 def lives_on(name: str) -> bool:
@@ -112,8 +119,15 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     flags = [*beam_args, *kind.settle(asked, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
-    cancel = kind.cancel(options)
-    return Engine(kind.make(), options, kind.streaming, kind.by_reference, kind.ends, cancel)
+    return Engine(
+        kind.make(),
+        options,
+        kind.streaming,
+        kind.by_reference,
+        kind.ends,
+        kind.cancel(options),
+        kind.spreads,
+    )
 
 
 def _refuse_leaks(options: PipelineOptions) -> None:

@@ -28,10 +28,10 @@ def encode(batch: pa.RecordBatch, kind: str) -> bytes:
     """
     table = pa.Table.from_batches([batch])
     if kind == "jsonl":
-        return msgspec.json.Encoder().encode_lines(_as_hex(table).to_pylist())
+        return msgspec.json.Encoder().encode_lines(as_hex(table).to_pylist())
     buffer = io.BytesIO()
     if kind == "csv":
-        pacsv.write_csv(_as_hex(table).replace_schema_metadata(None), buffer)
+        pacsv.write_csv(as_hex(table).replace_schema_metadata(None), buffer)
     else:
         pq.write_table(
             table,
@@ -214,6 +214,11 @@ def _read_jsonl(files: list[Path], schema: pa.Schema | None) -> pa.Table:
     text = b"".join(file.read_bytes() for file in files)
     if schema is None:
         return pa.Table.from_pylist(msgspec.json.Decoder().decode_lines(text))
+    return rows_of_text(text, schema)
+
+
+def rows_of_text(text: bytes, schema: pa.Schema) -> pa.Table:
+    """The rows of JSON Lines as `encode` writes them."""
     if not text:
         return schema.empty_table()
     options = pajson.ParseOptions(
@@ -232,7 +237,8 @@ def _text_types(schema: pa.Schema | None) -> dict[str, pa.DataType]:
     return {f.name: pa.string() if _is_bytes(f.type) else f.type for f in schema or ()}
 
 
-def _as_hex(table: pa.Table) -> pa.Table:
+def as_hex(table: pa.Table) -> pa.Table:
+    """Bytes as text of hex digits."""
     for i, field in enumerate(table.schema):
         if _is_bytes(field.type):
             values = [v if v is None else v.hex() for v in table.column(i).to_pylist()]

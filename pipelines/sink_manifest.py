@@ -1,64 +1,35 @@
-"""The sink's manifest: whose releases a folder holds, and whether a store is theirs.
+"""The sink's manifest: whose releases it holds, and whether a store is theirs.
 
-``run.json`` names the run (as its releases are stamped), its epoch, the plan and the kind of
-files: a function of plan and run alone, written once, before the first release.  A further epoch of
-the run adds ``run-epoch-1.json``.  The set of published releases is the listing of the folder.
-Together they are what a store is held against before anything is drawn:
+The manifest names the run (as its releases are stamped), its epoch, the plan and the kind of sink:
+a function of plan and run alone, written once, before the first release; a further epoch of the run
+adds another.  With the list of what is published it is what a store is held against before anything
+is drawn:
 
-* *lost*: the folder has releases or a manifest, and there is no store;
-* *foreign*: the manifest names another run, plan or kind of files;
+* *lost*: the sink has releases or a manifest, and there is no store;
+* *foreign*: the manifest names another run, plan or kind of sink;
 * *older*: a release is published that the store has not committed (lifted while a restored
   store replays; the sink compares each release as it is emitted again);
-* *forked*: the latest release of a window differs from what the store would publish.
+* *forked*: the latest release of a window (of the newest ones) differs from what the store would
+  publish.
+
+A sink that cannot be read back has no manifests and no list, so none of these is noticed there.
 """
 
-import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from accounting.errors import PolicyError, RunError
+from accounting.errors import PolicyError
 from dp_transforms.flow import SealFactory
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
-from pipelines.sink_formats import encode, put_once, release_files, same_content
+from pipelines.sink import FORMAT, Manifest, Published, Sink
+from state.life import reached
 from state.store import Store
 
-FORMAT = 1
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose releases a folder holds.
-
-    Attributes:
-        format: version of this layout.
-        run_id: as releases show it, stamps included.
-        epoch: epoch of the run from which on this manifest holds.
-        plan_hash: the public plan.
-        kind: ``parquet``, ``csv`` or ``jsonl``.
-    """
-
-    format: int
-    run_id: str
-    epoch: int
-    plan_hash: str
-    kind: Literal["parquet", "csv", "jsonl"]
-
-
-class Published(NamedTuple):
-    """A release in the folder."""
-
-    window: int
-    trigger: int
-    path: Path
-
-
-def manifest_path(folder: Path, epoch: int = 0) -> Path:
-    """Where the manifest of an epoch is."""
-    return folder / ("run.json" if epoch == 0 else f"run-epoch-{epoch}.json")
+#: Windows whose latest release is compared before a run: a stream of years must begin soon.
+COMPARED_WINDOWS = 1_000
 
 
 def manifest_of(run: Run, kind: str) -> Manifest:
@@ -76,40 +47,41 @@ def manifest_of(run: Run, kind: str) -> Manifest:
     )
 
 
-def refuse_lost_store(folder: Path) -> None:
+def refuse_lost_store(sink: Sink) -> None:
     """A new store must not add to releases of a run it knows nothing of."""
-    if _manifests(folder) or any(release_files(folder)):
+    if sink.used():
         raise PolicyError(
-            "sink.path",
+            sink.field,
             "holds a run's releases, but the store is new: it was lost, moved or belongs elsewhere",
-            "restore the run's store, or write this run's releases to an empty folder",
+            f"restore the run's store, or write this run's releases to {sink.another}",
         )
 
 
-def check_sink(run: Run, folder: Path, kind: str, replaying: bool = False) -> bool:
-    """Refuse a store that is not the one whose releases the folder holds; draws nothing.
+def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
+    """Refuse a store that is not the one whose releases the sink holds; draws nothing.
 
     Args:
         run: the run that was begun on the store.
-        folder: the sink's folder.
-        kind: of the files the run will write.
+        sink: where it will publish.
         replaying: a restored store may be behind its sink.
 
     Returns:
         Whether the store has committed everything that is published.
 
     Raises:
-        PolicyError: foreign, older or forked.
+        PolicyError: foreign, older or forked; or the sink is not fit.
     """
-    _refuse_foreign(manifest_of(run, kind), folder)
+    sink.prepare(replaying and not run.open().anew)
+    _refuse_foreign(manifest_of(run, sink.kind), sink)
     store, latest, caught_up = run.open(), dict[int, Published](), True
     # In this order: what another worker publishes meanwhile is committed before.
-    published = list(_listing(folder))
-    done, first = store.completed(run.shards), store.marks.first
+    published = list(sink.published())
+    line, first = run.plan.timeline, store.marks.first
+    done = reached(store, line)
     for one in published:
         if one.window < first:  # dropped from the store, or abandoned: the sink alone has it
             continue
-        if one.trigger <= done.get(one.window, 0):
+        if one.trigger <= done.trigger(line, one.window):
             latest[one.window] = one  # the listing is in order
             continue
         caught_up = False
@@ -120,24 +92,23 @@ def check_sink(run: Run, folder: Path, kind: str, replaying: bool = False) -> bo
                 "bring back the newest store, or restore this one with `dpstream state restore`",
             )
     if latest:
-        _refuse_forked(run, store, latest)
+        newest = sorted(latest)[-COMPARED_WINDOWS:]
+        _refuse_forked(run, store, sink, {window: latest[window] for window in newest})
+    if replaying:  # the sink compares these with what is committed again
+        caught_up = caught_up and not any(window >= first for window, _ in sink.unsealed())
     return caught_up
 
 
-def write_manifest(run: Run, folder: Path, kind: str) -> None:
+def write_manifest(run: Run, sink: Sink) -> None:
     """Name the run in its sink, once; before its first release.
 
     Raises:
-        PolicyError: the folder belongs to another run, or to other files.
+        PolicyError: the sink belongs to another run, or to another kind of files.
         RunError: it cannot be written.
     """
-    mine = manifest_of(run, kind)
-    data = msgspec.json.format(msgspec.json.encode(mine), indent=2) + b"\n"
-    try:
-        put_once(manifest_path(folder, mine.epoch), data)
-    except OSError:
-        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
-    _refuse_foreign(mine, folder)
+    mine = manifest_of(run, sink.kind)
+    sink.put_manifest(mine)
+    _refuse_foreign(mine, sink)
 
 
 def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
@@ -163,38 +134,26 @@ def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch
     return rows
 
 
-def _manifests(folder: Path) -> list[Path]:
-    return [*folder.glob("run.json"), *sorted(folder.glob("run-epoch-*.json"))]
-
-
-def published_epoch(folder: Path, run_id: str) -> int:
+def published_epoch(sink: Sink, run_id: str) -> int:
     """The last epoch that a manifest of the run names; -1: none does."""
-    epochs = [-1]
-    for path in _manifests(folder):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            found = msgspec.json.decode(path.read_bytes(), type=Manifest)
-            if found.run_id.rpartition("-")[2] == run_id:
-                epochs.append(found.epoch)
-    return max(epochs)
+    named = [found for found in sink.manifests() if found is not None]
+    mine = [found.epoch for found in named if found.run_id.rpartition("-")[2] == run_id]
+    return max(mine, default=-1)
 
 
-def _refuse_foreign(mine: Manifest, folder: Path) -> None:
-    for path in _manifests(folder):
-        try:
-            found: Manifest | None = msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except (OSError, msgspec.MsgspecError):
-            found = None
+def _refuse_foreign(mine: Manifest, sink: Sink) -> None:
+    for found in sink.manifests():
         if found is None or found.format != FORMAT:
             raise PolicyError(
-                "sink.path",
+                sink.field,
                 "holds a manifest (run.json) that this program cannot read",
-                "use the program that wrote it, or an empty folder",
+                f"use the program that wrote it, or {sink.another}",
             )
         if (found.run_id, found.plan_hash) != (mine.run_id, mine.plan_hash):
             raise PolicyError(
-                "sink.path",
+                sink.field,
                 "holds releases of another run than the store's",
-                "use the store that made them, or write this run's releases to an empty folder",
+                f"use the store that made them, or write this run's releases to {sink.another}",
             )
         if found.epoch > mine.epoch:
             raise PolicyError(
@@ -210,26 +169,14 @@ def _refuse_foreign(mine: Manifest, folder: Path) -> None:
             )
 
 
-def _listing(folder: Path) -> Iterator[Published]:
-    """Published releases in order of (window, trigger)."""
-    for path in release_files(folder):
-        numbers = [part.rpartition("-")[2] for part in (path.parent.name, path.stem)]
-        if not all(n.isdecimal() for n in numbers):
-            raise PolicyError(
-                "sink.path", "holds a file that is no release of this run", "use an empty folder"
-            )
-        yield Published(int(numbers[0]), int(numbers[1]), path)
-
-
-def _refuse_forked(run: Run, store: Store, latest: dict[int, Published]) -> None:
+def _refuse_forked(run: Run, store: Store, sink: Sink, latest: dict[int, Published]) -> None:
     """The last published release of every window says what all before it led to."""
     names = ((one.window, one.trigger) for one in latest.values())
     for one, batch in zip(latest.values(), resealed(run, store, names), strict=True):
-        kind = one.path.suffix[1:]
-        if not same_content(one.path, encode(batch, kind), kind):
+        if not sink.same(one, batch):
             raise PolicyError(
                 "state.store",
                 f"is a fork: release of window {one.window}, trigger {one.trigger} was published "
                 "with other content",
-                "go on with the store that made it, or use an empty folder and a new store",
+                f"go on with the store that made it, or use {sink.another} and a new store",
             )

@@ -1,19 +1,23 @@
-"""File sinks: one sealed file per (window, trigger), written once, never changed.
+"""Releases and dead letters on their way out.
 
-``WriteReleases(job)`` takes sealed releases: one `pa.RecordBatch` per (window, trigger), rows
+``WriteReleases`` takes sealed releases: one `pa.RecordBatch` per (window, trigger), rows
 sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
-``dpstream.trigger`` (decimal ASCII).  It writes ``window-000012/trigger-000005.parquet``
-below ``sink.path``.  Names, order and bytes are functions of the releases alone.
+``dpstream.trigger`` (decimal ASCII), and gives them to the job's `pipelines.sink.Sink`.
 
-Dead letters (positions and reasons; for the operator only) go to ``dead_letter/`` beside the
-releases' folder, so that who publishes the one does not publish the other.
+The sink of files writes ``window-000012/trigger-000005.parquet`` below ``sink.path``: one sealed
+file per (window, trigger), written once, never changed.  Names, order and bytes are functions of
+the releases alone.
+
+Dead letters (positions and reasons; for the operator only) are files with every sink, in
+``dead_letter/`` beside the releases' folder or the job file, so that who publishes the one does
+not publish the other.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
@@ -22,8 +26,10 @@ import pyarrow.parquet as pq
 from accounting.errors import PolicyError, RunError
 from accounting.limits import SINK_RELEASES, SINK_ROWS, SINK_THREADS
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW
+from dp_transforms.run import Run
 from dp_transforms.telemetry import guarded, timed
 from pipelines.job import Job
+from pipelines.sink import Sink, sink_of
 from pipelines.sink_formats import (
     encode,
     put_entry,
@@ -35,9 +41,11 @@ from pipelines.sink_formats import (
 
 __all__ = [
     "WriteDeadLetters",
+    "WriteOrHold",
     "WriteReleases",
     "compare_release",
     "dead_letter_folder",
+    "name_of_release",
     "read_dead_letters",
     "read_releases",
     "release_path",
@@ -56,7 +64,9 @@ def release_path(window: int, trigger: int, kind: str) -> Path:
 
 
 def dead_letter_folder(job: Job) -> Path:
-    """Where dead letters go: ``dead_letter/`` beside the folder of the releases."""
+    """Where dead letters go: ``dead_letter/`` beside the folder of the releases, or as named."""
+    if job.sink.dead_letter is not None:
+        return Path(job.sink.dead_letter)
     sink = Path(job.sink.path)
     return sink.parent / "dead_letter" / sink.name
 
@@ -88,7 +98,9 @@ def write_releases(
         only_compare: write none that is not there, as long as others remain to be compared.
     """
     if only_compare:
-        there = [(folder / release_path(*_name(batch), kind)).exists() for batch in batches]
+        there = [
+            (folder / release_path(*name_of_release(batch), kind)).exists() for batch in batches
+        ]
         batches = [batch for batch, found in zip(batches, there, strict=True) if found]
     try:
         if len(batches) == 1:
@@ -99,19 +111,20 @@ def write_releases(
         sync_folders(path for path, fresh in written if fresh)
     except OSError:
         raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
-    return [_name(batch) for batch in batches]
+    return [name_of_release(batch) for batch in batches]
 
 
 def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
     """Whether the sink has this release with this content."""
-    path = folder / release_path(*_name(batch), kind)
+    path = folder / release_path(*name_of_release(batch), kind)
     try:
         return path.exists() and same_content(path, encode(batch, kind), kind)
     except OSError:
         raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
 
-def _name(batch: pa.RecordBatch) -> tuple[int, int]:
+def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
+    """(window, trigger) of a sealed release."""
     metadata = batch.schema.metadata or {}
     if WINDOW not in metadata or TRIGGER not in metadata:
         raise RunError("sink", "got a release that names no window", "report this as a bug")
@@ -120,7 +133,7 @@ def _name(batch: pa.RecordBatch) -> tuple[int, int]:
 
 def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[Path, bool]:
     """(the release's file, whether it is new)."""
-    window, trigger = _name(batch)
+    window, trigger = name_of_release(batch)
     path = folder / release_path(window, trigger, kind)
     data = encode(batch, kind)
     fresh = put_entry(path, data)
@@ -133,49 +146,100 @@ def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[Path, bool]:
     return path, fresh
 
 
-class _WriteRelease(beam.DoFn):
-    """Sealed releases -> their files, several together; yields (window, trigger)."""
+#: Tag of the releases that the sink of a restored store holds back.
+HELD = "held"
 
-    def __init__(self, folder: str, kind: str, only_compare: bool = False) -> None:
-        self.folder, self.kind, self.only_compare = folder, kind, only_compare
+
+class _WriteRelease(beam.DoFn):
+    """Sealed releases -> the sink, several together; yields (window, trigger).
+
+    With a run it asks the run's store, here on the worker, whether it is still catching up with
+    what is published: as long as it is, nothing new is written, and its names go to ``HELD``.
+    """
+
+    def __init__(self, sink: Sink, only_compare: bool = False, run: Run | None = None) -> None:
+        self.sink, self.only_compare = sink, only_compare
+        self._run, self._asked = run, False
 
     def start_bundle(self) -> None:
-        """Nothing is held yet."""
+        """Nothing is gathered yet."""
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
 
     @guarded("sink")
-    def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+    def process(self, element: pa.RecordBatch) -> Iterator[Any]:
         """Gather; write when there is enough."""
         self._held.append(element)
         self._rows += element.num_rows
         if len(self._held) >= SINK_RELEASES or self._rows >= SINK_ROWS:
-            yield from self._flush()
+            written, held = self._flush()
+            yield from written
+            yield from (beam.pvalue.TaggedOutput(HELD, name) for name in held)
 
     @guarded("sink")
     def finish_bundle(self) -> Iterator[Any]:
-        """Write the rest: a bundle is done when its releases are on disk."""
-        for name in self._flush():
-            yield beam.transforms.window.GlobalWindows.windowed_value(name)
+        """Write the rest: a bundle is done when its releases are durable."""
+        windowed = beam.transforms.window.GlobalWindows.windowed_value
+        written, held = self._flush()
+        for name in written:
+            yield windowed(name)
+        for name in held:
+            yield beam.pvalue.TaggedOutput(HELD, windowed(name))
 
-    def _flush(self) -> list[tuple[int, int]]:
-        held, self._held, self._rows = self._held, [], 0
+    def _flush(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(releases that are published now, those that are held back)."""
+        batches, self._held, self._rows = self._held, [], 0
+        if not batches:
+            return [], []
+        if self._run is not None and (self.only_compare or not self._asked):
+            # A store that has caught up does not fall behind again.
+            self.only_compare, self._asked = self._run.open().restoring, True
         with timed("sink"):
-            if not held:
-                return []
-            return write_releases(Path(self.folder), self.kind, held, self.only_compare)
+            written = self.sink.write(batches, self.only_compare)
+        if not self.only_compare:
+            return written, []
+        there = set(written)
+        names = (name_of_release(batch) for batch in batches)
+        return written, [name for name in names if name not in there]
+
+    @guarded("sink")
+    def teardown(self) -> None:
+        """Let go of the sink's client."""
+        self.sink.close()
 
 
 class WriteReleases(beam.PTransform):  # type: ignore[misc]
-    """Write sealed releases to the job's sink; gives the (window, trigger) of each."""
+    """Write sealed releases to a sink, or a job's; gives the (window, trigger) of each."""
 
-    def __init__(self, job: Job, only_compare: bool = False) -> None:
+    def __init__(self, sink: Sink | Job, only_compare: bool = False) -> None:
         super().__init__()
-        self._dofn = _WriteRelease(job.sink.path, job.sink.kind, only_compare)
+        sink = sink if isinstance(sink, Sink) else sink_of(sink)
+        self._dofn = _WriteRelease(sink, only_compare)
 
     def expand(self, releases: Any) -> Any:
-        """One file per element."""
+        """Each element is published once, however often it comes."""
         return releases | beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+
+
+class Outputs(NamedTuple):
+    """(window, trigger) of each release that went through a sink: published, or held back."""
+
+    written: beam.PCollection
+    held: beam.PCollection
+
+
+class WriteOrHold(beam.PTransform):  # type: ignore[misc]
+    """``WriteReleases`` for a source without end, whose store may have been restored."""
+
+    def __init__(self, sink: Sink, run: Run) -> None:
+        super().__init__()
+        self._dofn = _WriteRelease(sink, run=run)
+
+    def expand(self, releases: Any) -> Any:
+        """``Outputs``: each element is published once, now or when the store has caught up."""
+        names = beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+        outputs = releases | names.with_outputs(HELD, main="written")
+        return Outputs(outputs.written, outputs[HELD])
 
 
 class _WriteDeadLetters(beam.DoFn):

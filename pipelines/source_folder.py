@@ -18,10 +18,11 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from typing_extensions import override
 
 from accounting.errors import UsageError
+from dp_transforms.clock import give_back
 from dp_transforms.telemetry import guarded
 from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import TRACKER, WATERMARK, Bundle, advance, wall_micros
@@ -52,7 +53,7 @@ class FolderInput(Input):
         return [b"folder", self.folder.url.encode(), str(self.job.source.format).encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
         self._check()
         return ReadFolder(self.job, begin, brake)
 
@@ -60,8 +61,8 @@ class FolderInput(Input):
         if not self.folder.is_there():
             raise UsageError("source.path", "is not a folder", "make it, or correct the path")
         if self.folder.local:
-            inside, sink = Path(self.folder.path("")), Path(self.job.sink.path).resolve()
-            if inside == sink or inside in sink.parents:
+            inside, sink = Path(self.folder.path("")), self.job.sink.folder
+            if sink is not None and inside in (sink.resolve(), *sink.resolve().parents):
                 raise UsageError(
                     "sink.path", "lies in the source's folder", "write releases elsewhere"
                 )
@@ -88,7 +89,7 @@ class _Watch(beam.DoFn):
         progress, bundle, asked = tracker.current_restriction(), Bundle(), time.monotonic()
         now = watermark.current_watermark()
         if self._brake and now is not None and self._brake.holds(now.micros):
-            tracker.defer_remainder(Duration(HELD_SECONDS))
+            give_back(tracker, HELD_SECONDS)
             return
         markers = isinstance(self._watch, Markers)
         seen = progress.after or nothing_seen(self._begin, markers)
@@ -108,7 +109,7 @@ class _Watch(beam.DoFn):
                 return
         took = time.monotonic() - asked
         pause = min(max(POLL_SECONDS, POLL_SHARE * took), MOST_POLL_SECONDS)
-        tracker.defer_remainder(Duration(pause))
+        give_back(tracker, pause)
 
     def _next(self, steps: Iterator[Step]) -> Step | None:
         """The next step; none while the store is away, for as long as that is borne."""

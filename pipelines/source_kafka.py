@@ -19,17 +19,19 @@ rule 0).  New partitions are found while the job runs (`_Watch`), by the same ar
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError
+from dp_transforms.clock import give_back
 from dp_transforms.telemetry import guarded
 from pipelines.brake import HELD_SECONDS, Brake
 from pipelines.endless import (
@@ -77,8 +79,8 @@ class KafkaInput(Input):
         return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
-        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake)
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
+        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake, spread)
 
     def _topic_id(self) -> str:
         return str(self._asked(self.kafka.described)[0])
@@ -105,7 +107,7 @@ class _Watch(beam.DoFn):
         if last is not None:
             time.sleep(WATCH_SECONDS)
         asked = wall_micros()
-        partitions = self._partitions(element)
+        partitions = self.partitions(element)
         for number in range(0 if last is None else last + 1, partitions):
             if not tracker.try_claim(number):
                 return
@@ -114,7 +116,7 @@ class _Watch(beam.DoFn):
             advance(watermark, asked - self.settle)
         tracker.defer_remainder()
 
-    def _partitions(self, topic_id: str) -> int:
+    def partitions(self, topic_id: str) -> int:
         """How many there are now; 0 if nobody answers."""
         try:
             found, partitions = self.kafka.described(ASK_SECONDS)
@@ -152,7 +154,7 @@ class _ReadPartition(beam.DoFn):
         """Messages from where the last bundle ended, until this one is full or none is ready."""
         bundle = Bundle()
         if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
-            tracker.defer_remainder(Duration(HELD_SECONDS))
+            give_back(tracker, HELD_SECONDS)
             return
         with READERS.lend(self.kafka, element) as reader:
             stands = self._begins(reader, tracker)
@@ -163,7 +165,7 @@ class _ReadPartition(beam.DoFn):
                 taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
                 if taken.position == stands:
                     self._idle(reader, watermark)
-                    tracker.defer_remainder(Duration(IDLE_SECONDS))
+                    give_back(tracker, IDLE_SECONDS)
                     return
                 if not tracker.try_claim(taken.position - 1):
                     return
@@ -181,7 +183,7 @@ class _ReadPartition(beam.DoFn):
             return int(last) + 1
         first = reader.first(self.begin)
         if first is None:
-            tracker.defer_remainder(Duration(IDLE_SECONDS))
+            give_back(tracker, IDLE_SECONDS)
             return None
         return first if tracker.try_claim(first - 1) else None
 
@@ -207,6 +209,95 @@ class _ReadPartition(beam.DoFn):
             advance(watermark, messages.last_append * 1_000 - self.settle)
 
 
+class Standing(NamedTuple):
+    """How far a topic is read as a whole.
+
+    Attributes:
+        parts: of each partition the last offset that is done (``None``: not begun) and the
+            instant (micros) that its watermark has reached.
+        known: until then (micros) no other partition had messages.
+    """
+
+    parts: tuple[tuple[int | None, int], ...] = ()
+    known: int = MIN_TIMESTAMP.micros
+
+
+class _ReadTopic(_ReadPartition):
+    """Topic id -> batches of all its partitions, in one element with one watermark.
+
+    For runners that keep one watermark for a source, whatever its elements say.
+    """
+
+    _looked = -WATCH_SECONDS
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Each partition in turn, until the bundle is full or none has anything ready."""
+        bundle = Bundle()
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            give_back(tracker, HELD_SECONDS)
+            return
+        stands = self._grown(element, tracker.current_restriction().after or Standing())
+        while True:
+            before = self._rows
+            for number in range(len(stands.parts)):
+                with READERS.lend(self.kafka, number) as reader:
+                    taken, stands = self._taken(reader, number, stands)
+                    if not tracker.try_claim(stands):
+                        return
+                    mark = ManualWatermarkEstimator(beam_time(stands.parts[number][1]))
+                    if taken is None:
+                        continue
+                    if taken.messages or taken.deleted is not None:
+                        yield from self._outputs(taken, number, mark)
+                        self._rows += len(taken.messages)
+                    else:
+                        self._idle(reader, mark)
+                    stands = _with(stands, number, taken.position - 1, _now(mark).micros)
+            tracker.try_claim(stands)
+            if stands.parts:
+                advance(watermark, min(stands.known, *(mark for _, mark in stands.parts)))
+            if self._rows == before:
+                give_back(tracker, IDLE_SECONDS)
+                return
+            if bundle.add(self._rows - before):
+                tracker.defer_remainder()
+                return
+
+    def _grown(self, topic_id: str, stands: Standing) -> Standing:
+        """With partitions that were added; asked for now and then."""
+        if time.monotonic() - self._looked < WATCH_SECONDS:
+            return stands
+        asked = wall_micros()
+        more = _Watch(self.kafka, self.settle).partitions(topic_id) - len(stands.parts)
+        if more + len(stands.parts) <= 0:
+            return stands
+        self._looked = time.monotonic()
+        fresh = ((None, MIN_TIMESTAMP.micros),) * more
+        return Standing(stands.parts + fresh, max(stands.known, asked - self.settle))
+
+    def _taken(
+        self, reader: Reader, number: int, stands: Standing
+    ) -> tuple[Taken | None, Standing]:
+        """What a partition has ready (``None``: nobody knows where it begins)."""
+        last, mark = stands.parts[number]
+        if last is None:
+            first = reader.first(self.begin)
+            if first is None:
+                return None, stands
+            last = first - 1
+        reader.seek(last + 1)
+        taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
+        return taken, _with(stands, number, taken.position - 1, mark)
+
+
+def _with(stands: Standing, number: int, last: int, mark: int) -> Standing:
+    parts = list(stands.parts)
+    parts[number] = last, mark
+    return stands._replace(parts=tuple(parts))
+
+
 def _dead(refused: Refused, partition: int, now: Timestamp) -> TaggedOutput:
     return TaggedOutput(DEAD_LETTER, TimestampedValue(refusal(refused, partition), now))
 
@@ -226,23 +317,34 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.
         brake: keeps it from running ahead of the releases.
+        spread: an element for each partition, or one for all.
     """
 
     def __init__(
-        self, job: Job, kafka: Kafka, topic_id: str, begin: int, brake: Brake | None = None
+        self,
+        job: Job,
+        kafka: Kafka,
+        topic_id: str,
+        begin: int,
+        brake: Brake | None = None,
+        spread: bool = True,
     ) -> None:
         super().__init__()
+        self._spread = spread
         self._job, self._kafka, self._topic_id = job, kafka, topic_id
         self._begin, self._brake = begin, brake
 
     @override
     def expand(self, begin: Any) -> Any:
         settle = duration_micros("source.settle", self._job.source.settle)
-        dofn = _ReadPartition(self._job, self._kafka, settle, self._begin, self._brake)
+        kind = _ReadPartition if self._spread else _ReadTopic
+        dofn = kind(self._job, self._kafka, settle, self._begin, self._brake)
         batches = beam.ParDo(dofn).with_output_types(pa.RecordBatch)
+        topic = begin | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
+        if not self._spread:
+            return topic | "Read" >> batches.with_outputs(DEAD_LETTER, main=RECORDS)
         return (
-            begin
-            | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
+            topic
             | "Watch" >> beam.ParDo(_Watch(self._kafka, settle)).with_output_types(int)
             | "Spread" >> beam.Reshuffle()
             | "Read" >> batches.with_outputs(DEAD_LETTER, main=RECORDS)

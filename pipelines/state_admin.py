@@ -14,12 +14,11 @@ from accounting.budget import allocate
 from accounting.errors import DpstreamError, PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
+from pipelines.inputs import input_of
 from pipelines.job import Job
 from pipelines.job_text import instant_micros
-from pipelines.manifest import fingerprint_parts
-from pipelines.sink_formats import name_of, release_files
+from pipelines.sink import sink_of
 from pipelines.sink_manifest import resealed
-from pipelines.sinks import compare_release
 from pipelines.state_view import open_job_store, store_run
 from pipelines.stream import Progress, begun_epoch, charge_restored, key_source, prepare
 from state import life, moves
@@ -77,13 +76,13 @@ def expire(
 def _droppable(job: Job, instant: int) -> int:
     """The first window that is not complete or ends after the instant."""
     store, line = open_job_store(job), job.plan.timeline
-    complete = life.complete_windows(line, store.completed(store.identity.shards), store.marks)
+    complete = life.reached(store, line).complete
     ended = (instant - line.start - line.window - line.allowed_lateness) // line.slide + 1
-    return max(0, min(complete, ended))
+    return max(store.marks.dropped, min(complete, ended))
 
 
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
-    """Hold every release that is to go against its file in the sink."""
+    """Hold every release that is to go against the sink's."""
     run = store_run(job)
     store, line = run.open(), run.plan.timeline
     names = [
@@ -91,12 +90,13 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
         for window in range(store.marks.first, before)
         for trigger in range(1, line.triggers + 1)
     ]
+    sink = sink_of(job)
     try:
         for number, batch in enumerate(resealed(run, store, iter(names))):
-            if not compare_release(Path(job.sink.path), job.sink.kind, batch):
+            if not sink.holds(batch):
                 window, trigger = names[number]
                 raise PolicyError(
-                    "sink.path",
+                    sink.field,
                     f"does not hold the release of window {window}, trigger {trigger}",
                     "write it with `dpstream state releases` before the store lets it go",
                 )
@@ -104,6 +104,7 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
                 progress(number + 1, len(names))
     finally:
         run.destroy_keys()
+        sink.close()
 
 
 def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
@@ -116,7 +117,8 @@ def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
 
 
 def _keep_out_of_sink(job: Job, out: Path) -> None:
-    if Path(job.sink.path).resolve() in out.resolve().parents:
+    folder = job.sink.folder
+    if folder is not None and folder.resolve() in out.resolve().parents:
         raise PolicyError("backup", "lies in the folder of the releases", "keep it elsewhere")
 
 
@@ -203,7 +205,7 @@ def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
 
     Units count from the backup on, so whatever epoch was begun since is spent.
     """
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    parts = input_of(job).identity()
     with key_source(job).ring() as ring:
         source = ring.source_fingerprint(parts)
 
@@ -233,8 +235,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     cuts = [int(line.cut_of(np.array([instant]))[0]), store.marks.abandoned]
     cuts += [store.unit_progress(shard).reach for shard in shards]
     cuts += [line.base(window) + trigger for window, _, trigger in store.progress()]
-    published = (name_of(f) for f in release_files(job.sink.path))
-    cuts += [line.base(window) + trigger for window, trigger in published]
+    cuts += [line.base(window) + trigger for window, trigger, _ in sink_of(job).published()]
     return Abandon(max(1, *cuts), job.plan.privacy.contributions)
 
 

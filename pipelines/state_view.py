@@ -12,11 +12,13 @@ from accounting.errors import UsageError
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
 from pipelines.job import Job
+from pipelines.job_tables import FileKind
 from pipelines.restored import publish_committed
+from pipelines.sink_files import FileSink
 from pipelines.sink_manifest import write_manifest
 from pipelines.stream import Progress, key_source
 from state import open as stores
-from state.life import complete_windows, settled_cut
+from state.life import reached, settled_cut
 from state.store import Store
 
 
@@ -50,10 +52,11 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
             "epoch": identity.epoch,
             "plan_hash": identity.plan_hash,
             "shards": identity.shards,
-            "windows": line.windows,
+            "windows": None if line.end is None else line.windows,
             "triggers": line.triggers,
+            "complete": marks.dropped + sum(t == line.triggers for t in done.values()),
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "settled_cut": settled_cut(line, complete_windows(line, done, marks)),
+            "settled_cut": settled_cut(line, reached(store, line).complete),
             "dropped": marks.dropped,
             "abandoned": marks.abandoned,
             "restoring": store.restoring,
@@ -71,7 +74,7 @@ def _sizes(job: Job, store: Store) -> dict[str, Any]:
     return {"bytes": size or None, "parts": [part._asdict() for part in store.parts()]}
 
 
-def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) -> int:
+def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
     """Write every committed release of all shards to a folder; returns how many.
 
     Writing the same content again changes nothing; other content is refused.
@@ -83,8 +86,8 @@ def export(job: Job, folder: Path, kind: str, progress: Progress | None = None) 
     try:
         run = store_run(job)
         try:
-            named = lambda: write_manifest(run, folder, kind)  # noqa: E731
-            return publish_committed(run, folder, kind, progress, named)
+            sink = FileSink(folder, kind)
+            return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
         finally:
             run.destroy_keys()
     finally:

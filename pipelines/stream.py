@@ -23,18 +23,20 @@ from pipelines.choice_check import check_choice, unit_in_words
 from pipelines.delivered import CountDelivered
 from pipelines.inputs import Input, input_of
 from pipelines.job import Job
+from pipelines.job_text import duration_micros
 from pipelines.keys import read_public_keys
 from pipelines.replay import Replay, replay_bounds
-from pipelines.restored import catch_up, diverged
+from pipelines.restored import Catching, catch_up, diverged, publish_missing
 from pipelines.runner_errors import coded
 from pipelines.runners import Engine, make_runner
+from pipelines.sink import Sink, sink_of
 from pipelines.sink_manifest import (
     check_sink,
     published_epoch,
     refuse_lost_store,
     write_manifest,
 )
-from pipelines.sinks import WriteDeadLetters, WriteReleases
+from pipelines.sinks import WriteDeadLetters, WriteOrHold, WriteReleases
 from pipelines.waiting import own_signals, wait_or_stop
 from state import open as stores
 from state import tokens
@@ -89,7 +91,8 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
-    write_manifest(run, Path(job.sink.path), job.sink.kind)
+    with contextlib.closing(sink_of(job)) as sink:
+        write_manifest(run, sink)
     return run, resumed
 
 
@@ -104,7 +107,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     _refuse_private_in_sink(job)
     parts = input_of(job).identity() if source is None else source
     url = job.state.store or ""
-    sink = Path(job.sink.path)
+    sink = sink_of(job)
     if not stores.exists(url):
         refuse_lost_store(sink)
         _check_charge(job)  # a refused charge leaves no store behind
@@ -122,22 +125,23 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
     )
     try:
-        caught_up = check_sink(run, sink, job.sink.kind, replaying=run.open().restoring)
+        caught_up = check_sink(run, sink, replaying=run.open().restoring)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
+        sink.close()
     return run, resumed, caught_up
 
 
 def _refuse_private_in_sink(job: Job) -> None:
     """What is published must not lie in one folder with what must never be."""
-    sink = Path(job.sink.path).resolve()
+    folder = job.sink.folder
     private = {
         "privacy.key_file": job.privacy.key_file,
         "state.store": job.state.path and str(job.state.path),
         "ledger.path": job.ledger and job.ledger.path,
     }
     for field, path in private.items():
-        if path and sink in Path(path).resolve().parents:
+        if path and folder and folder.resolve() in Path(path).resolve().parents:
             raise PolicyError(
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
@@ -181,7 +185,7 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
 
 def begun_epoch(job: Job, run_id: str) -> int:
     """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
-    begun = [published_epoch(Path(job.sink.path), run_id)]
+    begun = [published_epoch(sink_of(job), run_id)]
     with _ledger(job) as ledger:
         if ledger is not None:
             begun.append(tokens.begun_epoch(ledger, run_id))
@@ -249,10 +253,10 @@ def run_job(
     reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
-    restoring, steps = run.open().restoring, _steps(run)
+    restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
-    _connect(pipeline, job, run, source, reader, ends)
+    _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
     operator_totals.clear()
     forget_error()
     try:
@@ -265,29 +269,33 @@ def run_job(
             if not detach:
                 wait_or_stop(started, run, ends, stop, engine.cancel)
     except Exception as error:
-        raise diverged(coded(error), restoring) from None
+        raise diverged(coded(error), sink, restoring and run.open().restoring) from None
     else:
         if not detach:
-            _finish(job, run, source, before, restoring)
+            _finish(job, run, source, before, sink if restoring and ends else None)
+            if engine.streaming and ends and sink.readable:
+                publish_missing(run, sink)
     finally:
         run.destroy_keys()
         identity = run.open().identity
+        sink.close()
         stores.close_all()
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
-    return Result(identity.run_id, job.plan.hash, steps, job.sink.path, resumed, totals, stopped)
+    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
 
 
-def _finish(job: Job, run: Run, source: Input, before: Any, restoring: bool) -> None:
-    """What is left to do when the pipeline has ended."""
+def _finish(job: Job, run: Run, source: Input, before: Any, behind: Sink | None) -> None:
+    """What is left to do when the pipeline has ended; ``behind``: the sink that a restored run has
+    compared with, and has still to publish the rest to."""
     if source.state() != before:
         raise PolicyError(
             "source.path",
             "a file changed while it was read, so this store's noise may belong to two inputs",
             "do not resume this store or publish its last releases; begin a new run",
         )
-    if restoring:
-        catch_up(run, Path(job.sink.path), job.sink.kind)
+    if behind is not None:
+        catch_up(run, behind)
     # A ledger that cannot be reached now only leaves copies of the running store unmarked.
     with contextlib.suppress(RunError), _ledger(job) as ledger:
         if ledger is not None:
@@ -319,7 +327,14 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
 
 
 def _connect(
-    pipeline: beam.Pipeline, job: Job, run: Run, source: Input, reader: Any, ends: bool
+    pipeline: beam.Pipeline,
+    job: Job,
+    sink: Sink,
+    run: Run,
+    source: Input,
+    reader: Any,
+    ends: bool,
+    spread: bool,
 ) -> None:
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
@@ -329,16 +344,22 @@ def _connect(
         forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run))
+        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run), spread)
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
-    writing = WriteReleases(job, only_compare=run.open().restoring)
-    written = output.releases | "Releases" >> writing
+    if ends:
+        writing = WriteReleases(sink, only_compare=run.open().restoring)
+        written = output.releases | "Releases" >> writing
+    else:
+        written, held = output.releases | "Releases" >> WriteOrHold(sink, run)
     _ = written | "Counted" >> CountDelivered(line)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     refused = dead | "DeadLetters" >> WriteDeadLetters(job)
     if not ends:
-        _ = (written, refused, output.pulses) | "Delivered" >> Delivered(run)
+        keep = job.state.keep_releases
+        kept = None if keep is None else duration_micros("state.keep_releases", keep)
+        delivered = Delivered(run, Catching(run, sink), kept)
+        _ = (written, held, refused, output.pulses) | "Delivered" >> delivered
 
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:

@@ -14,6 +14,8 @@ from dp_transforms.telemetry import deliveries
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.
 _ASK_EVERY = 5
+#: A terminal's interrupt ends a runner's processes too, perhaps before this one has heard of it.
+_HEAR_SECONDS = 1.0
 
 
 def wait_or_stop(
@@ -44,31 +46,38 @@ def wait_or_stop(
     ended, cancelled = threading.Event(), threading.Event()
     failed = list[DpstreamError]()
 
-    def watch() -> None:
-        looks = 0
-        while not ended.wait(_LOOK_SECONDS):
-            looks += 1
-            done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
-            if done or (stop is not None and stop.is_set()):
-                cancelled.set()
-                if cancel is None:
-                    result.cancel()
-                    return
-                with contextlib.suppress(Exception):  # it may have seen the job's end by itself
-                    result.cancel()
-                try:
+    def look(ask: bool) -> bool:
+        done = ask and _complete(run)
+        if done or (stop is not None and stop.is_set()):
+            cancelled.set()
+            with contextlib.suppress(Exception):  # it may have ended, or its runner gone
+                result.cancel()
+            try:
+                if cancel is not None:
                     cancel()
-                except DpstreamError as error:
-                    failed.append(error)
-                return
+            except DpstreamError as error:
+                failed.append(error)
+            return True
+        return False
+
+    def watch() -> None:
+        looks, through = 0, False
+        while not through and not ended.wait(_LOOK_SECONDS):
+            looks += 1
+            # A store that does not answer now is asked again: a watcher that died of it would
+            # never see the stop.
+            with contextlib.suppress(Exception):
+                through = look(not bounded and looks % _ASK_EVERY == 0)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         result.wait_until_finish()
     except Exception:
-        if not cancelled.is_set():  # a runner reports a cancelled pipeline as a failed one
+        # A runner reports a cancelled pipeline as a failed one.
+        if not (cancelled.is_set() or (stop is not None and stop.wait(_HEAR_SECONDS))):
             raise
+        cancelled.set()
     finally:
         ended.set()
         watcher.join()

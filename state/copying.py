@@ -30,6 +30,9 @@ from state.store import NEVER, Store
 Progress = Callable[[int, int], None]
 #: Notes that belong to the run, not to one copy of its store.
 NOTES = ("token", "ledger", "windows")
+#: What a store knows of its sink: true of its own copies, but a backup may be held against
+#: another folder, and all that is published is compared with it.
+DELIVERED = "delivered"
 
 
 class Abandon(NamedTuple):

@@ -16,14 +16,24 @@ the lateness, i.e. a cut of at most ``period_cut``.  Once ``forgotten`` has reac
 of the period is decided any more, so its units' counters are never asked for again.
 
 **Windows.**  Key states of a closed window go with its last step.  Its releases stay: they are
-the release.  They may be dropped when the sink has them; from then on a run skips the window.
+the release.  They may be dropped when the sink has them; from then on a run skips the window, and
+nothing at all is kept of it.
 """
 
+from typing import NamedTuple
+
 import msgspec
+import numpy as np
 
 from accounting.timeline import Int64, Timeline
-from state.life_store import Marks
-from state.store import Store
+from state.store import NEVER, Store
+
+#: Note of a store: windows before it are complete in all key shards.
+_COMPLETE = "complete"
+#: Windows between two such notes, each of which is a commit.
+_NOTED = 64
+#: Releases are dropped when a share of those that are to be kept has grown too old.
+_SHARE = 16
 
 
 def skew_cuts(line: Timeline) -> int:
@@ -35,15 +45,45 @@ def period_cut(line: Timeline, event_cut: Int64) -> Int64:
     """Last cut in which a record of the period of these event cuts can be stamped."""
     assert line.period is not None
     period = (event_cut - 1) // (line.period // line.trigger_every)
-    return ((period + 1) * line.period + line.allowed_lateness) // line.trigger_every
+    cut = ((period + 1) * line.period + line.allowed_lateness) // line.trigger_every
+    return np.minimum(cut, NEVER)
 
 
-def complete_windows(line: Timeline, completed: dict[int, int], marks: Marks) -> int:
-    """How many windows from the first on take no more steps in any key shard."""
-    window = 0
-    while window < marks.first or completed.get(window, 0) == line.triggers:
+class Reached(NamedTuple):
+    """How far the key shards of a store are.
+
+    Attributes:
+        complete: windows before it take no more steps in any key shard.
+        open: window, from ``complete`` on -> last trigger that all shards have committed.
+    """
+
+    complete: int
+    open: dict[int, int]
+
+    def trigger(self, line: Timeline, window: int) -> int:
+        """Last trigger of a window that all shards have committed; of one that was abandoned,
+        what is said here means nothing."""
+        return line.triggers if window < self.complete else self.open.get(window, 0)
+
+
+def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
+    """How far the key shards are; it reads what is open, and little more, however long the stream.
+
+    That a window is complete never changes, so the store keeps a note of how many were found to
+    be.
+
+    Args:
+        remember: write the note, if many have become complete since.
+    """
+    noted = int(store.note(_COMPLETE) or 0)
+    window = max(noted, store.marks.first)
+    completed = store.completed(store.identity.shards, window)
+    while completed.get(window, 0) == line.triggers:
+        del completed[window]
         window += 1
-    return window
+    if remember and window >= noted + _NOTED:
+        store.swap_note(_COMPLETE, str(noted) if noted else None, str(window))
+    return Reached(window, completed)
 
 
 def settled_cut(line: Timeline, windows: int) -> int:
@@ -63,7 +103,7 @@ def expire(store: Store, line: Timeline, least: int = 1) -> int:
     Returns:
         Shards that gave something up.
     """
-    windows = complete_windows(line, store.completed(store.identity.shards), store.marks)
+    windows = reached(store, line, remember=True).complete
     cut, changed = settled_cut(line, windows), 0
     if cut == 0:
         return 0
@@ -85,7 +125,29 @@ def drop_releases(store: Store, line: Timeline, before: int) -> None:
     The mark comes first: a run that begins meanwhile skips the windows.
     """
     marks = store.marks
-    assert before <= complete_windows(line, store.completed(store.identity.shards), marks)
+    assert before <= reached(store, line).complete
     if before > marks.dropped:
         store.marks = msgspec.structs.replace(marks, dropped=before)
     store.drop_releases(before)
+
+
+def drop_delivered(store: Store, line: Timeline, delivered: int, keep: int) -> int:
+    """Drop releases that have been in the sink for long enough; how many windows gave theirs up.
+
+    A few windows at a time, so that the work of it is shared by many cuts.
+
+    Args:
+        delivered: cut through which every release has reached the sink.
+        keep: how long (micros, of the stream's time) the releases of a window that has ended,
+            its lateness included, are kept.
+    """
+    ends = line.start + line.window + line.allowed_lateness
+    ended = (line.cut_time(delivered) - keep - ends) // line.slide + 1
+    dropped = store.marks.dropped
+    if ended - dropped < max(1, keep // line.slide // _SHARE):
+        return 0
+    before = min(ended, reached(store, line).complete)
+    if before <= dropped:
+        return 0
+    drop_releases(store, line, before)
+    return before - dropped

@@ -27,11 +27,12 @@ Bool = npt.NDArray[np.bool_]
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000
-_MARKS, _LEADS = "windows", "leads"
+MARKS, _LEADS = "windows", "leads"
 #: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
-#: is accepted), then ``REPLAY`` until it has caught up with its sink.
+#: is accepted; ``ANEW``: in an epoch of its own), then ``REPLAY`` until it has caught up with its
+#: sink.
 RESTORE = "restore"
-BEGIN, REPLAY = "begin", "replay"
+BEGIN, ANEW, REPLAY = "begin", "anew", "replay"
 
 
 class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,13 +157,13 @@ class LifeStore(ABC):
     @property
     def marks(self) -> Marks:
         """Windows that take no more steps."""
-        text = self.note(_MARKS)
+        text = self.note(MARKS)
         return Marks() if text is None else msgspec.json.decode(text, type=Marks)
 
     @marks.setter
     def marks(self, marks: Marks) -> None:
         """Replaced as a whole."""
-        self.set_note(_MARKS, msgspec.json.encode(marks).decode())
+        self.set_note(MARKS, msgspec.json.encode(marks).decode())
 
     @property
     def leads(self) -> dict[int, list[Lead]]:
@@ -181,18 +182,32 @@ class LifeStore(ABC):
         before everything that was published has been compared."""
         return self.note(RESTORE) is not None
 
-    def begin_restoring(self) -> None:
-        """Mark the store as restored on purpose; the next begin accepts it for this run."""
-        self.set_note(RESTORE, BEGIN)
+    @property
+    def anew(self) -> bool:
+        """Restored into a new epoch that has not begun: nothing was ever published of what it
+        will release."""
+        return self.note(RESTORE) == ANEW
+
+    def begin_restoring(self, anew: bool = False) -> None:
+        """Mark the store as restored on purpose; the next begin accepts it for this run.
+
+        Args:
+            anew: what was open is given up; see ``anew`` above.
+        """
+        self.set_note(RESTORE, ANEW if anew else BEGIN)
 
     def finish_restoring(self) -> None:
         """All published releases are committed again."""
         self.set_note(RESTORE, None)
 
     @abstractmethod
-    def progress(self) -> list[tuple[int, int, int]]:
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
         """(window, shard, last committed trigger) of every (window, shard) that has anything; 0
-        where a copy put keys or carried releases and no step was committed since."""
+        where a copy put keys or carried releases and no step was committed since.
+
+        Args:
+            first: leave out the windows before it; the call reads no more than is asked for.
+        """
 
     @abstractmethod
     def unit_progress(self, shard: int) -> UnitProgress:
@@ -215,10 +230,11 @@ class LifeStore(ABC):
 
     @abstractmethod
     def drop_releases(self, before: int) -> None:
-        """Drop outbox rows of windows before ``before``; their progress stays.
+        """Drop the releases of windows before ``before``, and sooner or later their progress.
 
         ``committed_releases`` of a dropped step is ``None``.  The caller has set ``marks`` so
-        that no run asks for them, and made sure that all of them are committed.
+        that no run asks for them, and made sure that all of them are committed.  From then on a
+        worker that was asleep cannot commit a step of such a window: it is overtaken.
         """
 
     @abstractmethod

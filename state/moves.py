@@ -17,7 +17,7 @@ import msgspec
 
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
-from state.copying import Abandon, Progress, copy_store
+from state.copying import DELIVERED, Abandon, Progress, copy_store
 from state.open import SpannerBackend, SqliteBackend, backend, close_all, exists, key_schema
 from state.sqlite import SqliteStore
 from state.sqlite_backup import (
@@ -131,7 +131,7 @@ def _restore_there(
         new = old if change is None else change(old)
         give_up = None if abandon is None else abandon(source)
         with found.successor(plan, new, lambda: confirm(old) if confirm else None) as target:
-            target.begin_restoring()
+            target.begin_restoring(anew=give_up is not None)
             copy_store(source, target, plan.timeline, progress, give_up)
     return new
 
@@ -175,8 +175,10 @@ def _draft(
     target = SqliteStore(draft, key_schema(plan), plan.sums)
     try:
         if restoring:
-            target.begin_restoring()
+            target.begin_restoring(anew=abandon is not None)
         copy_store(source, target, plan.timeline, progress, abandon)
+        if not restoring:
+            target.set_note(DELIVERED, source.note(DELIVERED))
     finally:
         target.close()
     check_file(draft)
@@ -206,6 +208,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
             # A run that was not stopped publishes on: the next one has to catch up with it.
             target.begin_restoring()
             copy_store(there, target, plan.timeline, progress)
+            target.set_note(DELIVERED, there.note(DELIVERED))
         return None
     path = _path(url)
     with alone(path) as db, drafted(path) as draft:

@@ -22,10 +22,18 @@ import pyarrow as pa
 from typing_extensions import override
 
 from accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
-from state import log
+from state import log, spanner_eras
 from state.idtable import IdTable
 from state.spanner_batch import Mutations, fits, parts
-from state.spanner_client import ExistsError, between, commit, connect, from_on, prefix, read_rows
+from state.spanner_client import (
+    ExistsError,
+    MissingError,
+    commit,
+    connect,
+    from_on,
+    prefix,
+    read_rows,
+)
 from state.spanner_fill import KEY_MUTATIONS, PROGRESS, STEP
 from state.spanner_keys import SpannerKeyShard
 from state.spanner_life import SpannerLife
@@ -82,6 +90,7 @@ class SpannerStore(SpannerLife, Store):
         self._snapshot = None
         self._key_shards: dict[tuple[int, int], SpannerKeyShard] = {}
         self._unit_shards: dict[int, SpannerUnitShard] = {}
+        self._era: dict[int, int] = {}
 
     # --- keys ---------------------------------------------------------------------------
 
@@ -206,6 +215,7 @@ class SpannerStore(SpannerLife, Store):
             first = states.left.get(step.trigger, 0)
             rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
             out.insert("Steps", STEP, rows)
+        out.require(states.part, spanner_eras.of_window(states.window))
         if last.closes:
             self._delete_states(out, states)
         else:
@@ -221,6 +231,7 @@ class SpannerStore(SpannerLife, Store):
             nothing = states.outbox(step, np.zeros(states.size, np.bool_))
             rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
             out.insert("Steps", STEP, rows)
+            out.require(states.part, spanner_eras.of_window(states.window))
             self._commit(out, states)
             states.pieces += len(rows)
         runs = parts(slots, KEY_MUTATIONS, states.row_bytes(slots))
@@ -231,6 +242,7 @@ class SpannerStore(SpannerLife, Store):
             cells = states.outbox(step, mine)
             rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
             out.insert("Steps", STEP, rows)
+            out.require(states.part, spanner_eras.of_window(states.window))
             if last and step.closes:
                 self._delete_states(out, states)
             else:
@@ -262,10 +274,22 @@ class SpannerStore(SpannerLife, Store):
     def _commit_once(self, out: Mutations, fence: tuple[int, ...]) -> None:
         """Commit; an insert that finds its row was overtaken, unless the row is this one's."""
         try:
-            commit(self._db, out.fill)
+            self._commit_in_era(out)
         except ExistsError:
             rows = list(read_rows(self._db, "Steps", ("Writer",), [fence]))
             if rows != [[out.writer]]:
+                raise OvertakenError from None
+
+    def _commit_in_era(self, out: Mutations) -> None:
+        try:
+            commit(self._db, out.fill, True)
+        except MissingError:
+            for part, era in sorted(out.eras):
+                if not spanner_eras.open_era(self._db, self.generation, part, era):
+                    raise OvertakenError from None
+            try:
+                commit(self._db, out.fill, True)
+            except MissingError:  # closed meanwhile
                 raise OvertakenError from None
 
     def _drop(self, shards: list[SpannerKeyShard]) -> None:
@@ -348,6 +372,7 @@ class SpannerStore(SpannerLife, Store):
         fence = (units.part, BOUND, units.decided, units.pieces)
         # A row of a decision says how far it goes.
         out.insert("Steps", STEP, [[*fence, out.writer, cell(cut.to_bytes(8, "little"))]])
+        out.require(units.part, spanner_eras.of_decision(units.decided))
         units.write(out, slots)
         if last:
             rows = [[units.part, BOUND, cut]]
@@ -368,17 +393,6 @@ class SpannerStore(SpannerLife, Store):
         return units.admitted()
 
     # --- progress -----------------------------------------------------------------------
-
-    @override
-    def completed(self, shards: int) -> dict[int, int]:
-        by_window: dict[int, list[int]] = {}
-        mine = between([self._first_part], [self._first_part + shards])
-        rows = self._rows("Progress", PROGRESS, ranges=[mine])
-        for _, window, reached in rows:
-            if window >= 0:
-                by_window.setdefault(window, []).append(reached)
-        # A shard that has not begun a window has committed nothing of it.
-        return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
 
     def _part(self, shard: int) -> int:
         return self._first_part + shard

@@ -28,12 +28,20 @@ class Mutations:
         self.count = self.bytes = 0
         self._insert: list[tuple[str, Sequence[str], list[Any]]] = []
         self._upsert: list[tuple[str, Sequence[str], list[Any]]] = []
+        #: (part, era) of the rows that must be there (see ``spanner_eras``).
+        self.eras: set[tuple[int, int]] = set()
         self._ranges: list[tuple[str, spanner.KeyRange]] = []
 
     def insert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         """Rows that must not be there yet."""
         self._insert.append((table, columns, rows))
         self._counted(columns, rows)
+
+    def require(self, part: int, era: int) -> None:
+        """The commit fails unless the era is open."""
+        if (part, era) not in self.eras:
+            self.eras.add((part, era))
+            self.count += 3
 
     def upsert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         """Rows that are written whether they are there or not; other columns stay."""
@@ -57,6 +65,8 @@ class Mutations:
             batch.insert(table, columns, rows)
         for table, columns, rows in self._upsert:
             batch.insert_or_update(table, columns, rows)
+        for era in sorted(self.eras):
+            batch.update("Progress", ("Part", "WindowIndex", "Reached"), [[*era, 0]])
         for table, some in self._ranges:
             batch.delete(table, spanner.KeySet(ranges=[some]))
 

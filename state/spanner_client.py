@@ -222,17 +222,29 @@ class ExistsError(Exception):
     """A row that can be inserted only once was there."""
 
 
-def commit(database: Database, fill: Callable[[Any], None]) -> None:
+class MissingError(Exception):
+    """A row that must be there was not."""
+
+
+def commit(database: Database, fill: Callable[[Any], None], requires: bool = False) -> None:
     """Commit the mutations that ``fill`` puts into a batch, in one call; durable on return.
+
+    Args:
+        requires: some of them are updates of rows that must be there.
 
     Raises:
         ExistsError: an insert found its row: an attempt before, or somebody else, was first.
+        MissingError: an update found no row.
         RunError: refused, or no answer for ``limits.COMMIT_RETRY_SECONDS``.
     """
     try:
         _RETRY(_commit)(database, fill)
     except exceptions.AlreadyExists:
         raise ExistsError from None
+    except exceptions.NotFound as error:
+        if requires:
+            raise MissingError from None
+        raise refused(error) from None
     except (exceptions.GoogleAPIError, GoogleAuthError) as error:
         raise refused(error) from None
 

@@ -18,7 +18,7 @@ from google.cloud.spanner_v1.database import Database
 from typing_extensions import override
 
 from accounting.limits import COMMIT_MUTATIONS
-from state import log
+from state import log, spanner_eras
 from state.life_store import (
     Ids,
     KeyPiece,
@@ -33,6 +33,7 @@ from state.spanner_client import (
     between,
     change_everywhere,
     commit,
+    from_on,
     prefix,
     query,
     read_rows,
@@ -51,8 +52,10 @@ from state.spanner_rows import (
 )
 from state.spanner_schema import BOUND, FORGOTTEN, GENERATION, REACH, clear
 from state.spanner_units import SpannerUnitShard
-from state.store import Admitted
+from state.store import Admitted, RunIdentity
 
+#: Shards whose progress is read by ranges of their own.
+_FEW = 4096
 #: Units that one transaction of expiry reads and writes.
 _PAGE = COMMIT_MUTATIONS // 16
 
@@ -66,6 +69,8 @@ class SpannerLife(LifeStore):
     _first_part: int
     _snapshot: Any
     _unit_shards: dict[int, SpannerUnitShard]
+    _era: dict[int, int]
+    identity: RunIdentity
     generation: int
     _filled: Filled
 
@@ -95,9 +100,12 @@ class SpannerLife(LifeStore):
     # --- progress -----------------------------------------------------------------------
 
     @override
-    def progress(self) -> list[tuple[int, int, int]]:
-        rows = self._rows("Progress", PROGRESS, ranges=[self._mine()])
-        return [(w, part - self._first_part, step) for part, w, step in rows if w >= 0]
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
+        parts = range(self._first_part, self._first_part + self.identity.shards)
+        few = first and len(parts) <= _FEW
+        ranges = [from_on(part, first) for part in parts] if few else [self._mine()]
+        rows = self._rows("Progress", PROGRESS, ranges=ranges)
+        return [(w, part - self._first_part, step) for part, w, step in rows if w >= first]
 
     @override
     def unit_progress(self, shard: int) -> UnitProgress:
@@ -119,11 +127,19 @@ class SpannerLife(LifeStore):
             return
         # First of all: from now on nobody uses a position that is about to go.
         self._raise_forgotten(part, cut)
+        self._close_decisions(part)
         after = transact(self._db, _Expiry(part, cut, None))
         while after is not None:
             after = transact(self._db, _Expiry(part, cut, after))
         # Whoever decides with counters it has in memory writes counts that are still right.
         self.forget_units(shard)
+
+    def _close_decisions(self, part: int) -> None:
+        decided = self._unit_rows(part)[0].get(BOUND, 0)
+        era = spanner_eras.of_decision(decided)
+        if decided and self._era.get(part) != era:  # once an era
+            spanner_eras.close_decisions(self._db, part, decided)
+            self._era[part] = era
 
     @abstractmethod
     def forget_units(self, shard: int) -> None:
@@ -141,13 +157,26 @@ class SpannerLife(LifeStore):
 
     @override
     def drop_releases(self, before: int) -> None:
-        # The rows stay: they are the fence that keeps a worker that was asleep from the step.
+        # Rows of an era that is not over stay: they are the fence that keeps a worker that was
+        # asleep from the step.
         change_everywhere(
             self._db,
             "UPDATE Steps SET Releases = NULL WHERE Part BETWEEN @first AND @last"
             " AND WindowIndex BETWEEN 0 AND @most AND Releases IS NOT NULL",
             {**self._bounds(), "most": before - 1},
         )
+        over = before // spanner_eras.ERA * spanner_eras.ERA
+        if not over:
+            return
+        for shard in range(self.identity.shards):
+            spanner_eras.close_windows(self._db, self._first_part + shard, before)
+        for table in ("Steps", "Progress"):
+            change_everywhere(
+                self._db,
+                f"DELETE FROM {table} WHERE Part BETWEEN @first AND @last"
+                " AND WindowIndex BETWEEN 0 AND @most",
+                {**self._bounds(), "most": over - 1},
+            )
 
     def _bounds(self) -> dict[str, int]:
         return {"first": self._first_part, "last": self._first_part + GENERATION - 1}

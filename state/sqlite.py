@@ -141,6 +141,8 @@ class SqliteStore(SqliteLife, Store):
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
+                if min(row.window for row, _ in steps) < self.marks.dropped:
+                    raise OvertakenError  # long ago: the rows that would tell are gone
                 for row, _ in steps:
                     kept = row[:4] if (row.window, row.shard) in closed else row
                     values = (*kept, *(None,) * (7 - len(kept)))
@@ -155,12 +157,12 @@ class SqliteStore(SqliteLife, Store):
                         self._db.execute(
                             f"DELETE FROM {table} WHERE window = ? AND shard = ?", name
                         )
-        except sqlite3.Error as error:
+        except (sqlite3.Error, RunError, OvertakenError) as error:
             for row, _ in steps:
                 self.forget(row.window, row.shard)
             if isinstance(error, sqlite3.IntegrityError):
                 raise OvertakenError from None
-            raise failed(error) from None
+            raise failed(error) if isinstance(error, sqlite3.Error) else error from None
 
     @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -235,14 +237,6 @@ class SqliteStore(SqliteLife, Store):
             log.replay_units(there, rows)
             everything = log.moved(everything, units.table.find(there.table.ids))
         return log.indexed(everything)
-
-    @override
-    def completed(self, shards: int) -> dict[int, int]:
-        by_window: dict[int, list[int]] = {}
-        for window, _, trigger in self.progress():
-            by_window.setdefault(window, []).append(trigger)
-        # A shard that has not begun a window has committed nothing of it.
-        return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
 
     @override
     def close(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from accounting.errors import PolicyError, RunError, UsageError
+from accounting.limits import BUSY_SECONDS
 from state.store import RunIdentity
 
 SCHEMA_VERSION = 2
@@ -136,7 +137,9 @@ def connect(path: str | Path) -> sqlite3.Connection:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         file = os.stat(path).st_ino
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+        db = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
+        )
     except (sqlite3.Error, OSError) as error:
         raise failed(error) from None
     try:

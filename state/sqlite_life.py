@@ -64,15 +64,21 @@ class SqliteLife(LifeStore):
             return swap_note(self._db, name, old, new)
 
     @override
-    def progress(self) -> list[tuple[int, int, int]]:
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
+        some = "WHERE window >= :first"
         with self._lock:
             found = {
                 (window, shard): 0
                 for table in ("snapshots", "carried")
-                for window, shard in self._read(f"SELECT DISTINCT window, shard FROM {table}")
+                for window, shard in self._read(
+                    f"SELECT DISTINCT window, shard FROM {table} {some}", {"first": first}
+                )
             }
-            statement = "SELECT window, shard, max(trigger) FROM steps GROUP BY window, shard"
-            found |= {(window, shard): last for window, shard, last in self._read(statement)}
+            statement = (
+                f"SELECT window, shard, max(trigger) FROM steps {some} GROUP BY window, shard"
+            )
+            steps = self._read(statement, {"first": first})
+            found |= {(window, shard): last for window, shard, last in steps}
             return [(*name, last) for name, last in found.items()]
 
     @override
@@ -142,10 +148,9 @@ class SqliteLife(LifeStore):
     @override
     def drop_releases(self, before: int) -> None:
         with self._lock, self._changing():
-            self._db.execute(
-                "UPDATE steps SET releases = ? WHERE window < ? AND length(releases) > 0",
-                (_NO_BLOB, before),
-            )
+            # `marks`, which are checked in each commit of steps, are the fence from now on.
+            for table in ("steps", "snapshots", "carried"):
+                self._db.execute(f"DELETE FROM {table} WHERE window < ?", (before,))
 
     @override
     def compact(self) -> None:

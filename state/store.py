@@ -288,9 +288,14 @@ class Store(LifeStore):
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         """Releases of a committed step, ``None`` if it is not committed (or they were dropped)."""
 
-    @abstractmethod
-    def completed(self, shards: int) -> dict[int, int]:
-        """Window -> last trigger that all of its ``shards`` have committed (0: not by all)."""
+    def completed(self, shards: int, first: int = 0) -> dict[int, int]:
+        """Window, from ``first`` on -> last trigger that all of its ``shards`` have committed (0:
+        not by all).  What was dropped is not there."""
+        by_window: dict[int, list[int]] = {}
+        for window, _, trigger in self.progress(first):
+            by_window.setdefault(window, []).append(trigger)
+        # A shard that has not begun a window has committed nothing of it.
+        return {w: min(t) if len(t) == shards else 0 for w, t in by_window.items()}
 
     @abstractmethod
     def forget(self, window: int, shard: int) -> None:

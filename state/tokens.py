@@ -38,7 +38,7 @@ import msgspec
 
 from accounting.errors import PolicyError, RunError
 from state.ledger import Charge, Head, Ledger
-from state.life_store import BEGIN, REPLAY, RESTORE
+from state.life_store import ANEW, BEGIN, REPLAY, RESTORE
 from state.store import Store
 
 #: Note of a store: the end of the ledger as this store last saw it.
@@ -126,7 +126,7 @@ def _renew(
     ledger: Ledger, store: Store, run_id: str, pay: Callable[[sqlite3.Connection], None]
 ) -> None:
     """The three steps; ``pay`` is called in the first, once the store is accepted."""
-    restored = store.note(RESTORE) == BEGIN
+    restored = store.note(RESTORE) in (BEGIN, ANEW)
     for _ in range(_ATTEMPTS):
         seen, new = remembered(store), secrets.token_hex(16)
         with ledger.transaction() as db:

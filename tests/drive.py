@@ -53,11 +53,14 @@ class Drive:
         self.begin = begin
         self.progress = Whole().initial_restriction(element)
         self.estimator = ManualWatermarkEstimator(None)
-        self.ended = False
+        self.ended = self._set_up = False
 
     def bundle(self, **more: Any) -> Bundle:
         """Run the next bundle."""
         dofn = pickle.loads(pickle.dumps(self.dofn)) if self.fresh else self.dofn  # noqa: S301
+        if self.fresh or not self._set_up:
+            dofn.setup()
+            self._set_up = True
         tracker = ThreadsafeRestrictionTracker(Whole().create_tracker(self.progress))
         view = RestrictionTrackerView(tracker)
         records: list[Any] = []

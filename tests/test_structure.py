@@ -156,6 +156,8 @@ ALLOWED = {
     "dp_transforms/run.py": ["secrets.token_hex"],
     "state/spanner_batch.py": ["secrets.token_hex"],
     "state/tokens.py": ["secrets.token_hex"],
+    # When a cut is announced; never what is in it.
+    "dp_transforms/clock.py": ["time.time", "time.time"],
 }
 
 

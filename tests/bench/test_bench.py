@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bench import front, growth, peer_runs, peers
+from pipelines.job import load_job
+from tests.bench import front, growth, peer_runs, peers, week
 from tests.oracle.simulation import admit, ranked, table1_records
 
 AT = [1, 2, 4, 8]
@@ -92,3 +93,24 @@ def test_every_point_of_the_front_is_a_sound_plan_or_refused(tmp_path: Path) -> 
     front.mark(points)
     front.draw([p for p in points if "keys" in p], tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 1000
+
+
+def test_growing_memory_is_seen() -> None:
+    def points(leak: float) -> list[week.Point]:
+        hours = np.arange(0, 168, 2.0)
+        warm = 300 + 200 * np.minimum(hours / 12, 1)  # the first day's growth is no leak
+        noise = np.random.default_rng(1).normal(0, 15, len(hours))
+        python = warm + leak * hours + noise
+        return [week.Point(h, h, m, 60.0, h) for h, m in zip(hours, python, strict=True)]
+
+    assert abs(week.growth(points(0.0), 7)["python"]) < week.ALLOWED_MIB
+    assert week.growth(points(0.5), 7)["python"] > week.ALLOWED_MIB
+    assert week.growth(points(0.0), 7)["prism"] == 0
+
+
+def test_a_recorded_week(tmp_path: Path) -> None:
+    week.write(tmp_path, 2, 500, 50, 20)
+    job = load_job(tmp_path / "job.toml")
+    table = pq.read_table(sorted((tmp_path / "in").iterdir()))
+    assert table.num_rows == 1000 and job.plan.timeline.windows == 2
+    assert job.plan.timeline.period == week.DAY * 1_000_000

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.errors import PolicyError, RunError
-from pipelines import sink_manifest, stream
+from pipelines import sink_files, stream
 from pipelines.job import load_job
-from pipelines.sink_manifest import Manifest, manifest_path
+from pipelines.sink import Manifest
+from pipelines.sink_files import manifest_path
 from pipelines.stream import begin
 from state import ledger as ledgers
 from state import open as stores
@@ -92,7 +93,7 @@ POINTS: list[tuple[Any, str, int]] = [
     (SqliteStore, "swap_note", 2),
     (tokens, "_accept", 2),
     (stream, "write_manifest", 1),
-    (sink_manifest, "put_once", 1),
+    (sink_files, "put_once", 1),
 ]
 
 
@@ -260,8 +261,8 @@ def test_what_another_worker_publishes_meanwhile_is_no_older_store(done: Place) 
     done.forget("state", 1)
     real, seen = SqliteStore.completed, [0]
 
-    def completed(store: SqliteStore, shards: int) -> dict[int, int]:
-        found = real(store, shards)
+    def completed(store: SqliteStore, shards: int, first: int = 0) -> dict[int, int]:
+        found = real(store, shards, first)
         if not seen[0]:
             seen[0] = 1
             shutil.copytree(done.folder / "hidden", done.folder / "out" / "window-000001")
@@ -291,7 +292,7 @@ def test_a_manifest_that_cannot_be_written(place: Place, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sink_manifest, "put_once", full)
+        patch.setattr(sink_files, "put_once", full)
         with pytest.raises(RunError, match="cannot be written"):
             begun(place)
     begun(place)

@@ -19,6 +19,7 @@ from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from pipelines import sink_formats, sinks
 from pipelines.job import Job
+from pipelines.sink_files import FileSink
 from pipelines.sinks import (
     WriteDeadLetters,
     WriteReleases,
@@ -100,7 +101,7 @@ def test_a_bundle_writes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         sinks, "write_releases", lambda *args: calls.append(len(args[2])) or real(*args)
     )
-    writer = sinks._WriteRelease(str(tmp_path), "parquet")
+    writer = sinks._WriteRelease(FileSink(tmp_path, "parquet"))
     writer.start_bundle()
     out = [name for n in range(10) for name in writer.process(release(0, n, ["k"] * n))]
     out += [late.value for late in writer.finish_bundle()]

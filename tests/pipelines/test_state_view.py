@@ -85,8 +85,8 @@ def test_only_what_all_shards_have_committed_is_exported(
 ) -> None:
     honest = SqliteStore.progress
 
-    def behind(store: SqliteStore) -> list[tuple[int, int, int]]:
-        rows = [(w, s, t) for w, s, t in honest(store) if (w, s) != (1, 2)]
+    def behind(store: SqliteStore, first: int = 0) -> list[tuple[int, int, int]]:
+        rows = [(w, s, t) for w, s, t in honest(store, first) if (w, s) != (1, 2)]
         return [(w, s, 2 if (w, s) == (0, 1) else t) for w, s, t in rows]
 
     monkeypatch.setattr(SqliteStore, "progress", behind)

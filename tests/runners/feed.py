@@ -24,12 +24,20 @@ class Feed(beam.PTransform):
         batches: source batches with a column of instants.
         stamp: the column.
         hold: batches between two checkpoints of the source.
+        marks: the watermark before each batch, where it is not to be that.
     """
 
-    def __init__(self, batches: Sequence[pa.RecordBatch], stamp: str, hold: int = 2) -> None:
+    def __init__(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        stamp: str,
+        hold: int = 2,
+        marks: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
         least = [np.min(b.column(stamp).cast(pa.int64()).to_numpy()) for b in batches]
         ahead = np.minimum.accumulate(np.array(least)[::-1])[::-1].tolist()
+        ahead = ahead if marks is None else list(marks)
         coder = ArrowBatchCoder()
         self._emit = _Emit([coder.encode(b) for b in batches], ahead, hold)
 

@@ -72,7 +72,7 @@ def write_stream(folder: Path, users: int = 2_500) -> None:
         (folder / f"{number}.jsonl").write_bytes(lines)
     (folder / "keys").mkdir()
     pacsv.write_csv(
-        pa.table({"key": [f"k{n}" for n in range(1, 40)]}), folder / "keys" / "public.csv"
+        pa.table({"key": [f"k{n:07d}" for n in range(1, 40)]}), folder / "keys" / "public.csv"
     )
 
 

@@ -123,8 +123,8 @@ class FaultyStore(Store):
             lambda: self.inner.committed_releases(window, shard, trigger),
         )
 
-    def completed(self, shards: int) -> dict[int, int]:
-        return self._call("completed", lambda: self.inner.completed(shards))
+    def completed(self, shards: int, first: int = 0) -> dict[int, int]:
+        return self._call("completed", lambda: self.inner.completed(shards, first))
 
     def forget(self, window: int, shard: int) -> None:
         self.inner.forget(window, shard)

@@ -193,11 +193,6 @@ class LimitedStore(LimitedLife, Store):
         rows = self._tables.releases.get((window, shard, trigger))
         return None if rows is None else joined(rows)  # dropped
 
-    def completed(self, shards: int) -> dict[int, int]:
-        progress = self.database.progress
-        windows = {window for (window, _), trigger in progress.items() if trigger}
-        return {w: min(progress[w, shard] for shard in range(shards)) for w in windows}
-
     def forget(self, window: int, shard: int) -> None:
         self._states.pop((window, shard), None)
 

@@ -46,12 +46,12 @@ class LimitedLife(LifeStore):
         self.database.notes[name] = new
         return True
 
-    def progress(self) -> list[tuple[int, int, int]]:
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
         tables = self._tables
         found = {place: 0 for place, rows in tables.keys.items() if rows}
         found |= {(window, shard): 0 for window, shard, _ in tables.releases}
         found |= {place: last for place, last in tables.progress.items() if last}
-        return [(*place, last) for place, last in found.items()]
+        return [(*place, last) for place, last in found.items() if place[0] >= first]
 
     def unit_progress(self, shard: int) -> UnitProgress:
         tables = self._tables

@@ -11,13 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from accounting.errors import RunError
 from accounting.timeline import Timeline
 from dp_transforms.batches import id_array
 from state.copying import Abandon, copy_store
 from state.idtable import shard_of
+from state.life import reached
 from state.life_store import Lead, Marks, UnitProgress
 from state.log import position_ids
-from state.store import NEVER, Admitted, RunIdentity, StepResult, Store
+from state.store import NEVER, Admitted, OvertakenError, RunIdentity, StepResult, Store
 from tests.state.conformance import (
     IDENTITY,
     UNIVERSE,
@@ -215,15 +217,72 @@ class LifeConformance:
         store.forget_positions(0, 5)
         assert not any(unit_counts(life.open(), 0).values())
 
-    def test_dropped_releases_leave_progress(self, life: LifeBench) -> None:
+    def test_dropped_releases_are_gone(self, life: LifeBench) -> None:
         store = life.open()
         sample(store)
+        store.marks = Marks(1)
         store.drop_releases(1)
         for handle in (store, life.open()):
             assert handle.committed_releases(0, 0, 1) is None
             assert handle.committed_releases(1, 0, 1) is not None
-            assert handle.completed(SHARDS) == {0: 2, 1: 1}
-            assert handle.key_shard(0, 0).committed == 2
+            assert handle.completed(SHARDS, 1) == {1: 1}
+            assert handle.completed(SHARDS).get(0) in (None, 2)
+
+    @pytest.mark.parametrize("windows", [5, 8])
+    def test_windows_that_were_dropped_leave_nothing(
+        self, life: LifeBench, windows: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And whoever was asleep in the midst of one of them does not wake up in it."""
+        monkeypatch.setattr("state.spanner_eras.ERA", 2)
+        asleep, first = life.open(), life.open()
+        fill_step(asleep, 1, 0, 1, [0])
+        first.key_shard(0, 0)
+        store = life.open()
+        for window in range(windows):
+            for shard in range(SHARDS):
+                for trigger in (1, 2):
+                    if (window, shard, trigger) != (1, 0, 1):
+                        fill_step(store, window, shard, trigger, [shard])
+        store.marks = Marks(windows - 1)
+        store.drop_releases(windows - 1)
+        gone = (windows - 1) // 2 * 2
+        assert {p.window for p in store.parts() if p.name == "outbox"} <= set(range(gone, windows))
+        for handle in (store, life.open()):
+            assert handle.completed(SHARDS, windows - 1) == {windows - 1: 2}
+            assert reached(handle, LINE) == (windows, {})
+        for zombie, window, trigger in ((asleep, 1, 2), (first, 0, 1)):
+            with pytest.raises(OvertakenError):
+                fill_step(zombie, window, 0, trigger, [0, 2])
+            with pytest.raises(OvertakenError), zombie.grouped():
+                fill_step(zombie, window, 0, 1, [0, 2])
+        assert {p.window for p in store.parts() if p.name == "keys"} == set()
+        fill_step(life.open(), windows, 0, 1, [0])  # life goes on
+
+    def test_progress_is_read_from_a_window_on(self, life: LifeBench) -> None:
+        store = life.open()
+        sample(store, uneven=True)
+        assert sorted(store.progress(1)) == [(1, 0, 1)] and store.progress(2) == []
+        assert sorted(store.progress()) == [(0, 0, 2), (0, 1, 2), (1, 0, 1)]
+        assert reached(store, LINE) == (1, {1: 0}), "shard 1 has not begun"
+
+    def test_decisions_of_long_ago_leave_nothing(
+        self, life: LifeBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And whoever was asleep does not decide where it fell asleep."""
+        monkeypatch.setattr("state.spanner_eras.ERA", 4)
+        asleep, store = life.open(), life.open()
+        decide_units(asleep, 0, 1, [0])
+        asleep.load_units(0, asleep.unit_shard(0), spread([2]))
+        sizes = []
+        for cut in range(2, 40):
+            decide_units(store, 0, cut, [0])
+            store.forget_positions(0, cut - 1)
+            store.forget_units(0)
+            sizes.append(sum(p.rows for p in store.parts()))
+        assert max(sizes) <= 16 and sizes[-1] <= sizes[9]
+        with pytest.raises(RunError):
+            decide_units(asleep, 0, 2, [2])
+        assert unit_counts(life.open(), 0) == {0: 39}
 
     def test_compaction_changes_nothing(self, life: LifeBench) -> None:
         store = life.open()

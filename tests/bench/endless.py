@@ -1,0 +1,95 @@
+"""Growth over years: a stream of short windows, cut by cut, on one store.
+
+    python -m tests.bench.endless --windows 20000
+
+The streaming form's own callbacks without a runner (`tests.flowing`), a window and a release a cut,
+new units all the time.  Printed at every tenth of the run: CPU milliseconds a cut, resident memory,
+rows and bytes of the store.  Nothing may grow but the sink.  ``--note N`` is the number of complete
+windows between two notes; a huge one shows what it would be without.
+"""
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.plan import Plan
+from pipelines.sink import Name, Sink
+from pipelines.sink_files import FileSink
+from state import life
+from state import open as stores
+from state.sqlite import SqliteStore
+from tests.flowing import Flowing, endless
+from tests.streams import START, STEP, begin, make_plan, positioned
+
+
+class Nowhere(FileSink):
+    """Files that are not written: the sink is not what is measured."""
+
+    def write(self, batches: list[pa.RecordBatch], only_compare: bool = False) -> list[Name]:  # type: ignore[override]
+        marks = [batch.schema.metadata for batch in batches]
+        return [(int(m[b"dpstream.window"]), int(m[b"dpstream.trigger"])) for m in marks]
+
+
+def rows(cut: int, size: int) -> pa.RecordBatch:
+    """Records of one cut, each of a new unit."""
+    stamp = START + (cut - 1) * STEP + STEP // 2
+    columns = {
+        "user": [f"u{cut}-{i}" for i in range(size)],
+        "page": [f"k{i % 5}" for i in range(size)],
+        "time": pa.array(np.full(size, stamp)).cast(pa.timestamp("us", "UTC")),
+    }
+    return positioned(columns, 0, cut * size)
+
+
+def measured(
+    plan: Plan, url: str, sink: Sink, windows: int, keep: int
+) -> Iterator[dict[str, float]]:
+    """Figures at every tenth."""
+    flowing = Flowing(begin(plan, url, 2), sink, keep)
+    if isinstance(flowing.store, SqliteStore):
+        flowing.store._db.execute("PRAGMA synchronous = OFF")
+    before = time.process_time()
+    for cut in range(1, windows + 1):
+        flowing.feed([rows(cut, 20)])
+        flowing.step(cut)
+        flowing.out.clear()
+        if cut % (windows // 10) == 0:
+            parts = flowing.store.parts()
+            spent, before = time.process_time() - before, time.process_time()
+            yield {
+                "windows": cut,
+                "cpu_ms_a_cut": round(1000 * spent / (windows // 10), 2),
+                "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+                "rows": sum(part.rows for part in parts),
+                "kib": sum(part.bytes for part in parts) // 1024,
+            }
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--windows", type=int, default=20_000)
+    parser.add_argument("--keep", type=int, default=500, help="windows; 0: all")
+    parser.add_argument("--period", type=int, default=100, help="windows; 0: none")
+    parser.add_argument("--note", type=int, default=life._NOTED)
+    parser.add_argument("--url", help="a Spanner store (default: a file)")
+    args = parser.parse_args()
+    life._NOTED, os.fsync = args.note, lambda _: None
+    plan = endless(make_plan(triggers=1, windows=10, period=args.period or None))
+    with tempfile.TemporaryDirectory() as folder:
+        url, sink = args.url or f"{folder}/s.db", Nowhere(Path(folder) / "out", "csv")
+        for figures in measured(plan, url, sink, args.windows, args.keep * STEP or None):
+            print(json.dumps(figures), flush=True)
+        stores.close_all()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Generated schedules of delivery through the stages that wait (F5)."""

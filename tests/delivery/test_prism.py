@@ -1,0 +1,77 @@
+"""F5 on Prism: schedules of delivery from a source without end, and a clock that runs."""
+
+import time
+from pathlib import Path
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+
+from accounting.timeline import Timeline
+from dp_transforms.clock import WallClock
+from dp_transforms.flow import DPStream
+from pipelines.runners import make_runner
+from tests.audit.neighbours import PARTITIONS, _batch
+from tests.delivery.audit import promised
+from tests.delivery.schedules import Deliver, Mark, Schedule, make
+from tests.delivery.world import World, live
+from tests.runners.feed import Collect, Feed, collected
+from tests.runners.prism import binary
+from tests.streams import STEP
+
+
+class Fast:
+    """A clock on the wall that begins when it is first looked at, and runs fast.
+
+    Every cut takes 20 ms: some are announced before the source gets there, some after.
+    """
+
+    def __init__(self, line: Timeline) -> None:
+        self.start, self.since = line.start / 1e6, 0.0
+
+    def __call__(self) -> float:
+        self.since = self.since or time.time()
+        return self.start + (time.time() - self.since) * STEP / 1e6 / 0.02
+
+
+def feed(schedule: Schedule) -> Feed:
+    """The deliveries of a schedule and its watermarks."""
+    of = {r.serial: r for r in schedule.records}
+    place = {}
+    for partition in range(PARTITIONS):
+        own = (r for r in schedule.records if r.serial % PARTITIONS == partition)
+        for offset, record in enumerate(sorted(own, key=lambda r: (r.stamp, r.serial))):
+            place[record.serial] = partition, offset
+    batches, marks, mark = list[pa.RecordBatch](), list[int](), schedule.plan.timeline.start - STEP
+    for event in schedule.events:
+        if isinstance(event, Mark):
+            mark = event.micros
+        elif isinstance(event, Deliver):
+            run: list[int] = []
+            for serial in sorted(set(event.serials), key=place.__getitem__):
+                partition, offset = place[serial]
+                if run and place[run[-1]] != (partition, offset - 1):
+                    batches.append(_batch([of[s] for s in run], *place[run[0]]))
+                    run = []
+                run.append(serial)
+            batches.append(_batch([of[s] for s in run], *place[run[0]]))
+            marks += [mark] * (len(batches) - len(marks))
+    return Feed(batches, "arrived", hold=max(2, len(batches) // 25), marks=marks)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_schedules_on_prism(seed: int, tmp_path: Path) -> None:
+    _, schedule = make(seed)
+
+    def on_prism(world: World) -> None:
+        run, line = world.run, world.plan.timeline
+        flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=warn"]
+        engine = make_runner("PrismRunner", flags)
+        with beam.Pipeline(runner=engine.runner, options=engine.options) as pipeline:
+            clock = WallClock(line, 1, Fast(line))
+            output = pipeline | feed(schedule) | DPStream(run.plan, run, clock=clock)
+            _ = output.releases | Collect(tmp_path)
+        world.sink = collected(tmp_path)
+
+    came = live(schedule, on_prism)
+    assert promised(schedule, came) == []

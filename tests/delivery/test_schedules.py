@@ -1,0 +1,59 @@
+"""F5: 200 generated schedules of delivery through the real stages that wait."""
+
+from collections import Counter
+
+import pytest
+
+from accounting.errors import RunError
+from tests.delivery.audit import audit
+from tests.delivery.schedules import Back, make
+from tests.delivery.twins import TWINS
+
+CI, TOGETHER, LONG = 200, 20, 5_000
+
+
+def audited(seeds: range) -> Counter[str]:
+    totals = Counter[str]()
+    for seed in seeds:
+        problems, came = audit(seed)
+        assert problems == [], f"seed {seed}"
+        totals += Counter(fired=came.fired, restores=came.restores)
+    return totals
+
+
+@pytest.mark.parametrize("first", range(0, CI, TOGETHER))
+def test_schedules(first: int) -> None:
+    totals = audited(range(first, first + TOGETHER))
+    assert totals["fired"] > 5 * TOGETHER and totals["restores"] > 0
+
+
+@pytest.mark.slow
+def test_schedules_long() -> None:
+    print(audited(range(CI, LONG)))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twin_is_caught(name: str) -> None:
+    twin, rule, kind, plan = TWINS[name]
+    for seed in range(80):
+        with twin():
+            try:
+                problems = audit(seed, kind, plan)[0]
+            except RunError as error:
+                problems = [error.rule]
+        if any(rule in problem for problem in problems):
+            # It is the twin that is caught: the product passes the same schedule.
+            assert audit(seed, kind, plan)[0] == []
+            return
+    raise AssertionError(f"{name} was not caught")
+
+
+def test_the_schedules_reach_what_they_claim() -> None:
+    made = [make(seed) for seed in range(CI)]
+    assert {pair.kind for pair, _ in made} >= {"far_future", "far_past", "late", "straddle"}
+    backs = [e for _, s in made for e in s.events if isinstance(e, Back)]
+    assert {back.nth is None for back in backs} == {True, False}
+    assert sum(bool(s.tardy) for _, s in made) == CI // 2
+    for pair, _ in made:
+        line = pair.plan.timeline
+        assert line.cut_time(1) % 1000 != 0

@@ -1,0 +1,140 @@
+"""Sabotaged twins of the stages that wait: each is one plausible mistake."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from dp_transforms import clock, flow, hold
+from dp_transforms.hold import HoldUntilCut
+from dp_transforms.run import Run
+from tests.delivery import world
+
+Twin = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
+    @contextlib.contextmanager
+    def twin() -> Iterator[None]:
+        with mock.patch.object(owner, name, make(getattr(owner, name))):
+            yield
+
+    return twin
+
+
+def _data_driven(real: Any) -> Any:
+    """The watermark of a source that follows event times."""
+    return lambda here, planned: max(here.latest_event, real(here, planned))
+
+
+def _nothing_waits(real: Any) -> Any:
+    def bound(*args: Any) -> Any:
+        out = real(*args)
+        return out._replace(waiting=out.waiting.slice(0, 0))
+
+    return bound
+
+
+def _since_ignored(real: Any) -> Any:
+    return lambda plan, store, shard, records, upto, since=0: real(
+        plan, store, shard, records, upto
+    )
+
+
+def _early(real: Any) -> Any:
+    return lambda line, cut, ticks=0: real(line, cut, ticks - 1)
+
+
+def _before_the_last(real: Any) -> Any:
+    """A stride is taken when its first cut is complete."""
+
+    def arm(stage: HoldUntilCut, timer: Any, done: int, announced: list[int]) -> int:
+        cut: int = real(stage, timer, done, announced)
+        if cut > done:
+            timer.set(hold.instant(stage._line, done + 1, stage._ticks))
+        return cut
+
+    return arm
+
+
+def _all_it_knows(real: Any) -> Any:
+    """A shard stops at the last cut that it has heard of, others elsewhere."""
+
+    def arm(stage: HoldUntilCut, timer: Any, done: int, announced: list[int]) -> int:
+        if announced:
+            announced[:] = [done + 1, announced[-1]]
+        cut: int = real(stage, timer, done, announced)
+        return cut
+
+    return arm
+
+
+def _first_heard(real: Any) -> Any:
+    """A shard begins with the pulse that comes first."""
+
+    def process(beat: Any, *args: Any, **more: Any) -> Any:
+        for out in real(beat, *args, **more):
+            out.value = (out.value[1], *out.value[1:])
+            yield out
+
+    return process
+
+
+def _late_pulse(real: Any) -> Any:
+    """A pulse holds the watermark before the last of its cuts only."""
+
+    def process(beat: Any, *args: Any, **more: Any) -> Any:
+        for out in real(beat, *args, **more):
+            out.timestamp = clock.instant(beat._line, out.value[2], -1)
+            yield out
+
+    return process
+
+
+def _not_anew(real: Any) -> Any:
+    def held(stage: flow.Bound) -> HoldUntilCut:
+        out: HoldUntilCut = real(stage)
+        out._anew = False
+        return out
+
+    return held
+
+
+def _too_far(real: Any) -> Any:
+    """A stream goes on behind a cut that was not delivered."""
+
+    def resume_point(run: Run) -> Any:
+        at = real(run)
+        return at._replace(first=at.first + 1)
+
+    return resume_point
+
+
+#: Name -> (twin, the rule it breaks, kind and plan of the neighbours that show it).
+TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
+    "watermark from event times": (
+        _replaced(world, "watermark", _data_driven), "others", "far_future", "buffered",
+    ),
+    "rows that wait are dropped": (_replaced(flow, "bound", _nothing_waits), "lost", None, None),
+    "since is ignored": (_replaced(flow, "bound", _since_ignored), "counted", None, None),
+    "timers a millisecond early": (_replaced(hold, "instant", _early), "lost", None, None),
+    "release with BOUND": (_replaced(flow, "RELEASE_TICKS", lambda _: 0), "counted", None, None),
+    "strides before they are complete": (
+        _replaced(HoldUntilCut, "_arm", _before_the_last), "lost", None, None,
+    ),
+    "shards stop at different cuts": (
+        _replaced(HoldUntilCut, "_arm", _all_it_knows), "counted", None, None,
+    ),
+    "shards begin where they hear": (
+        _replaced(clock._Beat, "process", _first_heard), "another worker", None, None,
+    ),
+    "pulses that hold nothing": (
+        _replaced(clock._Beat, "process", _late_pulse), "counted", None, None,
+    ),
+    "a restart asks for nothing": (
+        _replaced(flow.Bound, "hold", _not_anew), "counted", None, None,
+    ),
+    "a restart goes on too far": (
+        _replaced(world, "resume_point", _too_far), "another worker", None, None,
+    ),
+}  # fmt: skip

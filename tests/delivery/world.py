@@ -1,0 +1,312 @@
+"""Lives through a schedule, and says what came of it."""
+
+import contextlib
+import dataclasses
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+
+from dp_transforms import step
+from dp_transforms.batches import concat, ids_of, record_schema
+from dp_transforms.bounding import Batch, expand
+from dp_transforms.delivery import resume_point
+from dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
+from dp_transforms.records import CanonicaliserFactory
+from state import open as stores
+from state.idtable import shard_of
+from state.log import to_bytes
+from state.sqlite import SqliteStore
+from state.store import Store
+from tests.audit.neighbours import deliveries
+from tests.audit.recorder import begin
+from tests.delivery.runner import ENDLESS, Runner
+from tests.delivery.schedules import Back, Deliver, Fire, Keep, Mark, Schedule, Tick
+from tests.simulation.checks import Decision, Problem, Record, decisions, still_there
+from tests.simulation.hooks import fast, memory_folder, nothing_expires
+from tests.streams import sealed_bytes
+
+#: (window, page, trigger) -> (units, sums) of a key when its step was committed.
+Counts = dict[tuple[int, str, int], tuple[int, tuple[int, ...]]]
+Placed = dict[int, list[tuple[int, int, int]]]
+
+
+@dataclasses.dataclass
+class Came:
+    """What came of a schedule.
+
+    Attributes:
+        placed: serial -> (window, leaf, rank) of each admitted pair; decided: as committed;
+        sink: (window, trigger) -> sealed bytes; counts: of every key at every step.
+    """
+
+    placed: Placed
+    decided: dict[Record, Decision]
+    sink: dict[tuple[int, int], bytes]
+    counts: Counts
+    fired: int = 0
+    restores: int = 0
+
+
+def watermark(world: "World", planned: int) -> int:
+    """What a source says when it could say this much."""
+    return planned
+
+
+class World:
+    """One run of a schedule."""
+
+    def __init__(self, schedule: Schedule, folder: Path) -> None:
+        self.schedule, self.plan = schedule, schedule.plan
+        self.run = begin(schedule.plan, folder, schedule.shards)
+        self.batches, serials = deliveries(schedule.records)
+        door = CanonicaliserFactory(self.plan, self.run.keys, self.run.public)()
+        good = [door(batch)[0] for batch in self.batches]
+        self.records = concat(good, record_schema(self.plan))
+        places = zip(
+            *(self.records.column(c).to_pylist() for c in ("partition", "offset")), strict=True
+        )
+        self.serials = [serials[place] for place in places]
+        self.row_of = {serial: row for row, serial in enumerate(self.serials)}
+        self.stamp = self.records.column("stamp").to_numpy()
+        self.shard = shard_of(ids_of(self.records.column("unit")), schedule.shards)
+        self.event = {record.serial: record.event for record in schedule.records}
+        self.delivered = np.zeros(len(self.serials), np.bool_)
+        self.runner = Runner(self.run)
+        self.kept: list[tuple[Any, Any]] = []
+        self.sink: dict[tuple[int, int], bytes] = {}
+        self.emitted: dict[tuple[int, int, int], bytes] = {}
+        self.gone: dict[Record, Decision] = {}
+        self.counts: Counts = {}
+        self.fired = self.restores = 0
+        self.latest_event = -ENDLESS
+
+    def live(self) -> None:
+        """Everything happens; then all that is due is done."""
+        for event in self.schedule.events:
+            self._happens(event)
+        for stage in range(2):
+            self._fire(Fire((True,) * 3, (False,) * 3, 1_000_000, stage))
+
+    def _happens(self, event: Any) -> None:
+        if isinstance(event, Deliver):
+            self.latest_event = max([self.latest_event, *(self.event[s] for s in event.serials)])
+            self._deliver([self.row_of[s] for s in event.serials if s in self.row_of])
+        elif isinstance(event, Mark):
+            self.runner.mark(watermark(self, event.micros))
+        elif isinstance(event, Tick):
+            self.runner.tick(event.micros)
+        elif isinstance(event, Fire):
+            self._fire(event)
+        elif isinstance(event, Keep):
+            self.kept.append((self.runner.state.copy(), self.delivered.copy()))
+        else:
+            self._back(event)
+
+    def _deliver(self, rows: list[int]) -> None:
+        self.delivered[rows] = True
+        where = np.array(rows, np.int64)
+        for shard in np.unique(self.shard[where]).tolist():
+            mine = where[self.shard[where] == shard]
+            self.runner.deliver(shard, self.records.take(pa.array(mine)))
+
+    def _fire(self, event: Fire) -> None:
+        shards = [n for n in range(self.run.shards) if event.shards[n]]
+        before = [c.progress for c in self.runner.state.cells["bound"]]
+        self.runner.fire_bound(shards, [n for n in shards if event.lost[n]])
+        self.runner.work(random.Random(event.seed), event.most)
+        cells = self.runner.state.cells["bound"]
+        self.fired += sum(old != c.progress for old, c in zip(before, cells, strict=True))
+        self._look()
+
+    def _look(self) -> None:
+        """What was emitted, also by bundles that were lost, has one value."""
+        for window, trigger, shard, part in self.runner.emitted:
+            name, data = (window, trigger, shard), to_bytes(part)
+            if self.emitted.setdefault(name, data) != data:
+                raise Problem("a release has two values")
+        for batch in self.runner.sealed:
+            marks = batch.schema.metadata
+            place = int(marks[b"dpstream.window"]), int(marks[b"dpstream.trigger"])
+            data = sealed_bytes(batch)
+            if self.sink.setdefault(place, data) != data:
+                raise Problem("a release has two values")
+        self.runner.emitted, self.runner.sealed = [], []
+
+    def _back(self, event: Back) -> None:
+        """Go back; what had come by then comes again, tardy records before any watermark moves."""
+        draw, had, sealed = random.Random(event.seed), self.delivered, self.runner
+        self.restores += 1
+        begin_at = -ENDLESS
+        if event.nth is None or not self.kept:
+            mark = sealed.state.source
+            stores.close_all()
+            at = resume_point(self.run)
+            begin_at, self.kept = at.begin, []
+            self.runner = Runner(self.run, at.first)
+            self.delivered = self.stamp < begin_at
+        else:
+            state, delivered = self.kept[-min(event.nth, len(self.kept))]
+            mark = sealed.state.source
+            self.runner.state, self.delivered = state.copy(), delivered.copy()
+        owed = np.flatnonzero(had & ~self.delivered).tolist()
+        tardy = [r for r in owed if self.serials[r] in self.schedule.tardy]
+        rest = sorted(set(owed) - set(tardy), key=lambda r: int(self.stamp[r]))
+        self._deliver(tardy)
+        while rest:
+            size = draw.randint(1, 80)
+            self._deliver(rest[:size])
+            rest = rest[size:]
+            if rest and draw.random() < 0.5:
+                self.runner.mark(min(mark, int(self.stamp[rest[0]])))
+                self.runner.fire_bound(range(self.run.shards))
+                self.runner.work(draw, draw.choice([0, 10, 1000]))
+                self._look()
+        self.runner.mark(mark)
+        self.delivered |= had
+
+
+def keeps_counts(world: World, real: Any) -> Any:
+    """Notes what a step has counted of every key."""
+    seen: dict[int, Any] = {}
+
+    def aggregate(plan: Any, states: Any, *rows: Any) -> Any:
+        out = real(plan, states, *rows)
+        seen[id(states)] = (
+            states.units[: states.size].tolist(),
+            states.values[: states.size].tolist(),
+        )
+        return out
+
+    def commit_step(
+        store: Any, window: int, shard: int, trigger: int, states: Any, result: Any
+    ) -> Any:
+        pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
+        for page, units, values in zip(pages, *seen[id(states)], strict=True):
+            world.counts[window, page, trigger] = units, tuple(values)
+        return commit(store, window, shard, trigger, states, result)
+
+    commit = SqliteStore.commit_step
+    return aggregate, commit_step
+
+
+@contextlib.contextmanager
+def watched(world: World) -> Iterator[None]:
+    """Counts, and decisions whose positions are about to go, are noted."""
+
+    def forget(store: Store, shard: int, cut: int) -> None:
+        still_there(store, shard, world.plan.ranked, world.gone)
+        really(store, shard, cut)
+
+    really = SqliteStore.forget_positions
+    aggregate, commit_step = keeps_counts(world, step.aggregate)
+    with (
+        mock.patch.object(SqliteStore, "forget_positions", forget),
+        mock.patch.object(SqliteStore, "commit_step", commit_step),
+        mock.patch.object(step, "aggregate", aggregate),
+    ):
+        yield
+
+
+def live(schedule: Schedule, how: Callable[[World], None] | None = None) -> Came:
+    """Live through a schedule and check what holds of it alone.
+
+    Args:
+        how: lives through it otherwise; fills ``sink``.
+
+    Raises:
+        Problem: a rule is broken.
+    """
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as name, fast():
+        folder = Path(name)
+        try:
+            world = World(schedule, folder)
+            with watched(world):
+                (how or World.live)(world)
+            made = decisions(
+                world.run.open(), world.plan, world.records, schedule.shards, world.gone
+            )
+            _complete(world)
+            came = Came(
+                placed(world, made), made, world.sink, world.counts, world.fired, world.restores
+            )
+            _released(world, made, folder)
+            return came
+        finally:
+            stores.close_all()
+
+
+def _complete(world: World) -> None:
+    line = world.plan.timeline
+    names = {(w, t) for w in range(line.windows) for t in range(1, line.triggers + 1)}
+    if world.sink.keys() != names:
+        raise Problem("not one release for each (window, trigger)")
+    done = world.run.open().completed(world.schedule.shards)
+    if done != dict.fromkeys(range(line.windows), line.triggers):
+        raise Problem("a step is lost")
+
+
+def _filled(world: World, made: dict[Record, Decision]) -> Batch:
+    """The records with what was decided on them."""
+    batch = Batch(world.plan, world.records)
+    for row in range(world.records.num_rows):
+        record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
+        decision = made.get(record)
+        if decision is not None:
+            batch.pairs[row], batch.cut[row] = decision.pairs, decision.cut
+            batch.rank[row] = decision.rank or 0
+    return batch
+
+
+def placed(world: World, made: dict[Record, Decision]) -> Placed:
+    """Serial -> (window, leaf, rank) of its admitted pairs."""
+    batch, out = _filled(world, made), Placed()
+    for row in np.flatnonzero(batch.pairs).tolist():
+        pairs = expand(world.plan, world.records, np.array([row]), batch)
+        ranks = pairs.column("rank").to_pylist() if world.plan.ranked else [0] * pairs.num_rows
+        columns = (pairs.column(c).to_pylist() for c in ("window", "leaf"))
+        out[world.serials[row]] = list(zip(*columns, ranks, strict=True))
+    return out
+
+
+def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
+    """Every release, and every count behind it, is that of the decisions: none lost or twice."""
+    batch = _filled(world, made)
+    rows = expand(world.plan, world.records, np.flatnonzero(batch.pairs), batch)
+    stores.close_all()
+    run = begin(world.plan, folder, 1)
+    again = World.__new__(World)
+    again.plan, again.counts = world.plan, {}
+    aggregate, commit_step = keeps_counts(again, step.aggregate)
+    with (
+        nothing_expires(),
+        mock.patch.object(SqliteStore, "commit_step", commit_step),
+        mock.patch.object(step, "aggregate", aggregate),
+    ):
+        release, seal = ReleaseCallback(run)(), SealFactory(run)()
+        last = world.plan.timeline.last_cut
+        sealed = {
+            name: sealed_bytes(seal(*name, [part]))
+            for name, part in release(0, [rows], last, 0).outputs
+        }
+    if again.counts != world.counts:
+        raise Problem("a step has counted other records than were decided")
+    if sealed != world.sink:
+        raise Problem("a release is not that of its decisions")
+
+
+def calm(schedule: Schedule) -> Placed:
+    """Where the records are when all are there from the beginning."""
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as name, fast(), nothing_expires():
+        try:
+            world = World(schedule, Path(name))
+            run_in_memory(world.run, world.batches)
+            made = decisions(world.run.open(), world.plan, world.records, schedule.shards)
+            return placed(world, made)
+        finally:
+            stores.close_all()

@@ -1,0 +1,216 @@
+"""A stream without end, cut by cut: what it keeps is bounded, whatever has passed by."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from accounting.plan import Plan
+from dp_transforms import flow
+from dp_transforms.delivery import delivered_through, released_through, resume_point
+from dp_transforms.flow import run_in_memory
+from pipelines.sink_files import FileSink
+from state import life
+from state import open as stores
+from state.sqlite import SqliteStore
+from state.store import Store
+from tests.flowing import Flowing, cells, endless
+from tests.streams import MEAN, START, STEP, begin, by_name, generate, make_plan, positioned
+
+SHARDS = 2
+PERIOD = 2
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No machine dies in these tests: nothing waits for its disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    yield
+    stores.close_all()
+
+
+def plan_of(**more: Any) -> Plan:
+    settings = {"triggers": 2, "windows": 40, "lateness": 1, "stamped": True, **more}
+    return make_plan(epsilon=9.0, **settings)
+
+
+def rows(cut: int, users: list[str], event_cut: int | None = None) -> pa.RecordBatch:
+    """Records of one cut."""
+    stamp = START + (cut - 1) * STEP + STEP // 2
+    event = START + ((event_cut or cut) - 1) * STEP + STEP // 2
+    instant, size = pa.timestamp("us", "UTC"), len(users)
+    columns = {
+        "user": users,
+        "page": [f"k{i % 2}" for i in range(size)],
+        "time": pa.array(np.full(size, event)).cast(instant),
+        "arrived": pa.array(np.full(size, stamp)).cast(instant),
+        "value": np.ones(size),
+    }
+    return positioned(columns, 0, cut * 1000)
+
+
+def units(store: Store) -> int:
+    return sum(len(piece.ids) for n in range(SHARDS) for piece in store.unit_pieces(n))
+
+
+def positions(store: Store) -> int:
+    return sum(len(piece.ids) for n in range(SHARDS) for piece in store.position_pieces(n))
+
+
+def size(store: Store, name: str) -> int:
+    return sum(part.rows for part in store.parts() if part.name == name)
+
+
+def run_on(stream: Iterator[Flowing]) -> Flowing:
+    """The stream after its last cut."""
+    return list(stream)[-1]
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"triggers": 3, "slide": 1, "period": 6}, {"skew": STEP, "period": 4}]
+)
+def test_cut_by_cut_is_the_twin_of_the_whole(more: dict[str, Any], tmp_path: Path) -> None:
+    plan = plan_of(aggregates=(MEAN,), windows=12, **more)
+    source = generate(plan, 5, records=400, users=90, keys=9).batches(50)
+    whole = by_name(run_in_memory(begin(plan, tmp_path / "a.db", SHARDS), source)[0])
+    sink = FileSink(tmp_path / "out", "parquet")
+    flowing = Flowing(begin(plan, tmp_path / "b.db", SHARDS), sink)
+    by_cut = cells(plan, source)
+    for cut in range(1, plan.timeline.last_cut + 1):
+        flowing.feed(by_cut.get(cut, []))
+        flowing.step(cut)
+        assert released_through(flowing.run) == cut == delivered_through(flowing.store)
+    assert by_name(flowing.out.values()) == whole
+    assert {(one.window, one.trigger) for one in sink.published()} == set(whole)
+
+
+def live(plan: Plan, folder: Path, cuts: int, keep: int | None = None) -> Iterator[Flowing]:
+    """A stream of new units in every period, some of whom come late, cut after cut."""
+    flowing = Flowing(begin(plan, folder / "s.db", SHARDS), FileSink(folder / "out", "csv"), keep)
+    assert isinstance(flowing.store, SqliteStore)
+    flowing.store._db.execute("PRAGMA synchronous = OFF")
+    for cut in range(1, cuts + 1):
+        period = (cut - 1) // PERIOD
+        flowing.feed([rows(cut, [f"u{period}-{i}" for i in range(6)])])
+        if cut % PERIOD == 1 and cut > 1:  # of the period before, within the lateness
+            late = [f"u{period - 1}-{i}" for i in range(3)]
+            flowing.feed([rows(cut, late, cut - 1).slice(0, 3)])
+        flowing.step(cut)
+        yield flowing
+
+
+def test_unit_state_stays_bounded_over_200_periods(tmp_path: Path) -> None:
+    """Counters of closed periods go, and positions of settled windows; a unit of the open period
+    keeps its count."""
+    plan, most, last = endless(plan_of(period=PERIOD)), 0, 0
+    for cut, flowing in enumerate(live(plan, tmp_path, 200 * PERIOD), 1):
+        most = max(most, units(flowing.store))
+        last = max(last, positions(flowing.store))
+        if cut == 30 * PERIOD:
+            early = most, last
+    assert (most, last) == early, "it grows with the stream"
+    assert most <= 6 * 4 and last <= 6 * 3 * PERIOD
+    assert size(flowing.store, "positions") < 20, "the log is merged as it grows"
+    for shard in range(SHARDS):
+        states = flowing.store.unit_shard(shard)
+        counts = states.counts[: states.table.size]
+        assert counts.max(initial=0) <= plan.privacy.contributions
+
+
+def test_the_twin_that_never_expires_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "expire", lambda *_, **__: 0)
+    for flowing in live(endless(plan_of(period=PERIOD)), tmp_path, 40 * PERIOD):
+        most = units(flowing.store)
+    assert most == 6 * 40
+
+
+def test_a_unit_of_a_closed_period_does_not_count_again(tmp_path: Path) -> None:
+    """Its counter is gone, and so is every way to be counted."""
+    plan = endless(plan_of(period=PERIOD))
+    flowing = run_on(live(plan, tmp_path, 10 * PERIOD))
+    records, dead = flowing.door(rows(10 * PERIOD + 1, ["u3-1"] * 9, 3 * PERIOD + 1))
+    assert records.num_rows == 0 and set(dead.column("reason").to_pylist()) == {"late"}
+
+
+def test_what_is_read_of_progress_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = SqliteStore.progress, []
+
+    def progress(store: SqliteStore, first: int = 0) -> list[tuple[int, int, int]]:
+        found = real(store, first)
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(SqliteStore, "progress", progress)
+    plan = endless(plan_of(triggers=1, lateness=0))
+    flowing = run_on(live(plan, tmp_path, 400))
+    assert max(seen) <= SHARDS * (life._NOTED + 8) and max(seen[:300]) == max(seen)
+    assert resume_point(flowing.run).first == 401
+    assert life.reached(flowing.store, plan.timeline).complete == 400
+    # The sabotaged twin: nothing is remembered.
+    seen.clear()
+    monkeypatch.setattr(life, "_NOTED", 1 << 30)
+    flowing.store.set_note("complete", None)
+    released_through(flowing.run)
+    assert max(seen) == SHARDS * 400
+
+
+@pytest.mark.parametrize("keep", [0, 5, 64])
+def test_releases_go_once_the_sink_has_had_them_for_long_enough(keep: int, tmp_path: Path) -> None:
+    plan = endless(plan_of(triggers=2, lateness=0))
+    line, most = plan.timeline, 0
+    for cut, flowing in enumerate(live(plan, tmp_path, 300, keep * line.window), 1):
+        kept = {part.window for part in flowing.store.parts() if part.name == "outbox"}
+        most = max(most, len(kept))
+        ended = (cut - line.triggers) // 2 + 1
+        assert set(range(max(0, ended - keep), ended)) <= kept, "dropped too early"
+    assert most <= keep + 2 + max(1, keep // 16)
+    written = {(one.window, one.trigger) for one in FileSink(tmp_path / "out", "csv").published()}
+    assert written == {(w, t) for w in range(150) for t in (1, 2)}
+    assert len(flowing.store.progress()) <= SHARDS * (keep + 3 + keep // 16)
+    # Another pipeline goes on where this one was.
+    again = Flowing(flowing.run, FileSink(tmp_path / "out", "csv"), keep * line.window)
+    again.feed([rows(301, ["a", "b"])])
+    again.step(301)
+    assert set(again.out) == {(150, 1)}
+
+
+def test_nothing_is_dropped_that_the_sink_may_not_have(tmp_path: Path) -> None:
+    plan = endless(plan_of(triggers=2, lateness=0))
+    flowing = run_on(live(plan, tmp_path, 60))
+    store, line = flowing.store, plan.timeline
+    assert life.reached(store, line).complete == 30
+    assert life.drop_delivered(store, line, 20, 0) == 10 == store.marks.dropped
+    assert life.drop_delivered(store, line, 21, 0) == 0
+    assert store.committed_releases(9, 0, 1) is None
+    assert store.committed_releases(10, 0, 1) is not None
+    # Nor what has not ended in every shard, whatever cut is said to be delivered.
+    assert life.drop_delivered(store, line, 90, 0) == 20
+    assert store.marks.dropped == 30
+
+
+def test_a_stream_that_may_not_drop_yet_keeps_all(tmp_path: Path) -> None:
+    flowing = run_on(live(endless(plan_of()), tmp_path, 60))
+    assert flowing.store.marks.dropped == 0
+    assert {p.window for p in flowing.store.parts() if p.name == "outbox"} == set(range(60))
+
+
+def test_marks_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> None:
+    plan = endless(plan_of(triggers=2, lateness=0))
+    flowing = next(live(plan, tmp_path, 1))
+    line = plan.timeline
+    for cut in range(2, 9):  # shard 0 runs ahead
+        flowing.decide(0, [], cut, cut - 1)
+        list(flowing.release(0, [], cut, cut - 1).outputs)
+    assert life.reached(flowing.store, line).complete == 0
+    assert released_through(flowing.run) == 1
+    assert life.drop_delivered(flowing.store, line, 8, 0) == 0
+    marks = msgspec.structs.replace(flowing.store.marks, abandoned=2)
+    flowing.store.marks = marks
+    assert life.reached(flowing.store, line).complete == 2

@@ -1,0 +1,126 @@
+"""A recording published again: the same rows arrive, at the pace asked for."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from accounting.errors import RunError, UsageError
+from pipelines import replay_index, republish
+from pipelines.cli import cli
+from pipelines.folder_store import Folder
+from pipelines.folder_watch import Markers, nothing_seen
+from pipelines.job import Job
+from pipelines.pubsub_puller import Puller
+from tests.kafka_broker import Broker
+from tests.pipelines.test_replay import SECOND, messy, table, write
+from tests.pubsub_emulator import running
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(autouse=True)
+def _no_index_of_old_files() -> None:
+    replay_index.index_of.cache_clear()
+
+
+def call(job: Job, *args: str) -> dict[str, float]:
+    shown = CliRunner().invoke(cli, ["replay", str(job.path), "--json", *args])
+    assert shown.exit_code == 0, shown.output
+    found: dict[str, float] = json.loads(shown.output)
+    return found
+
+
+def expected(job: Job) -> list[str]:
+    """The rows of the recording as text, sorted."""
+    source = pa.concat_tables(
+        [pq.read_table(path) for path in sorted(Path(job.source.path).parent.glob("?.parquet"))]
+    )
+    return sorted(text.decode() for text in republish.json_rows(source.to_batches()[0]))
+
+
+def recorded(folder: Path, seconds: int = 100) -> None:
+    write(folder / "a.parquet", "parquet", table([i * SECOND for i in range(seconds)]), group=1000)
+
+
+def test_into_a_folder(tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job("parquet")
+    recorded(tmp_path / "in")
+    monkeypatch.setattr(republish, "FILE_SECONDS", 0.3)
+    begin = time.monotonic()
+    found = call(job, "--to", f"folder:{tmp_path / 'out'}", "--speed", "80")
+    assert found["rows"] == 100 and found["refused"] == 0
+    assert 1.2 <= time.monotonic() - begin < 4
+    folder = Folder(str(tmp_path / "out"))
+    steps = list(Markers(folder).steps(nothing_seen(0, True), 1 << 62))
+    names = [file[0] for step in steps for file in step.files]
+    assert len(names) >= 3 and len(set(names)) == len(names)
+    assert [step.upto for step in steps] == sorted(step.upto or 0 for step in steps)
+    whole = pa.concat_tables([pq.read_table(folder.path(name)) for name in names])
+    texts = [
+        t.decode() for b in whole.combine_chunks().to_batches() for t in republish.json_rows(b)
+    ]
+    assert sorted(texts) == expected(job)
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+def test_refused_rows_are_not_published(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job("jsonl")
+    messy(tmp_path / "in", "jsonl")
+    found = call(job, "--to", f"folder:{tmp_path / 'out'}")
+    lines = sum(len(path.read_bytes().splitlines()) for path in (tmp_path / "in").glob("*.jsonl"))
+    assert found["refused"] > 50 and found["rows"] + found["refused"] == lines
+
+
+def test_into_kafka(tmp_path: Path, make_job: MakeJob, kafka: Broker) -> None:
+    from confluent_kafka import Consumer
+
+    job = make_job("parquet")
+    recorded(tmp_path / "in")
+    topic = kafka.topic(2)
+    assert call(job, "--to", f"kafka:{kafka.servers}/{topic}")["rows"] == 100
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.servers, "group.id": "t", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+    texts: list[str] = []
+    until = time.monotonic() + 30
+    while len(texts) < 100 and time.monotonic() < until:
+        texts += [m.value().decode() for m in consumer.consume(100, 0.2) if m.error() is None]
+    consumer.close()
+    assert sorted(texts) == expected(job)
+
+
+def test_a_broker_that_takes_nothing(
+    tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("parquet")
+    recorded(tmp_path / "in", 3)
+    monkeypatch.setattr(republish, "FLUSH_SECONDS", 0.5)
+    with pytest.raises(RunError, match="did not take all"):
+        republish.republish(job, republish.IntoKafka("127.0.0.1:1", "none"), None)
+
+
+def test_into_pubsub(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job("parquet")
+    recorded(tmp_path / "in")
+    with running() as emulator:
+        topic, subscription = emulator.subscription()
+        puller, texts = Puller(subscription), list[str]()
+        assert call(job, "--to", f"pubsub:{topic}")["rows"] == 100
+        until = time.monotonic() + 20
+        while len(texts) < 100 and time.monotonic() < until:
+            texts += [m.message.data.decode() for m in puller.take(1000, 0.2, 0.1).messages]
+        puller.close()
+    assert sorted(texts) == expected(job)
+
+
+def test_targets_that_are_none(make_job: MakeJob) -> None:
+    for text in ("", "folder:", "kafka:localhost", "ftp:x", "pubsub:"):
+        with pytest.raises(UsageError, match="--to"):
+            republish.target_of(text)

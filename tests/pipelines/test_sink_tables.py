@@ -1,0 +1,79 @@
+"""``[sink]`` of a job file: fields of its kind and no others; where dead letters go."""
+
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import PolicyError, UsageError
+from pipelines.report_data import inventory
+from pipelines.sink import sink_of
+from pipelines.sinks import dead_letter_folder
+from tests.published import Published
+
+KAFKA = 'kind = "kafka"\ntopic = "t"\nservers = "b:9092"'
+PUBSUB = 'kind = "pubsub"\ntopic = "projects/p/topics/t"'
+BIGQUERY = 'kind = "bigquery"\ntable = "p.d.t"'
+FILES = 'kind = "csv"\npath = "out"'
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return Published(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.mark.parametrize(
+    ("sink", "field", "words"),
+    [
+        (f'{FILES}\ntopic = "t"', "sink.topic", "is not for kind 'csv'"),
+        (f'{FILES}\ndead_letter = "d"', "sink.dead_letter", "is not for kind 'csv'"),
+        (f'{KAFKA}\npath = "out"', "sink.path", "is not for kind 'kafka'"),
+        (f'{PUBSUB}\nservers = "b"', "sink.servers", "is not for kind 'pubsub'"),
+        (f'{BIGQUERY}\noptions = {{ a = "b" }}', "sink.options", "is not for kind 'bigquery'"),
+        ('kind = "csv"', "sink.path", "must not be empty"),
+        ('kind = "kafka"\ntopic = "t"', "sink.servers", "must not be empty"),
+        ('kind = "pubsub"\ntopic = "t"', "sink.topic", "write projects/P/topics/T"),
+        ('kind = "bigquery"\ntable = "d.t"', "sink.table", "write project.dataset.table"),
+        ('kind = "bigquery"\ntable = "p.d.t`x"', "sink.table", "is no full name"),
+    ],
+)
+def test_fields_of_other_kinds_are_refused(
+    place: Published, sink: str, field: str, words: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        place.job(sink)
+    assert caught.value.field == field and words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sink", "words"),
+    [
+        (KAFKA, "Kafka's topic t"),
+        (PUBSUB, "Pub/Sub's topic projects/p/topics/t"),
+        (BIGQUERY, "BigQuery's table p.d.t"),
+    ],
+)
+def test_every_kind_says_where_it_is(place: Published, sink: str, words: str) -> None:
+    job = place.job(sink)
+    assert sink_of(job).words == words and job.sink.folder is None
+    assert job.sink.file_kind == "parquet"
+    assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "job"
+    named = place.job(f'{sink}\ndead_letter = "refused"')
+    assert dead_letter_folder(named) == job.path.parent / "refused"
+    with pytest.raises(UsageError, match="a report reads files"):
+        inventory(job)
+
+
+def test_files_are_as_before(place: Published) -> None:
+    job = place.job(FILES)
+    assert sink_of(job).words == f"csv files below {job.path.parent / 'out'}"
+    assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "out"
+    assert job.sink.folder == Path(job.sink.path) and job.sink.file_kind == "csv"
+
+
+@pytest.mark.parametrize("sink", [PUBSUB, BIGQUERY])
+def test_what_cannot_be_read_back_says_so(place: Published, sink: str) -> None:
+    found = sink_of(place.job(sink))
+    assert not found.readable and not found.used() and not found.manifests()
+    assert list(found.published()) == [] and list(found.unsealed()) == []
+    with pytest.raises(PolicyError, match="--abandon"):
+        found.prepare(restoring=True)

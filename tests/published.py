@@ -1,0 +1,87 @@
+"""A small job that publishes to any sink, killed and run again; for the tests of the sinks."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from dp_transforms.batches import release_schema
+from pipelines.job import Job, load_job
+from pipelines.sink_formats import read_releases
+from pipelines.sink_manifest import resealed
+from pipelines.state_view import store_run
+from pipelines.stream import run_job
+from state import open as stores
+from tests.audit.replays import JOB, LEDGER, new_place
+
+RUN_ID = "22" * 16
+#: Releases of the job: two windows of four triggers.
+RUNS = 8
+
+
+class Published:
+    """One input; jobs on it differ in sink and store, not in noise (key and run id are fixed)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = new_place(folder)
+
+    def job(self, sink: str, store: str = "state", ledger: bool = False) -> Job:
+        """The job with this ``[sink]`` table."""
+        text = JOB[: JOB.index("[sink]")].replace("STORE", store)
+        text = text.replace("[state]", f'insecure_test_run_id = "{RUN_ID}"\n[state]')
+        path = self.place.folder / "job.toml"
+        path.write_text(text + f"[sink]\n{sink}\n" + LEDGER * ledger)
+        return load_job(path)
+
+    def run(self, sink: str, store: str = "state", ledger: bool = False) -> Job:
+        """Run it to its end."""
+        job = self.job(sink, store, ledger)
+        run_job(job)
+        stores.close_all()
+        return job
+
+    def files(self) -> tuple[Job, pa.Table]:
+        """The same releases as files: what every other sink must hold."""
+        job = self.run('kind = "parquet"\npath = "files"', "of-files")
+        return job, read_releases(job.sink.path, release_schema(job.plan))
+
+    def batches(self, store: str = "state") -> list[pa.RecordBatch]:
+        """The releases of a store, sealed again."""
+        run = store_run(self.job('kind = "parquet"\npath = "files"', store))
+        try:
+            names = [(window, trigger) for window in range(2) for trigger in range(1, 5)]
+            return list(resealed(run, run.open(), iter(names)))
+        finally:
+            run.destroy_keys()
+            stores.close_all()
+
+    def killed(self, sink: str, sends: str, nth: int) -> None:
+        """Run it in a process that kills itself before the nth call of a method."""
+        self.job(sink)
+        child = [sys.executable, "-m", "tests.published", str(self.place.folder), sends, str(nth)]
+        ended = subprocess.run(child, capture_output=True, check=False, env=dict(os.environ))
+        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+
+
+def _die_before(sends: str, nth: int) -> None:
+    """``module:class.method`` ends this process at its nth call."""
+    module, _, name = sends.partition(":")
+    owner_name, _, method = name.partition(".")
+    owner = getattr(__import__(module, fromlist=[owner_name]), owner_name)
+    real, left = getattr(owner, method), [nth]
+
+    def call(*args: object, **options: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **options)
+
+    setattr(owner, method, call)
+
+
+if __name__ == "__main__":
+    _die_before(sys.argv[2], int(sys.argv[3]))
+    run_job(load_job(Path(sys.argv[1]) / "job.toml"))

@@ -1,0 +1,160 @@
+"""A live stream on Prism that loses its store: restored, it compares while it runs, and goes on."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.errors import PolicyError
+from pipelines.folder_close import close_files
+from pipelines.job import Job, load_job
+from pipelines.state_admin import restore
+from pipelines.state_view import info
+from pipelines.stream import Result, run_job
+from tests.folders import write
+from tests.runners.prism import binary, wait_for
+
+JOB = """
+[source]
+kind = "folder"
+path = "in"
+format = "jsonl"
+[schema]
+unit = {{ column = "user" }}
+key = [{{ column = "key" }}]
+event_time = {{ column = "time" }}
+[[aggregate]]
+name = "records"
+kind = "count"
+[time]
+start = "{start}"
+window = "2s"
+trigger_every = "1s"
+allowed_lateness = "2s"
+[keys]
+public = "keys.csv"
+[privacy]
+epsilon = 1000.0
+delta = 0.1
+contributions = 1
+insecure_test_key = "{key}"
+[state]
+shards = 2
+keep_releases = "1d"
+[sink]
+kind = "parquet"
+path = "releases"
+"""
+Files = dict[str, bytes]
+
+
+class Producer:
+    """Writes a file of new users' records every 0.3 s and closes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.number = folder / "in", 0
+        self.folder.mkdir()
+
+    def produce(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            at = datetime.now(UTC).isoformat()
+            users = range(20 * self.number, 20 * self.number + 20)
+            rows = [{"user": f"u{i}", "key": "ab"[i % 2], "time": at} for i in users]
+            write(self.folder / f"{self.number}.jsonl", rows)
+            close_files(self.folder, [f"{self.number}.jsonl"])
+            self.number += 1
+            time.sleep(0.3)
+
+
+def files(folder: Path) -> Files:
+    return {p.as_posix(): p.read_bytes() for p in (folder / "releases").rglob("window-*/*")}
+
+
+def run_while(job: Job, work: Callable[[], None]) -> Result:
+    """The job on Prism until the work is done (a runner wants the main thread)."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def go() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+        stop.set()
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    flags = [f"--prism_location={binary()}", "--prism_log_level=warn"]
+    try:
+        return run_job(job, "PrismRunner", flags, stop=stop)
+    finally:
+        thread.join()
+        assert failed == []
+
+
+def records(folder: Path) -> int:
+    """Records of the last release of each window."""
+    last: dict[str, int] = {}
+    for path in sorted((folder / "releases").rglob("window-*/*.parquet")):
+        last[path.parent.name] = round(sum(pq.read_table(path)["records"].to_pylist()))
+    return sum(last.values())
+
+
+@pytest.mark.parametrize("tampered", [False, True])
+def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
+    binary()
+    start = datetime.fromtimestamp(time.time() // 2 * 2, UTC).isoformat().replace("+00:00", "Z")
+    (tmp_path / "keys.csv").write_text("key\na\nb\n")
+    path, saved = tmp_path / "job.toml", tmp_path / "backup"
+    path.write_text(JOB.format(start=start, key="0f" * 32))
+    job, producer = load_job(path), Producer(tmp_path)
+
+    def first() -> None:
+        producer.produce(3)
+        command = [sys.executable, "-m", "pipelines.cli", "state", "backup", path, "--out", saved]
+        subprocess.run([str(part) for part in command], check=True, capture_output=True)
+        done = len(files(tmp_path))
+        wait_for(lambda: producer.produce(0.3) is None and len(files(tmp_path)) >= done + 5, 60)
+
+    run_while(job, first)
+    before = files(tmp_path)
+    restore(job, saved, replace=True)
+    assert info(job)["restoring"]
+    if tampered:
+        other, one = sorted(before)[-2:]  # released after the backup
+        Path(one).write_bytes(before[other])
+
+    def second() -> None:
+        wait_for(lambda: producer.produce(0.3) is None and len(files(tmp_path)) > 5 + len(before))
+
+    if tampered:
+        with pytest.raises(PolicyError, match="restored store does not lead to what is published"):
+            run_while(job, lambda: producer.produce(8))
+        assert files(tmp_path) == {**before, one: before[other]}
+        return
+    assert run_while(job, second).resumed
+    after = files(tmp_path)
+    assert before.items() < after.items()
+    assert not info(job)["restoring"]
+    # To the last window everything is counted once, whatever was read twice.
+    run_while(job, lambda: time.sleep(0.1))
+
+    def third() -> None:
+        close_files(producer.folder)
+        wait_for(lambda: records(tmp_path) == 20 * producer.number, 60)
+
+    def markers() -> None:
+        ended = threading.Thread(target=third)
+        ended.start()
+        while ended.is_alive():
+            time.sleep(0.5)
+            close_files(producer.folder)
+
+    run_while(job, markers)
+    assert records(tmp_path) == 20 * producer.number > 300

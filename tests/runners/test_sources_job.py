@@ -1,0 +1,140 @@
+"""Whole jobs on Prism over a folder that grows and Pub/Sub: stopped, gone on, all counted."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipelines import pubsub_client, pubsub_puller, sinks, source_pubsub
+from pipelines.folder_close import close_files
+from pipelines.folder_watch import Markers
+from pipelines.job import Job, load_job
+from pipelines.sinks import dead_letter_folder, read_dead_letters
+from pipelines.stream import run_job
+from tests.pubsub_emulator import running
+from tests.runners.prism import binary, wait_for
+from tests.runners.test_kafka_job import JOB, WINDOW, released, run_while, text_of
+
+KAFKA = 'kind = "kafka"\nservers = "{servers}"\ntopic = "{topic}"'
+
+
+class Sender:
+    """Sends records of unlike users, a few with a broken one, and counts them."""
+
+    def __init__(self, put: Callable[[list[bytes]], None]) -> None:
+        self._put, self.number, self.last = put, 0, 0.0
+        self.sent: Counter[tuple[datetime, str]] = Counter()
+
+    def send(self, seconds: float) -> None:
+        end = time.time() + seconds
+        while (now := time.time()) < end:
+            texts = [b"{"]
+            for key in ("a", "b", "a"):
+                row = {"user": f"u{self.number}", "key": key, "time": text_of(now)}
+                texts.append(json.dumps(row).encode())
+                self.sent[datetime.fromtimestamp(now // WINDOW * WINDOW, UTC), key] += 1
+                self.number += 1
+            self._put(texts)
+            self.last = now
+            time.sleep(0.05)
+
+
+def write_job(folder: Path, source: str, start: float, more: str = "") -> Job:
+    """A job whose windows begin at ``start`` (seconds since the epoch), and its public keys."""
+    (folder / "keys.csv").write_text("key\na\nb\n")
+    text = JOB.replace(KAFKA, source).replace("{{", "{").replace("}}", "}")
+    text = text.replace('"{start}"', f'"{text_of(start)}"{more}').replace("{key}", "0f" * 32)
+    (folder / "job.toml").write_text(text)
+    return load_job(folder / "job.toml")
+
+
+def over_a_restart(
+    folder: Path, source: str, sender: Sender, between: Callable[[], None], patience: float
+) -> bool:
+    """Whether every record was counted by two runs, one after the other."""
+    first = run_while(
+        write_job(folder, source, time.time() // WINDOW * WINDOW), lambda: sender.send(5)
+    )
+    between()
+    sender.send(2)  # while nobody reads
+
+    def until_published() -> None:
+        sender.send(3)
+        closes = sender.last // WINDOW * WINDOW + WINDOW + 2
+        wait_for(lambda: time.time() > closes + patience, 90)
+
+    second = run_while(load_job(folder / "job.toml"), until_published)
+    assert second.resumed and first.run_id == second.run_id and sender.number > 100
+    found = released(folder / "releases")
+    return {at: round(found.get(at, -1)) for at in sender.sent} == dict(sender.sent)
+
+
+@pytest.mark.parametrize("sabotaged", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool) -> None:
+    """The sabotaged restart begins at the clock."""
+    if sabotaged:
+        init = Markers.__init__
+        now = lambda self, folder, begin=0: init(self, folder, begin and time.time_ns() // 1000)  # noqa: E731
+        monkeypatch.setattr(Markers, "__init__", now)
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def put(texts: list[bytes]) -> None:
+        name = f"{time.time_ns()}.jsonl"
+        (folder / name).write_bytes(b"\n".join(texts))
+        close_files(folder, [name])
+
+    sender = Sender(put)
+    sent = sender.send
+
+    def send(seconds: float) -> None:
+        sent(seconds)
+        # Time goes on for the folder only by markers.
+        for _ in range(40 if seconds == 3 else 0):
+            time.sleep(0.2)
+            close_files(folder)
+
+    monkeypatch.setattr(sender, "send", send)
+    source = 'kind = "folder"\npath = "in"\nformat = "jsonl"'
+    assert over_a_restart(tmp_path, source, sender, lambda: None, 4) != sabotaged
+
+
+@pytest.mark.parametrize("sabotaged", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_pubsub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool) -> None:
+    """The sabotaged restart does not seek."""
+    monkeypatch.setattr(pubsub_client, "LEAST_ACK_DEADLINE", 10)
+    monkeypatch.setattr(pubsub_puller, "PULL_SECONDS", 3.0)
+    if sabotaged:
+        monkeypatch.setattr(pubsub_client, "seek", lambda *_: None)
+    with running() as emulator:
+        topic, subscription = emulator.subscription(ack_deadline_seconds=10)
+        sender = Sender(lambda texts: emulator.publish(topic, texts) and None)
+        source = f'kind = "pubsub"\nsubscription = "{subscription}"'
+        exact = over_a_restart(tmp_path, source, sender, source_pubsub.PULLERS.close, 14)
+    assert exact != sabotaged
+
+
+def test_the_end_waits_for_dead_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is done is cancelled: what was refused must be written by then."""
+    write = sinks.write_dead_letters
+
+    def slowly(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path | None:
+        held = list(batches)
+        time.sleep(5 if held else 0)
+        return write(folder, held)
+
+    monkeypatch.setattr(sinks, "write_dead_letters", slowly)
+    source, start = 'kind = "folder"\npath = "in"\nformat = "jsonl"', time.time() // 1 - 60
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(b"{\n{\n")
+    close_files(folder, ["a.jsonl"])
+    job = write_job(tmp_path, source, start, f'\nend = "{text_of(start + WINDOW)}"')
+    result = run_job(job, "PrismRunner", [f"--prism_location={binary()}"])
+    assert not result.stopped and result.steps == 6 * 2
+    assert read_dead_letters(dead_letter_folder(job)).num_rows == 2
