@@ -43,47 +43,67 @@ def wait_or_stop(
     if bounded and stop is None:
         result.wait_until_finish()
         return False
-    ended, cancelled = threading.Event(), threading.Event()
-    failed = list[DpstreamError]()
-
-    def look(ask: bool) -> bool:
-        done = ask and _complete(run)
-        if done or (stop is not None and stop.is_set()):
-            cancelled.set()
-            with contextlib.suppress(Exception):  # it may have ended, or its runner gone
-                result.cancel()
-            try:
-                if cancel is not None:
-                    cancel()
-            except DpstreamError as error:
-                failed.append(error)
-            return True
-        return False
-
-    def watch() -> None:
-        looks, through = 0, False
-        while not through and not ended.wait(_LOOK_SECONDS):
-            looks += 1
-            # A store that does not answer now is asked again: a watcher that died of it would
-            # never see the stop.
-            with contextlib.suppress(Exception):
-                through = look(not bounded and looks % _ASK_EVERY == 0)
-
-    watcher = threading.Thread(target=watch, daemon=True)
+    watcher = _Watcher(result, run, bounded, stop, cancel)
     watcher.start()
     try:
         result.wait_until_finish()
     except Exception:
         # A runner reports a cancelled pipeline as a failed one.
-        if not (cancelled.is_set() or (stop is not None and stop.wait(_HEAR_SECONDS))):
+        if not (watcher.cancelled or (stop is not None and stop.wait(_HEAR_SECONDS))):
             raise
-        cancelled.set()
+        watcher.cancelled = True
     finally:
-        ended.set()
-        watcher.join()
-    if failed:
-        raise failed[0]
-    return cancelled.is_set()
+        watcher.end()
+    if watcher.failed is not None:
+        raise watcher.failed
+    return watcher.cancelled
+
+
+class _Watcher(threading.Thread):
+    """Cancels a pipeline that is told to stop, or whose last cut is delivered."""
+
+    def __init__(
+        self,
+        result: Any,
+        run: Run,
+        bounded: bool,
+        stop: threading.Event | None,
+        cancel: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(daemon=True)
+        self._result, self._run, self._bounded = result, run, bounded
+        self._stop_event, self._cancel, self._ended = stop, cancel, threading.Event()
+        self.cancelled = False
+        self.failed: DpstreamError | None = None
+
+    def run(self) -> None:
+        """Look again and again until the pipeline has ended or is cancelled."""
+        looks, through = 0, False
+        while not through and not self._ended.wait(_LOOK_SECONDS):
+            looks += 1
+            # A store that does not answer now is asked again: a watcher that died of it would
+            # never see the stop.
+            with contextlib.suppress(Exception):
+                through = self._look(not self._bounded and looks % _ASK_EVERY == 0)
+
+    def _look(self, ask: bool) -> bool:
+        told = self._stop_event is not None and self._stop_event.is_set()
+        if not told and not (ask and _complete(self._run)):
+            return False
+        self.cancelled = True
+        with contextlib.suppress(Exception):  # it may have ended, or its runner gone
+            self._result.cancel()
+        try:
+            if self._cancel is not None:
+                self._cancel()
+        except DpstreamError as error:
+            self.failed = error
+        return True
+
+    def end(self) -> None:
+        """The pipeline has ended."""
+        self._ended.set()
+        self.join()
 
 
 def _complete(run: Run) -> bool:
