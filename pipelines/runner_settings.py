@@ -45,6 +45,9 @@ _ENVIRONMENTS = ("LOOPBACK", "EXTERNAL", "DOCKER", "PROCESS")
 #: would give up on any job that still runs.
 _FOREVER = "315360000"
 _AT_LEAST_ONCE = "streaming_mode_at_least_once"
+#: Prism (2.77) splits a bundle that is slow, also one of a stage with state: then two bundles have
+#: the same key at once, and what one of them keeps is lost.
+PRISM_WHOLE_BUNDLES = "--experiments=prism_disable_sdf_split"
 
 
 def fn_api(_options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
@@ -85,6 +88,7 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         )
     return [
         *([f"--prism_location={program}"] if program is not None and not named else []),
+        PRISM_WHOLE_BUNDLES,
         *_unless(flags, "prism_log_level", "warn"),
         *_unless(flags, "job_server_timeout", _FOREVER),
     ]

@@ -24,6 +24,8 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
+from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
+
 ROOT = Path(__file__).parents[2]
 # It warns that it starts, and at the end of the process that it stops Prism.
 logging.getLogger("apache_beam.utils.subprocess_server").setLevel(logging.ERROR)
@@ -103,7 +105,12 @@ def running(source: beam.PTransform, bell: int | None = None) -> Iterator[tuple[
     """
     program, seen = binary(), Seen()
     _SEEN[id(seen)] = seen
-    flags = [f"--prism_location={program}", "--prism_log_level=warn", "--streaming"]
+    flags = [
+        f"--prism_location={program}",
+        "--prism_log_level=warn",
+        "--streaming",
+        PRISM_WHOLE_BUNDLES,
+    ]
     pipeline = beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags))
     read = pipeline | "Source" >> source
     for name in ("records", "dead"):

@@ -12,12 +12,23 @@ from apache_beam.runners.portability.prism_runner import PrismRunner
 from dp_transforms import hold
 from dp_transforms.clock import Pulse, WallClock
 from dp_transforms.flow import STRIDE, DPStream
+from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
 from state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary
 from tests.streams import begin, generate, make_plan, released
 
 PLAN = make_plan(triggers=12, windows=3, stamped=True)
+
+
+class Stalled:
+    """A clock that stands at the start until BOUND has had all rows, then is far ahead."""
+
+    last = 0.0
+
+    def __call__(self) -> float:
+        stands = not Stalled.last or time.monotonic() - Stalled.last < 1.5
+        return PLAN.timeline.start / 1e6 if stands else time.time()
 
 
 def test_a_pulse_of_many_cuts_that_bound_gets_late(
@@ -30,17 +41,18 @@ def test_a_pulse_of_many_cuts_that_bound_gets_late(
 
     def slowly(batch: pa.RecordBatch) -> Pulse | None:
         pulse = pulse_of(batch)
-        if pulse is not None and "stamp" in batch.schema.names:  # BOUND's, not RELEASE's
-            time.sleep(0.7)
+        if "stamp" in batch.schema.names:  # BOUND's, not RELEASE's
+            Stalled.last = time.monotonic()
+            time.sleep(0.0 if pulse is None else 1.5)
         return pulse
 
     monkeypatch.setattr(hold, "pulse_of", slowly)
     run = begin(PLAN, tmp_path / "a.db", shards=2)
     out.mkdir()
-    flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=error"]
+    flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
     with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
         records = pipeline | Feed(stream.batches(500), "arrived", hold=100)
-        output = records | DPStream(PLAN, run, clock=WallClock(PLAN.timeline))
+        output = records | DPStream(PLAN, run, clock=WallClock(PLAN.timeline, now=Stalled()))
         _ = output.releases | Collect(out)
     stores.close_all()
     assert collected(out) == want

@@ -11,6 +11,7 @@ from dp_transforms.telemetry import Deliveries
 from pipelines.folder_close import close_files, rfc3339
 from pipelines.job import Job, load_job
 from pipelines.metrics import Ports, serving
+from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
 from pipelines.stream import run_job
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, write
@@ -35,7 +36,12 @@ def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
 
 def run_on_prism(job: Job, stop: threading.Event | None = None) -> str:
     """The public endpoint's text after a run."""
-    flags = [f"--prism_location={binary()}", "--prism_log_level=warn", "--streaming"]
+    flags = [
+        f"--prism_location={binary()}",
+        "--prism_log_level=warn",
+        "--streaming",
+        PRISM_WHOLE_BUNDLES,
+    ]
     with serving(job, Ports(0)) as (public, _):
         run_job(job, "PrismRunner", flags, stop=stop)
         return scrape(public)

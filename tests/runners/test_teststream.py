@@ -21,6 +21,7 @@ from dp_transforms import flow
 from dp_transforms.batches import ArrowBatchCoder
 from dp_transforms.clock import Announced
 from dp_transforms.flow import STRIDE, DPStream
+from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
 from state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary
@@ -43,7 +44,7 @@ def play(
     script = script.advance_watermark_to_infinity()
     run, out = begin(plan, folder / "stream.db"), folder / "out"
     out.mkdir()
-    flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=error"]
+    flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
     with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
         records = pipeline | script | beam.Map(_same).with_output_types(pa.RecordBatch)
         output = records | DPStream(plan, run, clock=Announced(through))
@@ -130,7 +131,7 @@ def test_rows_gathered_before_a_split_wait_for_nobody(
     monkeypatch.setattr(flow, "SPLIT_BUFFER_ROWS", 700)
     run = begin(plan, tmp_path / "a.db")
     out.mkdir()
-    flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=error"]
+    flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
     with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
         records = pipeline | Feed(batches, "arrived", hold)
         output = records | DPStream(plan, run, clock=Announced(last))
