@@ -28,6 +28,8 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.table1 --users 1000000 --modes sticky rounds paper --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.state --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.load --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.stream --runner prism --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.stream --runner prism --latency --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.growth --picture runs/growth.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.peers --allow-missing --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.front --users 100000 --picture runs/front.png --out runs/bench.jsonl

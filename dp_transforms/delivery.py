@@ -74,8 +74,8 @@ class Delivered(beam.PTransform):
         marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
             (
-                written | "Written" >> beam.Map(_named, True).with_output_types(typed),
-                held | "Held" >> beam.Map(_named, False).with_output_types(typed),
+                written | "Written" >> beam.Map(named, True).with_output_types(typed),
+                held | "Held" >> beam.Map(named, False).with_output_types(typed),
                 refused | "Refused" >> nothing,
                 pulses | "Pulses" >> marks,
             )
@@ -93,7 +93,8 @@ def _nothing(element: Any) -> tuple[()]:
     return ()
 
 
-def _named(name: tuple[int, int], written: bool) -> tuple[int, pa.RecordBatch]:
+def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
+    """A name on its way to the one shard: written, or held back."""
     columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
     return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
 
@@ -204,15 +205,16 @@ def resume_point(run: Run) -> Resume:
 
 
 def released_through(run: Run) -> int:
-    """Last cut that all key shards have stepped through."""
+    """Last cut that all key shards have stepped through; windows that take no steps count."""
     store, line = run.open(), run.plan.timeline
-    done = reached(store, line)
+    done, past = reached(store, line), line.base(store.marks.first)
     latest = [line.base(window) + last for window, last in done.open.items() if last]
     if done.complete > store.marks.abandoned:
         latest.append(line.base(done.complete - 1) + line.triggers)
-    if not latest:
-        return 0
-    cut = max(latest)
+    cut = max(latest, default=0)
+    if cut <= past:
+        return past
     # A shard takes cuts in order: whoever has begun on this one is through with those before.
-    whole = all(done.trigger(line, w) >= cut - line.base(w) for w in line.windows_at(cut))
+    windows = (w for w in line.windows_at(cut) if w >= store.marks.first)
+    whole = all(done.trigger(line, w) >= cut - line.base(w) for w in windows)
     return cut if whole else cut - 1

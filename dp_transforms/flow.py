@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import msgspec
 import pyarrow as pa
+from apache_beam.transforms.window import GlobalWindows, TimestampedValue
+from apache_beam.utils.timestamp import MAX_TIMESTAMP
 
 from accounting.errors import PolicyError, UsageError
 from accounting.limits import SPLIT_BUFFER_ROWS
@@ -197,7 +199,11 @@ def _to_shards(run: Run, schema: pa.Schema) -> beam.PTransform:
 
 
 class SplitByShard(beam.DoFn):
-    """Routes rows to shards by their keyed id, gathering many rows before each split."""
+    """Routes rows to shards by their keyed id, gathering many rows before each split.
+
+    What leaves has the least time of what was gathered: with a later one a watermark could pass
+    a cut while rows of it are on their way.
+    """
 
     def __init__(self, column: str, shards: int, schema: pa.Schema) -> None:
         self._column, self._shards, self._schema = column, shards, schema
@@ -205,27 +211,35 @@ class SplitByShard(beam.DoFn):
     def start_bundle(self) -> None:
         """Begin with nothing gathered."""
         self._held: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._rows, self._least = 0, MAX_TIMESTAMP
 
     @guarded("split")
-    def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def process(
+        self,
+        element: pa.RecordBatch,
+        timestamp: Any = beam.DoFn.TimestampParam,
+    ) -> Iterator[Any]:
         """Gather; split when there is enough."""
         self._held.append(element)
         self._rows += element.num_rows
+        self._least = min(self._least, timestamp)
         if self._rows >= SPLIT_BUFFER_ROWS:
-            yield from self._split()
+            least = self._least
+            for pair in self._split():
+                yield TimestampedValue(pair, least)
 
     @guarded("split")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
         """Split the rest; everything lives in the global window."""
-        for pair in list(self._split()):
-            yield beam.transforms.window.GlobalWindows.windowed_value(pair)
+        least = self._least
+        for pair in self._split():
+            yield GlobalWindows.windowed_value(pair, least)
 
     def _split(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         if self._held:
             with timed("split"):
                 batch = concat(self._held, self._schema)
-                self._held, self._rows = [], 0
+                self._held, self._rows, self._least = [], 0, MAX_TIMESTAMP
                 shard = shard_of(ids_of(batch.column(self._column)), self._shards)
                 parts = list(split_by_shard(batch, shard, self._shards))
             yield from parts

@@ -52,6 +52,10 @@ class Ages:
         self._hold_until = now + hold
         self._ages: deque[tuple[float, int]] = deque()
 
+    def hold(self, until: float) -> None:
+        """Messages may come again that were here before."""
+        self._hold_until = max(until, self._hold_until)
+
     def came(self, now: float, oldest: int) -> None:
         """Messages came, the oldest of them ``oldest`` micros old."""
         self._quiet_since = now
@@ -108,6 +112,8 @@ class Puller:
         self._metadata = [to_grpc_metadata([("subscription", subscription)])]
         self._call: Any = None
         self.used = time.monotonic()
+        #: Messages that the reader will have claimed after this bundle; ``None``: not known.
+        self.claimed: int | None = None
         self._ages = Ages(self.used, hold)
         self._answered = self.used
         self._lost_since: float | None = None
@@ -131,7 +137,15 @@ class Puller:
                 found += answer
                 self._ages.came(time.monotonic(), _oldest(answer))
         self.used = time.monotonic()
+        self.claimed = None if self.claimed is None else self.claimed + len(found)
         return Taken(found, self._ages.age(self.used))
+
+    def stands(self, claimed: int, hold: float) -> None:
+        """A bundle begins.  Where the runner went back, or a bundle failed, what this puller
+        gave comes again within ``hold`` seconds."""
+        if self.claimed not in (None, claimed):
+            self._ages.hold(time.monotonic() + hold)
+        self.claimed = claimed
 
     def _answer(self, seconds: float) -> list[Any] | None:
         """The messages of the pull that waits; ``None``: it still does, or failed."""

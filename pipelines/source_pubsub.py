@@ -147,6 +147,7 @@ class _ReadMessages(beam.DoFn):
         done = tracker.current_restriction().after
         hold = self._ack_deadline if self._again or done is not None else 0
         puller = PULLERS.take(self._subscription, element, hold)
+        puller.stands(done or 0, self._ack_deadline)
         try:
             taken = puller.take(self._batch_rows, TAKE_SECONDS, MORE_SECONDS)
         except BaseException:

@@ -46,21 +46,28 @@ def wait_or_stop(
     ended, cancelled = threading.Event(), threading.Event()
     failed = list[DpstreamError]()
 
+    def look(ask: bool) -> bool:
+        done = ask and _complete(run)
+        if done or (stop is not None and stop.is_set()):
+            cancelled.set()
+            with contextlib.suppress(Exception):  # it may have ended, or its runner gone
+                result.cancel()
+            try:
+                if cancel is not None:
+                    cancel()
+            except DpstreamError as error:
+                failed.append(error)
+            return True
+        return False
+
     def watch() -> None:
-        looks = 0
-        while not ended.wait(_LOOK_SECONDS):
+        looks, through = 0, False
+        while not through and not ended.wait(_LOOK_SECONDS):
             looks += 1
-            done = not bounded and looks % _ASK_EVERY == 0 and _complete(run)
-            if done or (stop is not None and stop.is_set()):
-                cancelled.set()
-                with contextlib.suppress(Exception):  # it may have ended, or its runner gone
-                    result.cancel()
-                try:
-                    if cancel is not None:
-                        cancel()
-                except DpstreamError as error:
-                    failed.append(error)
-                return
+            # A store that does not answer now is asked again: a watcher that died of it would
+            # never see the stop.
+            with contextlib.suppress(Exception):
+                through = look(not bounded and looks % _ASK_EVERY == 0)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -15,7 +15,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from accounting.plan import Plan
 from dp_transforms.batches import ids_of, split_by_shard
-from dp_transforms.delivery import NAMES, DeliveredCallback, Outlet, resume_point
+from dp_transforms.delivery import DeliveredCallback, Outlet, named, resume_point
 from dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
 from dp_transforms.records import CanonicaliserFactory
 from dp_transforms.run import Run
@@ -92,11 +92,11 @@ class Flowing:
             marks = batch.schema.metadata
             self.out[int(marks[b"dpstream.window"]), int(marks[b"dpstream.trigger"])] = batch
         for out in outputs:
-            if isinstance(out, TaggedOutput):
-                name = out.value.value if isinstance(out.value, WindowedValue) else out.value
-                columns = [pa.array([n], pa.int32()) for n in name]
-                self.names.append(pa.RecordBatch.from_arrays(columns, schema=NAMES))
-                self.held.append(name)
+            back = isinstance(out, TaggedOutput)
+            value = out.value if back else out
+            name = value.value if isinstance(value, WindowedValue) else value
+            self.names.append(named(name, not back)[1])
+            self.held += [name] * back
 
 
 def endless(plan: Plan) -> Plan:

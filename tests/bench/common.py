@@ -1,5 +1,6 @@
 """What the benchmarks share: the machine they ran on, and JSON results."""
 
+import contextlib
 import json
 import os
 import platform
@@ -27,3 +28,20 @@ def emit(result: dict[str, Any], out: Path | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "a", encoding="utf-8") as file:
             file.write(text + "\n")
+
+
+def tree_seconds() -> float:
+    """CPU seconds of this process and of all that it has started: job servers, workers."""
+    parents, used = dict[int, int](), dict[int, int]()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # After the name, which may hold anything: state, parent, ...; see proc(5).
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                number = int(entry.name)
+                parents[number], used[number] = int(fields[1]), sum(map(int, fields[11:15]))
+    mine, found = {os.getpid()}, 0
+    while len(mine) > found:
+        found = len(mine)
+        mine |= {number for number, parent in parents.items() if parent in mine}
+    return sum(used[number] for number in mine) / os.sysconf("SC_CLK_TCK")

@@ -17,9 +17,11 @@ from accounting.errors import UsageError
 from pipelines import launch
 from pipelines.job import Job, load_job
 from pipelines.launch import check_remote, describe, fetch, flags, main, parser
-from pipelines.runners import _refuse_unknown
+from pipelines.runners import RUNNERS, _refuse_unknown
 from state import open as stores
 from tests.audit.leaks import make_job
+
+KNOWN = RUNNERS["DataflowRunner"].flags
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "dataflow"
 METADATA: dict[str, Any] = json.loads((FOLDER / "metadata.json").read_text())
@@ -85,7 +87,7 @@ def test_every_parameter_is_the_launchers_or_beams() -> None:
     own = {action.dest for action in parser()._actions} - {"help"}
     names = [parameter["name"] for parameter in METADATA["parameters"]]
     assert own <= set(names) and len(set(names)) == len(names)
-    _refuse_unknown([f"--{name}=x" for name in names if name not in own])
+    _refuse_unknown([f"--{name}=x" for name in names if name not in own], KNOWN)
     fields = {"name", "label", "helpText", "paramType", "regexes", "isOptional"}
     for parameter in METADATA["parameters"]:
         assert set(parameter) <= fields and {"name", "label", "helpText"} <= set(parameter)
@@ -122,7 +124,7 @@ def test_flags_for_dataflow(tmp_path: Path) -> None:
     assert options["sdk_container_image"] == IMAGE and options["project"] == "p"
     assert flags(job, whole) == whole, "nothing is given twice"
     assert "--sdk_location=container" not in flags(job, given[:3])
-    _refuse_unknown([flag for flag in whole if not flag.startswith("--runner")])
+    _refuse_unknown([flag for flag in whole if not flag.startswith("--runner")], KNOWN)
 
 
 @pytest.mark.parametrize(

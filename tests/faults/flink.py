@@ -26,7 +26,7 @@ from tests.runners.flink import session
 from tests.runners.golden import golden_job
 
 #: Seconds that a start of all, or going on after a kill, may take on a busy machine.
-LONGEST = 300.0
+LONGEST = 600.0
 
 
 def poisoned(stream: Path) -> None:

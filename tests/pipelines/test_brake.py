@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -50,6 +51,18 @@ def test_released_is_what_all_shards_have_stepped_through(run: Run) -> None:
     assert released_through(run) <= 0
     step_through(run, 7, range(1, 2))
     assert released_through(run) in (6, 7)
+    step_through(run, LINE.last_cut)
+    assert released_through(run) == LINE.last_cut
+
+
+def test_windows_that_take_no_steps_hold_nobody(run: Run) -> None:
+    """A restore gave them up: no step of theirs will ever be released."""
+    store = run.open()
+    store.marks = msgspec.structs.replace(store.marks, abandoned=3)
+    past = LINE.base(3)
+    assert past > CUTS_AHEAD + 1 and released_through(run) == past
+    assert not Brake(run).holds(LINE.cut_time(past), 1 << 40)
+    assert Brake(run).holds(LINE.cut_time(past + CUTS_AHEAD + 1), 1 << 40)
     step_through(run, LINE.last_cut)
     assert released_through(run) == LINE.last_cut
 

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from accounting.errors import PolicyError
-from dp_transforms.delivery import delivered_through
+from dp_transforms.delivery import delivered_through, named
 from pipelines import sink_manifest
 from pipelines.restored import Catching, diverged
 from pipelines.sink_files import FileSink
@@ -133,14 +132,25 @@ def test_what_was_held_back_meanwhile_comes_with_the_next_cut(lived: Lived) -> N
     assert not flowing.store.restoring and flowing.held
     assert lived.files() == published_by(LOST, lived.calm)
     flowing.delivered = real
-    flowing.names = [
-        pa.RecordBatch.from_pydict(
-            {"window": pa.array([w], pa.int32()), "trigger": pa.array([t], pa.int32())}
-        )
-        for w, t in flowing.held
-    ]
+    flowing.names = [named(name, False)[1] for name in flowing.held]
     lived.go(flowing, LOST + 2, LAST)
     assert lived.files() == lived.calm
+
+
+def test_a_release_that_the_runner_loses_is_written_from_the_store(lived: Lived) -> None:
+    """And only those: what was written is not written again."""
+    flowing = lived.pipeline()
+    lived.go(flowing, 1, LOST + 2)
+    assert not flowing.store.restoring
+    real, lost = flowing._write, []
+
+    def lossy(batches: Any) -> None:
+        lost.extend(batches[:1])
+        real(batches[1:])
+
+    flowing._write = lossy
+    lived.go(flowing, LOST + 3, LAST)
+    assert lost and lived.files() == lived.calm
 
 
 def test_it_stops_at_the_first_difference(lived: Lived) -> None:

@@ -288,6 +288,28 @@ def test_an_outage(monkeypatch: pytest.MonkeyPatch, make_pubsub_job: MakePubSubJ
             input_of(make_pubsub_job(subscription)).identity()
 
 
+def test_what_a_runner_goes_back_behind_is_waited_for(
+    emulator: Emulator, make_pubsub_job: MakePubSubJob
+) -> None:
+    """A bundle failed, or a checkpoint is gone back to: the puller lives on, its messages come
+    again."""
+    topic, subscription = emulator.subscription()
+    reader = Reader(make_pubsub_job(subscription))
+    reader.dofn._ack_deadline = 2
+    reader.until(lambda: reader.mark is not None)
+    before = reader.progress
+    emulator.publish(topic, [row(i) for i in range(5)])
+    reader.until(lambda: len(reader.rows()) == 5)
+    reader.step()
+    stands, moved = reader.mark or 0, time.monotonic()
+    reader.until(lambda: (reader.mark or 0) > stands)
+    assert time.monotonic() - moved < 1.5, "a runner that goes on waits for nothing"
+    reader.progress = before
+    stands, back = reader.mark or 0, time.monotonic()
+    reader.until(lambda: (reader.mark or 0) > stands)
+    assert time.monotonic() - back >= 1.9
+
+
 def test_a_subscription_that_is_deleted_ends_the_job(
     emulator: Emulator, make_pubsub_job: MakePubSubJob
 ) -> None:

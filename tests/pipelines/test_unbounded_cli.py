@@ -205,8 +205,7 @@ def test_what_needs_a_store_or_releases_says_so(tmp_path: Path, kind: str) -> No
     refused("state.store", 2, "state", "releases", path, "--out", tmp_path / "r")
     refused("state.store", 2, "state", "reshard", path, "--shards", "3")
     refused("sink.path", 2, "report", path, "--out", tmp_path / "r.html")
-    if kind != "pubsub":
-        refused("--runner", 2, "run", path)
+    refused("--runner", 2, "run", path)
 
 
 def test_choose(tmp_path: Path) -> None:

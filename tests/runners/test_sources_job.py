@@ -3,18 +3,21 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from pipelines import pubsub_client, pubsub_puller, source_pubsub
+from pipelines import pubsub_client, pubsub_puller, sinks, source_pubsub
 from pipelines.folder_close import close_files
 from pipelines.folder_watch import Markers
-from pipelines.job import load_job
+from pipelines.job import Job, load_job
+from pipelines.sinks import dead_letter_folder, read_dead_letters
+from pipelines.stream import run_job
 from tests.pubsub_emulator import running
-from tests.runners.prism import wait_for
+from tests.runners.prism import binary, wait_for
 from tests.runners.test_kafka_job import JOB, WINDOW, released, run_while, text_of
 
 KAFKA = 'kind = "kafka"\nservers = "{servers}"\ntopic = "{topic}"'
@@ -41,16 +44,22 @@ class Sender:
             time.sleep(0.05)
 
 
+def write_job(folder: Path, source: str, start: float, more: str = "") -> Job:
+    """A job whose windows begin at ``start`` (seconds since the epoch), and its public keys."""
+    (folder / "keys.csv").write_text("key\na\nb\n")
+    text = JOB.replace(KAFKA, source).replace("{{", "{").replace("}}", "}")
+    text = text.replace('"{start}"', f'"{text_of(start)}"{more}').replace("{key}", "0f" * 32)
+    (folder / "job.toml").write_text(text)
+    return load_job(folder / "job.toml")
+
+
 def over_a_restart(
     folder: Path, source: str, sender: Sender, between: Callable[[], None], patience: float
 ) -> bool:
     """Whether every record was counted by two runs, one after the other."""
-    (folder / "keys.csv").write_text("key\na\nb\n")
-    text = JOB.replace(KAFKA, source).replace("{{", "{").replace("}}", "}")
-    start = text_of(time.time() // WINDOW * WINDOW)
-    text = text.replace("{start}", start).replace("{key}", "0f" * 32)
-    (folder / "job.toml").write_text(text)
-    first = run_while(load_job(folder / "job.toml"), lambda: sender.send(5))
+    first = run_while(
+        write_job(folder, source, time.time() // WINDOW * WINDOW), lambda: sender.send(5)
+    )
     between()
     sender.send(2)  # while nobody reads
 
@@ -108,3 +117,24 @@ def test_pubsub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
         source = f'kind = "pubsub"\nsubscription = "{subscription}"'
         exact = over_a_restart(tmp_path, source, sender, source_pubsub.PULLERS.close, 14)
     assert exact != sabotaged
+
+
+def test_the_end_waits_for_dead_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is done is cancelled: what was refused must be written by then."""
+    write = sinks.write_dead_letters
+
+    def slowly(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path | None:
+        held = list(batches)
+        time.sleep(5 if held else 0)
+        return write(folder, held)
+
+    monkeypatch.setattr(sinks, "write_dead_letters", slowly)
+    source, start = 'kind = "folder"\npath = "in"\nformat = "jsonl"', time.time() // 1 - 60
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(b"{\n{\n")
+    close_files(folder, ["a.jsonl"])
+    job = write_job(tmp_path, source, start, f'\nend = "{text_of(start + WINDOW)}"')
+    result = run_job(job, "PrismRunner", [f"--prism_location={binary()}"])
+    assert not result.stopped and result.steps == 6 * 2
+    assert read_dead_letters(dead_letter_folder(job)).num_rows == 2

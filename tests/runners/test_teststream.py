@@ -17,11 +17,12 @@ from apache_beam.testing import test_stream
 from apache_beam.utils.timestamp import Timestamp
 
 from accounting.plan import Plan
+from dp_transforms import flow
 from dp_transforms.batches import ArrowBatchCoder
 from dp_transforms.clock import Announced
 from dp_transforms.flow import STRIDE, DPStream
 from state import open as stores
-from tests.runners.feed import Collect, collected
+from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary
 from tests.streams import STEP, Stream, begin, generate, make_plan, released
 
@@ -112,3 +113,27 @@ def test_cuts_that_nobody_announced_are_not_taken(
     events = [batch for cut in range(1, 6) for batch in by_cut(stream, cut)]
     got = play(PLAN, tmp_path, events, 5)
     assert got == {n: b for n, b in calm.items() if LINE.base(n[0]) + n[1] <= 5} and got
+
+
+@pytest.mark.parametrize("hold", [4, 1_000])
+def test_rows_gathered_before_a_split_wait_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int
+) -> None:
+    """A bundle with rows of many cuts: those of the first must be there when it is stepped."""
+    plan = make_plan(triggers=12, windows=3, stamped=True)
+    stream, last = generate(plan, 8, records=3000), plan.timeline.last_cut
+    assert last > 4 * STRIDE
+    order = np.argsort(stream.stamp, kind="stable")
+    rows = np.split(order, np.flatnonzero(np.diff(plan.timeline.cut_of(stream.stamp[order]))) + 1)
+    batches = [batch for some in rows for batch in stream.take(some).batches(40)]
+    want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
+    monkeypatch.setattr(flow, "SPLIT_BUFFER_ROWS", 700)
+    run = begin(plan, tmp_path / "a.db")
+    out.mkdir()
+    flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=error"]
+    with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
+        records = pipeline | Feed(batches, "arrived", hold)
+        output = records | DPStream(plan, run, clock=Announced(last))
+        _ = output.releases | Collect(out)
+    stores.close_all()
+    assert collected(out) == want

@@ -251,7 +251,7 @@ def _counters_go_too(real: Any) -> Any:
 
 TWINS: dict[str, Sabotage] = {
     "steps without a fence": Sabotage(
-        _wrapped(SqliteStore, "_write_steps", _overwriting), "sqlite", seeds=(58,)
+        _wrapped(SqliteStore, "_write_steps", _overwriting), "sqlite", seeds=(22,)
     ),
     "positions ignored on replay": Sabotage(
         _wrapped(SqliteStore, "admitted_before", _no_positions), "sqlite"
@@ -280,14 +280,14 @@ TWINS: dict[str, Sabotage] = {
     "two bundles of a shard at once in a process": Sabotage(
         _wrapped(FaultyStore, "at_work", lambda real: lambda *_: contextlib.nullcontext()),
         "sqlite",
-        seeds=(16,),
+        seeds=(34,),
     ),
     "done keys step twice": Sabotage(_wrapped(LimitedStore, "load_keys", _never_done), "limited"),
     "parts without a fence": Sabotage(
-        _wrapped(Database, "write", _last_part_fenced), "limited", seeds=(65,)
+        _wrapped(Database, "write", _last_part_fenced), "limited", seeds=(51,)
     ),
     "steps taken back by a late part": Sabotage(
-        _wrapped(Database, "write", _taken_back), "limited", seeds=(307,)
+        _wrapped(Database, "write", _taken_back), "limited", seeds=(433,)
     ),
     "parts of a decision not seen": Sabotage(
         _wrapped(LimitedStore, "_ahead", _never_ahead), "limited"

@@ -1,0 +1,46 @@
+"""The public clock on Prism: no stage steps through a cut before the stage that feeds it."""
+
+import time
+from pathlib import Path
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.prism_runner import PrismRunner
+
+from dp_transforms import hold
+from dp_transforms.clock import Pulse, WallClock
+from dp_transforms.flow import STRIDE, DPStream
+from state import open as stores
+from tests.runners.feed import Collect, Feed, collected
+from tests.runners.prism import binary
+from tests.streams import begin, generate, make_plan, released
+
+PLAN = make_plan(triggers=12, windows=3, stamped=True)
+
+
+def test_a_pulse_of_many_cuts_that_bound_gets_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a stall one pulse brings more cuts than a stride; BOUND is slow to take it."""
+    assert PLAN.timeline.last_cut > 2 * STRIDE
+    stream, out, pulse_of = generate(PLAN, 8, records=1500), tmp_path / "out", hold.pulse_of
+    want = released(PLAN, stream.batches(500), tmp_path / "calm.db", shards=2)
+
+    def slowly(batch: pa.RecordBatch) -> Pulse | None:
+        pulse = pulse_of(batch)
+        if pulse is not None and "stamp" in batch.schema.names:  # BOUND's, not RELEASE's
+            time.sleep(0.7)
+        return pulse
+
+    monkeypatch.setattr(hold, "pulse_of", slowly)
+    run = begin(PLAN, tmp_path / "a.db", shards=2)
+    out.mkdir()
+    flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=error"]
+    with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
+        records = pipeline | Feed(stream.batches(500), "arrived", hold=100)
+        output = records | DPStream(PLAN, run, clock=WallClock(PLAN.timeline))
+        _ = output.releases | Collect(out)
+    stores.close_all()
+    assert collected(out) == want

@@ -1,0 +1,53 @@
+"""A pipeline without end on Prism, watched over a store that is away for a while."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import RunError
+from dp_transforms.run import Run
+from pipelines import waiting
+from state import open as stores
+from tests.runners.engines import started
+from tests.runners.prism import binary
+from tests.runners.spike import Shape
+from tests.streams import begin, make_plan
+
+
+@pytest.mark.parametrize("away", [0, 2])
+def test_a_stop_is_seen_whatever_the_store_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: int
+) -> None:
+    run, asked, stop = begin(make_plan(), tmp_path / "a.db"), list[None](), threading.Event()
+
+    def through(store: object) -> int:
+        asked.append(None)
+        if len(asked) <= away:
+            raise RunError("state.store", "did not answer", "wait")
+        stop.set()
+        return 0
+
+    monkeypatch.setattr(waiting, "delivered_through", through)
+    flags = [f"--prism_location={binary()}"]
+    with started("PrismRunner", flags, Shape(endless=True), tmp_path) as result:
+        stuck = threading.Timer(30, result.cancel)
+        stuck.start()
+        try:
+            assert waiting.wait_or_stop(result, run, False, stop)
+        finally:
+            stuck.cancel()
+    assert len(asked) == away + 1
+    stores.close_all()
+
+
+def test_the_last_cut_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Run = begin(make_plan(), tmp_path / "a.db")
+    last = run.plan.timeline.last_cut
+    said = iter([0, last - 1, last])
+    monkeypatch.setattr(waiting, "delivered_through", lambda store: next(said))
+    flags = [f"--prism_location={binary()}"]
+    with started("PrismRunner", flags, Shape(endless=True), tmp_path) as result:
+        assert waiting.wait_or_stop(result, run, False)
+    assert next(said, None) is None
+    stores.close_all()
