@@ -49,7 +49,11 @@ class ProgressTracker(RestrictionTracker):  # type: ignore[misc]
 
     @override
     def current_progress(self) -> RestrictionProgress:
-        return RestrictionProgress(completed=1, remaining=0 if self._progress.done else 1)
+        done = self._progress.done
+        # Beam puts the bytes of its outputs, perhaps NaN, in place of what is completed.
+        return RestrictionProgress(
+            fraction=1.0 if done else 0.5, completed=1, remaining=0 if done else 1
+        )
 
     @override
     def try_claim(self, position: Any) -> bool:
