@@ -166,9 +166,12 @@ def test_a_topic_is_counted_exactly(
         stage.stop(signal.SIGINT)
         assert stage.jobs() == []
     found = {at: round(count) for at, count in released(tmp_path / "releases").items()}
-    wrong = {at: count for at, count in sender.sent.items() if found.get(at) != count}
-    assert wrong == {} and sender.number > 1000
-    print(f"\nF8 kafka: {sender.number} records in {len(sender.sent)} counts, each exact")
+    missing = {at: count - found.get(at, 0) for at, count in sender.sent.items()}
+    # A broker that has no time for seconds appends after the lateness that is allowed.
+    late = sum(row["reason"] == "late" for row in letters(stage.job))
+    assert min(missing.values()) >= 0 and sum(missing.values()) == late
+    assert late < sender.number / 100 and sender.number > 1000
+    print(f"\nF8 kafka: {sender.number} records in {len(sender.sent)} counts, {late} were late")
 
 
 def closes_of(folder: Path, window: datetime) -> bool:

@@ -66,7 +66,8 @@ class Sender:
     def send(self, seconds: float) -> None:
         """A few records and a broken message every 10 ms or so."""
         end = time.time() + seconds
-        while (now := time.time()) < end:
+        # Whole ms, as the broker's: no event may lie behind its append.
+        while (now := int(time.time() * 1000) / 1000) < end:
             values: list[Any] = [b"{"]
             for key in ("a", "b", "a"):
                 values.append({"user": f"u{self.number}", "key": key, "time": text_of(now)})
