@@ -47,7 +47,7 @@ class Drive:
         before, pulses = self.marks.current_watermark(), []
         for out in self.beat.process(0, tracker=view, estimator=self.marks):
             # A stage that has not got the pulse yet holds the others' watermarks before its cuts.
-            assert before <= out.timestamp < instant(self.beat._line, out.value[0])
+            assert before <= out.timestamp < instant(self.beat._line, out.value[1])
             pulses.append(out.value)
         tracker.check_done()
         left = tracker.deferred_status()
