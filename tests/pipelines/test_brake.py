@@ -22,6 +22,8 @@ from dp_transforms.ids import key_ids
 from dp_transforms.records import Canonicaliser
 from dp_transforms.run import Run
 from pipelines.brake import ASK_SECONDS, CUTS_AHEAD, Brake
+from pipelines.restored import Catching
+from pipelines.sink_files import FileSink
 from state import open as stores
 from state.idtable import shard_of
 from tests.streams import KEYS, STEP, begin, generate, make_plan
@@ -116,16 +118,17 @@ def test_a_store_says_from_where_on_records_matter(run: Run) -> None:
     }
 
 
-def test_what_was_delivered_is_noted_and_forgotten(run: Run) -> None:
-    note, store = DeliveredCallback(run)(), run.open()
+def test_what_was_delivered_is_noted_and_forgotten(run: Run, tmp_path: Path) -> None:
+    outlet = Catching(run, FileSink(tmp_path / "out", "parquet"))
+    note, store = DeliveredCallback(run, outlet)(), run.open()
     forget_delivered(store)
     for cut in (3, 2):
-        note(0, [], cut, 0)
+        note(0, [], cut, cut)
         assert delivered_through(store) == 3
     assert resume_point(run).first == 4
     forget_delivered(store)
     assert delivered_through(store) == 0 and resume_point(run).first == 1
-    note(0, [], 2, 0)
+    note(0, [], 2, 2)
     assert delivered_through(store) == 2
 
 
