@@ -150,7 +150,7 @@ def missing(
 ) -> set[Name]:
     """Releases of the cuts after ``since`` that are committed, and that the sink was not given.
 
-    A runner that loses an element (Prism was seen to, under load) must not lose a release.
+    A runner that loses an element (Prism did, where it split a bundle) must not lose a release.
     """
     first = store.marks.first
     due = {

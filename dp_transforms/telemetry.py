@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -76,16 +77,19 @@ class Latency:
     """Seconds by bucket: when a release appears is seen by everybody who watches the sink.
 
     Attributes:
-        counts: one for each of ``LATENCY_SECONDS``, and one for what is longer; total: the sum.
+        counts: one for each of ``LATENCY_SECONDS``, and one for what is longer.
+        total: the sum; of a public one each is rounded up to a whole second first, since a fine
+            sum would tell of the records' number what a look at the sink does not.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, public: bool) -> None:
         self.name, self.counts, self.total = name, [0] * (len(LATENCY_SECONDS) + 1), 0.0
+        self._public = public
 
     def add(self, seconds: float) -> None:
         """One release."""
         self.counts[bisect.bisect_left(LATENCY_SECONDS, seconds)] += 1
-        self.total += seconds
+        self.total += math.ceil(seconds) if self._public else seconds
         Metrics.distribution("dpstream", f"{self.name}_ms").update(round(1000 * seconds))
 
 
@@ -101,7 +105,8 @@ class Deliveries:
 
     def __init__(self) -> None:
         self.last_cut: int | None = None
-        self.since_cut, self.since_passed = Latency("release_latency"), Latency("after_watermark")
+        self.since_cut = Latency("release_latency", True)
+        self.since_passed = Latency("operator_after_watermark", False)
         self._live_from: int | None = None
         self._passed: dict[int, float] = {}
         self._lock = threading.Lock()

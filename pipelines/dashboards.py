@@ -41,7 +41,8 @@ def _quantile(q: float, metric: str) -> str:
     return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[15m])))"
 
 
-_LATENCY, _AFTER = "dpstream_release_latency_seconds", "dpstream_release_after_watermark_seconds"
+_LATENCY = "dpstream_release_latency_seconds"
+_AFTER = "dpstream_operator_release_after_watermark_seconds"
 PUBLIC = (
     Panel(
         "Behind the public clock", "s",
@@ -52,10 +53,6 @@ PUBLIC = (
     Panel(
         "Release latency after the cut", "s",
         ((_quantile(0.5, _LATENCY), "median"), (_quantile(0.99, _LATENCY), "p99")),
-    ),
-    Panel(
-        "Release latency after the watermark", "s",
-        ((_quantile(0.5, _AFTER), "median"), (_quantile(0.99, _AFTER), "p99")),
     ),
     Panel(
         "Steps", "ops",
@@ -85,6 +82,11 @@ def _operator_panels() -> tuple[Panel, ...]:
     return (
         Panel("Records and pairs", "ops", queries(rest)),
         Panel("Dead letters by reason", "ops", queries(dead)),
+        Panel(
+            "Release latency after the watermark",
+            "s",
+            ((_quantile(0.5, _AFTER), "median"), (_quantile(0.99, _AFTER), "p99")),
+        ),
         Panel("Busy stages", "percentunit", ((stage, "{{stage}}"),)),
         Panel("The same from Flink's workers", "ops", flink),
     )

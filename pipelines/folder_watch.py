@@ -65,7 +65,7 @@ class Step(NamedTuple):
         seen: what is done after it.
         files: newly closed.
         refused: positions that are no files, each with its place.
-        upto: no file that was closed before this instant (micros) will come, ``None``: unknown.
+        upto: no row that is stamped before this instant (micros) will come, ``None``: unknown.
     """
 
     seen: Seen
@@ -86,10 +86,11 @@ class Markers:
     Args:
         folder: where.
         begin: files that were closed before it are passed over (0: none).
+        behind: how much earlier (micros) than its closing a row of a file may be stamped.
     """
 
-    def __init__(self, folder: Folder, begin: int = 0) -> None:
-        self.folder, self.begin = folder, begin
+    def __init__(self, folder: Folder, begin: int = 0, behind: int = 0) -> None:
+        self.folder, self.begin, self.behind = folder, begin, behind
 
     def steps(self, seen: Seen, now: int) -> Iterator[Step]:
         """New markers in the order of their instants.
@@ -106,9 +107,9 @@ class Markers:
         for at, digest, name in found:
             if at > now or seen.has((at, digest)):
                 continue
-            files, refused = self._read(name)
+            files, refused = self._read(name, at)
             seen = seen.more([(at, digest)])
-            yield Step(seen, files, refused, at)
+            yield Step(seen, files, refused, at - self.behind)
 
     def instants(self, seen: Seen) -> Iterator[tuple[int, str]]:
         """(instant, name) of markers above the floor's day."""
@@ -120,8 +121,8 @@ class Markers:
                 for found in self.folder.list(day, recursive=False):
                     yield from _instant(found.name)
 
-    def _read(self, name: str) -> tuple[list[ClosedFile], list[tuple[Place, Refused]]]:
-        """Files that a marker names; lines that name none."""
+    def _read(self, name: str, before: int) -> tuple[list[ClosedFile], list[tuple[Place, Refused]]]:
+        """Files that a marker names, each closed before its instant; lines that name none."""
         files: dict[str, ClosedFile] = {}
         refused: list[tuple[Place, Refused]] = []
         where = place(name)
@@ -140,7 +141,7 @@ class Markers:
             lines = zip(part.batch.to_pylist(), closed.tolist(), known.tolist(), strict=True)
             for row, (line, at, good) in enumerate(lines, part.offset):
                 file, rows = line["file"], _rows(line["rows"])
-                reason = _fault(file, good, rows, files)
+                reason = _fault(file, good and at < before, rows, files)
                 if reason is not None:
                     refused.append((where, refuse(row, reason)))
                 elif at >= self.begin:

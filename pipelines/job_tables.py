@@ -45,8 +45,9 @@ class SourceConfig(_Table, frozen=True):
         format: of a folder's files, or of a message (``json``: one object).
         topic, servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
         subscription: of Pub/Sub, ``projects/P/subscriptions/S``.
-        settle: how long a file must lie unchanged (stamp ``closed``), or a broker may be behind
-            its own clock: it delays releases and decides nothing.
+        settle: how long a file must lie unchanged (stamp ``closed``), a row may be stamped before
+            its file is closed (stamp of a column), or a broker may be behind its own clock: it
+            delays releases and decides nothing.
     """
 
     kind: SourceKind

@@ -5,7 +5,6 @@ never leaves: a text of it may quote addresses or settings.
 """
 
 import functools
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +21,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from pipelines.job_tables import SourceConfig
+from pipelines.kafka_options import check_options, looked_up
 
 #: Seconds a question may take at the start, and from a worker (which asks again later).
 START_SECONDS, ASK_SECONDS = 30.0, 3.0
@@ -51,7 +51,7 @@ _USUAL = {
 
 
 class Kafka(msgspec.Struct, frozen=True):
-    """A topic and how to reach it; public but for literal values of ``options``.
+    """A topic and how to reach it; public.
 
     Attributes:
         servers: ``host:port,host:port``.
@@ -68,11 +68,9 @@ class Kafka(msgspec.Struct, frozen=True):
         """The topic of a job's source.
 
         Raises:
-            UsageError: an option that is not the user's to set.
+            UsageError: see `kafka_options.check_options`.
         """
-        for name in source.options:
-            if name in _OURS or name.startswith("log"):
-                raise UsageError(f"source.options.{name}", "is set by dpstream", "remove it")
+        check_options("source", source.options, _OURS)
         options = tuple(sorted(source.options.items()))
         return cls(source.servers or "", source.topic or "", options)
 
@@ -82,8 +80,12 @@ class Kafka(msgspec.Struct, frozen=True):
     def settings(self) -> dict[str, Any]:
         """What the client is told, with secrets: never to be shown."""
         ours = {name: value for name, value in _OURS.items() if value != ""}
-        options = {name: _looked_up(name, value) for name, value in self.options}
-        return {**_USUAL, **options, **ours, "bootstrap.servers": self.servers}
+        return {
+            **_USUAL,
+            **looked_up("source", dict(self.options)),
+            **ours,
+            "bootstrap.servers": self.servers,
+        }
 
     def consumer(self) -> Consumer:
         """A new consumer with nothing assigned."""
@@ -183,17 +185,6 @@ def _made(kind: Any, settings: dict[str, Any]) -> Any:
         raise UsageError(
             "source.options", "are not accepted by Kafka's client", "see librdkafka's settings"
         ) from None
-
-
-def _looked_up(name: str, value: str) -> str:
-    kind, colon, variable = value.partition(":")
-    if kind != "env" or not colon:
-        return value
-    if variable not in os.environ:
-        raise UsageError(
-            f"source.options.{name}", "names an environment variable that is not set", "set it"
-        )
-    return os.environ[variable]
 
 
 def name_of(error: BaseException) -> str:

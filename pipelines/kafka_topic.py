@@ -4,7 +4,6 @@ The client (librdkafka) keeps connections, batches, retries and their back-off; 
 again here.  Errors name its error codes only: its messages could quote what was sent.
 """
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -13,9 +12,10 @@ from apache_beam.utils.retry import with_exponential_backoff
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from accounting.limits import SINK_SECONDS
+from pipelines.kafka_options import looked_up
 
 #: What a guarantee rests on; options may not change it.
-_FIXED = {
+FIXED = {
     *("bootstrap.servers", "metadata.broker.list", "enable.idempotence", "acks"),
     *("request.required.acks", "transactional.id", "enable.gapless.guarantee"),
     *("enable.auto.commit", "enable.partition.eof", "auto.offset.reset", "isolation.level"),
@@ -64,7 +64,7 @@ class KafkaTopic:
             "producer": confluent_kafka.Producer,
             "consumer": confluent_kafka.Consumer,
         }[kind]
-        given = _looked_up(self.options)
+        given = looked_up("sink", self.options)
         if kind != "producer":
             given = {name: v for name, v in given.items() if name not in _PRODUCERS_OWN}
         try:
@@ -241,30 +241,6 @@ class KafkaTopic:
         if producer is not None:
             producer.purge()
             producer.flush(1.0)
-
-
-def check_options(options: Mapping[str, str]) -> None:
-    """Refuse options that a guarantee rests on.
-
-    Raises:
-        UsageError: names the option.
-    """
-    for name in options:
-        if name in _FIXED or name.startswith("log"):
-            raise UsageError(f"sink.options.{name}", "is set by dpstream", "remove it")
-
-
-def _looked_up(options: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for name, value in options.items():
-        variable = value.removeprefix("env:")
-        if variable != value and variable not in os.environ:
-            raise UsageError(
-                "sink.options", f"names an environment variable for {name} that is not set",
-                "set it on every worker",
-            )  # fmt: skip
-        found[name] = os.environ[variable] if variable != value else value
-    return found
 
 
 def _text(key: bytes | None) -> str:

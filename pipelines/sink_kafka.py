@@ -23,7 +23,8 @@ from typing_extensions import override
 from accounting.errors import PolicyError
 from accounting.limits import MICROS_PER_SECOND, SINK_SECONDS
 from accounting.timeline import Timeline
-from pipelines.kafka_topic import LOOK_SECONDS, KafkaTopic, check_options
+from pipelines.kafka_options import check_options
+from pipelines.kafka_topic import FIXED, LOOK_SECONDS, KafkaTopic
 from pipelines.sink import Manifest, Name, Published, Sink
 from pipelines.sink_messages import (
     Messages,
@@ -57,7 +58,7 @@ class KafkaSink(Sink):
     def __init__(
         self, servers: str, topic: str, options: Mapping[str, str], line: Timeline
     ) -> None:
-        check_options(options)
+        check_options("sink", options, FIXED)
         self._topic, self._line = KafkaTopic(servers, topic, options), line
         self._partitions: int | None = None
         self._seals: dict[Name, str] | None = None

@@ -5,8 +5,9 @@ the time of its closing as their stamp, or a column that the job names.  One spl
 watches; files and their row groups are spread over the workers; a row's position is a function
 of its file's name and its number (`folder_names`).
 
-The watermark is the instant of the last marker, or the clock less ``settle`` and a margin: facts
-of the source, whatever the files hold.  A file that breaks the promise is late, not lost.
+The watermark is the instant of the last marker (less ``settle`` where a column has the stamps), or
+the clock less ``settle`` and a margin: facts of the source, whatever the files hold.  A file that
+breaks the promise is late, not lost.
 """
 
 import time
@@ -185,10 +186,10 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
     def __init__(self, job: Job, begin: int = 0, brake: Brake | None = None) -> None:
         super().__init__()
         folder, kind = Folder(job.source.path), str(job.source.format)
-        watch: Markers | Settled = Markers(folder, begin)
-        if job.plan.stamp == "_closed":
-            settle = duration_micros("source.settle", job.source.settle)
-            watch = Settled(folder, f".{kind}", settle)
+        settle = duration_micros("source.settle", job.source.settle)
+        watch: Markers | Settled = Settled(folder, f".{kind}", settle)
+        if job.plan.stamp != "_closed":
+            watch = Markers(folder, begin, 0 if job.plan.stamp == "_manifest" else settle)
         self._watch = _Watch(watch, begin, brake)
         self._files = Files(folder, kind, job.columns)
         self._batch_rows = job.performance.batch_rows

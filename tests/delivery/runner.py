@@ -315,7 +315,7 @@ class Runner:
         elif stage == "sink":
             name, parts = element.value
             self.sealed.append(self._seal(*name, parts))
-            self.state.coming["delivered"].append(Element(element.at, delivery._named(name, True)))
+            self.state.coming["delivered"].append(Element(element.at, delivery.named(name, True)))
         else:
             self._put(stage, *element.value)
 

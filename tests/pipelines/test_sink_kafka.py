@@ -278,11 +278,15 @@ def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any)
     for name in ("acks", "enable.idempotence", "debug", "log_level"):
         with pytest.raises(UsageError, match=f"sink.options.{name}: is set by dpstream"):
             sink_of(fresh.job(table(broker, "t", **{name: "0"})))
+    for name in ("sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"):
+        with pytest.raises(UsageError, match=f"sink.options.{name}: is a secret") as told:
+            sink_of(fresh.job(table(broker, "t", **{name: "hunter2"})))
+        assert "hunter2" not in str(told.value)
     wrong = fresh.job(table(broker, topic_of(broker), nonsense="1"))
     with pytest.raises(UsageError, match="are refused by Kafka's client"):
         sink_of(wrong).used()
     job = fresh.job(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"}))
-    with pytest.raises(UsageError, match="environment variable for client"):
+    with pytest.raises(UsageError, match=r"sink.options.client.id: names an environment variable"):
         sink_of(job).used()
     monkeypatch.setenv("SINK_CLIENT", "secret-name")
     sink = sink_of(fresh.run(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"})))

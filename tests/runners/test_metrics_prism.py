@@ -19,7 +19,8 @@ from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.test_metrics import families, scrape
 from tests.runners.prism import binary
 
-AFTER, SINCE = "dpstream_release_after_watermark_seconds", "dpstream_release_latency_seconds"
+AFTER = "dpstream_operator_release_after_watermark_seconds"
+SINCE = "dpstream_release_latency_seconds"
 SECOND = 1_000_000
 
 
@@ -34,23 +35,23 @@ def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
     yield fresh
 
 
-def run_on_prism(job: Job, stop: threading.Event | None = None) -> str:
-    """The public endpoint's text after a run."""
+def run_on_prism(job: Job, stop: threading.Event | None = None) -> tuple[str, str]:
+    """What the public and the operator's endpoint say after a run."""
     flags = [
         f"--prism_location={binary()}",
         "--prism_log_level=warn",
         "--streaming",
         PRISM_WHOLE_BUNDLES,
     ]
-    with serving(job, Ports(0)) as (public, _):
+    with serving(job, Ports(0, 0)) as (public, operator):
         run_job(job, "PrismRunner", flags, stop=stop)
-        return scrape(public)
+        return scrape(public), scrape(operator)
 
 
 def test_every_release_has_a_latency(tmp_path: Path, deliveries: Deliveries) -> None:
     job = make_job(tmp_path / "job")
-    text = run_on_prism(job)
-    seen, triggers = families(text), job.plan.timeline.triggers
+    text, private = run_on_prism(job)
+    seen, triggers = families(text) | families(private), job.plan.timeline.triggers
     assert seen["dpstream_releases_delivered_total"] == triggers
     assert seen[f"{AFTER}_count"] == triggers
     assert 0 < seen[f"{AFTER}_sum"] < 10 * triggers
@@ -96,14 +97,16 @@ def test_a_live_stream(tmp_path: Path) -> None:
     producer.start()
     limit.start()
     try:
-        text = run_on_prism(job, stop)
+        text, private = run_on_prism(job, stop)
     finally:
         ended.set()
         limit.cancel()
         producer.join()
-    seen = families(text)
+    seen = families(text) | families(private)
     assert not stop.is_set(), "it did not end by itself"
     assert seen[f"{SINCE}_count"] == seen[f"{AFTER}_count"] == 5
+    assert AFTER not in text, "the time of a step follows its records"
     assert 0 < seen[f"{AFTER}_sum"] < seen[f"{SINCE}_sum"] < 5 * 10
+    assert seen[f"{SINCE}_sum"] == int(seen[f"{SINCE}_sum"])
     assert seen["dpstream_last_cut_timestamp_seconds"] == begin / SECOND + 5
     assert CANARY not in text

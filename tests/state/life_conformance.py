@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.errors import RunError
 from accounting.timeline import Timeline
 from dp_transforms.batches import id_array
 from state.copying import Abandon, copy_store
@@ -280,7 +279,7 @@ class LifeConformance:
             store.forget_units(0)
             sizes.append(sum(p.rows for p in store.parts()))
         assert max(sizes) <= 16 and sizes[-1] <= sizes[9]
-        with pytest.raises(RunError):
+        with pytest.raises(OvertakenError):
             decide_units(asleep, 0, 2, [2])
         assert unit_counts(life.open(), 0) == {0: 39}
 
