@@ -17,9 +17,9 @@ from rich.console import Console
 
 from accounting.errors import UsageError
 from pipelines import compare
-from pipelines.job import Job, load_job
-from pipelines.keys import new_key
-from pipelines.sinks import read_releases
+from pipelines.jobs.job import Job, load_job
+from pipelines.jobs.keys import new_key
+from pipelines.sinks.write import read_releases
 
 _COLUMNS = {
     "tailnum": pa.string(),

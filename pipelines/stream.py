@@ -18,26 +18,26 @@ from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from pipelines.brake import Brake
-from pipelines.choice_check import check_choice, unit_in_words
-from pipelines.delivered import CountDelivered
-from pipelines.inputs import Input, input_of
-from pipelines.job import Job
-from pipelines.job_text import duration_micros
-from pipelines.keys import read_public_keys
-from pipelines.replay import Replay, replay_bounds
-from pipelines.restored import Catching, catch_up, diverged, publish_missing
-from pipelines.runner_errors import coded
-from pipelines.runners import Engine, make_runner
-from pipelines.sink import Sink, sink_of
-from pipelines.sink_manifest import (
+from pipelines.choosing.check import check_choice, unit_in_words
+from pipelines.jobs.job import Job
+from pipelines.jobs.keys import read_public_keys
+from pipelines.jobs.text import duration_micros
+from pipelines.runners.errors import coded
+from pipelines.runners.table import Engine, make_runner
+from pipelines.runners.waiting import own_signals, wait_or_stop
+from pipelines.sinks.delivered import CountDelivered
+from pipelines.sinks.manifest import (
     check_sink,
     published_epoch,
     refuse_lost_store,
     write_manifest,
 )
-from pipelines.sinks import WriteDeadLetters, WriteOrHold, WriteReleases
-from pipelines.waiting import own_signals, wait_or_stop
+from pipelines.sinks.restored import Catching, catch_up, diverged, publish_missing
+from pipelines.sinks.sink import Sink, sink_of
+from pipelines.sinks.write import WriteDeadLetters, WriteOrHold, WriteReleases
+from pipelines.sources.brake import Brake
+from pipelines.sources.inputs import Input, input_of
+from pipelines.sources.replay import Replay, replay_bounds
 from state import open as stores
 from state import tokens
 from state.ledger import Charge, Ledger
@@ -237,7 +237,7 @@ def run_job(
 
     Args:
         job: a checked job.
-        runner: see ``pipelines.runners``.
+        runner: see ``pipelines.runners.table``.
         beam_args: further flags for Beam's PipelineOptions.
         progress: told now and then how many steps are done.
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.

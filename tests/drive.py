@@ -19,7 +19,7 @@ from apache_beam.transforms.window import TimestampedValue
 
 from dp_transforms.batches import OFFSET, PARTITION
 from dp_transforms.columns import instant
-from pipelines.endless import Whole
+from pipelines.sources.endless import Whole
 
 
 class Bundle(NamedTuple):

@@ -19,9 +19,9 @@ from dp_transforms.delivery import DeliveredCallback, Outlet, named, resume_poin
 from dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
 from dp_transforms.records import CanonicaliserFactory
 from dp_transforms.run import Run
-from pipelines.restored import Catching
-from pipelines.sink import Name, Sink
-from pipelines.sinks import WriteOrHold
+from pipelines.sinks.restored import Catching
+from pipelines.sinks.sink import Name, Sink
+from pipelines.sinks.write import WriteOrHold
 from state.idtable import shard_of
 
 Batches = list[pa.RecordBatch]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from dp_transforms.batches import release_schema
-from pipelines.job import Job, load_job
-from pipelines.sink_formats import read_releases
-from pipelines.sink_manifest import resealed
-from pipelines.state_view import store_run
+from pipelines.jobs.job import Job, load_job
+from pipelines.operating.state_view import store_run
+from pipelines.sinks.formats import read_releases
+from pipelines.sinks.manifest import resealed
 from pipelines.stream import run_job
 from state import open as stores
 from tests.audit.replays import JOB, LEDGER, new_place

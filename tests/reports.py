@@ -10,12 +10,12 @@ from click.testing import CliRunner, Result
 
 from dp_transforms.batches import TRIGGER, WINDOW, release_schema
 from dp_transforms.flow import run_in_memory
-from pipelines.cli import cli
-from pipelines.job import Job, load_job
-from pipelines.report import MARK
-from pipelines.sinks import write_release
-from pipelines.source_rows import Rows
-from pipelines.sources import pieces, positioned, read_piece
+from pipelines.commands.main import cli
+from pipelines.jobs.job import Job, load_job
+from pipelines.reporting.report import MARK
+from pipelines.sinks.write import write_release
+from pipelines.sources.files import pieces, positioned, read_piece
+from pipelines.sources.rows import Rows
 from pipelines.stream import begin
 from state import open as stores
 

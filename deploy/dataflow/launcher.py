@@ -1,8 +1,8 @@
-"""Entry of the flex template (FLEX_TEMPLATE_PYTHON_PY_FILE): see `pipelines.launch`."""
+"""Entry of the flex template (FLEX_TEMPLATE_PYTHON_PY_FILE): see `pipelines.operating.launch`."""
 
 import sys
 
-from pipelines.launch import main
+from pipelines.operating.launch import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.errors import UsageError
-from pipelines.cli_parts import AS_JSON, ListCommand, examples, options, print_json
+from pipelines.commands.parts import AS_JSON, ListCommand, examples, options, print_json
 from pipelines.experiments.modes import NAMED
 
 BASELINES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")

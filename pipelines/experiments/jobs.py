@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.experiments.modes import Mode
-from pipelines.keys import new_key
+from pipelines.jobs.keys import new_key
 from pipelines.synth import DAY_MICROS
 
 COUNT = ({"name": "count", "kind": "count"},)

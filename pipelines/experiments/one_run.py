@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from pipelines.job import Job
+from pipelines.jobs.job import Job
 
 
 def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
 def main(path: str) -> None:
     """Run and measure one job."""
     logging.disable(logging.CRITICAL)
-    from pipelines.cli_parts import Bar
-    from pipelines.job import load_job
+    from pipelines.commands.parts import Bar
+    from pipelines.jobs.job import load_job
     from pipelines.stream import run_job
 
     try:

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accounting.errors import UsageError
-from pipelines.source_jsonl import read_jsonl
-from pipelines.source_rows import Refused
+from pipelines.sources.jsonl import read_jsonl
+from pipelines.sources.rows import Refused
 from pipelines.synth import DAY_MICROS, Synth
 
 FIELDS = ("author", "subreddit")

@@ -20,8 +20,8 @@ from accounting.budget import allocate
 from accounting.errors import DpstreamError
 from accounting.guarantee import describe, text
 from dp_transforms.telemetry import operator_totals, stage_seconds
-from pipelines.job import Job
-from pipelines.sinks import dead_letter_folder, read_dead_letters
+from pipelines.jobs.job import Job
+from pipelines.sinks.write import dead_letter_folder, read_dead_letters
 from pipelines.stream import run_job
 from tests.audit.leaks import Logs, hits, leaked_files, shown
 

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.job import Job, load_job
+from pipelines.jobs.job import Job, load_job
 from pipelines.stream import run_job
 from state import open as stores
 from state.ledger import Charge, Ledger

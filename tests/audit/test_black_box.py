@@ -13,10 +13,10 @@ from accounting.limits import DECODE_BITS
 from dp_transforms import step
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.paths import NoiseStream
-from pipelines.audit import Ask, Result, audit, visible_epsilon
-from pipelines.audit_run import Fixed
-from pipelines.audit_view import text
-from pipelines.job import Job, load_job
+from pipelines.auditing.audit import Ask, Result, audit, visible_epsilon
+from pipelines.auditing.run import Fixed
+from pipelines.auditing.view import text
+from pipelines.jobs.job import Job, load_job
 from tests.audit.sabotage import Twin, with_tau
 from tests.audit.twins import TWINS
 from tests.statistical.trials import smaller_noise

@@ -20,9 +20,10 @@ from dp_transforms.noise import prf
 from dp_transforms.noise.prf import KeyRing, Secret
 from dp_transforms.noise.references import read_key
 from dp_transforms.run import KeySource
-from pipelines import sinks, stream
-from pipelines.job import Job
-from pipelines.sources import ReadFiles
+from pipelines import stream
+from pipelines.jobs.job import Job
+from pipelines.sinks import write as sinks
+from pipelines.sources.files import ReadFiles
 from pipelines.stream import begin, run_job
 from state import open as stores
 from tests.audit.leaks import Logs, kept, key_forms, make_job, opened, shown

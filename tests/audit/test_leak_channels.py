@@ -17,7 +17,7 @@ from accounting import guarantee
 from accounting.errors import RunError
 from dp_transforms import flow, step, telemetry
 from dp_transforms.records import Canonicaliser
-from pipelines import sinks
+from pipelines.sinks import write as sinks
 from state import open as stores
 from tests.audit.channels import leaks, observe, opened
 from tests.audit.leaks import KEY, UNIT, VALUE, make_job

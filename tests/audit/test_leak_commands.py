@@ -10,21 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 from accounting import guarantee
-from pipelines import (
-    audit_run,
-    audit_values,
-    choose,
-    doctor,
-    inputs,
-    keys,
-    ledger_view,
-    report,
-    report_data,
-    report_view,
-    state_view,
-    stream,
-)
-from pipelines import cli as module
+from pipelines import stream
+from pipelines.auditing import run as audit_run
+from pipelines.auditing import values as audit_values
+from pipelines.choosing import choose
+from pipelines.commands import main as module
+from pipelines.jobs import keys
+from pipelines.operating import doctor, ledger_view, state_view
+from pipelines.reporting import data as report_data
+from pipelines.reporting import report
+from pipelines.reporting import view as report_view
+from pipelines.sources import inputs
 from pipelines.stream import run_job
 from state import open as stores
 from state.choices import ChoiceLedger

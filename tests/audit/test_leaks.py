@@ -20,8 +20,11 @@ from dp_transforms.flow import DPStream
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.records import Canonicaliser
 from dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
-from pipelines import cli, sinks, sources, stream
-from pipelines.sources import ReadFiles
+from pipelines import stream
+from pipelines.commands import main as cli
+from pipelines.sinks import write as sinks
+from pipelines.sources import files as sources
+from pipelines.sources.files import ReadFiles
 from pipelines.stream import begin, run_job
 from state import log, sqlite
 from state import open as stores

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import DpstreamError, PolicyError
-from pipelines import sink_manifest, stream
-from pipelines.sinks import read_releases
+from pipelines import stream
+from pipelines.sinks import manifest as sink_manifest
+from pipelines.sinks.write import read_releases
 from state import open as stores
 from state import tokens
 from state.ledger import Ledger
@@ -69,7 +70,7 @@ def test_another_process_gives_the_same_bytes(place: Place) -> None:
     place.forget("state", 1)
     job = place.job()
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "run", str(job.path), "--quiet"],
+        [sys.executable, "-m", "pipelines.commands.main", "run", str(job.path), "--quiet"],
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(p for p in sys.path if p)},
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip

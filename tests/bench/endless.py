@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.plan import Plan
-from pipelines.sink import Name, Sink
-from pipelines.sink_files import FileSink
+from pipelines.sinks.files import FileSink
+from pipelines.sinks.sink import Name, Sink
 from state import life
 from state import open as stores
 from state.sqlite import SqliteStore

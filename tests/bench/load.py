@@ -21,7 +21,7 @@ from dp_transforms.ids import typed_ids
 from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.one_run import in_child
-from pipelines.job import load_job
+from pipelines.jobs.job import load_job
 from pipelines.stream import key_source
 from pipelines.synth import DAY_MICROS
 from state.idtable import shard_of

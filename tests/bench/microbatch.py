@@ -36,7 +36,7 @@ from dp_transforms.run import Run, begin_run
 from dp_transforms.step import Stepper
 from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
-from pipelines.job import load_job
+from pipelines.jobs.job import load_job
 from pipelines.stream import key_source
 from state import open as stores
 from state.spanner_client import connect

@@ -8,7 +8,7 @@ import logging
 import sys
 
 from pipelines.experiments.one_run import measure
-from pipelines.job import load_job
+from pipelines.jobs.job import load_job
 from tests.bench.plain import run_plain
 
 if __name__ == "__main__":

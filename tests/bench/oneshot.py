@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pipelines.experiments.jobs import COUNT, Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.one_run import measure
-from pipelines.job import load_job
+from pipelines.jobs.job import load_job
 from pipelines.stream import run_job
 from tests.bench.common import emit, machine
 

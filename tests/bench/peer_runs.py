@@ -57,7 +57,7 @@ def missing(name: str) -> str | None:
 
 
 def _job(data: Path, out: Path) -> Any:
-    from pipelines.job import load_job
+    from pipelines.jobs.job import load_job
 
     frame = Frame(data, "int", out.parent / "runs", EPSILON, DELTA, SHARDS)
     return load_job(write_job(frame, Setting(parse_mode("sticky"), 1, C), COUNT_AND_SUM))
@@ -65,7 +65,7 @@ def _job(data: Path, out: Path) -> Any:
 
 def dpstream(data: Path, out: Path) -> None:
     """The whole job: input digest, store, commits, sealed release."""
-    from pipelines.sinks import read_releases
+    from pipelines.sinks.write import read_releases
     from pipelines.stream import run_job
 
     job = _job(data, out)

@@ -19,8 +19,8 @@ from dp_transforms.clock import Announced, ToShards
 from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
 from dp_transforms.ids import typed_ids
 from dp_transforms.noise.prf import Prf
-from pipelines.job import Job
-from pipelines.sources import ReadFiles
+from pipelines.jobs.job import Job
+from pipelines.sources.files import ReadFiles
 from state.idtable import shard_of
 from state.store import KeyShard
 

@@ -27,10 +27,10 @@ import apache_beam as beam
 import numpy as np
 import tomlkit
 
-from pipelines import replay
-from pipelines.job import Job, load_job
-from pipelines.replay import Replay
-from pipelines.runners import make_runner
+from pipelines.jobs.job import Job, load_job
+from pipelines.runners.table import make_runner
+from pipelines.sources import replay
+from pipelines.sources.replay import Replay
 from pipelines.stream import run_job
 from pipelines.synth import Synth, generate
 from state import open as stores

@@ -122,7 +122,13 @@ def released_hours(out: Path) -> float:
 
 def watch(folder: Path, speed: str) -> list[Point]:
     """Run the job and look at it until it ends."""
-    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "run", "job.toml"]
+    command = [
+        sys.executable,
+        "-c",
+        "from pipelines.commands.main import main; main()",
+        "run",
+        "job.toml",
+    ]
     flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet", f"--speed={speed}"]
     begin, points = time.monotonic(), list[Point]()
     with open(folder / "told.txt", "wb") as told:

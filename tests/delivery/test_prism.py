@@ -10,7 +10,7 @@ import pytest
 from accounting.timeline import Timeline
 from dp_transforms.clock import WallClock
 from dp_transforms.flow import DPStream
-from pipelines.runners import make_runner
+from pipelines.runners.table import make_runner
 from tests.audit.neighbours import PARTITIONS, _batch
 from tests.delivery.audit import promised
 from tests.delivery.schedules import Deliver, Mark, Schedule, make

@@ -11,9 +11,9 @@ import yaml
 from click.testing import CliRunner
 
 from dp_transforms.noise.references import parse_reference
-from pipelines.cli import cli, run
-from pipelines.job import load_job
-from pipelines.metrics import METRICS
+from pipelines.commands.main import cli, run
+from pipelines.jobs.job import load_job
+from pipelines.operating.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -96,7 +96,7 @@ def test_the_job_of_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_jobs_command_line() -> None:
     """Every flag is the program's or Beam's."""
-    from pipelines.runners import RUNNERS, _refuse_unknown
+    from pipelines.runners.table import RUNNERS, _refuse_unknown
 
     words = shlex.split(SERVICES["job"]["command"])
     assert SERVICES["job"]["entrypoint"] == "dpstream" and words[0] == "run"

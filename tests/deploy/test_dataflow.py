@@ -14,10 +14,10 @@ import pytest
 from apache_beam.runners.runner import PipelineResult
 
 from accounting.errors import UsageError
-from pipelines import launch
-from pipelines.job import Job, load_job
-from pipelines.launch import check_remote, describe, fetch, flags, main, parser
-from pipelines.runners import RUNNERS, _refuse_unknown
+from pipelines.jobs.job import Job, load_job
+from pipelines.operating import launch
+from pipelines.operating.launch import check_remote, describe, fetch, flags, main, parser
+from pipelines.runners.table import RUNNERS, _refuse_unknown
 from state import open as stores
 from tests.audit.leaks import make_job
 

@@ -14,7 +14,7 @@ from accounting.plan import Plan
 from dp_transforms import flow
 from dp_transforms.delivery import delivered_through, released_through, resume_point
 from dp_transforms.flow import run_in_memory
-from pipelines.sink_files import FileSink
+from pipelines.sinks.files import FileSink
 from state import life
 from state import open as stores
 from state.sqlite import SqliteStore

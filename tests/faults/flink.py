@@ -17,8 +17,8 @@ from urllib.request import Request, urlopen
 
 import tomlkit
 
-from pipelines.job import Job, load_job
-from pipelines.sinks import dead_letter_folder, read_dead_letters
+from pipelines.jobs.job import Job, load_job
+from pipelines.sinks.write import dead_letter_folder, read_dead_letters
 from pipelines.stream import run_job
 from tests.faults.processes import files
 from tests.runners.engines import ROOT, Pool
@@ -97,7 +97,7 @@ class Stage:
         with self.said.open("ab") as log:
             self.launcher = subprocess.Popen(
                 [
-                    sys.executable, "-c", "from pipelines.cli import main; main()",
+                    sys.executable, "-c", "from pipelines.commands.main import main; main()",
                     "run", str(self.folder / "job.toml"), *self._flags,
                 ],
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

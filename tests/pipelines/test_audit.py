@@ -15,13 +15,13 @@ from accounting.auditing import Parts
 from accounting.budget import allocate
 from accounting.errors import UsageError
 from dp_transforms.noise import references
-from pipelines.audit import Ask, audit
-from pipelines.audit_rows import Released, rows_of, table_of, totals
-from pipelines.audit_run import Fixed, audited_plan, sides
-from pipelines.audit_selection import crossing, first_tests, visible_mu
-from pipelines.audit_values import read_trials
-from pipelines.cli import cli
-from pipelines.job import Job, load_job
+from pipelines.auditing.audit import Ask, audit
+from pipelines.auditing.rows import Released, rows_of, table_of, totals
+from pipelines.auditing.run import Fixed, audited_plan, sides
+from pipelines.auditing.selection import crossing, first_tests, visible_mu
+from pipelines.auditing.values import read_trials
+from pipelines.commands.main import cli
+from pipelines.jobs.job import Job, load_job
 from tests.statistical.trials import smaller_noise
 
 MakeJob = Callable[..., Job]

@@ -33,8 +33,8 @@ from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.metrics import Scoreboard
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.truth import Columns, Truth, load
-from pipelines.job import load_job
-from pipelines.sinks import read_releases
+from pipelines.jobs.job import load_job
+from pipelines.sinks.write import read_releases
 from pipelines.stream import run_job
 from pipelines.synth import DAY_MICROS, Synth, generate
 

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.errors import PolicyError, RunError
-from pipelines import sink_files, stream
-from pipelines.job import load_job
-from pipelines.sink import Manifest
-from pipelines.sink_files import manifest_path
+from pipelines import stream
+from pipelines.jobs.job import load_job
+from pipelines.sinks import files as sink_files
+from pipelines.sinks.files import manifest_path
+from pipelines.sinks.sink import Manifest
 from pipelines.stream import begin
 from state import ledger as ledgers
 from state import open as stores

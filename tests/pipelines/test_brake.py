@@ -21,9 +21,9 @@ from dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_me
 from dp_transforms.ids import key_ids
 from dp_transforms.records import Canonicaliser
 from dp_transforms.run import Run
-from pipelines.brake import ASK_SECONDS, CUTS_AHEAD, Brake
-from pipelines.restored import Catching
-from pipelines.sink_files import FileSink
+from pipelines.sinks.files import FileSink
+from pipelines.sinks.restored import Catching
+from pipelines.sources.brake import ASK_SECONDS, CUTS_AHEAD, Brake
 from state import open as stores
 from state.idtable import shard_of
 from tests.streams import KEYS, STEP, begin, generate, make_plan

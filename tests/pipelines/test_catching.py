@@ -9,9 +9,9 @@ import pytest
 
 from accounting.errors import PolicyError
 from dp_transforms.delivery import delivered_through, named
-from pipelines import sink_manifest
-from pipelines.restored import Catching, diverged
-from pipelines.sink_files import FileSink
+from pipelines.sinks import manifest as sink_manifest
+from pipelines.sinks.files import FileSink
+from pipelines.sinks.restored import Catching, diverged
 from state import moves, tokens
 from state import open as stores
 from tests.flowing import Flowing, cells, endless

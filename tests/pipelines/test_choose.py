@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting.errors import PolicyError
-from pipelines import choose as module
-from pipelines.cli import cli
-from pipelines.job import load_job
-from pipelines.keys import new_key
+from pipelines.choosing import choose as module
+from pipelines.commands.main import cli
+from pipelines.jobs.job import load_job
+from pipelines.jobs.keys import new_key
 from pipelines.stream import begin
 from state import open as stores
 from state.choices import ChoiceLedger
@@ -65,7 +65,7 @@ ASK = ("--first", "12h", "--epsilon", "1")
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    with mock.patch("pipelines.cli._silence"):
+    with mock.patch("pipelines.commands.main._silence"):
         yield
     stores.close_all()
 

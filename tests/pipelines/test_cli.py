@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting.errors import PolicyError, RunError, UsageError
-from pipelines import cli as module
-from pipelines.cli import cli
-from pipelines.job import Job
-from pipelines.sinks import dead_letter_folder, read_dead_letters, read_releases
+from pipelines.commands import main as module
+from pipelines.commands.main import cli
+from pipelines.jobs.job import Job
+from pipelines.sinks.write import dead_letter_folder, read_dead_letters, read_releases
 
 MakeJob = Callable[..., Job]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -202,7 +202,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("pipelines.doctor.put_once", refuse)
+    monkeypatch.setattr("pipelines.operating.doctor.put_once", refuse)
     broken = call("doctor")
     assert broken.exit_code == 4
     assert "Not ready: the disk" in broken.stdout

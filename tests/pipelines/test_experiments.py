@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from matplotlib.image import imread
 
 from accounting.errors import UsageError
-from pipelines.cli import cli
+from pipelines.commands.main import cli
 from pipelines.experiments import charts, commands, runs
 from pipelines.experiments.baselines import NAMES
 from pipelines.experiments.jobs import _toml
@@ -22,7 +22,7 @@ from pipelines.experiments.metrics import Scoreboard, errors
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.published import TABLE1, TABLE1_RECORDS
 from pipelines.experiments.truth import Columns, Truth, first_of_each, first_of_pair, load
-from pipelines.job_text import parse_toml
+from pipelines.jobs.text import parse_toml
 from pipelines.synth import DAY_MICROS, Synth
 
 

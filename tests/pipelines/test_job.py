@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.run import KeySource
-from pipelines.job import Job, decode_job, load_job
-from pipelines.job_text import duration_micros, instant_micros
-from pipelines.keys import new_key, read_public_keys
+from pipelines.jobs.job import Job, decode_job, load_job
+from pipelines.jobs.keys import new_key, read_public_keys
+from pipelines.jobs.text import duration_micros, instant_micros
 
 JOB = """
 [source]

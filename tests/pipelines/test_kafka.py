@@ -15,13 +15,14 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from accounting.errors import RunError
-from pipelines import endless, kafka_messages, source_kafka
-from pipelines.endless import ProgressTracker
-from pipelines.kafka_client import Kafka
-from pipelines.kafka_messages import Messages, parts
-from pipelines.source_jsonl import Objects
-from pipelines.source_lines import MAX_LINE_BYTES
-from pipelines.source_rows import Rows
+from pipelines.sources import endless, kafka_messages
+from pipelines.sources import kafka as source_kafka
+from pipelines.sources.endless import ProgressTracker
+from pipelines.sources.jsonl import Objects
+from pipelines.sources.kafka_client import Kafka
+from pipelines.sources.kafka_messages import Messages, parts
+from pipelines.sources.lines import MAX_LINE_BYTES
+from pipelines.sources.rows import Rows
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 

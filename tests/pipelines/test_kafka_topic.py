@@ -12,11 +12,11 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 from confluent_kafka.admin import NewPartitions
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from pipelines import kafka_reader
-from pipelines.endless import Progress, ProgressTracker
-from pipelines.inputs import input_of
-from pipelines.kafka_client import Kafka, check_topic
-from pipelines.source_kafka import KafkaInput, _Watch
+from pipelines.sources import kafka_reader
+from pipelines.sources.endless import Progress, ProgressTracker
+from pipelines.sources.inputs import input_of
+from pipelines.sources.kafka import KafkaInput, _Watch
+from pipelines.sources.kafka_client import Kafka, check_topic
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 
@@ -139,7 +139,7 @@ def test_refusals(
     error: type[DpstreamError],
     rule: str,
 ) -> None:
-    monkeypatch.setattr("pipelines.kafka_client.START_SECONDS", 1.0)
+    monkeypatch.setattr("pipelines.sources.kafka_client.START_SECONDS", 1.0)
     monkeypatch.setenv("MECH", SECRET)
     job = kafka_job(tmp_path, servers or kafka.servers, topic, more)
     with pytest.raises(error, match=rule) as caught:
@@ -151,7 +151,7 @@ def test_refusals(
 
 
 def test_a_missing_client_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pipelines.source_kafka")
+    monkeypatch.delitem(sys.modules, "pipelines.sources.kafka")
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(UsageError, match=r"needs Kafka's client.*dpstream\[kafka\]"):
         input_of(kafka_job(tmp_path, "localhost:1", "t"))

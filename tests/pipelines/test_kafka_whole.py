@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
-from pipelines.kafka_client import Kafka
-from pipelines.source_kafka import KafkaInput, _ReadTopic
+from pipelines.sources.kafka import KafkaInput, _ReadTopic
+from pipelines.sources.kafka_client import Kafka
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 

@@ -15,8 +15,8 @@ from accounting.errors import DpstreamError, PolicyError, UsageError
 from dp_transforms import flow
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.run import KeySource, Run
-from pipelines.cli import cli
-from pipelines.job import Job, load_job
+from pipelines.commands.main import cli
+from pipelines.jobs.job import Job, load_job
 from pipelines.stream import run_job
 from state import open as stores
 from tests.audit.leaks import make_job

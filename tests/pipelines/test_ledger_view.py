@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from accounting.composition import within
 from accounting.gaussian import epsilon_of, mu_of
-from pipelines.cli import cli
+from pipelines.commands.main import cli
 from state.ledger import Charge, Ledger
 from tests.audit.replays import JOB, LEDGER
 

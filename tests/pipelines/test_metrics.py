@@ -22,9 +22,9 @@ from dp_transforms.telemetry import (
     operator_totals,
     stage_seconds,
 )
-from pipelines import metrics
-from pipelines.job import Job
-from pipelines.metrics import METRICS, Ports, runner_name, serving
+from pipelines.jobs.job import Job
+from pipelines.operating import metrics
+from pipelines.operating.metrics import METRICS, Ports, runner_name, serving
 from pipelines.stream import run_job
 from state import open as stores
 from tests.audit.leaks import CANARIES, KEY, UNIT, VALUE, hits, make_job
@@ -38,7 +38,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     deliveries = Deliveries()
     monkeypatch.setattr(telemetry, "deliveries", deliveries)
     monkeypatch.setattr(metrics, "deliveries", deliveries)
-    monkeypatch.setattr("pipelines.delivered.deliveries", deliveries)
+    monkeypatch.setattr("pipelines.sinks.delivered.deliveries", deliveries)
     monkeypatch.setattr("dp_transforms.hold.deliveries", deliveries)
     operator_totals.clear()
     yield
@@ -214,7 +214,8 @@ def test_runner_names() -> None:
 
 PROGRAM = """
 import sys, threading, time, urllib.request
-from pipelines import cli, stream
+from pipelines.commands import main as cli
+from pipelines import stream
 real, port = stream.run_job, int(sys.argv[2])
 def run(*args, **options):
     result = real(*args, **options)

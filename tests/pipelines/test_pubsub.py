@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import PolicyError, RunError, UsageError
-from pipelines import pubsub_client, pubsub_messages, pubsub_puller, source_pubsub
-from pipelines.inputs import input_of
-from pipelines.job import Job, load_job
-from pipelines.pubsub_puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
-from pipelines.source_pubsub import PULLERS, PubSubInput, ReadPubSub
+from pipelines.jobs.job import Job, load_job
+from pipelines.sources import pubsub as source_pubsub
+from pipelines.sources import pubsub_client, pubsub_messages, pubsub_puller
+from pipelines.sources.inputs import input_of
+from pipelines.sources.pubsub import PULLERS, PubSubInput, ReadPubSub
+from pipelines.sources.pubsub_puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from tests.drive import Drive, letters_of
 from tests.pipelines.conftest import TEMPLATE
 from tests.pubsub_emulator import Emulator, running
@@ -361,13 +362,13 @@ def test_a_missing_client_is_a_usage_error(
     job = make_pubsub_job("projects/p/subscriptions/s")
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
     for name in (
-        "pipelines.pubsub_client",
-        "pipelines.pubsub_puller",
-        "pipelines.pubsub_messages",
-        "pipelines.source_pubsub",
+        "pipelines.sources.pubsub_client",
+        "pipelines.sources.pubsub_puller",
+        "pipelines.sources.pubsub_messages",
+        "pipelines.sources.pubsub",
     ):
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("pipelines.pubsub_client")
+    monkeypatch.delattr("pipelines.sources.pubsub_client")
     with pytest.raises(UsageError, match="dpstream\\[pubsub"):
         input_of(job)
 

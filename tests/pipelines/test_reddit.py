@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
 
-from pipelines.cli import cli
+from pipelines.commands.main import cli
 from pipelines.experiments import reddit, webis
 from pipelines.experiments.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
-from pipelines.source_lines import BLOCK_BYTES
+from pipelines.sources.lines import BLOCK_BYTES
 from pipelines.synth import DAY_MICROS
 
 

@@ -13,10 +13,10 @@ import pytest
 from accounting.budget import allocate
 from accounting.guarantee import describe
 from dp_transforms.release import stamped_run_id
-from pipelines.job import Job
-from pipelines.report import STAMPS
-from pipelines.report_charts import WIDTH
-from pipelines.report_text import human, visible
+from pipelines.jobs.job import Job
+from pipelines.reporting.charts import WIDTH
+from pipelines.reporting.report import STAMPS
+from pipelines.reporting.text import human, visible
 from state.store import RunIdentity
 from tests.reports import RUN, call, check_page, edit, put, report, row, three_triggers
 

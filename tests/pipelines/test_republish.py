@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.errors import RunError, UsageError
-from pipelines import replay_index, republish
-from pipelines.cli import cli
-from pipelines.folder_store import Folder
-from pipelines.folder_watch import Markers, nothing_seen
-from pipelines.job import Job
-from pipelines.pubsub_puller import Puller
+from pipelines.commands.main import cli
+from pipelines.jobs.job import Job
+from pipelines.sources import replay_index, republish
+from pipelines.sources.folder_store import Folder
+from pipelines.sources.folder_watch import Markers, nothing_seen
+from pipelines.sources.pubsub_puller import Puller
 from tests.kafka_broker import Broker
 from tests.pipelines.test_replay import SECOND, messy, table, write
 from tests.pubsub_emulator import running

@@ -13,10 +13,10 @@ from apache_beam.options.pipeline_options import (
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.telemetry import first_error, forget_error, guarded
-from pipelines import flink_jobs, runner_settings
-from pipelines import runner_parts as parts
-from pipelines.runner_errors import coded
-from pipelines.runners import RUNNERS, make_runner
+from pipelines.runners import flink_jobs, parts
+from pipelines.runners import settings as runner_settings
+from pipelines.runners.errors import coded
+from pipelines.runners.table import RUNNERS, make_runner
 from tests.emulator import free_port
 
 CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]

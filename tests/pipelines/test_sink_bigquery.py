@@ -14,11 +14,12 @@ import pytest
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import release_schema
-from pipelines import bigquery_rows, sink_bigquery
-from pipelines.job import Job, load_job
-from pipelines.sink import sink_of
-from pipelines.sink_bigquery import BigQuerySink, ddl
-from pipelines.sink_messages import digest_of, messages_of
+from pipelines.jobs.job import Job, load_job
+from pipelines.sinks import bigquery as sink_bigquery
+from pipelines.sinks import bigquery_rows
+from pipelines.sinks.bigquery import BigQuerySink, ddl
+from pipelines.sinks.messages import digest_of, messages_of
+from pipelines.sinks.sink import sink_of
 from pipelines.stream import begin
 from state import open as stores
 from tests.bigquery_server import (

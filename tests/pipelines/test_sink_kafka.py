@@ -15,14 +15,15 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import PolicyError, RunError, UsageError
-from pipelines import sink_kafka, state_admin
-from pipelines.job import Job
-from pipelines.kafka_topic import KafkaTopic
-from pipelines.sink import sink_of
-from pipelines.sink_kafka import KafkaSink
-from pipelines.sink_kafka_read import read_kafka_releases
-from pipelines.sink_messages import Messages, is_row, messages_of, seal_key
-from pipelines.state_view import export
+from pipelines.jobs.job import Job
+from pipelines.operating import state_admin
+from pipelines.operating.state_view import export
+from pipelines.sinks import kafka as sink_kafka
+from pipelines.sinks.kafka import KafkaSink
+from pipelines.sinks.kafka_read import read_kafka_releases
+from pipelines.sinks.kafka_topic import KafkaTopic
+from pipelines.sinks.messages import Messages, is_row, messages_of, seal_key
+from pipelines.sinks.sink import sink_of
 from pipelines.stream import begin
 from state import open as stores
 from state.life_store import LifeStore
@@ -31,7 +32,7 @@ from tests.published import RUNS, Published
 
 OLDER = "older than its sink"
 #: ``send`` is called for: the manifest, then rows and seals of the releases of a bundle.
-SEND = "pipelines.kafka_topic:KafkaTopic.send"
+SEND = "pipelines.sinks.kafka_topic:KafkaTopic.send"
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,13 @@ import pytest
 
 from accounting.errors import PolicyError, RunError
 from dp_transforms.batches import release_schema
-from pipelines import sink_pubsub, state_admin
-from pipelines.job import Job
-from pipelines.sink import sink_of
-from pipelines.sink_formats import rows_of_text
-from pipelines.sink_messages import Messages, digest_of, lines, messages_of
-from pipelines.sink_pubsub import PubsubSink
+from pipelines.jobs.job import Job
+from pipelines.operating import state_admin
+from pipelines.sinks import pubsub as sink_pubsub
+from pipelines.sinks.formats import rows_of_text
+from pipelines.sinks.messages import Messages, digest_of, lines, messages_of
+from pipelines.sinks.pubsub import PubsubSink
+from pipelines.sinks.sink import sink_of
 from pipelines.stream import begin
 from state import open as stores
 from tests import pubsub_emulator
@@ -31,7 +32,7 @@ from tests.relay import Relay
 
 #: ``_send`` is called for the manifest, then for rows and seals of the releases of a bundle.
 Topics = Callable[[], tuple[str, str]]
-SEND = "pipelines.sink_pubsub:PubsubSink._send"
+SEND = "pipelines.sinks.pubsub:PubsubSink._send"
 
 
 class Service(NamedTuple):

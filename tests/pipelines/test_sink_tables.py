@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from accounting.errors import PolicyError, UsageError
-from pipelines.report_data import inventory
-from pipelines.sink import sink_of
-from pipelines.sinks import dead_letter_folder
+from pipelines.reporting.data import inventory
+from pipelines.sinks.sink import sink_of
+from pipelines.sinks.write import dead_letter_folder
 from tests.published import Published
 
 KAFKA = 'kind = "kafka"\ntopic = "t"\nservers = "b:9092"'

@@ -17,10 +17,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
-from pipelines import sink_formats, sinks
-from pipelines.job import Job
-from pipelines.sink_files import FileSink
-from pipelines.sinks import (
+from pipelines.jobs.job import Job
+from pipelines.sinks import formats as sink_formats
+from pipelines.sinks import write as sinks
+from pipelines.sinks.files import FileSink
+from pipelines.sinks.write import (
     WriteDeadLetters,
     WriteReleases,
     dead_letter_folder,
@@ -156,7 +157,7 @@ def test_parquet_of_another_library_version_is_the_same_content(tmp_path: Path) 
 def test_bytes_depend_on_the_content_only() -> None:
     code = (
         "import sys, pyarrow as pa\n"
-        "from pipelines.sink_formats import encode\n"
+        "from pipelines.sinks.formats import encode\n"
         "batch = pa.ipc.open_stream(sys.stdin.buffer).read_next_batch()\n"
         "for k in ('parquet', 'csv', 'jsonl'): sys.stdout.buffer.write(encode(batch, k))\n"
     )

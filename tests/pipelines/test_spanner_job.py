@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines import stream
-from pipelines.cli import cli
-from pipelines.job import Job, load_job
+from pipelines.commands.main import cli
+from pipelines.jobs.job import Job, load_job
 from state import open as stores
 from state import spanner_client
 from state.ledger import Ledger
@@ -190,7 +190,8 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
     def begin(job: Job) -> object:
         begun = real(job)
         subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", "state", "reshard", str(path), "--shards", "5"],
+            [sys.executable, "-m", "pipelines.commands.main", "state", "reshard", str(path),
+             "--shards", "5"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             check=True, capture_output=True, timeout=120,
         )  # fmt: skip

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pipelines.cli import cli
-from pipelines.job import load_job
+from pipelines.commands.main import cli
+from pipelines.jobs.job import load_job
 from pipelines.stream import run_job
 from state import open as stores
 from state.sqlite import SqliteStore

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from accounting.errors import PolicyError, UsageError
-from pipelines.job import Job
-from pipelines.job_tables import LedgerConfig, Limit
-from pipelines.keys import new_key
-from pipelines.runners import make_runner
+from pipelines.jobs.job import Job
+from pipelines.jobs.keys import new_key
+from pipelines.jobs.tables import LedgerConfig, Limit
+from pipelines.runners.table import make_runner
 from pipelines.stream import begin, run_job
 from state import open as stores
 
@@ -86,7 +86,7 @@ def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
 def test_a_file_that_changes_during_the_run_is_noticed(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines import inputs
+    from pipelines.sources import inputs
 
     real = inputs.stamps
     seen: list[object] = []

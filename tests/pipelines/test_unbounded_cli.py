@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from pipelines import restored
-from pipelines.cli import cli
-from pipelines.job import Job, load_job
-from pipelines.sink import sink_of
+from pipelines.commands.main import cli
+from pipelines.jobs.job import Job, load_job
+from pipelines.sinks import restored
+from pipelines.sinks.sink import sink_of
 from pipelines.stream import begin
 from state import open as stores
 from tests.flowing import Flowing

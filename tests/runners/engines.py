@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pytest
 
-from pipelines import runner_parts as parts
-from pipelines.runners import make_runner
+from pipelines.runners import parts
+from pipelines.runners.table import make_runner
 from tests.emulator import free_port
 from tests.runners import spike
 

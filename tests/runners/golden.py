@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import tomlkit
 from pyarrow import csv as pacsv
 
-from pipelines.job import Job, load_job
+from pipelines.jobs.job import Job, load_job
 from pipelines.synth import Synth, batches
 
 START = "2024-01-01T00:00:00Z"

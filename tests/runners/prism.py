@@ -24,7 +24,7 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
-from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
+from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 
 ROOT = Path(__file__).parents[2]
 # It warns that it starts, and at the end of the process that it stops Prism.

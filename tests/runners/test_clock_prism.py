@@ -12,7 +12,7 @@ from apache_beam.runners.portability.prism_runner import PrismRunner
 from dp_transforms import hold
 from dp_transforms.clock import Pulse, WallClock
 from dp_transforms.flow import STRIDE, DPStream
-from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
+from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary

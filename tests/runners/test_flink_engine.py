@@ -12,7 +12,7 @@ import pytest
 
 from accounting.errors import PolicyError
 from dp_transforms.telemetry import forget_error
-from pipelines.runner_errors import coded
+from pipelines.runners.errors import coded
 from tests.runners import flink
 from tests.runners.engines import Pool, results, started
 from tests.runners.flink import cluster, local, pool

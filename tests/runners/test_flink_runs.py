@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import state_admin
-from pipelines.job import Job
-from pipelines.sinks import dead_letter_folder
+from pipelines.jobs.job import Job
+from pipelines.operating import state_admin
+from pipelines.sinks.write import dead_letter_folder
 from pipelines.stream import run_job
 from tests.faults.flink import job_at, letters, poisoned, published, undisturbed
 from tests.runners.flink import LOCAL, local

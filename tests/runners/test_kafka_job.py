@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.job import Job, load_job
-from pipelines.kafka_client import Kafka
+from pipelines.jobs.job import Job, load_job
+from pipelines.sources.kafka_client import Kafka
 from pipelines.stream import Result, run_job
 from tests.kafka_broker import Broker
 from tests.runners.prism import binary, wait_for

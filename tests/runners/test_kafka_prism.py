@@ -15,7 +15,7 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec
 from apache_beam.utils.timestamp import Timestamp
 from confluent_kafka.admin import NewPartitions
 
-from pipelines.inputs import input_of
+from pipelines.sources.inputs import input_of
 from tests.drive import letters_of
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import kafka_job, record, users_of

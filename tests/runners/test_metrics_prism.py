@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dp_transforms.telemetry import Deliveries
-from pipelines.folder_close import close_files, rfc3339
-from pipelines.job import Job, load_job
-from pipelines.metrics import Ports, serving
-from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
+from pipelines.jobs.job import Job, load_job
+from pipelines.operating.metrics import Ports, serving
+from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from pipelines.sources.folder_close import close_files, rfc3339
 from pipelines.stream import run_job
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, write
@@ -28,8 +28,8 @@ SECOND = 1_000_000
 def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
     """Latencies of this test alone."""
     fresh = Deliveries()
-    owners = ("dp_transforms.telemetry", "dp_transforms.hold", "pipelines.delivered",
-              "pipelines.metrics", "pipelines.waiting")  # fmt: skip
+    owners = ("dp_transforms.telemetry", "dp_transforms.hold", "pipelines.sinks.delivered",
+              "pipelines.operating.metrics", "pipelines.runners.waiting")  # fmt: skip
     for owner in owners:
         monkeypatch.setattr(f"{owner}.deliveries", fresh)
     yield fresh

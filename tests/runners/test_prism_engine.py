@@ -11,7 +11,7 @@ import pytest
 
 from accounting.errors import PolicyError
 from dp_transforms.telemetry import forget_error
-from pipelines.runner_errors import coded
+from pipelines.runners.errors import coded
 from tests.runners import prism
 from tests.runners.engines import ROOT, results, started
 from tests.runners.spike import Shape, expected, found

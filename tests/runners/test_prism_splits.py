@@ -12,8 +12,8 @@ import pytest
 from dp_transforms import hold
 from dp_transforms.clock import Announced, Pulse
 from dp_transforms.flow import DPStream
-from pipelines import runner_settings
-from pipelines.runners import make_runner
+from pipelines.runners import settings as runner_settings
+from pipelines.runners.table import make_runner
 from state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary

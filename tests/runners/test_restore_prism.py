@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.errors import PolicyError
-from pipelines.folder_close import close_files
-from pipelines.job import Job, load_job
-from pipelines.state_admin import restore
-from pipelines.state_view import info
+from pipelines.jobs.job import Job, load_job
+from pipelines.operating.state_admin import restore
+from pipelines.operating.state_view import info
+from pipelines.sources.folder_close import close_files
 from pipelines.stream import Result, run_job
 from tests.folders import write
 from tests.runners.prism import binary, wait_for
@@ -117,7 +117,16 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
 
     def first() -> None:
         producer.produce(3)
-        command = [sys.executable, "-m", "pipelines.cli", "state", "backup", path, "--out", saved]
+        command = [
+            sys.executable,
+            "-m",
+            "pipelines.commands.main",
+            "state",
+            "backup",
+            path,
+            "--out",
+            saved,
+        ]
         subprocess.run([str(part) for part in command], check=True, capture_output=True)
         done = len(files(tmp_path))
         wait_for(lambda: producer.produce(0.3) is None and len(files(tmp_path)) >= done + 5, 60)

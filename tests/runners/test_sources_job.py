@@ -10,11 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines import pubsub_client, pubsub_puller, sinks, source_pubsub
-from pipelines.folder_close import close_files
-from pipelines.folder_watch import Markers
-from pipelines.job import Job, load_job
-from pipelines.sinks import dead_letter_folder, read_dead_letters
+from pipelines.jobs.job import Job, load_job
+from pipelines.sinks import write as sinks
+from pipelines.sinks.write import dead_letter_folder, read_dead_letters
+from pipelines.sources import pubsub as source_pubsub
+from pipelines.sources import pubsub_client, pubsub_puller
+from pipelines.sources.folder_close import close_files
+from pipelines.sources.folder_watch import Markers
 from pipelines.stream import run_job
 from tests.pubsub_emulator import running
 from tests.runners.prism import binary, wait_for

@@ -21,7 +21,7 @@ from dp_transforms import flow
 from dp_transforms.batches import ArrowBatchCoder
 from dp_transforms.clock import Announced
 from dp_transforms.flow import STRIDE, DPStream
-from pipelines.runner_settings import PRISM_WHOLE_BUNDLES
+from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary

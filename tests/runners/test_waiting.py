@@ -7,7 +7,7 @@ import pytest
 
 from accounting.errors import RunError
 from dp_transforms.run import Run
-from pipelines import waiting
+from pipelines.runners import waiting
 from state import open as stores
 from tests.runners.engines import started
 from tests.runners.prism import binary

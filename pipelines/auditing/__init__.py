@@ -1,0 +1,1 @@
+"""`dpstream audit`: the mechanism as a black box."""

@@ -1,0 +1,1 @@
+"""`dpstream choose`: C and clamps by a charged mechanism."""

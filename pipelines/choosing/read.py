@@ -1,0 +1,54 @@
+"""The records of the first hours, batch after batch, into histograms.
+
+The door is the stream's own: the same canonical form, dead letters and positions.  A timeline
+that ends with the first hours keeps later event times out; later stamps are left out by the
+tally.  What is counted of a record is a function of that record alone.
+"""
+
+import msgspec
+
+from accounting.plan import Plan
+from accounting.strategies.base import Int64
+from dp_transforms.batches import Ids
+from dp_transforms.choice import Tally
+from dp_transforms.noise.prf import KeyRing
+from dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
+from pipelines.choosing.ask import Asked
+from pipelines.jobs.job import Job
+from pipelines.jobs.keys import read_public_keys
+from pipelines.sources.files import pieces, positioned, read_piece
+from pipelines.sources.manifest import unreadable
+from pipelines.sources.rows import Rows
+
+
+def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
+    """Exact histograms of the first hours of ``job``'s input: PRIVATE, for ``noisy`` only.
+
+    Args:
+        job: whose files are read; the timeline of its plan starts where the first hours do.
+        name: of the run, for the coins.
+
+    Raises:
+        UsageError: no file, or a column is missing.
+        RunError: the operating system cannot read a file.
+    """
+    line = job.plan.timeline
+    ends = msgspec.structs.replace(line, end=line.start + asked.question.first)
+    plan = msgspec.structs.replace(job.plan, timeline=ends)
+    canonical = Canonicaliser(plan, ring, _public_ids(job, plan, ring))
+    counted = Tally(plan, ring, name, asked.design.histograms, asked.question.values_per_unit)
+    for piece in pieces(job):
+        try:
+            for part in read_piece(piece, job.columns):
+                if isinstance(part, Rows):
+                    for batch in positioned(part, piece[1], job.performance.batch_rows):
+                        counted.add(canonical(batch)[0])
+        except OSError:
+            raise unreadable(piece[1]) from None
+    return counted.counts()
+
+
+def _public_ids(job: Job, plan: Plan, ring: KeyRing) -> Ids | None:
+    if plan.public_keys is None:
+        return None
+    return public_key_ids(plan, ring, canonical_public_keys(plan, read_public_keys(job)))

@@ -1,0 +1,41 @@
+"""``dpstream replay``: publish a recording again, as a live stream."""
+
+from pathlib import Path
+
+import click
+
+from pipelines.commands.parts import AS_JSON, examples, print_json
+
+
+@click.command(
+    epilog=examples(
+        "dpstream replay recorded.toml --to folder:incoming --speed 60",
+        "dpstream replay recorded.toml --to kafka:localhost:9092/clicks --speed 1",
+        "dpstream replay recorded.toml --to pubsub:projects/P/topics/T",
+    )
+)
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option(
+    "--to", "target", required=True, help="folder:PATH, kafka:HOST:PORT/TOPIC, pubsub:TOPIC."
+)
+@click.option(
+    "--speed", default="max", show_default=True, help="Seconds of stream a second, or max."
+)
+@AS_JSON
+def replay(job: Path, target: str, speed: str, as_json: bool) -> None:
+    """Publish the records of JOB's files into a folder that grows (Parquet files and markers) or
+    as JSON messages.  For recordings that may be published there: no privacy is added."""
+    from pipelines.jobs.job import load_job
+    from pipelines.sources.replay import parse_speed
+    from pipelines.sources.republish import republish, target_of
+
+    pace, loaded = parse_speed(speed), load_job(job)
+    found = republish(loaded, target_of(target), pace)
+    if as_json:
+        print_json(found._asdict())
+        return
+    click.echo(
+        f"Operator only: {found.rows:,} rows published in {found.seconds:.1f} s, "
+        f"{found.refused:,} refused.",
+        err=True,
+    )

@@ -1,0 +1,378 @@
+"""The job file: TOML tables decoded into frozen structs, and the public plan they mean.
+
+``load_job(path)`` is the one entry.  Unknown keys are refused at every level; durations and
+times are texts that are parsed exactly; paths are resolved against the job file's folder.
+Everything that decides what is released ends up in ``Job.plan``; ``[performance]`` does not
+and cannot change a released byte.
+"""
+
+import glob
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from accounting import limits
+from accounting.errors import PolicyError, UsageError
+from accounting.plan import Field, Plan, Privacy
+from accounting.timeline import Timeline
+from accounting.weights import MILD, STEEP, SelectionWeights
+from dp_transforms.noise.references import parse_reference
+from pipelines.choosing.check import check_choice
+from pipelines.jobs.keys import public_key_digest
+from pipelines.jobs.tables import (
+    GIVEN_COLUMNS,
+    GIVEN_STAMPS,
+    MESSAGE_ID,
+    ChoiceConfig,
+    JobFile,
+    KeysConfig,
+    LedgerConfig,
+    PerformanceConfig,
+    PrivacyConfig,
+    SchemaConfig,
+    SinkConfig,
+    SourceConfig,
+    StateConfig,
+)
+from pipelines.jobs.text import (
+    duration_micros,
+    instant_micros,
+    parse_toml,
+    raise_decode_error,
+    refuse_data_dependent,
+)
+from state import open as stores
+
+MAX_JOB_BYTES = 1 << 20
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A checked job: tables with absolute paths, and the public plan.
+
+    Attributes:
+        path: the job file.
+        source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
+            path in them is absolute.
+        plan: what is released and promised; checked.
+        choice: where C and clamps come from, if the job says so.
+    """
+
+    path: Path
+    source: SourceConfig
+    schema: SchemaConfig
+    privacy: PrivacyConfig
+    keys: KeysConfig
+    state: StateConfig
+    ledger: LedgerConfig | None
+    sink: SinkConfig
+    performance: PerformanceConfig
+    plan: Plan
+    choice: ChoiceConfig | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Input columns the job reads, each once: unit, key, time, stamp, values, record id."""
+        names = [self.plan.unit.column, *(f.column for f in self.plan.key), self.plan.event_time]
+        if self.plan.stamp != "event_time":
+            names.append(self.plan.stamp)
+        names += [a.column for a in self.plan.aggregates if a.column is not None]
+        names += [] if self.plan.record_id is None else [self.plan.record_id.column]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def data_columns(self) -> tuple[str, ...]:
+        """``columns`` without those that the source itself adds."""
+        if not self.source.unbounded:
+            return self.columns
+        return tuple(name for name in self.columns if name not in GIVEN_COLUMNS)
+
+    @property
+    def value_columns(self) -> tuple[str, ...]:
+        """Input columns of sums and means, each once, in the order of the aggregates."""
+        named = (a.column for a in self.plan.aggregates if a.column is not None)
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def insecure(self) -> bool:
+        """Whether a fixed test key or run id is set; the output must be stamped so."""
+        return (self.privacy.insecure_test_key or self.privacy.insecure_test_run_id) is not None
+
+
+def load_job(path: str | Path) -> Job:
+    """Read and check a job file.
+
+    Raises:
+        UsageError: unreadable, unknown or missing keys, values that are not usable.
+        PolicyError: settings that no privacy guarantee survives, or a [choice] that its ledger
+            does not know.
+    """
+    path = Path(path).absolute()
+    job = job_of(decode_job(read_text(path)), path)
+    check_choice(job)
+    return job
+
+
+def read_text(path: Path) -> bytes:
+    """The text of a job file.
+
+    Raises:
+        UsageError: unreadable or too long.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_JOB_BYTES + 1)
+    except OSError:
+        raise UsageError("job file", "cannot be read", "check its path and permissions") from None
+    if len(text) > MAX_JOB_BYTES:
+        raise UsageError("job file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
+    return text
+
+
+def decode_job(text: bytes) -> JobFile:
+    """The tables of a job file's text; raises as `load_job` does."""
+    return decode_tables(parse_toml(text))
+
+
+def decode_tables(tables: dict[str, Any]) -> JobFile:
+    """Parsed tables as structs; raises as `load_job` does."""
+    refuse_data_dependent(tables)
+    try:
+        return msgspec.convert(tables, JobFile)
+    except msgspec.ValidationError as error:
+        raise_decode_error(error, JobFile)
+
+
+def job_of(file: JobFile, path: Path) -> Job:
+    """The checked job of decoded tables; ``path`` (absolute) is where paths start from."""
+    _check_tables(file)
+    folder = path.parent
+    keys = KeysConfig(_under(folder, file.keys.public))
+    plan = Plan(
+        source=file.source.name,
+        unit=file.schema.unit,
+        key=file.schema.key,
+        event_time=file.schema.event_time.column,
+        aggregates=file.aggregate,
+        timeline=_timeline(file),
+        privacy=_privacy(file),
+        stamp=file.source.stamp_column,
+        record_id=_record_id(file),
+    ).check()
+    if keys.public is not None:
+        digest = public_key_digest(Path(keys.public), plan.key)
+        plan = msgspec.structs.replace(plan, public_keys=digest).check()
+    replace = msgspec.structs.replace
+    store = file.state.store or f"sqlite:{path.stem}.state.db"
+    return Job(
+        path=path,
+        source=replace(file.source, path=_source_path(folder, file.source)),
+        schema=file.schema,
+        privacy=_key_below(folder, file.privacy),
+        keys=keys,
+        state=replace(file.state, store=stores.backend(store).below(folder).url),
+        ledger=file.ledger and replace(file.ledger, path=str(folder / file.ledger.path)),
+        sink=_sink_below(path, file.sink),
+        performance=file.performance,
+        plan=plan,
+        choice=file.choice,
+    )
+
+
+def _source_path(folder: Path, source: SourceConfig) -> str:
+    """Where files are; a folder may be a URL prefix of an object store."""
+    if source.kind == "folder":
+        return source.path if "://" in source.path else str(folder / source.path)
+    return str(Path(glob.escape(str(folder))) / source.path) if source.path else ""
+
+
+def _sink_below(job: Path, sink: SinkConfig) -> SinkConfig:
+    """Where files go starts from the job's folder; dead letters are files with every sink."""
+    replace, folder = msgspec.structs.replace, job.parent
+    if sink.path:
+        return replace(sink, path=str(folder / sink.path))
+    return replace(sink, dead_letter=str(folder / (sink.dead_letter or f"dead_letter/{job.stem}")))
+
+
+def _record_id(file: JobFile) -> Field | None:
+    """Pub/Sub delivers a message again at no fixed position: its id names it."""
+    if file.schema.record_id is None and file.source.kind == "pubsub":
+        return Field(MESSAGE_ID)
+    return file.schema.record_id
+
+
+def _under(folder: Path, path: str | None) -> str | None:
+    return None if path is None else str(folder / path)
+
+
+def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
+    """A key's file in either spelling starts from the job's folder, and is a ``key_file`` then."""
+    path, key = privacy.key_file, privacy.key
+    if key is not None and key.startswith("file:"):
+        path, key = key.removeprefix("file:"), None
+    return msgspec.structs.replace(privacy, key_file=_under(folder, path), key=key)
+
+
+def _timeline(file: JobFile) -> Timeline:
+    """The time axis in micros; a bounded source needs its end."""
+    time = file.time
+    if time.end is None and not file.source.unbounded:
+        raise UsageError(
+            "time.end",
+            f"is required, because source.kind '{file.source.kind}' is bounded",
+            "add the end of the last window, for example end = '2014-01-07T00:00:00Z'",
+        )
+    window = duration_micros("time.window", time.window)
+    period = file.privacy.period
+    return Timeline(
+        start=instant_micros("time.start", time.start),
+        end=None if time.end is None else instant_micros("time.end", time.end),
+        window=window,
+        slide=window if time.slide is None else duration_micros("time.slide", time.slide),
+        trigger_every=duration_micros("time.trigger_every", time.trigger_every),
+        allowed_lateness=duration_micros("time.allowed_lateness", time.allowed_lateness),
+        max_skew=duration_micros("time.max_skew", time.max_skew),
+        period=None if period is None else duration_micros("privacy.period", period),
+    )
+
+
+def _privacy(file: JobFile) -> Privacy:
+    given = {name: getattr(file.privacy, name) for name in Privacy.__struct_fields__}
+    given["weights"] = _weights(file)
+    given["strategy"] = file.privacy.strategy or ("tree" if file.privacy.mode == "paper" else "blt")
+    return Privacy(**given)
+
+
+def _weights(file: JobFile) -> SelectionWeights | None:
+    """``auto``: steep where the statistic is combined, mild where every record counts and
+    selection has noise of its own; equal where the published count of units IS the selection,
+    where units have few pairs, or so many that the last weights vanish, and where nothing is
+    selected."""
+    privacy = file.privacy
+    if isinstance(privacy.weights, SelectionWeights):
+        return privacy.weights
+    if privacy.weights == "uniform":
+        return None
+    if privacy.combine:
+        return next((w for w in (STEEP, MILD) if w.integers(privacy.contributions)[-1]), STEEP)
+    fused = any(a.kind == "units" for a in file.aggregate)
+    selecting = privacy.mode == "sticky" and file.keys.public is None
+    if not selecting or fused or not 8 <= privacy.contributions <= limits.MAX_WEIGHTED:
+        return None
+    return MILD if MILD.integers(privacy.contributions)[-1] else None
+
+
+def _check_tables(file: JobFile) -> None:
+    """Rules of the tables that do not enter the plan."""
+    ranges = [
+        ("state.shards", file.state.shards, limits.MAX_SHARDS),
+        ("performance.batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
+        ("performance.look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
+    ]
+    for field, value, most in ranges:
+        if not 1 <= value <= most:
+            raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
+    texts = _check_source(file.source) + _check_sink(file.sink)
+    if file.state.keep_releases is not None:
+        duration_micros("state.keep_releases", file.state.keep_releases)
+        if not file.source.unbounded:
+            raise UsageError(
+                "state.keep_releases",
+                f"is for sources without end, and source.kind is '{file.source.kind}'",
+                "omit it; `dpstream state expire --releases-before` drops releases of such a job",
+            )
+    if file.ledger is not None:
+        texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
+        if not (file.ledger.limit.epsilon > 0 and 0 < file.ledger.limit.delta < 1):
+            raise UsageError("ledger.limit", "needs epsilon > 0 and 0 < delta < 1", "correct it")
+    for field, text in texts:
+        if not text or "\0" in text:
+            raise UsageError(field, "must not be empty", "write a name")
+    if file.state.store is not None:
+        stores.backend(file.state.store)
+    _check_key(file.privacy)
+
+
+#: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
+_SOURCE_FIELDS = {"kafka": ("topic", "servers", "options"), "pubsub": ("subscription",)}
+_SINK_FIELDS = {
+    "kafka": ("topic", "servers", "options"),
+    "pubsub": ("topic",),
+    "bigquery": ("table",),
+}
+#: The form of names that a service gives, with an example.
+_SINK_NAMES = {
+    "pubsub": ("topic", r"projects/[^/]+/topics/[^/]+", "projects/P/topics/T"),
+    "bigquery": ("table", r"[^.`\s]+\.[^.`\s]+\.[^.`\s]+", "project.dataset.table"),
+}
+
+
+def _check_fields(
+    name: str,
+    table: SourceConfig | SinkConfig,
+    needed: tuple[str, ...],
+    allowed: tuple[str, ...],
+    known: tuple[str, ...],
+) -> list[tuple[str, str]]:
+    """Refuse fields that are of other kinds; gives the texts that must say something.
+
+    Args:
+        name: of the table in the job file.
+        table: as written.
+        needed: fields of its kind; ``options`` may be empty.
+        allowed: further ones that its kind may have.
+        known: all that some kind may have.
+    """
+    for field in known:
+        if getattr(table, field) and field not in (*needed, *allowed):
+            raise UsageError(f"{name}.{field}", f"is not for kind '{table.kind}'", "remove it")
+    return [(f"{name}.{f}", getattr(table, f) or "") for f in needed if f != "options"]
+
+
+def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    needed = _SINK_FIELDS.get(sink.kind, ("path",))
+    allowed = ("dead_letter",) if sink.kind in _SINK_FIELDS else ()
+    known = ("path", "topic", "servers", "options", "table", "dead_letter")
+    texts = _check_fields("sink", sink, needed, allowed, known)
+    if sink.kind in _SINK_NAMES:
+        field, form, example = _SINK_NAMES[sink.kind]
+        if not re.fullmatch(form, getattr(sink, field) or ""):
+            raise UsageError(f"sink.{field}", f"is no full name of {sink.kind}", f"write {example}")
+    return texts
+
+
+def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    kind = source.kind
+    known = ("path", "format", "topic", "servers", "subscription", "options")
+    allowed = ("format", "settle") if source.unbounded else ()
+    needed = _SOURCE_FIELDS.get(kind, ("path",))
+    texts = _check_fields("source", source, needed, allowed, known)
+    formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
+    if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
+        words = " or ".join(f"'{name}'" for name in formats)
+        raise UsageError("source.format", f"must be {words} for kind '{kind}'", "correct it")
+    if source.unbounded and source.stamp == "event_time":
+        raise PolicyError(
+            "source.stamp",
+            "is the event time, which lets one user's records make others late in a live stream",
+            f"use stamp = '{GIVEN_STAMPS[kind][0]}', or a column that the broker fills",
+        )
+    duration_micros("source.settle", source.settle)
+    return texts
+
+
+def _check_key(privacy: PrivacyConfig) -> None:
+    named = [n for n in ("insecure_test_key", "key", "key_file") if getattr(privacy, n) is not None]
+    if len(named) > 1:
+        raise UsageError(
+            f"privacy.{named[0]}", f"excludes privacy.{named[1]}", "keep one of the two"
+        )
+    if privacy.reference is not None:
+        parse_reference(privacy.reference)
+    for name, digits in (("insecure_test_key", 64), ("insecure_test_run_id", 32)):
+        text = getattr(privacy, name)
+        if text is not None and (len(text) != digits or set(text) - set("0123456789abcdef")):
+            raise UsageError(f"privacy.{name}", f"must be {digits} hex digits", "correct it")

@@ -1,0 +1,142 @@
+"""The secret noise key's file, and the public key list.
+
+The noise key is 32 random bytes, written once as hex in a file that only its owner can read.
+A public key list is a CSV file whose header names the key columns of the job.
+"""
+
+import csv
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from accounting import limits
+from accounting.errors import PolicyError, RunError, UsageError
+from accounting.plan import Field
+
+if TYPE_CHECKING:
+    from pipelines.jobs.job import Job
+
+KEY_BYTES = 32
+Value = str | int | bool | bytes
+_ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
+
+
+def new_key(path: Path) -> None:
+    """Write a new noise key (hex, mode 0600, flushed to disk); never overwrites.
+
+    Raises:
+        PolicyError: the file exists (overwriting a key would orphan its store).
+        RunError: the file cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise PolicyError(
+            "key file",
+            "exists, and the releases made with it cannot be continued with another key",
+            "choose another name",
+        ) from None
+    except OSError:
+        raise RunError("key file", "cannot be created", "check the folder") from None
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_bytes(KEY_BYTES).hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_public_keys(job: "Job") -> pa.Table:
+    """The public key list: distinct rows, sorted; columns and types of the job's key.
+
+    Raises:
+        UsageError: the job names no list, or the file is not one.
+        PolicyError: the file is not the one the plan was made with.
+    """
+    if job.keys.public is None:
+        raise UsageError("keys.public", "is not set", "name a CSV file of the public keys")
+    rows = _rows(Path(job.keys.public), job.plan.key)
+    if _digest(rows, job.plan.key) != job.plan.public_keys:
+        raise PolicyError("keys.public", "changed since the plan was made", "load the job again")
+    columns = list(zip(*rows, strict=True))
+    return pa.table(
+        [pa.array(c, _ARROW[f.type]) for c, f in zip(columns, job.plan.key, strict=True)],
+        schema=pa.schema([pa.field(f.column, _ARROW[f.type], False) for f in job.plan.key]),
+    )
+
+
+def public_key_digest(path: Path, fields: Sequence[Field]) -> str:
+    """128-bit hex digest of a public key list: of its set of typed rows, in no order.
+
+    Raises:
+        UsageError: unreadable, columns missing, or a line that is no key (by its number).
+    """
+    return _digest(_rows(path, fields), fields)
+
+
+def _digest(rows: list[tuple[Value, ...]], fields: Sequence[Field]) -> str:
+    digest = hashlib.blake2b(digest_size=16, person=b"dpstream-pubkeys")
+    for field in fields:
+        digest.update(f"{len(field.column)}:{field.column}:{field.type};".encode())
+    for row in rows:
+        for value in row:
+            data = value if isinstance(value, bytes) else str(value).encode()
+            digest.update(len(data).to_bytes(4, "big") + data)
+    return digest.hexdigest()
+
+
+def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
+    """Distinct typed rows of the list, sorted."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            missing = [f.column for f in fields if header.count(f.column) != 1]
+            if missing:
+                raise UsageError(
+                    "keys.public",
+                    f"its header must name each key column once; not so: {', '.join(missing)}",
+                    "correct the first line of the file",
+                )
+            where = [header.index(f.column) for f in fields]
+            rows = {_typed(row, where, fields, len(header), reader.line_num) for row in reader}
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise UsageError(
+            "keys.public", "cannot be read as a CSV file in UTF-8", "check path and content"
+        ) from None
+    if not rows:
+        raise UsageError("keys.public", "lists no key", "add the keys to publish")
+    return sorted(rows)
+
+
+def _typed(
+    row: list[str], where: list[int], fields: Sequence[Field], width: int, line: int
+) -> tuple[Value, ...]:
+    """One row's key values; an error gives the line's number only."""
+    try:
+        if len(row) != width:
+            raise ValueError
+        return tuple(_value(row[i], f.type) for i, f in zip(where, fields, strict=True))
+    except ValueError:
+        raise UsageError(
+            "keys.public", f"line {line} is not a key of the job's types", "correct the line"
+        ) from None
+
+
+def _value(text: str, kind: str) -> Value:
+    """A key component of its declared type; ``ValueError`` (without text) if it is none."""
+    if len(text.encode()) > limits.MAX_KEY_BYTES:
+        raise ValueError
+    if kind == "int":
+        number = int(text) if text.lstrip("-").isascii() else None
+        if number is None or str(number) != text or not -(1 << 63) <= number < 1 << 63:
+            raise ValueError
+        return number
+    if kind == "bool":
+        if text not in ("true", "false"):
+            raise ValueError
+        return text == "true"
+    return text.encode() if kind == "bytes" else text

@@ -1,0 +1,261 @@
+"""The tables of a job file as frozen structs; unknown keys are refused at every level.
+
+Durations, times and paths are texts here, as written; `pipelines.jobs.job` parses and resolves
+them.  ``[performance]`` is apart from everything that enters the plan.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from accounting import limits
+from accounting.chosen import How
+from accounting.plan import Aggregate, Field, Mode, StrategyName
+from accounting.weights import SelectionWeights
+
+FileKind = Literal["parquet", "csv", "jsonl"]
+#: Where releases go: files in a folder, or a topic or table of a service.
+SinkKind = Literal["parquet", "csv", "jsonl", "kafka", "pubsub", "bigquery"]
+SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
+#: Stamps that a source gives its records, by its kind; the first is the default.  Each stands in
+#: a column of that name with a leading ``_`` that the source adds.
+GIVEN_STAMPS = {
+    "folder": ("manifest", "closed"),
+    "kafka": ("append_time",),
+    "pubsub": ("publish_time",),
+}
+#: Columns a source adds beside the data's own: its stamps, and Pub/Sub's name of a message.
+MESSAGE_ID = "_message_id"
+GIVEN_COLUMNS = {f"_{stamp}" for stamps in GIVEN_STAMPS.values() for stamp in stamps} | {MESSAGE_ID}
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the job file: frozen, unknown keys refused."""
+
+
+class SourceConfig(_Table, frozen=True):
+    """``[source]``: where records come from.
+
+    Attributes:
+        kind: files that are all there (``parquet``, ``csv``, ``jsonl``); or a source without end:
+            a ``folder`` of files that grows, ``kafka``, ``pubsub``.
+        path: a file or a glob (``**`` for any folders); of ``folder`` a folder or URL prefix.
+        stamp: ``event_time`` (files only), a stamp the source gives, or the column that carries it.
+        format: of a folder's files, or of a message (``json``: one object).
+        topic, servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        subscription: of Pub/Sub, ``projects/P/subscriptions/S``.
+        settle: how long a file must lie unchanged (stamp ``closed``), a row may be stamped before
+            its file is closed (stamp of a column), or a broker may be behind its own clock: it
+            delays releases and decides nothing.
+    """
+
+    kind: SourceKind
+    path: str = ""
+    stamp: str | None = None
+    format: Literal["parquet", "csv", "jsonl", "json"] | None = None
+    topic: str | None = None
+    servers: str | None = None
+    subscription: str | None = None
+    options: dict[str, str] = {}
+    settle: str = "2s"
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether more may come for as long as the source lives."""
+        return self.kind in GIVEN_STAMPS
+
+    @property
+    def stamp_column(self) -> str:
+        """``event_time``, or the column that carries the stamp."""
+        given = GIVEN_STAMPS.get(self.kind, ())
+        stamp = self.stamp or (given[0] if given else "event_time")
+        return f"_{stamp}" if stamp in given else stamp
+
+    @property
+    def name(self) -> str:
+        """What the source is called in the plan: public."""
+        return f"{self.kind}:{self.topic or self.subscription or self.path}"
+
+
+class TimeColumn(_Table, frozen=True):
+    """``schema.event_time``."""
+
+    column: str
+
+
+class SchemaConfig(_Table, frozen=True):
+    """``[schema]``: which columns are the unit, the key and the event time; and, where a source
+    may deliver a record again at another position, the column that names it."""
+
+    unit: Field
+    key: tuple[Field, ...]
+    event_time: TimeColumn
+    record_id: Field | None = None
+
+
+class TimeConfig(_Table, frozen=True):
+    """``[time]``: RFC 3339 times and durations, as texts."""
+
+    start: str
+    window: str
+    trigger_every: str
+    end: str | None = None
+    slide: str | None = None
+    allowed_lateness: str = "0s"
+    max_skew: str = "0s"
+
+
+class PrivacyConfig(_Table, frozen=True):
+    """``[privacy]``: see `accounting.plan.Privacy`; plus the period and where the key is.
+
+    ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
+    ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).
+
+    The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
+    short for ``key = "file:PATH"``.  ``insecure_test_key`` (64 hex digits) and
+    ``insecure_test_run_id`` (32) are for tests on public data: whoever knows them can subtract
+    the noise.
+    """
+
+    epsilon: float
+    delta: float
+    contributions: int
+    period: str | None = None
+    mode: Mode = "sticky"
+    strategy: StrategyName | None = None
+    theta: float = 0.4
+    pre_threshold: int = 0
+    refresh_every: int | None = None
+    selection_share: float | None = None
+    final_flush: bool = False
+    allow_unsound: bool = False
+    per_key_bound: int | None = None
+    weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
+    combine: bool = False
+    select_every: int | None = None
+    key_file: str | None = None
+    key: str | None = None
+    insecure_test_key: str | None = None
+    insecure_test_run_id: str | None = None
+
+    @property
+    def reference(self) -> str | None:
+        """Where the noise key is, whichever way it is written."""
+        return self.key if self.key_file is None else f"file:{self.key_file}"
+
+
+class KeysConfig(_Table, frozen=True):
+    """``[keys]``: a CSV file whose header names the key columns; no selection is needed."""
+
+    public: str | None = None
+
+
+class StateConfig(_Table, frozen=True):
+    """``[state]``: where state lives (``sqlite:PATH``, the default, beside the job file; or
+    ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
+    is made.  ``keep_releases``: how long the releases of a window that has ended stay in the store
+    of a source without end once the sink has them (default: for ever)."""
+
+    store: str | None = None
+    shards: int = 4
+    keep_releases: str | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """File of the embedded store, ``None`` where the store is no file."""
+        kind, _, path = (self.store or "").partition(":")
+        return Path(path) if kind == "sqlite" else None
+
+
+class Limit(_Table, frozen=True):
+    """The most a data set may spend per unit, over all jobs."""
+
+    epsilon: float
+    delta: float
+
+
+class LedgerConfig(_Table, frozen=True):
+    """``[ledger]``: the data set's record of what was spent, shared by its jobs."""
+
+    path: str
+    data_set: str
+    limit: Limit
+
+
+class SinkConfig(_Table, frozen=True):
+    """``[sink]``: where releases go.
+
+    Attributes:
+        kind: files (``parquet``, ``csv``, ``jsonl``), ``kafka``, ``pubsub`` or ``bigquery``.
+        path: folder of files.
+        topic: of Kafka; of Pub/Sub ``projects/P/topics/T``.
+        servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        table: of BigQuery, ``project.dataset.table``.
+        dead_letter: folder of the dead letters, which are files with every kind; default: beside
+            the folder of the releases, or beside the job file.
+    """
+
+    kind: SinkKind
+    path: str = ""
+    topic: str | None = None
+    servers: str | None = None
+    options: dict[str, str] = {}
+    table: str | None = None
+    dead_letter: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the releases, ``None`` where they are no files."""
+        return Path(self.path) if self.path else None
+
+    @property
+    def file_kind(self) -> FileKind:
+        """Kind of files to export releases to: the sink's own, if it is one of files."""
+        kinds: dict[str, FileKind] = {"csv": "csv", "jsonl": "jsonl"}
+        return kinds.get(self.kind, "parquet")
+
+
+class PerformanceConfig(_Table, frozen=True):
+    """``[performance]``: none of it changes a released byte.
+
+    Attributes:
+        batch_rows: rows of an Arrow batch at the door.
+        look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
+    """
+
+    batch_rows: int = limits.DEFAULT_BATCH_ROWS
+    look_ahead: int | None = None
+
+
+class ChoiceConfig(_Table, frozen=True):
+    """``[choice]``: where C and clamps come from; written by ``dpstream choose``, but for
+    ``range``: the declared [low, high] of an aggregate whose clamp is to be chosen."""
+
+    how: How = "public"
+    first: str | None = None
+    rule: str | None = None
+    clamps: tuple[str, ...] = ()
+    epsilon: float | None = None
+    delta: float | None = None
+    mu: float | None = None
+    run_id: str | None = None
+    question: str | None = None
+    receipt: str | None = None
+    range: dict[str, tuple[float, float]] = {}
+
+
+class JobFile(_Table, frozen=True):
+    """The tables of a job file, as written."""
+
+    source: SourceConfig
+    schema: SchemaConfig
+    aggregate: tuple[Aggregate, ...]
+    time: TimeConfig
+    privacy: PrivacyConfig
+    sink: SinkConfig
+    keys: KeysConfig = KeysConfig()
+    state: StateConfig = StateConfig()
+    ledger: LedgerConfig | None = None
+    performance: PerformanceConfig = PerformanceConfig()
+    choice: ChoiceConfig | None = None

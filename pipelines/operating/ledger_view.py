@@ -1,0 +1,104 @@
+"""What a ledger holds, for people: entries, what they spend together, what is left of a limit.
+
+All of it is public: a ledger holds run ids, hashes of plans and figures of guarantees.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from accounting.composition import epsilon_left, epsilon_spent, mu_left
+from accounting.errors import UsageError
+from pipelines.jobs.tables import Limit
+from state.ledger import Charge, Entry, read_ledger
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether the file is a database rather than a job file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(15) == b"SQLite format 3"
+    except OSError:
+        raise UsageError("ledger", "cannot be read", "name a ledger's file or a job file") from None
+
+
+def view(path: Path, data_set: str | None = None, limit: Limit | None = None) -> dict[str, Any]:
+    """Entries and sums of a ledger, by data set.
+
+    Args:
+        path: the ledger's file.
+        data_set: only this one.
+        limit: the steward's limit of it, for what is left.
+
+    Raises:
+        UsageError: there is no ledger, or no such data set.
+        PolicyError: its chain is broken, or it is another program's file.
+    """
+    if not path.exists():
+        raise UsageError("ledger.path", "holds no ledger yet", "run a job that charges it")
+    entries = read_ledger(path)
+    names = list(dict.fromkeys(e.data_set for e in entries))
+    if data_set is not None:
+        if data_set not in names and limit is None:
+            raise UsageError("--data-set", "has no entry in the ledger", "correct the name")
+        names = [data_set]
+    return {
+        "head": {"seq": entries[-1].seq, "entries": len(entries)} if entries else None,
+        "data_sets": [_data_set(name, entries, limit) for name in names],
+    }
+
+
+def _data_set(name: str, entries: Iterable[Entry], limit: Limit | None) -> dict[str, Any]:
+    mine = [e for e in entries if e.data_set == name]
+    charges = [e.charge for e in mine]
+    # Without a limit: at the delta that basic composition would give.
+    delta = limit.delta if limit else math.fsum(c.delta for c in charges)
+    spent = epsilon_spent(charges, delta) if charges else 0.0
+    return {
+        "data_set": name,
+        "unit": charges[0].unit if charges else None,
+        "entries": [{"seq": e.seq, **msgspec.to_builtins(e.charge)} for e in mine],
+        "spent": {"epsilon": _finite(spent), "delta": delta},
+        "limit": msgspec.to_builtins(limit),
+        "left": None if limit is None else _left(charges, limit),
+    }
+
+
+def _left(charges: list[Charge], limit: Limit) -> dict[str, float]:
+    """What one more run may cost: a plain epsilon without delta, or the mu of Gaussian noise."""
+    return {
+        "epsilon": epsilon_left(charges, limit.epsilon, limit.delta),
+        "mu": mu_left(charges, limit.epsilon, limit.delta),
+    }
+
+
+def _finite(figure: float) -> float | None:
+    return figure if math.isfinite(figure) else None
+
+
+def text(found: dict[str, Any]) -> str:
+    """The view as text."""
+    lines = list[str]()
+    for one in found["data_sets"]:
+        lines += [f"Data set  {one['data_set']}", f"Unit      {one['unit'] or 'none yet'}"]
+        for entry in one["entries"]:
+            epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
+            noise = f", mu {entry['mu']:.4g}" if entry["mu"] is not None else ""
+            lines.append(
+                f"{entry['seq']:>7}   {entry['kind']:<8} {entry['run_id']}{epoch}  "
+                f"({entry['epsilon']:g}, {entry['delta']:g}){noise}"
+            )
+        spent = one["spent"]["epsilon"]
+        told = "more than any epsilon" if spent is None else f"epsilon {spent:.6g}"
+        lines.append(f"Spent     {told} at delta {one['spent']['delta']:g} per unit, all together")
+        if one["left"] is not None:
+            limit, left = one["limit"], one["left"]
+            lines.append(f"Limit     epsilon {limit['epsilon']:g} at delta {limit['delta']:g}")
+            lines.append(
+                f"Left      epsilon {left['epsilon']:.6g} for a run without delta, or Gaussian "
+                f"noise of mu {left['mu']:.4g}"
+            )
+    return "\n".join(lines or ["The ledger has no entry."]) + "\n"

@@ -1,0 +1,208 @@
+"""Prometheus endpoints of this process: public quantities on one port, the operator's on another.
+
+Names and help texts are one list, ``METRICS``: the exporter, the dashboards and the tests are made
+from it.  A metric is public when it is a function of the plan, of faults and of the public clock;
+counts of records and seconds of a stage depend on the data and are the operator's.  Only names on
+the list are ever exported, whatever telemetry may hold.
+
+A worker in another process has no endpoint here: there the same counters leave as Beam metrics
+of the runner (``runner_name``).
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from accounting.errors import RunError, UsageError
+from accounting.limits import MICROS_PER_SECOND
+from dp_transforms.telemetry import (
+    LATENCY_SECONDS,
+    PRIVATE_COUNTERS,
+    PUBLIC_COUNTERS,
+    STAGES,
+    Latency,
+    deliveries,
+    operator_totals,
+    stage_seconds,
+)
+from pipelines.jobs.job import Job
+
+Kind = Literal["counter", "gauge", "histogram"]
+LOCAL = "127.0.0.1"
+#: Beam's namespace of our counters.
+NAMESPACE = "dpstream"
+
+
+class Name(NamedTuple):
+    """One exported metric.
+
+    Attributes:
+        name: as Prometheus shows it, counters with ``_total``.
+        kind, words: type and help text.
+        public: whether anybody may see it.
+        counter: the counter of telemetry, and Beam's, that it shows; else empty.
+    """
+
+    name: str
+    kind: Kind
+    words: str
+    public: bool
+    counter: str = ""
+
+
+_WORDS = {
+    "steps_committed": "Steps (window, shard, trigger) that were computed and committed.",
+    "steps_reemitted": "Steps that were found committed and emitted again.",
+    "releases_sealed": "Releases (window, trigger) gathered from all shards.",
+    "releases_delivered": "Releases (window, trigger) that are in the sink.",
+}
+
+
+def _counters(names: Iterable[str], public: bool) -> Iterator[Name]:
+    for name in names:
+        words = _WORDS.get(name) or f"Exact and private: {name[9:].replace('_', ' ')}."
+        yield Name(f"dpstream_{name}_total", "counter", words, public, name)
+
+
+#: Everything that is exported.
+METRICS: tuple[Name, ...] = (
+    *_counters(PUBLIC_COUNTERS, True),
+    Name("dpstream_plan_info", "gauge", "1; the label plan_hash says which plan runs.", True),
+    Name("dpstream_trigger_interval_seconds", "gauge", "Seconds between public cuts.", True),
+    Name("dpstream_last_cut_timestamp_seconds", "gauge",
+         "Instant of the last cut of which a release is in the sink.", True),
+    Name("dpstream_release_latency_seconds", "histogram",
+         "From a cut's instant to its release in the sink, live cuts only; whole seconds added.",
+         True),
+    *_counters(PRIVATE_COUNTERS, False),
+    Name("dpstream_operator_release_after_watermark_seconds", "histogram",
+         "Private: how long the step of a cut took, which follows its records.", False),
+    Name("dpstream_operator_stage_seconds_total", "counter",
+         "Private: wall time spent in a stage.", False),
+)  # fmt: skip
+
+
+def runner_name(counter: str) -> str:
+    """The name under which Flink's own Prometheus reporter shows one of our Beam counters."""
+    return f"flink_taskmanager_job_task_operator_{NAMESPACE}_{counter}"
+
+
+class _Table(Collector):
+    """Telemetry's tables as Prometheus families, read when somebody asks."""
+
+    def __init__(self, job: Job, public: bool) -> None:
+        self._job, self._public = job, public
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        for name in METRICS:
+            if name.public == self._public:
+                yield self._family(name)
+
+    def _family(self, name: Name) -> Metric:
+        if name.counter:
+            value = operator_totals.get(name.counter, 0)
+            return CounterMetricFamily(name.name, name.words, value=value)
+        if name.kind == "histogram":
+            after = name.name.endswith("_after_watermark_seconds")
+            return _histogram(name, deliveries.since_passed if after else deliveries.since_cut)
+        if name.kind == "counter":
+            family = CounterMetricFamily(name.name, name.words, labels=["stage"])
+            for stage in STAGES:
+                family.add_metric([stage], stage_seconds.get(stage, 0.0))
+            return family
+        return self._gauge(name)
+
+    def _gauge(self, name: Name) -> Metric:
+        plan = self._job.plan
+        if name.name == "dpstream_plan_info":
+            family = GaugeMetricFamily(name.name, name.words, labels=["plan_hash"])
+            family.add_metric([plan.hash], 1)
+            return family
+        family = GaugeMetricFamily(name.name, name.words)
+        micros: int | None = plan.timeline.trigger_every
+        if name.name == "dpstream_last_cut_timestamp_seconds":
+            micros = deliveries.last_cut
+        if micros is not None:
+            family.add_metric([], micros / MICROS_PER_SECOND)
+        return family
+
+
+def _histogram(name: Name, latency: Latency) -> HistogramMetricFamily:
+    bounds = [*map(str, LATENCY_SECONDS), "+Inf"]
+    counted = list(accumulate(latency.counts))
+    family = HistogramMetricFamily(name.name, name.words)
+    family.add_metric([], list(zip(bounds, counted, strict=True)), latency.total)
+    return family
+
+
+def registry(job: Job, public: bool) -> CollectorRegistry:
+    """Everything public of this process, or everything that is the operator's alone."""
+    found = CollectorRegistry()
+    found.register(_Table(job, public))
+    return found
+
+
+class Ports(NamedTuple):
+    """Where this process is asked for metrics; ``None``: nowhere.
+
+    Attributes:
+        public, operator: two different ports; 0 takes a free one.
+        host: address of the public one; the operator's is reached from this machine alone
+            unless ``operator_host`` says otherwise.
+    """
+
+    public: int | None = None
+    operator: int | None = None
+    host: str = LOCAL
+    operator_host: str = LOCAL
+
+
+@contextlib.contextmanager
+def serving(job: Job, ports: Ports) -> Iterator[tuple[int | None, int | None]]:
+    """Answer on the ports while the block runs; gives the ports that were taken.
+
+    Raises:
+        UsageError: one port for both.
+        RunError: a port cannot be had.
+    """
+    if ports.public and ports.public == ports.operator:
+        raise UsageError(
+            "--operator-metrics-port", "is the public port", "give private counts a port of its own"
+        )
+    with contextlib.ExitStack() as stack:
+        yield (
+            _serve(stack, job, ports.public, ports.host, True),
+            _serve(stack, job, ports.operator, ports.operator_host, False),
+        )
+
+
+def _serve(
+    stack: contextlib.ExitStack, job: Job, port: int | None, host: str, public: bool
+) -> int | None:
+    if port is None:
+        return None
+    try:
+        server, thread = start_http_server(port, host, registry(job, public))
+    except OSError:
+        field = "--metrics-port" if public else "--operator-metrics-port"
+        raise RunError(field, "cannot be listened on", "choose another port or host") from None
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    stack.callback(stop)
+    return int(server.server_port)

@@ -1,0 +1,101 @@
+"""What a job's store holds, and its committed releases again: the outbox is the release.
+
+Progress and the run's identity are public; sizes of state tell about how many units and keys
+there are, so they are for the operator only.  Exported releases are the bytes that the run's
+own sink got or will get, so a lost sink can be written again.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from accounting.errors import UsageError
+from dp_transforms.release import stamped_run_id
+from dp_transforms.run import Run
+from pipelines.jobs.job import Job
+from pipelines.jobs.tables import FileKind
+from pipelines.sinks.files import FileSink
+from pipelines.sinks.manifest import write_manifest
+from pipelines.sinks.restored import publish_committed
+from pipelines.stream import Progress, key_source
+from state import open as stores
+from state.life import reached, settled_cut
+from state.store import Store
+
+
+def open_job_store(job: Job) -> Store:
+    """The job's store, opened for reading what is committed.
+
+    Raises:
+        UsageError: there is none; PolicyError: it belongs to another plan.
+    """
+    url = job.state.store or ""
+    if not stores.exists(url):
+        raise UsageError("state.store", "holds no run yet", "run the job, or correct state.store")
+    return stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
+
+
+def info(job: Job, operator: bool = False) -> dict[str, Any]:
+    """Identity and progress by window of a job's store; all of it public.
+
+    Args:
+        operator: add ``operator_only``: sizes by part and window, which are private.
+
+    Raises:
+        UsageError: there is no store; PolicyError: it belongs to another plan.
+    """
+    try:
+        store = open_job_store(job)
+        identity, line, marks = store.identity, job.plan.timeline, store.marks
+        done = store.completed(identity.shards)
+        found = {
+            "run_id": stamped_run_id(job.plan, identity),
+            "epoch": identity.epoch,
+            "plan_hash": identity.plan_hash,
+            "shards": identity.shards,
+            "windows": None if line.end is None else line.windows,
+            "triggers": line.triggers,
+            "complete": marks.dropped + sum(t == line.triggers for t in done.values()),
+            "committed": {str(w): trigger for w, trigger in sorted(done.items())},
+            "settled_cut": settled_cut(line, reached(store, line).complete),
+            "dropped": marks.dropped,
+            "abandoned": marks.abandoned,
+            "restoring": store.restoring,
+        }
+        return found | {"operator_only": _sizes(job, store)} if operator else found
+    finally:
+        stores.close_all()
+
+
+def _sizes(job: Job, store: Store) -> dict[str, Any]:
+    """Bytes of the embedded store's files (a database service tells its own), and of parts."""
+    path = job.state.path
+    files = [] if path is None else [Path(f"{path}{side}") for side in ("", "-wal", "-shm")]
+    size = sum(p.stat().st_size for p in files if p.exists())
+    return {"bytes": size or None, "parts": [part._asdict() for part in store.parts()]}
+
+
+def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
+    """Write every committed release of all shards to a folder; returns how many.
+
+    Writing the same content again changes nothing; other content is refused.
+
+    Raises:
+        UsageError: there is no store; PolicyError: another plan or key, or a published value
+            would change.
+    """
+    try:
+        run = store_run(job)
+        try:
+            sink = FileSink(folder, kind)
+            return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
+        finally:
+            run.destroy_keys()
+    finally:
+        stores.close_all()
+
+
+def store_run(job: Job) -> Run:
+    """The run of a job's store; its key is checked where it is used."""
+    identity = open_job_store(job).identity
+    keys = key_source(job).of_run(identity.run_id, identity.key_fingerprint)
+    return Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)

@@ -1,0 +1,1 @@
+"""`dpstream report`: one page about a run."""

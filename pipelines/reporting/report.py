@@ -1,0 +1,163 @@
+"""``dpstream report``: one page about a run, from what is public: plan, budget, releases.
+
+Neither store, key, ledger nor dead letters are opened, so the page can be published with the
+releases.  ``truth`` is the exception: it reads raw records, marks the page as not private and
+makes its file readable for its owner only.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from accounting.budget import Budget, allocate
+from accounting.errors import PolicyError, RunError, UsageError
+from accounting.guarantee import describe
+from dp_transforms.batches import key_fields
+from pipelines.jobs.job import Job
+from pipelines.reporting.data import Findings, Inventory, collect, inventory
+from pipelines.reporting.text import key_label, settings
+from pipelines.reporting.truth import Decade, by_size
+
+#: What a page begins with; a file that begins otherwise is never replaced.
+MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'
+TRUTH_LABEL = "computed from the raw data: NOT private, do not publish"
+STAMPS = ("UNSOUND", "INSECURE")
+
+
+class Report(NamedTuple):
+    """Everything the page shows.
+
+    Attributes:
+        job, budget: the job and what its plan costs, computed again.
+        figures: `accounting.guarantee.describe` of them.
+        found, findings: the releases and what was read of them.
+        truth: errors by true size of a key, from raw records, or ``None``.
+    """
+
+    job: Job
+    budget: Budget
+    figures: dict[str, Any]
+    found: Inventory
+    findings: Findings
+    truth: list[Decade] | None = None
+
+    @property
+    def expected(self) -> int | None:
+        """Releases of the finished run; ``None``: it has no end."""
+        line = self.job.plan.timeline
+        return None if line.end is None else line.windows * line.triggers
+
+    @property
+    def run_ids(self) -> list[str]:
+        """Run ids in the releases, without their stamps; more than one is more than one charge."""
+        return [name.rpartition("-")[2] for name in self.found.run_ids]
+
+    @property
+    def stamps(self) -> list[str]:
+        """``UNSOUND`` and ``INSECURE``, as the releases or the job file say."""
+        borne = {stamp for name in self.found.run_ids for stamp in name.split("-")[:-1]}
+        borne |= {"INSECURE"} if self.job.insecure else set()
+        borne |= set() if self.figures["guarantee"]["sound"] else {"UNSOUND"}
+        return [stamp for stamp in STAMPS if stamp in borne]
+
+
+def build(job: Job, truth: Path | None = None) -> Report:
+    """Read the releases and compute the figures.
+
+    Args:
+        job: a checked job.
+        truth: file or glob of raw records of the job's own schema; only for public data.
+
+    Raises:
+        UsageError: no folder of releases, releases of another plan, no such records.
+    """
+    budget = allocate(job.plan)
+    found = inventory(job)
+    findings = collect(job.plan, found)
+    decades = None if truth is None else by_size(job, truth, found, findings)
+    return Report(job, budget, describe(job.plan, budget), found, findings, decades)
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """The page's figures for machines, JSON-able."""
+    findings, line = report.findings, report.job.plan.timeline
+    windows = zip(findings.windows, findings.last_trigger, findings.keys, strict=True)
+    return {
+        "plan_hash": report.job.plan.hash,
+        "run_ids": report.run_ids,
+        "stamps": report.stamps,
+        "private": report.truth is not None,
+        "plan": report.figures,
+        "releases": {
+            "expected": report.expected,
+            "present": len(report.found.releases),
+            "rows": sum(release.keys for release in report.found.releases),
+            "windows": [
+                {
+                    "window": int(window),
+                    "start_micros": line.window_bounds(int(window))[0],
+                    "last_trigger": int(trigger),
+                    "keys": int(keys),
+                }
+                for window, trigger, keys in windows
+            ],
+            "latest_window": [
+                {"trigger": release.trigger, "keys": release.keys} for release in findings.latest
+            ],
+        },
+        "busiest": _busiest(report),
+        "truth": report.truth and _truth(report.truth),
+        "settings": dict(settings(report.job)),
+    }
+
+
+def _busiest(report: Report) -> list[dict[str, Any]]:
+    plan = report.job.plan
+    names = [f.name for f in key_fields(plan)]
+    return [
+        {
+            "key": key_label(row, names),
+            "columns": {
+                a.name: {"value": row[a.name], "sd": row[f"{a.name}_sd"]} for a in plan.aggregates
+            },
+        }
+        for row in report.findings.busiest.to_pylist()
+    ]
+
+
+def _truth(decades: list[Decade]) -> dict[str, Any]:
+    return {"label": TRUTH_LABEL, "by_true_records": [decade._asdict() for decade in decades]}
+
+
+def write(report: Report, page: str, out: Path) -> None:
+    """Write a page; replaces an older report, never another file.
+
+    Raises:
+        UsageError: another file is there.
+        PolicyError: a page with raw figures would lie among the releases.
+        RunError: it cannot be written.
+    """
+    sink = report.job.sink.folder
+    if report.truth is not None and sink is not None and sink.resolve() in out.resolve().parents:
+        raise PolicyError(
+            "--out", "lies in the folder of the releases", "keep what is not private elsewhere"
+        )
+    try:
+        if out.exists() and not _is_report(out):
+            raise UsageError("--out", "exists and is no report", "choose another name")
+        draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+        mode = 0o600 if report.truth is not None else 0o666
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(page)
+            os.replace(draft, out)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError:
+        raise RunError("--out", "cannot be written", "check folder, disk, permissions") from None
+
+
+def _is_report(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(MARK)) == MARK.encode()

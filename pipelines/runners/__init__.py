@@ -1,0 +1,1 @@
+"""Engines and what they need on a machine."""

@@ -1,0 +1,78 @@
+"""The programs that engines need on this machine: Prism, Flink's job server, Java.
+
+Each is looked for where a flag says, then on the path, then in ``.tools`` of the folder the
+command runs in and of the project's own folder, where ``make prism flink`` puts them.
+"""
+
+import mmap
+import shutil
+import subprocess
+from pathlib import Path
+
+import apache_beam
+
+#: Where a Go program names the module it was built from.
+_MODULE = b"mod\tgithub.com/apache/beam/sdks/v2\t"
+
+
+def prism(named: str | None = None) -> Path | None:
+    """Prism's program; ``named`` excludes all other places."""
+    if named:
+        return _existing(Path(named))
+    on_path = shutil.which("prism")
+    return Path(on_path) if on_path else _tool("bin/prism")
+
+
+def prism_version(program: Path) -> str | None:
+    """The Beam version that a Prism was built from, or ``None`` if it does not say."""
+    with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(_MODULE)
+        if at < 0:
+            return None
+        version = data[at + len(_MODULE) : at + len(_MODULE) + 40].split(b"\t")[0].split(b"\n")[0]
+    text = version.decode("ascii", "replace").removeprefix("v")
+    return text if text[:1].isdigit() else None
+
+
+def beam_version() -> str:
+    """The Beam version of this program."""
+    return str(apache_beam.__version__)
+
+
+def job_server(named: str | None = None) -> Path | None:
+    """The jar of Flink's job server; ``named`` excludes all other places."""
+    return _existing(Path(named)) if named else _tool("flink/job-server.jar")
+
+
+def kafka() -> Path | None:
+    """The folder of a Kafka broker's jars."""
+    ready = _tool("kafka/.ready")
+    return ready and ready.parent
+
+
+def java_version(launcher: str = "java") -> int | None:
+    """The major version of a Java, or ``None`` if there is none that runs."""
+    program = shutil.which(launcher)
+    if program is None:
+        return None
+    try:
+        shown = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, check=True, timeout=30
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        return None
+    number = shown.partition('"')[2].partition('"')[0].removeprefix("1.").split(".")[0]
+    return int(number) if number.isdigit() else None
+
+
+def tools() -> list[Path]:
+    """Folders that ``make`` may have put programs into."""
+    return [Path(".tools").resolve(), Path(__file__).resolve().parents[2] / ".tools"]
+
+
+def _tool(path: str) -> Path | None:
+    return next((folder / path for folder in tools() if (folder / path).is_file()), None)
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.is_file() else None

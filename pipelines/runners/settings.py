@@ -1,0 +1,249 @@
+"""What each engine needs from this machine and from its flags, and what it must not be given.
+
+Each ``settle`` function gets the flags as Beam parsed them and as they were written, refuses
+what does not go together with the flow, and returns further flags.  The reasons were measured;
+tests/runners shows them.
+"""
+
+import functools
+import importlib.util
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    FlinkRunnerOptions,
+    GoogleCloudOptions,
+    JobServerOptions,
+    PipelineOptions,
+    PortableOptions,
+    PrismRunnerOptions,
+    WorkerOptions,
+)
+
+from accounting.errors import UsageError
+from pipelines.runners import flink_jobs, parts
+
+#: Settings of Flink that Beam's Python does not know and passes on to the job server.
+FLINK_FLAGS = frozenset(
+    {
+        "checkpointing_interval", "checkpoint_timeout_millis", "min_pause_between_checkpoints",
+        "externalized_checkpoints_enabled", "retain_externalized_checkpoints_on_cancellation",
+        "fail_on_checkpointing_errors", "unaligned_checkpoint_enabled", "savepoint_path",
+        "state_backend", "state_backend_storage_path", "max_bundle_size", "max_bundle_time_mills",
+        "number_of_execution_retries", "execution_retry_delay", "auto_watermark_interval",
+        "shutdown_sources_after_idle_ms", "latency_tracking_interval", "flink_conf_dir",
+        "disable_metrics",
+    }
+)  # fmt: skip
+#: Flink's names for a cluster inside the job server.
+_LOCAL_FLINK = ("[local]", "[auto]")
+_ENVIRONMENTS = ("LOOPBACK", "EXTERNAL", "DOCKER", "PROCESS")
+#: Seconds (ten years) that a job may be watched: after Beam's default of five minutes, the launcher
+#: would give up on any job that still runs.
+_FOREVER = "315360000"
+_AT_LEAST_ONCE = "streaming_mode_at_least_once"
+#: Prism (2.77) splits a bundle that is slow, also one of a stage with state: then two bundles have
+#: the same key at once, and what one of them keeps is lost.
+PRISM_WHOLE_BUNDLES = "--experiments=prism_disable_sdf_split"
+
+
+def fn_api(_options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
+    """The engine inside this process needs nothing."""
+    return []
+
+
+def fn_api_runner() -> Any:
+    """Beam's engine in this process."""
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+    return FnApiRunner()
+
+
+def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
+    """Find Prism, of the Beam version of this program; its workers are threads of this process.
+
+    Raises:
+        UsageError: no such program, one of another version, or workers elsewhere.
+    """
+    named = options.view_as(PrismRunnerOptions).prism_location
+    program = parts.prism(named)
+    if program is None and options.view_as(PortableOptions).job_endpoint is None:
+        raise UsageError(
+            "--prism_location",
+            "names no file" if named else "is needed: Prism was not found",
+            "run `make prism`, or give Prism's program",
+        )
+    if program is not None and parts.prism_version(program) not in (None, parts.beam_version()):
+        raise UsageError(
+            "--prism_location",
+            f"is a Prism of another Beam than {parts.beam_version()}",
+            "run `make prism`",
+        )
+    if options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK"):
+        raise UsageError(
+            "--environment_type", "must be LOOPBACK on Prism", "leave it out, or use Flink"
+        )
+    return [
+        *([f"--prism_location={program}"] if program is not None and not named else []),
+        PRISM_WHOLE_BUNDLES,
+        *_unless(flags, "prism_log_level", "warn"),
+        *_unless(flags, "job_server_timeout", _FOREVER),
+    ]
+
+
+def prism_runner() -> Any:
+    """Beam's local streaming engine."""
+    from apache_beam.runners.portability.prism_runner import PrismRunner
+
+    return PrismRunner()
+
+
+def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
+    """Find the job server, say where workers run, and set what rows depend on.
+
+    Without checkpoints a source without end is read inside Flink's shut-down, and no timer
+    ever fires.  Outputs of a bundle that a checkpoint ends would be kept back while the
+    watermark goes on, and a release would miss them: so bundles end before checkpoints, and
+    soon (Flink's default is ten seconds).
+
+    Raises:
+        UsageError: a missing part, an unknown place for workers, or no checkpoints.
+    """
+    portable = options.view_as(PortableOptions)
+    more = [] if portable.job_endpoint else _job_server(options)
+    local = options.view_as(FlinkRunnerOptions).flink_master in _LOCAL_FLINK
+    place = portable.environment_type or ("LOOPBACK" if local else None)
+    if place not in _ENVIRONMENTS:
+        raise UsageError(
+            "--environment_type",
+            f"must be one of {', '.join(_ENVIRONMENTS)}",
+            "use EXTERNAL with --environment_config=HOST:PORT of a worker pool on the cluster",
+        )
+    if place in ("EXTERNAL", "PROCESS") and not portable.environment_config:
+        raise UsageError(
+            "--environment_config", f"is required with {place}", "give HOST:PORT of the worker pool"
+        )
+    interval = _value(flags, "checkpointing_interval")
+    if interval is not None and not (interval.isdigit() and int(interval)):
+        raise UsageError(
+            "--checkpointing_interval",
+            "must be at least 1 millisecond",
+            "use 1000, or leave it out",
+        )
+    named = options.view_as(GoogleCloudOptions).job_name
+    return [
+        *more,
+        # On a cluster it is cancelled by its name.
+        *([] if local else [f"--job_name={flink_jobs.unique(named)}"]),
+        *([] if portable.environment_type else [f"--environment_type={place}"]),
+        *_unless(flags, "checkpointing_interval", "1000"),
+        "--finish_bundle_before_checkpointing",
+        *_unless(flags, "max_bundle_time_mills", "100"),
+        *_unless(flags, "job_server_timeout", _FOREVER),
+        # A coded refusal comes back after a few tries; a cluster has its own restart strategy.
+        *(_unless(flags, "number_of_execution_retries", "3") if local else []),
+        *(_unless(flags, "execution_retry_delay", "1000") if local else []),
+    ]
+
+
+def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
+    """Ends a settled job on its cluster; ``None`` where it ends with the job server."""
+    master = options.view_as(FlinkRunnerOptions).flink_master
+    if master in _LOCAL_FLINK:
+        return None
+    name = options.view_as(GoogleCloudOptions).job_name
+    return functools.partial(flink_jobs.cancel, master, name)
+
+
+def flink_runner() -> Any:
+    """Beam's runner for Flink, local or a cluster."""
+    from apache_beam.runners.portability.flink_runner import FlinkRunner
+
+    return FlinkRunner()
+
+
+def _job_server(options: PipelineOptions) -> list[str]:
+    """Flags that start Flink's job server on this machine."""
+    named = options.view_as(FlinkRunnerOptions).flink_job_server_jar
+    jar = parts.job_server(named)
+    if jar is None:
+        raise UsageError(
+            "--flink_job_server_jar",
+            "names no file" if named else "is needed: no job server was found",
+            "run `make flink`, or give the jar of Beam's job server for Flink",
+        )
+    if parts.java_version(options.view_as(JobServerOptions).job_server_java_launcher) is None:
+        raise UsageError(
+            "--job_server_java_launcher", "is needed: no Java runs here", "install Java 17"
+        )
+    quiet = "--job_server_jvm_property=-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+    return [*([] if named else [f"--flink_job_server_jar={jar}"]), quiet]
+
+
+def dataflow(options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
+    """Check that a Dataflow job runs the flow as it is meant: this image, each record once.
+
+    Raises:
+        UsageError: a required option is missing, or one allows records twice.
+    """
+    cloud = options.view_as(GoogleCloudOptions)
+    for name, fix in (
+        ("project", "give the Google Cloud project"),
+        ("region", "give the region of the workers"),
+        ("temp_location", "give a folder gs://BUCKET/FOLDER"),
+    ):
+        if not getattr(cloud, name):
+            raise UsageError(f"--{name}", "is required on Dataflow", fix)
+    if not options.view_as(WorkerOptions).sdk_container_image:
+        raise UsageError(
+            "--sdk_container_image",
+            "is required on Dataflow: workers need this program",
+            "build the image of the Dockerfile, push it, and name it",
+        )
+    services = cloud.dataflow_service_options or []
+    experiments = options.view_as(DebugOptions).experiments or []
+    if any(_AT_LEAST_ONCE in asked for asked in (*services, *experiments)):
+        raise UsageError(
+            "--dataflow_service_options",
+            "must not allow at-least-once: records would count twice",
+            "leave it out",
+        )
+    if "disable_streaming_engine" in experiments:
+        raise UsageError(
+            "--experiments=disable_streaming_engine", "is not supported", "leave it out"
+        )
+    if importlib.util.find_spec("apitools") is None:
+        raise UsageError(
+            "--runner=DataflowRunner",
+            "needs Beam's Google Cloud parts",
+            f"pip install 'apache-beam[gcp]=={parts.beam_version()}'",
+        )
+    exactly = "streaming_mode_exactly_once"
+    return [
+        *([] if cloud.enable_streaming_engine else ["--enable_streaming_engine"]),
+        *([] if exactly in services else [f"--dataflow_service_option={exactly}"]),
+    ]
+
+
+def dataflow_runner() -> Any:
+    """Google's service."""
+    from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
+
+    return DataflowRunner()
+
+
+def _value(flags: Sequence[str], name: str) -> str | None:
+    """What ``--name=value`` or ``--name value`` says; the last one counts."""
+    found = None
+    for flag, after in itertools.zip_longest(flags, flags[1:], fillvalue=""):
+        given, equals, value = flag.partition("=")
+        if given == f"--{name}":
+            found = value if equals else after
+    return found
+
+
+def _unless(flags: Sequence[str], name: str, value: str) -> list[str]:
+    """``--name=value``, unless the flag is there."""
+    return [] if _value(flags, name) is not None else [f"--{name}={value}"]

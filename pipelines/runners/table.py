@@ -1,0 +1,161 @@
+"""Which engine runs a job; always named, never guessed from the pipeline.
+
+One table: what an engine can do, which flags it takes, what it needs on this machine, and the
+settings without which it would lose rows or promises (``pipelines.runners.settings``).
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    DirectOptions,
+    PipelineOptions,
+    StandardOptions,
+    _BeamArgumentParser,
+)
+
+from accounting.errors import UsageError
+from pipelines.runners import settings
+
+
+class Kind(NamedTuple):
+    """An engine of the table.
+
+    Attributes:
+        engine: Beam's name of it.
+        settle: checks the flags and this machine and adds what the flow needs:
+            ``(options, flags) -> further flags``.
+        make: the runner, once all is settled.
+        streaming: takes input without end, and files as a stream; else input that ends only.
+        by_reference: stages share one process and decode each element once.
+        ends: a pipeline whose input has ended ends by itself.
+        spreads: each element of a source has a watermark of its own.
+        flags: those that its job server knows and Beam's Python does not.
+        cancel: what ends a pipeline of these options where the runner's own cancel does not.
+    """
+
+    engine: str
+    settle: Callable[[PipelineOptions, Sequence[str]], list[str]]
+    make: Callable[[], Any]
+    streaming: bool
+    by_reference: bool = False
+    ends: bool = True
+    spreads: bool = True
+    flags: frozenset[str] = frozenset()
+    cancel: Callable[[PipelineOptions], Callable[[], None] | None] = lambda _: None
+
+
+_FN_API = Kind(
+    "FnApiRunner", settings.fn_api, settings.fn_api_runner, streaming=False, by_reference=True
+)
+
+#: Names a user may write and the engine they mean.
+RUNNERS = {
+    "DirectRunner": _FN_API,
+    "FnApiRunner": _FN_API,
+    "PrismRunner": Kind(
+        "PrismRunner", settings.prism, settings.prism_runner, streaming=True, spreads=False
+    ),
+    "FlinkRunner": Kind(
+        "FlinkRunner",
+        settings.flink,
+        settings.flink_runner,
+        streaming=True,
+        ends=False,
+        flags=settings.FLINK_FLAGS,
+        cancel=settings.flink_cancel,
+    ),
+    "DataflowRunner": Kind(
+        "DataflowRunner", settings.dataflow, settings.dataflow_runner, streaming=True
+    ),
+}
+
+
+class Engine(NamedTuple):
+    """What runs a pipeline.
+
+    Attributes:
+        runner, options: for ``beam.Pipeline``.
+        streaming: input is taken as a stream, also files: releases come while it is read.
+        by_reference: stages share one process and decode each element once.
+        ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
+            its impulse there are no more checkpoints, and must be cancelled when all is done.
+        spreads: a source may have several elements, each with a watermark.  Prism (2.77) keeps
+            one for all, that of the element it heard of last: the fastest would speak for all.
+        cancel: to be called after the runner's own cancel, which is not enough.
+    """
+
+    runner: Any
+    options: PipelineOptions
+    streaming: bool
+    by_reference: bool
+    ends: bool
+    cancel: Callable[[], None] | None = None
+    spreads: bool = True
+
+
+def lives_on(name: str) -> bool:
+    """Whether a pipeline must be cancelled on the engine, or would outlive its launcher."""
+    return name in RUNNERS and not RUNNERS[name].ends
+
+
+def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
+    """The engine of a runner's name and further Beam flags.
+
+    Raises:
+        UsageError: an unknown runner, flags that break the flow's promises, or a part of the
+            engine that is not on this machine.
+    """
+    if name not in RUNNERS:
+        raise UsageError(
+            "--runner", f"must be one of {', '.join(RUNNERS)}", "use --runner=DirectRunner"
+        )
+    kind = RUNNERS[name]
+    _refuse_unknown(beam_args, kind.flags)
+    asked = PipelineOptions(list(beam_args), runner=kind.engine)
+    _refuse_leaks(asked)
+    flags = [*beam_args, *kind.settle(asked, beam_args)]
+    options = PipelineOptions(flags, runner=kind.engine)
+    options.view_as(StandardOptions).streaming = kind.streaming
+    return Engine(
+        kind.make(),
+        options,
+        kind.streaming,
+        kind.by_reference,
+        kind.ends,
+        kind.cancel(options),
+        kind.spreads,
+    )
+
+
+def _refuse_leaks(options: PipelineOptions) -> None:
+    """Refuse what shows records to others or shares a worker's state."""
+    if options.view_as(DirectOptions).direct_num_workers != 1:
+        raise UsageError(
+            "--direct_num_workers",
+            "must be 1: several processes would share one worker's state",
+            "leave it out; use more shards on a distributed runner",
+        )
+    if "enable_data_sampling" in (options.view_as(DebugOptions).experiments or []):
+        raise UsageError(
+            "--experiments=enable_data_sampling", "would hand records to the runner", "leave it out"
+        )
+    if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
+        raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
+
+
+def _refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
+    """A flag that neither this program nor Beam knows is a typing error, not a silent no-op."""
+    known = {"runner", *further}
+    for options in PipelineOptions.__subclasses__():
+        beam_parser = _BeamArgumentParser(add_help=False)
+        options._add_argparse_args(beam_parser)
+        known |= {flag.lstrip("-") for a in beam_parser._actions for flag in a.option_strings}
+    for argument in beam_args:
+        flag = argument.lstrip("-").partition("=")[0]
+        if argument.startswith("--") and flag not in known:
+            close = difflib.get_close_matches(flag, known, 1)
+            fix = f"did you mean --{close[0]}?" if close else "leave it out"
+            raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix.rstrip("?"))

@@ -1,0 +1,1 @@
+"""`dpstream plan --scale`: what a load needs."""

@@ -1,0 +1,1 @@
+"""Where releases go: files, Kafka, Pub/Sub, BigQuery; each idempotent by release id."""

@@ -1,0 +1,73 @@
+"""A job's releases read back from Kafka, each held against its seal."""
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.errors import PolicyError
+from dp_transforms.batches import key_fields, release_schema
+from pipelines.jobs.job import Job
+from pipelines.sinks.formats import rows_of_text
+from pipelines.sinks.kafka import decoded, no_release
+from pipelines.sinks.kafka_topic import KafkaTopic
+from pipelines.sinks.messages import Seal, digest_of, is_row, lines
+from pipelines.sinks.sink import Name
+
+
+def read_kafka_releases(job: Job) -> pa.Table:
+    """Every sealed release of a job's topic as one table, each row once.
+
+    Returns:
+        The columns of `dp_transforms.batches.release_schema`, ordered by window, trigger and key:
+        the rows that `pipelines.sinks.write.read_releases` gives of the sink of files.
+
+    Raises:
+        PolicyError: a name has two values, or a seal does not fit its rows.
+    """
+    sink, plan = job.sink, job.plan
+    topic = KafkaTopic(sink.servers or "", sink.topic or "", sink.options)
+    rows, seals = dict[str, bytes](), dict[Name, Seal]()
+    # Seals first: the rows of a seal that is there are there, and a live topic grows.
+    others = range(1, topic.describe()[0])
+    for key, value in itertools.chain(topic.read([0]), topic.read(others)):
+        if is_row(key) and rows.setdefault(key, value) != value:
+            raise PolicyError("sink.topic", "holds two values of one release id", "do not use it")
+        if key.startswith("seal-"):
+            seal = decoded(value, Seal)
+            if seal is None or seals.setdefault((seal.window, seal.trigger), seal) != seal:
+                raise no_release()
+    schema = release_schema(plan)
+    table = rows_of_text(lines([rows[key] for key in sorted(rows)]), schema)
+    table = table.append_column("_name", pa.array(sorted(rows), pa.string()))
+    return _sealed(table, rows, seals, job).select(schema.names)
+
+
+def _sealed(
+    table: pa.Table, rows: Mapping[str, bytes], seals: Mapping[Name, Seal], job: Job
+) -> pa.Table:
+    """The rows of sealed releases, in order, each release held against its seal."""
+    line = job.plan.timeline
+    start = table["window_start"].cast(pa.int64()).to_numpy()
+    trigger = table["trigger"].to_numpy()
+    window = (start - line.start) // line.slide
+    keep = np.zeros(table.num_rows, np.bool_)
+    names = table["_name"].to_pylist()
+    step = window * (line.triggers + 1) + trigger
+    order = np.argsort(step, kind="stable")
+    for (of_window, of_trigger), seal in seals.items():
+        number = of_window * (line.triggers + 1) + of_trigger
+        begin, end = np.searchsorted(step[order], (number, number + 1))
+        mine = order[begin:end]
+        found = digest_of((names[i], rows[names[i]]) for i in mine)
+        if (len(mine), found) != (seal.rows, seal.digest):
+            raise PolicyError(
+                "sink.topic",
+                f"holds not what the seal of window {of_window}, trigger {of_trigger} says",
+                "write the releases again from the store with `dpstream state releases`",
+            )
+        keep[mine] = True
+    keys = [(f.name, "ascending") for f in key_fields(job.plan)]
+    kept = table.filter(pa.array(keep))
+    return kept.sort_by([("window_start", "ascending"), ("trigger", "ascending"), *keys])

@@ -1,0 +1,1 @@
+"""Where records come from: files, recordings, folders that grow, Kafka, Pub/Sub."""

@@ -1,0 +1,155 @@
+"""Bounded file sources: ``pipeline | ReadFiles(job)`` gives record batches with positions.
+
+Contract with the next stage: every batch has the columns ``job.columns``, in that order, of
+consecutive rows of one file, and schema metadata ``dpstream.partition`` (index of the file in
+the manifest) and ``dpstream.offset`` (int64 number of the first row), decimal ASCII.  A row's
+position depends on the files alone, never on ``batch_rows`` or on the runner.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.pvalue import TaggedOutput
+
+from accounting.errors import RunError
+from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
+from dp_transforms.telemetry import count, guarded
+from pipelines.jobs.job import Job
+from pipelines.sources.csv_rows import csv_header, csv_positions, read_csv
+from pipelines.sources.jsonl import read_jsonl
+from pipelines.sources.manifest import SourceFile, fingerprint_parts, manifest, unreadable
+from pipelines.sources.parquet import read_row_group, row_groups
+from pipelines.sources.rows import Part, Reason, Refused, Rows, refuse
+
+__all__ = ["Piece", "ReadFiles", "Reason", "fingerprint_parts", "manifest", "pieces", "read_piece"]
+
+RECORDS, DEAD_LETTER = "records", "dead_letter"
+#: What one element of work is: (kind, partition, path, row group, first row).
+Piece = tuple[str, int, str, int, int]
+
+
+def pieces(job: Job) -> list[Piece]:
+    """Every piece of the source, in manifest order; checks the needed columns at once.
+
+    A row group of a Parquet file is a piece, a CSV or JSON Lines file is one; a file that
+    cannot be read at all is a piece of kind ``unreadable``.
+
+    Raises:
+        UsageError: no file, or a needed column is in a file's schema not just once.
+        RunError: the operating system cannot read a file.
+    """
+    try:
+        return [piece for file in manifest(job) for piece in _pieces_of(job, file)]
+    except OSError:
+        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
+
+
+def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
+    kind = job.source.kind
+    if kind == "parquet":
+        starts = row_groups(file.path, job.columns)
+        if starts is None:
+            yield "unreadable", file.partition, file.path, 0, 0
+        for group, first_row in enumerate(starts or ()):
+            yield kind, file.partition, file.path, group, first_row
+        return
+    if kind == "csv":
+        with open(file.path, "rb") as stream:
+            header = csv_header(stream)
+        if header is not None:
+            csv_positions(header, job.columns)
+    yield kind, file.partition, file.path, 0, 0
+
+
+def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
+    """Rows and refused positions of one piece (the twin of `ReadFiles` without Beam).
+
+    Raises:
+        OSError: the operating system cannot read the file.
+    """
+    kind, _, path, group, first_row = piece
+    if kind == "unreadable":
+        yield refuse(0, Reason.UNREADABLE_FILE)
+    elif kind == "parquet":
+        yield from read_row_group(path, columns, group, first_row)
+    else:
+        with open(path, "rb") as stream:
+            yield from (read_csv if kind == "csv" else read_jsonl)(stream, columns)
+
+
+def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches of at most ``batch_rows`` rows with their positions as metadata."""
+    for start in range(0, rows.batch.num_rows, batch_rows):
+        where = {PARTITION: str(partition), OFFSET: str(rows.offset + start)}
+        yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
+
+
+def dead_letters(refused: Refused, partition: int) -> pa.RecordBatch:
+    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``."""
+    columns = [
+        pa.array([partition] * len(refused.offsets), pa.int32()),
+        pa.array(refused.offsets, pa.int64()),
+        pa.array(refused.reasons, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
+
+
+def refusal(refused: Refused, partition: int) -> pa.RecordBatch:
+    """The dead letters of refused positions, counted for the operator."""
+    count("operator_dead_letters", len(refused.offsets))
+    count("operator_dead_source", len(refused.offsets))
+    return dead_letters(refused, partition)
+
+
+class _ReadPiece(beam.DoFn):
+    """Piece -> batches; refused positions to the dead letter; errors carry no values."""
+
+    def __init__(self, columns: tuple[str, ...], batch_rows: int) -> None:
+        self.columns, self.batch_rows = columns, batch_rows
+
+    @guarded("source")
+    def process(self, element: Piece) -> Iterable[Any]:
+        """Read one piece; yields `pa.RecordBatch` and tagged dead letters."""
+        partition = element[1]
+        try:
+            for part in read_piece(element, self.columns):
+                if isinstance(part, Refused):
+                    yield TaggedOutput(DEAD_LETTER, refusal(part, partition))
+                else:
+                    yield from positioned(part, partition, self.batch_rows)
+        except OSError:
+            raise unreadable(partition) from None
+
+
+class ReadFiles(beam.PTransform):  # type: ignore[misc]
+    """The records of a job's files.
+
+    ``expand`` returns outputs ``records`` and ``dead_letter``, collections of
+    `pa.RecordBatch`.  The manifest and the columns are checked when the transform is made.
+
+    Args:
+        job: source, schema and ``performance.batch_rows`` are used.
+
+    Raises:
+        UsageError: see `pieces`.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._pieces = pieces(job)
+        self._dofn = _ReadPiece(job.columns, job.performance.batch_rows)
+
+    def expand(self, begin: Any) -> Any:
+        """``Create(pieces) | Reshuffle | read``: runners can spread the pieces.
+
+        One reshuffle is enough: Create's own would add a stage and five transforms.
+        """
+        read = beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
+        return (
+            begin
+            | "Pieces" >> beam.Create(self._pieces, reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> read.with_outputs(DEAD_LETTER, main=RECORDS)
+        )

@@ -1,0 +1,76 @@
+"""Lines of a text file in blocks of a fixed size: one line is one row, in bounded memory.
+
+Rows are the non-blank lines, numbered from 0 (a CSV header is not a row).  No setting changes
+the size of a block, and nothing that is decided about a line depends on the block it is in.
+"""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.sources.rows import Bool, Reason, Refused
+
+BLOCK_BYTES = 8 << 20
+MAX_LINE_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
+
+
+def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, pa.BinaryArray]]:
+    """Blocks of non-blank lines, each with its line feed, and the first one's row number.
+
+    A line longer than `MAX_LINE_BYTES` comes out cut, but still longer than that; memory is
+    bounded whatever the file holds.
+
+    Args:
+        stream: an open file at its beginning; a byte order mark is dropped.
+        header: skip the first line.
+    """
+    row, carry, first = 0, b"", True
+    while True:
+        data = stream.read(BLOCK_BYTES)
+        head, feed, tail = data.rpartition(b"\n")
+        block = carry + head + feed if feed else b""
+        carry = (tail if feed else carry + tail)[: MAX_LINE_BYTES + 2]
+        if not data:
+            block, carry = carry + b"\n" if carry else b"", b""
+        if block and first:
+            block = block.removeprefix(BOM)
+            block, first = block.partition(b"\n")[2] if header else block, False
+        lines = _lines(block)
+        if len(lines):
+            yield row, lines
+            row += len(lines)
+        if not data:
+            return
+
+
+def _lines(block: bytes) -> pa.BinaryArray:
+    """The non-blank lines of a block that is empty or ends in a line feed."""
+    if not block:
+        return pa.array([], pa.binary())
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10).astype(np.int32) + 1
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(block)]
+    lines = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
+    size = np.diff(offsets)
+    blank = size == 1
+    if (size == 2).any():
+        blank |= pc.equal(lines, b"\r\n").to_numpy(zero_copy_only=False)
+    return lines.filter(pa.array(~blank)) if blank.any() else lines
+
+
+def too_long(lines: pa.BinaryArray) -> Bool:
+    """Which lines hold more than `MAX_LINE_BYTES` before their line feed."""
+    sizes = pc.binary_length(lines).to_numpy()
+    return np.asarray(sizes > MAX_LINE_BYTES + 1)
+
+
+def refused_lines(row: int, malformed: Bool, miscounted: Bool, longer: Bool) -> Refused:
+    """Refused positions of a block of lines that starts at row ``row``."""
+    bad = np.flatnonzero(malformed | miscounted | longer)
+    reasons = np.where(malformed, Reason.MALFORMED.value, Reason.FIELD_COUNT.value)
+    reasons = np.where(longer, Reason.LINE_TOO_LONG.value, reasons)
+    return Refused(row + bad.astype(np.int64), reasons[bad].tolist())

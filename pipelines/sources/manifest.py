@@ -1,0 +1,101 @@
+"""The files of a bounded source: in one order, with one identity, whatever machine lists them.
+
+A file's partition is its index in the manifest; a row's offset is its number in the file.
+"""
+
+import glob
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from accounting.errors import RunError, UsageError
+from pipelines.jobs.job import Job
+
+MAX_FILES = 1 << 20
+
+
+class SourceFile(NamedTuple):
+    """One file: its partition, its name below the pattern's fixed folder, and its path."""
+
+    partition: int
+    name: str
+    path: str
+
+
+def manifest(job: Job) -> tuple[SourceFile, ...]:
+    """The source's files, sorted by name (code points of the POSIX form).
+
+    Raises:
+        UsageError: no file, too many, or files inside the sink's folder.
+    """
+    pattern = job.source.path
+    root = _fixed_folder(pattern)
+    paths = [p for p in glob.glob(pattern, recursive=True) if os.path.isfile(p)]
+    if not paths:
+        raise UsageError("source.path", "matches no file", "correct the path or the pattern")
+    if len(paths) > MAX_FILES:
+        raise UsageError("source.path", f"matches more than {MAX_FILES} files", "narrow it")
+    sink = job.sink.folder
+    if sink is not None and any(sink.resolve() in Path(p).resolve().parents for p in paths):
+        raise UsageError(
+            "sink.path", "holds files of the source", "write releases to a folder of their own"
+        )
+    named = sorted((Path(os.path.relpath(p, root)).as_posix(), p) for p in paths)
+    return tuple(SourceFile(i, name, path) for i, (name, path) in enumerate(named))
+
+
+def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
+    """(name, bytes, BLAKE2b-128 hex of the content) of every file, in manifest order.
+
+    The state keys this before it keeps it: an unkeyed digest of private data is no secret.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    parts = []
+    for file in manifest(job):
+        try:
+            with open(file.path, "rb") as stream:
+                digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
+                parts.append((file.name, stream.tell(), digest.hexdigest()))
+        except OSError:
+            raise unreadable(file.partition) from None
+    return parts
+
+
+def stamps(job: Job) -> list[tuple[str, int, int]]:
+    """(name, bytes, time of change) of every file: cheap, to notice a change during a run."""
+    found = []
+    for file in manifest(job):
+        try:
+            status = os.stat(file.path)
+        except OSError:
+            raise unreadable(file.partition) from None
+        found.append((file.name, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def unreadable(partition: int) -> RunError:
+    """The operating system refuses a file of the manifest: the run fails, nothing is lost."""
+    return RunError(
+        "source.path",
+        f"file {partition} of the manifest cannot be read",
+        "check that it exists, its permissions and its disk, and run again",
+    )
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folder above the first wildcard of an absolute pattern."""
+    fixed = []
+    for part in Path(pattern).parts[:-1]:
+        if glob.has_magic(part) and glob.escape(_unescaped(part)) != part:
+            break
+        fixed.append(_unescaped(part))
+    return str(Path(*fixed))
+
+
+def _unescaped(part: str) -> str:
+    for char in "*?[":
+        part = part.replace(f"[{char}]", char)
+    return part
