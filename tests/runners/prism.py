@@ -24,7 +24,9 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
+from pipelines.jobs.job import Job
 from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from pipelines.stream import Result, run_job
 
 ROOT = Path(__file__).parents[2]
 # It warns that it starts, and at the end of the process that it stops Prism.
@@ -142,3 +144,24 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < until, "did not happen in time"
         time.sleep(0.02)
+
+
+def run_while(job: Job, work: Callable[[], None]) -> Result:
+    """The job on Prism until the work is done (a runner wants the main thread)."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def go() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+        stop.set()
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    flags = [f"--prism_location={binary()}", "--prism_log_level=warn"]
+    try:
+        return run_job(job, "PrismRunner", flags, stop=stop)
+    finally:
+        thread.join()
+        assert failed == []

@@ -1,9 +1,7 @@
 """A whole job on Prism that reads a Kafka topic: stopped, gone on, every record counted."""
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs.job import Job, load_job
+from pipelines.jobs.job import load_job
 from pipelines.sources.kafka_client import Kafka
-from pipelines.stream import Result, run_job
 from tests.kafka_broker import Broker
-from tests.runners.prism import binary, wait_for
+from tests.runners.prism import run_while, wait_for
 
 WINDOW = 4
 JOB = """
@@ -75,26 +72,6 @@ class Sender:
                 self.number += 1
             self._kafka.produce(self._topic, values, self.number % 2)
             self.last = now
-
-
-def run_while(job: Job, work: Callable[[], None]) -> Result:
-    """The job on Prism until the work is done (a runner wants the main thread)."""
-    stop, failed = threading.Event(), list[BaseException]()
-
-    def go() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-        stop.set()
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    flags = [f"--prism_location={binary()}", "--prism_log_level=warn"]
-    result = run_job(job, "PrismRunner", flags, stop=stop)
-    thread.join()
-    assert failed == []
-    return result
 
 
 def released(folder: Path) -> dict[tuple[datetime, str], float]:

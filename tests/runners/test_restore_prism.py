@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.errors import PolicyError
-from pipelines.jobs.job import Job, load_job
+from pipelines.jobs.job import load_job
 from pipelines.operating.state_admin import restore
 from pipelines.operating.state_view import info
 from pipelines.sources.folder_close import close_files
-from pipelines.stream import Result, run_job
 from tests.folders import write
-from tests.runners.prism import binary, wait_for
+from tests.runners.prism import binary, run_while, wait_for
 
 JOB = """
 [source]
@@ -75,27 +73,6 @@ class Producer:
 
 def files(folder: Path) -> Files:
     return {p.as_posix(): p.read_bytes() for p in (folder / "releases").rglob("window-*/*")}
-
-
-def run_while(job: Job, work: Callable[[], None]) -> Result:
-    """The job on Prism until the work is done (a runner wants the main thread)."""
-    stop, failed = threading.Event(), list[BaseException]()
-
-    def go() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-        stop.set()
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    flags = [f"--prism_location={binary()}", "--prism_log_level=warn"]
-    try:
-        return run_job(job, "PrismRunner", flags, stop=stop)
-    finally:
-        thread.join()
-        assert failed == []
 
 
 def records(folder: Path) -> int:
