@@ -17,11 +17,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
+from pipelines.runners.settings import refuse_at_least_once
 from pipelines.stream import Result, run_job
 
 RUNNER = "DataflowRunner"
 _FILES = ("parquet", "csv", "jsonl")
-_AT_LEAST_ONCE = "streaming_mode_at_least_once"
 
 
 def check_remote(job: Job) -> None:
@@ -52,16 +52,11 @@ def flags(job: Job, given: Sequence[str]) -> list[str]:
     Raises:
         UsageError: a flag that breaks exactly-once processing, or another runner.
     """
-    options = PipelineOptions(list(given)).get_all_options()
+    asked = PipelineOptions(list(given))
+    refuse_at_least_once(asked)
+    options = asked.get_all_options()
     if options["runner"] not in (None, RUNNER):
         raise UsageError("--runner", f"must be {RUNNER} here", "leave it out")
-    services = [*(options["dataflow_service_options"] or []), *(options["experiments"] or [])]
-    if any(_AT_LEAST_ONCE in service for service in services):
-        raise UsageError(
-            "--dataflow_service_options",
-            f"has {_AT_LEAST_ONCE}: records would count twice between BOUND and RELEASE",
-            "leave it out",
-        )
     added = [f"--runner={RUNNER}"] if options["runner"] is None else []
     if job.source.unbounded and not options["streaming"]:
         added.append("--streaming")

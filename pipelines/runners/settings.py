@@ -202,15 +202,8 @@ def dataflow(options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
             "is required on Dataflow: workers need this program",
             "build the image of the Dockerfile, push it, and name it",
         )
-    services = cloud.dataflow_service_options or []
-    experiments = options.view_as(DebugOptions).experiments or []
-    if any(_AT_LEAST_ONCE in asked for asked in (*services, *experiments)):
-        raise UsageError(
-            "--dataflow_service_options",
-            "must not allow at-least-once: records would count twice",
-            "leave it out",
-        )
-    if "disable_streaming_engine" in experiments:
+    refuse_at_least_once(options)
+    if "disable_streaming_engine" in (options.view_as(DebugOptions).experiments or []):
         raise UsageError(
             "--experiments=disable_streaming_engine", "is not supported", "leave it out"
         )
@@ -223,8 +216,28 @@ def dataflow(options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
     exactly = "streaming_mode_exactly_once"
     return [
         *([] if cloud.enable_streaming_engine else ["--enable_streaming_engine"]),
-        *([] if exactly in services else [f"--dataflow_service_option={exactly}"]),
+        *(
+            []
+            if exactly in (cloud.dataflow_service_options or [])
+            else [f"--dataflow_service_option={exactly}"]
+        ),
     ]
+
+
+def refuse_at_least_once(options: PipelineOptions) -> None:
+    """Refuse Dataflow's mode in which records count twice between BOUND and RELEASE.
+
+    Raises:
+        UsageError: it is asked for.
+    """
+    services = options.view_as(GoogleCloudOptions).dataflow_service_options or []
+    experiments = options.view_as(DebugOptions).experiments or []
+    if any(_AT_LEAST_ONCE in asked for asked in (*services, *experiments)):
+        raise UsageError(
+            "--dataflow_service_options",
+            "must not allow at-least-once: records would count twice",
+            "leave it out",
+        )
 
 
 def dataflow_runner() -> Any:
