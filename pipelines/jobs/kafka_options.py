@@ -11,7 +11,7 @@ from accounting.errors import UsageError
 
 _ENV = "env:"
 #: What the names of librdkafka's settings with secrets end in.
-_SECRET = ("password", "secret", ".pem", "oauthbearer.config")
+_SECRET = ("password", "passphrase", "secret", ".pem", "oauthbearer.config")
 
 
 def check_options(table: str, options: Mapping[str, str], ours: Iterable[str]) -> None:
