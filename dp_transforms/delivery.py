@@ -115,9 +115,9 @@ class DeliveredCallback:
             if restoring and not outlet.caught_up(upto):
                 return Held(iter(()), names)
             now, later = _by(line, names, upto)
-            absent = held_back(now) | (
-                set() if restoring else missing(line, store, now, since, upto)
-            )
+            # What came while the store caught up is all still here, from the note on.
+            since = delivered_through(store) if restoring else since
+            absent = held_back(now) | missing(line, store, now, since, upto)
             if absent:
                 outlet.publish(sorted(absent))
             if restoring:

@@ -273,7 +273,7 @@ def run_job(
     else:
         if not detach:
             _finish(job, run, source, before, sink if restoring and ends else None)
-            if engine.streaming and ends and sink.readable:
+            if engine.streaming and ends:
                 publish_missing(run, sink)
     finally:
         run.destroy_keys()

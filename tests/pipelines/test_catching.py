@@ -153,6 +153,21 @@ def test_a_release_that_the_runner_loses_is_written_from_the_store(lived: Lived)
     assert lost and lived.files() == lived.calm
 
 
+def test_a_release_that_is_lost_while_it_catches_up_is_written_too(lived: Lived) -> None:
+    """The end of catching up lies in the midst of a callback: the last of it are new."""
+    flowing = lived.pipeline()
+    real, lost = flowing._write, []
+
+    def lossy(batches: Any) -> None:
+        lost.extend(batches[-2:])
+        real(batches[:-2])
+
+    flowing._write = lossy
+    lived.go(flowing, 1, 24, 8)
+    assert lost and not flowing.store.restoring
+    assert lived.files() == published_by(24, lived.calm)
+
+
 def test_it_stops_at_the_first_difference(lived: Lived) -> None:
     folder = lived.folder / "out" / "window-000003"
     one, other = folder / "trigger-000002.parquet", folder / "trigger-000003.parquet"
