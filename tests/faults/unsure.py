@@ -108,6 +108,9 @@ class Network:
                 self.late["applied"] += 1
             except exceptions.AlreadyExists:
                 self.late["refused"] += 1
+            except exceptions.FailedPrecondition:
+                # Not one of a step: its transaction read before it wrote, and is over by now.
+                assert not writer_of(request)
 
 
 def writer_of(request: Any) -> str:
