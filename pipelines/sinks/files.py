@@ -14,7 +14,7 @@ from typing_extensions import override
 from accounting.errors import PolicyError, RunError
 from pipelines.jobs.tables import SinkKind
 from pipelines.sinks import write as sinks
-from pipelines.sinks.formats import encode, put_once, release_files, same_content
+from pipelines.sinks.formats import encode, put_once, release_files, remove_drafts, same_content
 from pipelines.sinks.sink import Manifest, Name, Published, Sink
 
 
@@ -43,7 +43,8 @@ class FileSink(Sink):
 
     @override
     def prepare(self, restoring: bool = False) -> None:
-        """Folders are made when the first file is."""
+        """Folders are made when the first file is; nothing is refused."""
+        remove_drafts(self.folder)
 
     @override
     def used(self) -> bool:

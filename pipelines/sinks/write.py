@@ -108,7 +108,8 @@ def write_releases(
         else:
             with ThreadPoolExecutor(SINK_THREADS) as pool:
                 written = list(pool.map(lambda batch: _write(folder, kind, batch), batches))
-        sync_folders(path for path, fresh in written if fresh)
+        # Also of files that are there already: who made them may have died before this.
+        sync_folders(written)
     except OSError:
         raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
     return [name_of_release(batch) for batch in batches]
@@ -131,19 +132,18 @@ def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
     return int(metadata[WINDOW]), int(metadata[TRIGGER])
 
 
-def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[Path, bool]:
-    """(the release's file, whether it is new)."""
+def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> Path:
+    """The release's file."""
     window, trigger = name_of_release(batch)
     path = folder / release_path(window, trigger, kind)
     data = encode(batch, kind)
-    fresh = put_entry(path, data)
-    if not fresh and not same_content(path, data, kind):
+    if not put_entry(path, data) and not same_content(path, data, kind):
         raise PolicyError(
             "sink.path",
             f"holds another release of window {window}, trigger {trigger}",
             "a published value never changes: use the state that made it, or another folder",
         )
-    return path, fresh
+    return path
 
 
 #: Tag of the releases that the sink of a restored store holds back.
