@@ -28,8 +28,7 @@ from pipelines.sinks.kafka_library import FIXED, patience
 from pipelines.sinks.kafka_register import Register, decoded, manifest_name, no_release
 from pipelines.sinks.kafka_topic import LOOK_SECONDS, Described, KafkaTopic
 from pipelines.sinks.messages import Messages, is_row, messages_of, seal_key, text_of
-from pipelines.sinks.sink import Manifest, Name, Published, Sink
-from pipelines.sinks.write import name_of_release
+from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
 
 
 class _RowName(msgspec.Struct):

@@ -25,8 +25,7 @@ import pyarrow as pa
 
 from dp_transforms.batches import ids_of
 from pipelines.sinks.formats import encode
-from pipelines.sinks.sink import Manifest, Name
-from pipelines.sinks.write import name_of_release
+from pipelines.sinks.sink import Manifest, Name, name_of_release
 
 ID_DIGITS = 32
 

@@ -4,6 +4,7 @@ import itertools
 import pickle
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import pytest
 from accounting.errors import PolicyError, RunError, UsageError
 from pipelines.jobs.job import Job
 from pipelines.sinks.kafka import refuse_unfit
+from pipelines.sinks.kafka_library import answer, refuse
 from pipelines.sinks.kafka_read import read_kafka_releases
 from pipelines.sinks.kafka_topic import Described, KafkaTopic
 from pipelines.sinks.messages import is_row
@@ -169,3 +171,22 @@ def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any)
     assert len(list(sink.published())) == RUNS
     assert b"secret-name" not in pickle.dumps(sink)
     assert len(list(pickle.loads(pickle.dumps(sink)).published())) == RUNS  # noqa: S301
+
+
+def test_a_sink_that_has_written_can_be_shipped(broker: Broker, fresh: Published) -> None:
+    fresh.run(table(broker, topic_of(broker)))
+    batches, job = fresh.batches(), fresh.job(table(broker, topic_of(broker)))
+    sink = sink_of(job)
+    assert len(sink.write(batches[:4])) == 4
+    again = pickle.loads(pickle.dumps(sink))  # noqa: S301
+    assert len(again.write(batches)) == RUNS == len(sink.write(batches))
+    assert all(len(values) == 1 for values in contents(job).values())
+
+
+def test_a_client_that_hangs_is_a_coded_error() -> None:
+    from confluent_kafka import KafkaException
+
+    with pytest.raises(KafkaException) as told:
+        answer(Future(), 0.01)
+    with pytest.raises(RunError, match="cannot be read: _TIMED_OUT"):
+        refuse(told.value.args[0], "cannot be read")

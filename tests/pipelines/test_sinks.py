@@ -18,19 +18,18 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from pipelines.jobs.job import Job
+from pipelines.sinks import files as sink_files
 from pipelines.sinks import formats as sink_formats
 from pipelines.sinks import write as sinks
-from pipelines.sinks.files import FileSink
+from pipelines.sinks.files import FileSink, release_path, write_release, write_releases
+from pipelines.sinks.formats import read_releases
+from pipelines.sinks.sink import name_of_release
 from pipelines.sinks.write import (
     WriteDeadLetters,
     WriteReleases,
     dead_letter_folder,
     read_dead_letters,
-    read_releases,
-    release_path,
     write_dead_letters,
-    write_release,
-    write_releases,
 )
 
 MakeJob = Callable[..., Job]
@@ -98,9 +97,9 @@ def test_a_bundle_writes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sinks, "SINK_RELEASES", 4)
     monkeypatch.setattr(sinks, "SINK_ROWS", 9)
     calls = []
-    real = sinks.write_releases
+    real = sink_files.write_releases
     monkeypatch.setattr(
-        sinks, "write_releases", lambda *args: calls.append(len(args[2])) or real(*args)
+        sink_files, "write_releases", lambda *args: calls.append(len(args[2])) or real(*args)
     )
     writer = sinks._WriteRelease(FileSink(tmp_path, "parquet"))
     writer.start_bundle()
@@ -254,7 +253,7 @@ def test_files_of_a_writer_that_died_are_flushed_by_the_next(
     batches, folder = [release(1, 1, ["a"]), release(2, 1, ["a"])], tmp_path / "out"
     for batch in batches:
         sink_formats.put_entry(
-            folder / release_path(*sinks.name_of_release(batch), "csv"),
+            folder / release_path(*name_of_release(batch), "csv"),
             sink_formats.encode(batch, "csv"),
         )
     flushed.clear()
