@@ -19,7 +19,7 @@ from accounting.errors import UsageError
 from pipelines import compare
 from pipelines.jobs.job import Job, load_job
 from pipelines.jobs.keys import new_key
-from pipelines.sinks.write import read_releases
+from pipelines.sinks.formats import read_releases
 
 _COLUMNS = {
     "tailnum": pa.string(),

@@ -29,6 +29,7 @@ from pipelines.sinks.delivered import CountDelivered
 from pipelines.sinks.manifest import (
     check_sink,
     published_epoch,
+    refuse_emptied,
     refuse_lost_store,
     write_manifest,
 )
@@ -105,7 +106,8 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
-    parts = input_of(job).identity() if source is None else source
+    own = input_of(job) if source is None else None
+    parts = (source or ()) if own is None else own.identity()
     url = job.state.store or ""
     sink = sink_of(job)
     if not stores.exists(url):
@@ -126,6 +128,8 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     )
     try:
         caught_up = check_sink(run, sink, replaying=run.open().restoring)
+        if own is not None and not own.bounded:  # one that ends is read from its first row again
+            refuse_emptied(run, sink)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own
         sink.close()

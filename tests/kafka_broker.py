@@ -45,8 +45,8 @@ def missing(text: str) -> None:
 class Broker:
     """A broker on a folder of its own; it can be stopped and started again on the same data."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, more: str = "") -> None:
+        self.folder, self._more = folder, more
         self.port, self._controller = free_port(), free_port()
         self.servers = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,6 +95,7 @@ class Broker:
                 "log.segment.delete.delay.ms=100",
                 "log.retention.check.interval.ms=500",
                 "log.initial.task.delay.ms=100",
+                self._more,
             ]
         )
 
@@ -216,9 +217,9 @@ def raw(value: Any) -> bytes | None:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Broker]:
-    """A running broker."""
+def running(folder: Path, more: str = "") -> Iterator[Broker]:
+    """A running broker; ``more``: further lines of its settings."""
     if importlib.util.find_spec("confluent_kafka") is None:
         missing("Kafka's client is missing (pip install 'dpstream[kafka]')")
-    with Broker(folder) as broker:
+    with Broker(folder, more) as broker:
         yield broker

@@ -13,7 +13,7 @@ from dp_transforms.flow import run_in_memory
 from pipelines.commands.main import cli
 from pipelines.jobs.job import Job, load_job
 from pipelines.reporting.report import MARK
-from pipelines.sinks.write import write_release
+from pipelines.sinks.files import write_release
 from pipelines.sources.files import pieces, positioned, read_piece
 from pipelines.sources.rows import Rows
 from pipelines.stream import begin

@@ -23,7 +23,7 @@ from pipelines.auditing.rows import Int64, key_columns
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import new_key, public_key_digest
 from pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
-from pipelines.sinks.write import read_releases
+from pipelines.sinks.formats import read_releases
 from pipelines.stream import key_source, run_job
 from state import open as stores
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from accounting.errors import UsageError
 from pipelines.commands.parts import AS_JSON, Bar, examples, print_json
 from pipelines.jobs.tables import FileKind
 
@@ -83,29 +84,45 @@ def _print_sizes(sizes: dict[str, Any]) -> None:
 
 @state.command(
     epilog=examples(
-        "dpstream state releases job.toml --out releases",
+        "dpstream state releases job.toml",
         "dpstream state releases job.toml --out again --kind jsonl",
     )
 )
 @JOB
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write to.")
-@click.option("--kind", type=click.Choice(["parquet", "csv", "jsonl"]), help="Default: the job's.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder to write files to.  [default: the job's own sink]",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["parquet", "csv", "jsonl"]),
+    help="Of the files in --out.  [default: the job's]",
+)
 @AS_JSON
-def releases(job: Path, out: Path, kind: FileKind | None, as_json: bool) -> None:
+def releases(job: Path, out: Path | None, kind: FileKind | None, as_json: bool) -> None:
     """Write all committed releases from the store itself: the same bytes as the run's sink got.
 
-    A release that is there already is left as it is; one with another content is refused.
+    A release that is there already is left as it is; one with another content is refused. Without
+    --out they go to the job's own sink: one that was emptied, or a new one.
     """
     from pipelines.jobs.job import load_job
-    from pipelines.operating.state_view import export
+    from pipelines.operating.state_view import export, publish
+    from pipelines.sinks.sink import sink_of
 
+    if out is None and kind is not None:
+        raise UsageError("--kind", "is for files in a folder", "name the folder with --out")
     checked = load_job(job)
+    where = str(out) if out is not None else sink_of(checked).place
     with Bar(hidden=as_json) as bar:
-        written = export(checked, out, kind or checked.sink.file_kind, bar.update)
+        if out is None:
+            written = publish(checked, bar.update)
+        else:
+            written = export(checked, out, kind or checked.sink.file_kind, bar.update)
     if as_json:
-        print_json({"releases": written, "out": str(out)})
+        print_json({"releases": written, "out": where})
     else:
-        click.echo(f"{written:,} releases in {out}")
+        click.echo(f"{written:,} releases in {where}")
 
 
 @state.command(

@@ -23,7 +23,7 @@ from pipelines.experiments.metrics import errors
 from pipelines.experiments.one_run import in_child
 from pipelines.experiments.truth import Columns, Truth, load
 from pipelines.jobs.job import load_job
-from pipelines.sinks.write import read_releases
+from pipelines.sinks.formats import read_releases
 from pipelines.synth import DAY_MICROS
 
 ONE_RUN = "pipelines.experiments.one_run"

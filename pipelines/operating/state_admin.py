@@ -98,7 +98,7 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
                 raise PolicyError(
                     sink.field,
                     f"does not hold the release of window {window}, trigger {trigger}",
-                    "write it with `dpstream state releases` before the store lets it go",
+                    "write it with `dpstream state releases JOB` before the store lets it go",
                 )
             if progress is not None:
                 progress(number + 1, len(names))

@@ -5,18 +5,20 @@ there are, so they are for the operator only.  Exported releases are the bytes t
 own sink got or will get, so a lost sink can be written again.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import UsageError
+from accounting.errors import PolicyError, UsageError
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
 from pipelines.jobs.job import Job
 from pipelines.jobs.tables import FileKind
 from pipelines.sinks.files import FileSink
-from pipelines.sinks.manifest import write_manifest
+from pipelines.sinks.manifest import check_sink, write_manifest
 from pipelines.sinks.restored import publish_committed
-from pipelines.stream import Progress, key_source
+from pipelines.sinks.sink import Sink, sink_of
+from pipelines.stream import Progress, begun_epoch, key_source
 from state import open as stores
 from state.life import reached, settled_cut
 from state.store import Store
@@ -92,6 +94,43 @@ def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = N
             run.destroy_keys()
     finally:
         stores.close_all()
+
+
+def publish(job: Job, progress: Progress | None = None) -> int:
+    """Write every committed release of all shards to the job's own sink; returns how many.
+
+    What is there already stays as it is: for a sink that was emptied, or that is a new one.
+
+    Raises:
+        UsageError: there is no store; PolicyError: another plan or key, a sink that is not the
+            run's, or a store that has still to be compared with what is published.
+    """
+    try:
+        run = store_run(job)
+        try:
+            with contextlib.closing(sink_of(job)) as sink:
+                _refuse_behind(job, run, sink)
+                check_sink(run, sink)
+                return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
+        finally:
+            run.destroy_keys()
+    finally:
+        stores.close_all()
+
+
+def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
+    """A store that may lack what is published says nothing about what should be."""
+    store = run.open()
+    if store.restoring and (sink.used() or not sink.readable):
+        raise PolicyError(
+            "state.store", "was restored, and has not caught up with what is published",
+            "run the job: it compares, and publishes what is missing",
+        )  # fmt: skip
+    if not sink.readable and begun_epoch(job, run.run_id) > store.identity.epoch:
+        raise PolicyError(
+            "state.store", "is older than its run, which goes on in a later epoch",
+            "use the store that goes on",
+        )  # fmt: skip
 
 
 def store_run(job: Job) -> Run:

@@ -1,10 +1,13 @@
 """The sink of files: a folder with one file per release and the manifest beside them.
 
 ``run.json`` names the run, ``run-epoch-1.json`` a further epoch of it; the set of published
-releases is the listing of the folder.  A file is made whole or not at all, so it is its own seal.
+releases is the listing of the folder.  A file is made whole or not at all, so it is its own seal:
+``window-000012/trigger-000005.parquet``, written once, never changed.  Names, order and bytes are
+functions of the releases alone.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,10 +15,18 @@ import pyarrow as pa
 from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError
+from accounting.limits import SINK_THREADS
 from pipelines.jobs.tables import SinkKind
-from pipelines.sinks import write as sinks
-from pipelines.sinks.formats import encode, put_once, release_files, same_content
-from pipelines.sinks.sink import Manifest, Name, Published, Sink
+from pipelines.sinks.formats import (
+    encode,
+    put_entry,
+    put_once,
+    release_files,
+    remove_drafts,
+    same_content,
+    sync_folders,
+)
+from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
 
 
 class FileSink(Sink):
@@ -43,7 +54,8 @@ class FileSink(Sink):
 
     @override
     def prepare(self, restoring: bool = False) -> None:
-        """Folders are made when the first file is."""
+        """Folders are made when the first file is; nothing is refused."""
+        remove_drafts(self.folder)
 
     @override
     def used(self) -> bool:
@@ -80,15 +92,87 @@ class FileSink(Sink):
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        return sinks.compare_release(self.folder, self.kind, batch)
+        return compare_release(self.folder, self.kind, batch)
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
-        return sinks.write_releases(self.folder, self.kind, batches, only_compare)
+        return write_releases(self.folder, self.kind, batches, only_compare)
 
     @override
     def close(self) -> None:
         """No client to let go of."""
+
+
+def release_path(window: int, trigger: int, kind: str) -> Path:
+    """Name of a release below the sink's folder."""
+    return Path(f"window-{window:06d}") / f"trigger-{trigger:06d}.{kind}"
+
+
+def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, int]:
+    """Write one sealed release (the twin of `WriteReleases` without Beam).
+
+    Args:
+        folder: the sink's folder.
+        kind: ``parquet``, ``csv`` or ``jsonl``.
+        batch: the release, with window and trigger in its schema's metadata.
+
+    Returns:
+        (window, trigger).  Writing the same content again changes nothing.
+
+    Raises:
+        PolicyError: the file exists with other content; a published value never changes.
+        RunError: the file cannot be written.
+    """
+    return write_releases(folder, kind, [batch])[0]
+
+
+def write_releases(
+    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool = False
+) -> list[tuple[int, int]]:
+    """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
+
+    Args:
+        only_compare: write none that is not there, as long as others remain to be compared.
+    """
+    if only_compare:
+        there = [
+            (folder / release_path(*name_of_release(batch), kind)).exists() for batch in batches
+        ]
+        batches = [batch for batch, found in zip(batches, there, strict=True) if found]
+    try:
+        if len(batches) == 1:
+            written = [_write(folder, kind, batches[0])]
+        else:
+            with ThreadPoolExecutor(SINK_THREADS) as pool:
+                written = list(pool.map(lambda batch: _write(folder, kind, batch), batches))
+        # Also of files that are there already: who made them may have died before this.
+        sync_folders(written)
+    except OSError:
+        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+    return [name_of_release(batch) for batch in batches]
+
+
+def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
+    """Whether the sink has this release with this content."""
+    path = folder / release_path(*name_of_release(batch), kind)
+    try:
+        return path.exists() and same_content(path, encode(batch, kind), kind)
+    except OSError:
+        raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
+
+
+def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> Path:
+    """The release's file."""
+    window, trigger = name_of_release(batch)
+    path = folder / release_path(window, trigger, kind)
+    data = encode(batch, kind)
+    if not put_entry(path, data) and not same_content(path, data, kind):
+        raise PolicyError(
+            "sink.path",
+            f"holds another release of window {window}, trigger {trigger}",
+            "a published value never changes: use the state that made it, or another folder",
+        )
+    return path
 
 
 def manifest_path(folder: Path, epoch: int = 0) -> Path:

@@ -1,8 +1,11 @@
 """Bytes of released files, how they reach the disk, and reading them back."""
 
+import contextlib
+import errno
 import io
 import os
-import threading
+import secrets
+import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +21,10 @@ from accounting.errors import UsageError
 KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
+#: What the names of files end in that are not whole yet, and the age at which nobody writes them.
+_DRAFT, _DRAFT_SECONDS = ".tmp", 86_400.0
+#: What a file system without hard links says, or one that has no more of them.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def encode(batch: pa.RecordBatch, kind: str) -> bytes:
@@ -49,15 +56,21 @@ def encode(batch: pa.RecordBatch, kind: str) -> bytes:
 def put_once(path: Path, data: bytes) -> bool:
     """Make ``path`` with ``data``, atomically and on disk, unless it exists.
 
+    On return the file is on disk also where another made it: who did may have died before that.
+
     Returns:
-        Whether the file is new.  Of two writers at once exactly one makes it.
+        Whether the file is new.  Of two writers at once exactly one makes it (on a file system
+        without hard links: unless both come within the same instant; the last one's stays).
 
     Raises:
         OSError: it cannot be written.
     """
     fresh = put_entry(path, data)
-    if fresh:
-        sync_folders([path])
+    sync_folders([path])
+    for folder in path.parents[2:]:  # which may be new as well
+        # One that cannot be opened to read was not made here.
+        with contextlib.suppress(OSError):
+            sync_folder(folder)
     return fresh
 
 
@@ -66,9 +79,9 @@ def put_entry(path: Path, data: bytes) -> bool:
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp"
+    draft = path.parent / f".{path.name}.{secrets.token_hex(8)}{_DRAFT}"
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -76,11 +89,23 @@ def put_entry(path: Path, data: bytes) -> bool:
             os.link(draft, path)
         except FileExistsError:
             return False
-        except OSError:  # a file system without hard links
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if path.exists():
+                return False
             os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     return True
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what writers that died left below a sink's folder a day ago or earlier."""
+    for draft in folder.glob(f"window-*/.trigger-*{_DRAFT}"):
+        with contextlib.suppress(OSError):
+            if time.time() - draft.stat().st_mtime > _DRAFT_SECONDS:
+                draft.unlink()
 
 
 def sync_folders(paths: Iterable[Path]) -> None:

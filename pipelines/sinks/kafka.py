@@ -1,8 +1,8 @@
 """The sink of Kafka: one topic for one run, a message per row, a seal per release.
 
 Rows are keyed by release id, so that a compacted topic keeps one value per release id for ever and
-any consumer can do the same.  Manifest and seals are in partition 0; with two or more partitions
-rows are in the others, and then what is published is read without reading the rows.
+any consumer can do the same.  Manifest and seals are in partition 0 (see `Register`); with two or
+more partitions rows are in the others, and then what is published is read without reading the rows.
 
 The topic must be compacted: with deletion alone a repetition would stay in it twice, and manifest
 and seals would go after a while, with them every means to notice a lost, foreign or older store.
@@ -21,21 +21,14 @@ import pyarrow as pa
 from typing_extensions import override
 
 from accounting.errors import PolicyError
-from accounting.limits import MICROS_PER_SECOND, SINK_SECONDS
+from accounting.limits import MICROS_PER_SECOND
 from accounting.timeline import Timeline
 from pipelines.jobs.kafka_options import check_options
-from pipelines.sinks.kafka_topic import FIXED, LOOK_SECONDS, KafkaTopic
-from pipelines.sinks.messages import (
-    Messages,
-    Seal,
-    is_row,
-    manifest_key,
-    messages_of,
-    seal_key,
-    text_of,
-)
-from pipelines.sinks.sink import Manifest, Name, Published, Sink
-from pipelines.sinks.write import name_of_release
+from pipelines.sinks.kafka_library import FIXED, patience
+from pipelines.sinks.kafka_register import Register, decoded, manifest_name, no_release
+from pipelines.sinks.kafka_topic import LOOK_SECONDS, Described, KafkaTopic
+from pipelines.sinks.messages import Messages, is_row, messages_of, seal_key, text_of
+from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
 
 
 class _RowName(msgspec.Struct):
@@ -61,11 +54,15 @@ class KafkaSink(Sink):
         check_options("sink", options, FIXED)
         self._topic, self._line = KafkaTopic(servers, topic, options), line
         self._partitions: int | None = None
-        self._seals: dict[Name, str] | None = None
+        self._register = Register(self._topic)
         self._loose: dict[Name, dict[str, bytes]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_partitions": None, "_seals": None, "_loose": None}
+        return {**self.__dict__, "_partitions": None, "_register": None, "_loose": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._register = Register(self._topic)
 
     @property
     @override
@@ -79,19 +76,7 @@ class KafkaSink(Sink):
 
     @override
     def prepare(self, restoring: bool = False) -> None:
-        _, policies = self._topic.describe()
-        if "compact" not in policies:
-            raise PolicyError(
-                self.field,
-                "is not compacted: it would keep repetitions, and forget what was published",
-                "set cleanup.policy=compact on the topic",
-            )
-        if restoring and policies != {"compact"}:
-            raise PolicyError(
-                self.field,
-                "lets releases go, and a restored store must be compared with all of them",
-                "set cleanup.policy=compact, if nothing is gone yet; else restore with --abandon",
-            )
+        refuse_unfit(self._topic.describe(), restoring)
 
     @override
     def used(self) -> bool:
@@ -99,25 +84,23 @@ class KafkaSink(Sink):
 
     @override
     def manifests(self) -> list[Manifest | None]:
-        found: dict[str, Manifest | None] = {}
-        for key, value in self._topic.read([0]):
-            if key.startswith("run"):
-                found[key] = decoded(value, Manifest)
-        return list(found.values())
+        return self._known().manifests
 
     @override
     def put_manifest(self, manifest: Manifest) -> None:
-        if manifest not in self.manifests():
-            self._topic.send([(manifest_key(manifest.epoch), text_of(manifest), 0)])
+        self._refuse_taken(manifest)
+        if manifest not in self._register.manifests:
+            self._topic.send([(manifest_name(manifest), text_of(manifest), 0)])
+            self._refuse_taken(manifest)  # of two that came at once the broker knows the first
 
     @override
     def published(self) -> Iterator[Published]:
-        for name, digest in sorted(self._read_seals().items()):
+        for name, digest in sorted(self._known().seals.items()):
             yield Published(*name, digest)
 
     @override
     def unsealed(self) -> Iterator[Name]:
-        self._seals = self._read_seals(SINK_SECONDS)
+        self._known(self._patience())
         self._loose = self._unsealed_rows()
         yield from sorted(self._loose)
 
@@ -127,35 +110,53 @@ class KafkaSink(Sink):
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        if self._seals is None:
-            self._seals = self._read_seals()
-        return self._seals.get(name_of_release(batch)) == messages_of(batch).seal.digest
+        name = name_of_release(batch)
+        if name not in self._register.seals:
+            self._known()
+        return self._register.seals.get(name) == messages_of(batch).seal.digest
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
-        if self._seals is None:  # what others publish from now on is the same
-            self._seals = self._read_seals(SINK_SECONDS)
+        sealed = self._known(self._patience()).seals
         releases = [messages_of(batch) for batch in batches]
         for release in releases:
             self._refuse_changed(release, only_compare)
-        if not only_compare:
-            new = [release for release in releases if release.name not in self._seals]
+        new = [release for release in releases if release.name not in sealed]
+        if new and not only_compare:
             partitions = self._count()
             self._topic.send([row for release in new for row in _rows(release, partitions)])
             # Only now, that every row is acknowledged.
             self._topic.send([(seal_key(r.name), text_of(r.seal), 0) for r in new])
-            self._seals |= {release.name: release.seal.digest for release in new}
-        return [release.name for release in releases if release.name in self._seals]
+            # A fork that wrote meanwhile has left its seals beside these.
+            sealed = self._known(self._patience()).seals
+        return [release.name for release in releases if release.name in sealed]
 
     @override
     def close(self) -> None:
         self._topic.close()
-        self._seals = self._loose = self._partitions = None
+        self._loose = self._partitions = None
+        self._register = Register(self._topic)
+
+    def _known(self, seconds: float = LOOK_SECONDS) -> Register:
+        """Manifests and seals as they are now."""
+        self._register.follow(seconds)
+        return self._register
+
+    def _patience(self) -> float:
+        return patience(self._topic.options)
+
+    def _refuse_taken(self, mine: Manifest) -> None:
+        if self._known().owner not in (None, mine.run_id):
+            raise PolicyError(
+                self.field,
+                "was taken by another run meanwhile",
+                f"write this run's releases to {self.another}",
+            )
 
     def _refuse_changed(self, release: Messages, restoring: bool) -> None:
         """A published value never changes; a restored store is also held against the rows of a
         release that was cut off before its seal."""
-        sealed = (self._seals or {}).get(release.name)
+        sealed = self._register.seals.get(release.name)
         same = sealed in (None, release.seal.digest)
         if restoring and sealed is None:
             if self._loose is None:
@@ -173,25 +174,14 @@ class KafkaSink(Sink):
 
     def _count(self) -> int:
         if self._partitions is None:
-            self._partitions = self._topic.describe(SINK_SECONDS)[0]
+            self._partitions = self._topic.describe(self._patience()).partitions
         return self._partitions
-
-    def _read_seals(self, seconds: float = LOOK_SECONDS) -> dict[Name, str]:
-        """(window, trigger) -> digest of every sealed release."""
-        found = {}
-        for key, value in self._topic.read([0], seconds):
-            if key.startswith("seal-"):
-                seal = decoded(value, Seal)
-                if seal is None or seal_key((seal.window, seal.trigger)) != key:
-                    raise no_release()
-                found[seal.window, seal.trigger] = seal.digest
-        return found
 
     def _unsealed_rows(self) -> dict[Name, dict[str, bytes]]:
         """Rows of releases without a seal: release -> name -> digest of the row, which is empty
         if the row has come with several values."""
-        sealed, found = self._seals or {}, dict[Name, dict[str, bytes]]()
-        for key, value in self._topic.read(range(self._count()), SINK_SECONDS):
+        sealed, found = self._register.seals, dict[Name, dict[str, bytes]]()
+        for key, value in self._topic.read(range(self._count()), self._patience()):
             if not is_row(key):
                 continue
             row = decoded(value, _RowName)
@@ -217,16 +207,31 @@ def _digest(value: bytes) -> bytes:
     return hashlib.blake2b(value, digest_size=16).digest()
 
 
-def decoded(value: bytes, kind: type[Any]) -> Any:
-    """A message's value, ``None`` if it is none of this kind."""
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except msgspec.MsgspecError:
-        return None
+def refuse_unfit(found: Described, restoring: bool = False) -> None:
+    """Refuse a topic that would forget or lose what it has acknowledged.
 
+    Args:
+        found: what it is.
+        restoring: the run is to be compared with all that was ever published there.
 
-def no_release() -> PolicyError:
-    """The topic is used for something else as well."""
-    return PolicyError(
-        "sink.topic", "holds a message that is no release of this run", "use a new topic"
-    )
+    Raises:
+        PolicyError: names the setting.
+    """
+    if "compact" not in found.policies:
+        raise PolicyError(
+            "sink.topic",
+            "is not compacted: it would keep repetitions, and forget what was published",
+            "set cleanup.policy=compact on the topic",
+        )
+    if restoring and found.policies != {"compact"}:
+        raise PolicyError(
+            "sink.topic",
+            "lets releases go, and a restored store must be compared with all of them",
+            "set cleanup.policy=compact, if nothing is gone yet; else restore with --abandon",
+        )
+    if found.replicas > 1 and found.in_sync < 2:
+        raise PolicyError(
+            "sink.topic",
+            "is replicated, but one replica acknowledges alone: with it releases would be lost",
+            "set min.insync.replicas=2 on the topic",
+        )

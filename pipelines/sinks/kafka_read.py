@@ -10,7 +10,7 @@ from accounting.errors import PolicyError
 from dp_transforms.batches import key_fields, release_schema
 from pipelines.jobs.job import Job
 from pipelines.sinks.formats import rows_of_text
-from pipelines.sinks.kafka import decoded, no_release
+from pipelines.sinks.kafka_register import decoded, no_release
 from pipelines.sinks.kafka_topic import KafkaTopic
 from pipelines.sinks.messages import Seal, digest_of, is_row, lines
 from pipelines.sinks.sink import Name
@@ -18,6 +18,9 @@ from pipelines.sinks.sink import Name
 
 def read_kafka_releases(job: Job) -> pa.Table:
     """Every sealed release of a job's topic as one table, each row once.
+
+    Where the topic lets go of what is old (``compact,delete``), a release of which rows are gone is
+    left out.
 
     Returns:
         The columns of `dp_transforms.batches.release_schema`, ordered by window, trigger and key:
@@ -30,24 +33,44 @@ def read_kafka_releases(job: Job) -> pa.Table:
     topic = KafkaTopic(sink.servers or "", sink.topic or "", sink.options)
     rows, seals = dict[str, bytes](), dict[Name, Seal]()
     # Seals first: the rows of a seal that is there are there, and a live topic grows.
-    others = range(1, topic.describe()[0])
+    described = topic.describe()
+    others = range(1, described.partitions)
     for key, value in itertools.chain(topic.read([0]), topic.read(others)):
-        if is_row(key) and rows.setdefault(key, value) != value:
-            raise PolicyError("sink.topic", "holds two values of one release id", "do not use it")
+        if is_row(key):
+            if not value:
+                raise no_release()
+            if rows.setdefault(key, value) != value:
+                raise _two_values()
         if key.startswith("seal-"):
             seal = decoded(value, Seal)
             if seal is None or seals.setdefault((seal.window, seal.trigger), seal) != seal:
                 raise no_release()
     schema = release_schema(plan)
-    table = rows_of_text(lines([rows[key] for key in sorted(rows)]), schema)
-    table = table.append_column("_name", pa.array(sorted(rows), pa.string()))
-    return _sealed(table, rows, seals, job).select(schema.names)
+    table = _table(rows, schema)
+    return _sealed(table, rows, seals, job, "delete" in described.policies).select(schema.names)
+
+
+def _table(rows: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
+    """Rows with their names, in the order of these."""
+    names = sorted(rows)
+    try:
+        table = rows_of_text(lines([rows[name] for name in names]), schema)
+        table = table.append_column("_name", pa.array(names, pa.string()))
+    except (pa.ArrowException, ValueError):
+        raise no_release() from None
+    if any(table[name].null_count for name in ("window_start", "trigger", "release_id")):
+        raise no_release()
+    return table
 
 
 def _sealed(
-    table: pa.Table, rows: Mapping[str, bytes], seals: Mapping[Name, Seal], job: Job
+    table: pa.Table, rows: Mapping[str, bytes], seals: Mapping[Name, Seal], job: Job, goes: bool
 ) -> pa.Table:
-    """The rows of sealed releases, in order, each release held against its seal."""
+    """The rows of sealed releases, in order, each release held against its seal.
+
+    Args:
+        goes: rows may be gone.
+    """
     line = job.plan.timeline
     start = table["window_start"].cast(pa.int64()).to_numpy()
     trigger = table["trigger"].to_numpy()
@@ -56,18 +79,32 @@ def _sealed(
     names = table["_name"].to_pylist()
     step = window * (line.triggers + 1) + trigger
     order = np.argsort(step, kind="stable")
+    steps = step[order]
     for (of_window, of_trigger), seal in seals.items():
         number = of_window * (line.triggers + 1) + of_trigger
-        begin, end = np.searchsorted(step[order], (number, number + 1))
+        begin, end = np.searchsorted(steps, (number, number + 1))
         mine = order[begin:end]
+        if goes and len(mine) < seal.rows:
+            continue
         found = digest_of((names[i], rows[names[i]]) for i in mine)
         if (len(mine), found) != (seal.rows, seal.digest):
             raise PolicyError(
                 "sink.topic",
                 f"holds not what the seal of window {of_window}, trigger {of_trigger} says",
-                "write the releases again from the store with `dpstream state releases`",
+                "name a new topic, and write the store's releases to it with"
+                " `dpstream state releases JOB`",
             )
         keep[mine] = True
     keys = [(f.name, "ascending") for f in key_fields(job.plan)]
     kept = table.filter(pa.array(keep))
     return kept.sort_by([("window_start", "ascending"), ("trigger", "ascending"), *keys])
+
+
+def _two_values() -> PolicyError:
+    """Somebody has published something else under a name that was taken."""
+    return PolicyError(
+        "sink.topic",
+        "holds two values of one release id",
+        "do not use it: name a new topic, and write the store's releases to it with"
+        " `dpstream state releases JOB`",
+    )

@@ -6,31 +6,33 @@ again here.  Errors name its error codes only: its messages could quote what was
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 from apache_beam.utils.retry import with_exponential_backoff
 
-from accounting.errors import DpstreamError, RunError, UsageError
 from accounting.limits import SINK_SECONDS
-from pipelines.jobs.kafka_options import looked_up
+from pipelines.sinks.kafka_library import answer, client, failed, library, refuse
 
-#: What a guarantee rests on; options may not change it.
-FIXED = {
-    *("bootstrap.servers", "metadata.broker.list", "enable.idempotence", "acks"),
-    *("request.required.acks", "transactional.id", "enable.gapless.guarantee"),
-    *("enable.auto.commit", "enable.partition.eof", "auto.offset.reset", "isolation.level"),
-    *("debug", "plugin.library.paths"),  # would let the client print or load something
-}
-#: Settings of a producer, which would make another client warn.
-_PRODUCERS_OWN = {
-    *("message.timeout.ms", "delivery.timeout.ms", "linger.ms", "compression.type"),
-    *("batch.size", "batch.num.messages", "queue.buffering.max.messages"),
-    *("queue.buffering.max.kbytes", "message.max.bytes", "retry.backoff.ms"),
-}
 #: Messages taken from the client at once.
 _CHUNK = 10_000
 #: Looking at the topic when a run begins: nothing is lost by giving up early.
 LOOK_SECONDS = 30.0
+
+
+class Described(NamedTuple):
+    """What a topic is.
+
+    Attributes:
+        partitions: how many it has.
+        policies: words of its ``cleanup.policy``.
+        replicas: copies of each message.
+        in_sync: how many of them must be there when one is acknowledged.
+    """
+
+    partitions: int
+    policies: set[str]
+    replicas: int
+    in_sync: int
 
 
 class KafkaTopic:
@@ -45,37 +47,16 @@ class KafkaTopic:
     def __init__(self, servers: str, topic: str, options: Mapping[str, str]) -> None:
         self.servers, self.topic, self.options = servers, topic, dict(options)
         self._producer: Any = None
+        self._follower: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_producer": None}
+        return {**self.__dict__, "_producer": None, "_follower": None}
 
     def _client(self, kind: str, **settings: Any) -> Any:
-        """A client of the library's; its absence and its refusals become coded errors."""
-        try:
-            import confluent_kafka
-            import confluent_kafka.admin
-        except ImportError:
-            raise UsageError(
-                "sink.kind", "needs Kafka's client", "pip install 'dpstream[kafka]'"
-            ) from None
-        settings = {"bootstrap.servers": self.servers, "log_level": 0, **settings}
-        make = {
-            "admin": confluent_kafka.admin.AdminClient,
-            "producer": confluent_kafka.Producer,
-            "consumer": confluent_kafka.Consumer,
-        }[kind]
-        given = looked_up("sink", self.options)
-        if kind != "producer":
-            given = {name: v for name, v in given.items() if name not in _PRODUCERS_OWN}
-        try:
-            return make({**settings, **given})
-        except confluent_kafka.KafkaException:
-            raise UsageError(
-                "sink.options", "are refused by Kafka's client", "correct their names and values"
-            ) from None
+        return client(kind, self.servers, self.options, **settings)
 
-    def describe(self, seconds: float = LOOK_SECONDS) -> tuple[int, set[str]]:
-        """(partitions, cleanup policies) of the topic, which is never made by asking.
+    def describe(self, seconds: float = LOOK_SECONDS) -> Described:
+        """What the topic is; it is never made by asking.
 
         Args:
             seconds: how long the broker may be away.
@@ -83,43 +64,40 @@ class KafkaTopic:
         Raises:
             RunError: there is none, or the broker cannot be reached.
         """
-        from confluent_kafka import KafkaException, TopicCollection
-        from confluent_kafka.admin import ConfigResource
-
-        admin = self._client("admin")
+        kafka, admin = library(), self._client("admin")
         try:
-            asked = TopicCollection([self.topic])
+            asked = kafka.TopicCollection([self.topic])
             topics = admin.describe_topics(asked, request_timeout=seconds)
-            found = topics[self.topic].result(2 * seconds)
-            resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
-            config = admin.describe_configs([resource], request_timeout=seconds)
-            policy = config[resource].result(2 * seconds)["cleanup.policy"].value
-        except KafkaException as error:
-            _refuse(error.args[0], "cannot be described")
-        return len(found.partitions), {part.strip() for part in policy.split(",")}
+            found = answer(topics[self.topic], seconds).partitions
+            resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, self.topic)
+            asked = admin.describe_configs([resource], request_timeout=seconds)
+            config = answer(asked[resource], seconds)
+        except kafka.KafkaException as error:
+            refuse(error.args[0], "cannot be described")
+        policies = {part.strip() for part in config["cleanup.policy"].value.split(",")}
+        replicas = max(len(partition.replicas) for partition in found)
+        return Described(len(found), policies, replicas, int(config["min.insync.replicas"].value))
 
     def written(self) -> bool:
         """Whether anything was ever written to it, also if it is gone by now."""
-        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-        from confluent_kafka.admin import OffsetSpec
-
-        partitions, _ = self.describe()
+        kafka, partitions = library(), self.describe().partitions
         admin = self._client("admin")  # held: without its client an answer never comes
-        asked = {TopicPartition(self.topic, n): OffsetSpec.latest() for n in range(partitions)}
+        latest = kafka.admin.OffsetSpec.latest()
+        asked = {kafka.TopicPartition(self.topic, n): latest for n in range(partitions)}
 
         @with_exponential_backoff(7, 0.1, retry_filter=_has_no_leader, logger=lambda *_: None)
         def ends() -> list[int]:
             found = admin.list_offsets(
                 asked,
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                isolation_level=kafka.IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=LOOK_SECONDS,
             )
-            return [end.result(2 * LOOK_SECONDS).offset for end in found.values()]
+            return [answer(end, LOOK_SECONDS).offset for end in found.values()]
 
         try:
             return any(end > 0 for end in ends())
-        except KafkaException as error:
-            _refuse(error.args[0], "cannot be read")
+        except kafka.KafkaException as error:
+            refuse(error.args[0], "cannot be read")
 
     def read(
         self, partitions: Sequence[int], seconds: float = LOOK_SECONDS
@@ -132,46 +110,81 @@ class KafkaTopic:
         """
         consumer = self._consumer()
         try:
-            consumer.assign([self._first(consumer, number) for number in partitions])
-            left = set(partitions)
-            while left:
-                batch = self._some(consumer, seconds)
-                for message in batch:
-                    if message.error() is None:
-                        yield _text(message.key()), message.value() or b""
-                    else:  # nothing but the end comes this far
-                        left.discard(message.partition())
+            places = [self._place(consumer, number)[0] for number in partitions]
+            for message in self._messages(consumer, places, seconds):
+                yield _text(message.key()), message.value() or b""
         finally:
             consumer.close()
 
-    def _first(self, consumer: Any, partition: int) -> Any:
-        """The beginning of a partition, asked for: otherwise the client takes half a second."""
-        from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
+    def follow(
+        self, partition: int, since: int, seconds: float
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """(offset, key, value) of a partition's messages from an offset on, to its end.
 
+        Its client is kept, so that asking whether there is more takes the broker one answer.
+
+        Args:
+            since: the offset after the last one that was read; 0: from the beginning.
+            seconds: how long the broker may be away.
+
+        Raises:
+            PolicyError: the partition does not reach to there any more.
+        """
+        if self._follower is None:
+            self._follower = self._consumer()
+        consumer = self._follower
+        place, end = self._place(consumer, partition, since)
+        if end is not None and end < since:
+            raise failed("_AUTO_OFFSET_RESET", "")
+        if end == since:
+            return
         try:
-            where = TopicPartition(self.topic, partition)
-            first, _ = consumer.get_watermark_offsets(where, timeout=1.0, cached=False)
-        except KafkaException:  # away, or not yet its leader: the client asks again by itself
-            first = OFFSET_BEGINNING
-        return TopicPartition(self.topic, partition, first)
+            for message in self._messages(consumer, [place], seconds):
+                yield message.offset(), _text(message.key()), message.value() or b""
+        finally:
+            consumer.unassign()  # or it would go on asking for more
+
+    def _place(self, consumer: Any, partition: int, since: int = 0) -> tuple[Any, int | None]:
+        """Where to read a partition from, and its end, if the broker answers at once.
+
+        Asked for: where the client finds the beginning by itself it takes half a second.
+        """
+        kafka = library()
+        where = kafka.TopicPartition(self.topic, partition)
+        try:
+            low, end = consumer.get_watermark_offsets(where, timeout=1.0, cached=False)
+        except kafka.KafkaException:  # away, or not yet its leader: the client asks again itself
+            low, end = kafka.OFFSET_BEGINNING, None
+        return kafka.TopicPartition(self.topic, partition, max(low, since) if since else low), end
+
+    def _messages(self, consumer: Any, places: Sequence[Any], seconds: float) -> Iterator[Any]:
+        """Every message from some places on, to the end that each partition has when it is
+        reached."""
+        consumer.assign(places)
+        left = {place.partition for place in places}
+        while left:
+            for message in self._some(consumer, seconds):
+                if message.error() is None:
+                    yield message
+                else:  # nothing but the end comes this far
+                    left.discard(message.partition())
 
     def _some(self, consumer: Any, seconds: float) -> list[Any]:
         """The next messages and ends of partitions; the client reconnects by itself meanwhile."""
-        from confluent_kafka import KafkaError
-
-        passing = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE)
+        codes = library().KafkaError
+        passing = (codes._ALL_BROKERS_DOWN, codes._TRANSPORT, codes._RESOLVE)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             found = []
             for message in consumer.consume(_CHUNK, timeout=0.05):
                 error = message.error()
-                if error is None or error.code() == KafkaError._PARTITION_EOF:
+                if error is None or error.code() == codes._PARTITION_EOF:
                     found.append(message)
                 elif not error.retriable() and error.code() not in passing:
-                    _refuse(error, "cannot be read")
+                    refuse(error, "cannot be read")
             if found:
                 return found
-        raise _failed("_TIMED_OUT", "cannot be read")
+        raise failed("_TIMED_OUT", "cannot be read")
 
     def _consumer(self) -> Any:
         return self._client(
@@ -192,8 +205,7 @@ class KafkaTopic:
         Raises:
             RunError: it has not, for ten minutes; some may be written.
         """
-        from confluent_kafka import KafkaException
-
+        kafka = library()
         if self._producer is None:
             self._producer = self._client(
                 "producer",
@@ -205,11 +217,11 @@ class KafkaTopic:
                     "message.timeout.ms": int(1000 * SINK_SECONDS),
                 },
             )
-        failed: list[Any] = []
+        untaken: list[Any] = []
 
         def told(error: Any, _: Any) -> None:
             if error is not None:
-                failed.append(error)
+                untaken.append(error)
 
         try:
             for key, value, partition in messages:
@@ -217,11 +229,11 @@ class KafkaTopic:
             # Each message ends by itself, by an acknowledgement or by its own deadline.
             while self._producer.flush(1.0):
                 pass
-        except KafkaException as error:
-            failed.append(error.args[0])
-        if failed:
+        except kafka.KafkaException as error:
+            untaken.append(error.args[0])
+        if untaken:
             self.close()  # a producer that gave up may refuse what comes after
-            _refuse(failed[0], "did not take a release")
+            refuse(untaken[0], "did not take a release")
 
     def _queue(self, key: str, value: bytes, partition: int, told: Any) -> None:
         """Hand a message to the client; where its queue is full, wait until some are through.
@@ -236,8 +248,11 @@ class KafkaTopic:
                 self._producer.poll(0.1)
 
     def close(self) -> None:
-        """Let go of the producer; what it has not delivered is dropped."""
+        """Let go of the clients; what the producer has not delivered is dropped."""
         producer, self._producer = self._producer, None
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
         if producer is not None:
             producer.purge()
             producer.flush(1.0)
@@ -251,21 +266,3 @@ def _has_no_leader(error: Exception) -> bool:
     """A topic that was just made has no leaders yet; the client does not ask again here."""
     name = getattr(error.args[0], "name", str)() if error.args else ""
     return name in ("NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
-
-
-def _refuse(error: Any, what: str) -> NoReturn:
-    name = error.name() if hasattr(error, "name") else type(error).__name__
-    raise _failed(name, what) from None
-
-
-def _failed(name: str, what: str) -> DpstreamError:
-    if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
-        return RunError(
-            "sink.topic", "is not there",
-            "make it: kafka-topics --create --topic NAME --config cleanup.policy=compact",
-        )  # fmt: skip
-    return RunError(
-        "sink.topic",
-        f"{what}: {name}",
-        "check the broker and sink.options, then run again: the store has every release",
-    )

@@ -12,6 +12,9 @@ is drawn:
 * *forked*: the latest release of a window (of the newest ones) differs from what the store would
   publish.
 
+*Emptied* is a sink in which nothing was ever published, while the store of a stream without end
+says that releases were delivered.
+
 A sink that cannot be read back has no manifests and no list, so none of these is noticed there.
 """
 
@@ -21,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from accounting.errors import PolicyError
+from dp_transforms.delivery import delivered_through
 from dp_transforms.flow import SealFactory
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
@@ -54,6 +58,22 @@ def refuse_lost_store(sink: Sink) -> None:
             sink.field,
             "holds a run's releases, but the store is new: it was lost, moved or belongs elsewhere",
             f"restore the run's store, or write this run's releases to {sink.another}",
+        )
+
+
+def refuse_emptied(run: Run, sink: Sink) -> None:
+    """A stream without end must not go on behind releases that its sink does not have any more.
+
+    Raises:
+        PolicyError: they were delivered, and nothing was ever published here.
+    """
+    if sink.readable and delivered_through(run.open()) and not sink.used():
+        raise PolicyError(
+            sink.field,
+            "is empty, but the store says that releases were delivered: it was emptied, made again"
+            " or is another one",
+            "bring back what it held, or write the store's releases to it with `dpstream state"
+            " releases JOB`",
         )
 
 
@@ -103,7 +123,7 @@ def write_manifest(run: Run, sink: Sink) -> None:
     """Name the run in its sink, once; before its first release.
 
     Raises:
-        PolicyError: the sink belongs to another run, or to another kind of files.
+        PolicyError: the sink belongs to another run, or to another kind of sink.
         RunError: it cannot be written.
     """
     mine = manifest_of(run, sink.kind)
@@ -146,7 +166,7 @@ def _refuse_foreign(mine: Manifest, sink: Sink) -> None:
         if found is None or found.format != FORMAT:
             raise PolicyError(
                 sink.field,
-                "holds a manifest (run.json) that this program cannot read",
+                "holds a manifest that this program cannot read",
                 f"use the program that wrote it, or {sink.another}",
             )
         if (found.run_id, found.plan_hash) != (mine.run_id, mine.plan_hash):
@@ -164,8 +184,8 @@ def _refuse_foreign(mine: Manifest, sink: Sink) -> None:
         if found.kind != mine.kind:
             raise PolicyError(
                 "sink.kind",
-                "is not the kind of files this folder was begun with",
-                "restore the old kind, or export the others with `dpstream state releases`",
+                "is not the kind that this sink was begun with",
+                "restore the old kind, or export the others with `dpstream state releases --out`",
             )
 
 

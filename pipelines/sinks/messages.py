@@ -14,6 +14,7 @@ The digest is BLAKE2b-128 over the rows' values in order of their names, each wi
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -24,8 +25,7 @@ import pyarrow as pa
 
 from dp_transforms.batches import ids_of
 from pipelines.sinks.formats import encode
-from pipelines.sinks.sink import Manifest, Name
-from pipelines.sinks.write import name_of_release
+from pipelines.sinks.sink import Manifest, Name, name_of_release
 
 ID_DIGITS = 32
 
@@ -89,7 +89,7 @@ def manifest_key(epoch: int) -> str:
 
 def is_row(key: str) -> bool:
     """Whether a message of this name is a row."""
-    return len(key) == ID_DIGITS and "-" not in key
+    return re.fullmatch(f"[0-9a-f]{{{ID_DIGITS}}}", key) is not None
 
 
 def text_of(what: Seal | Manifest) -> bytes:

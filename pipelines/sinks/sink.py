@@ -22,7 +22,8 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import PolicyError
+from accounting.errors import PolicyError, RunError
+from dp_transforms.batches import TRIGGER, WINDOW
 from pipelines.jobs.job import Job
 from pipelines.jobs.tables import SinkKind
 
@@ -191,6 +192,14 @@ class WriteOnlySink(Sink):
             f"'{self.kind}' cannot be read back, so nothing shows that it holds a release",
             "keep the releases in the store, or publish to a sink that can be read",
         )
+
+
+def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
+    """(window, trigger) of a sealed release."""
+    metadata = batch.schema.metadata or {}
+    if WINDOW not in metadata or TRIGGER not in metadata:
+        raise RunError("sink", "got a release that names no window", "report this as a bug")
+    return int(metadata[WINDOW]), int(metadata[TRIGGER])
 
 
 def sink_of(job: Job) -> Sink:

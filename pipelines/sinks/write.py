@@ -4,18 +4,13 @@
 sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
 ``dpstream.trigger`` (decimal ASCII), and gives them to the job's `pipelines.sinks.sink.Sink`.
 
-The sink of files writes ``window-000012/trigger-000005.parquet`` below ``sink.path``: one sealed
-file per (window, trigger), written once, never changed.  Names, order and bytes are functions of
-the releases alone.
-
 Dead letters (positions and reasons; for the operator only) are files with every sink, in
 ``dead_letter/`` beside the releases' folder or the job file, so that who publishes the one does
 not publish the other.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,44 +18,17 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.errors import PolicyError, RunError
-from accounting.limits import SINK_RELEASES, SINK_ROWS, SINK_THREADS
-from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW
+from accounting.errors import RunError
+from accounting.limits import SINK_RELEASES, SINK_ROWS
+from dp_transforms.batches import DEAD_LETTER_SCHEMA
 from dp_transforms.run import Run
 from dp_transforms.telemetry import guarded, timed
 from pipelines.jobs.job import Job
-from pipelines.sinks.formats import (
-    encode,
-    put_entry,
-    put_once,
-    read_releases,
-    same_content,
-    sync_folders,
-)
-from pipelines.sinks.sink import Sink, sink_of
-
-__all__ = [
-    "WriteDeadLetters",
-    "WriteOrHold",
-    "WriteReleases",
-    "compare_release",
-    "dead_letter_folder",
-    "name_of_release",
-    "read_dead_letters",
-    "read_releases",
-    "release_path",
-    "write_dead_letters",
-    "write_release",
-    "write_releases",
-]
+from pipelines.sinks.formats import encode, put_once
+from pipelines.sinks.sink import Sink, name_of_release, sink_of
 
 #: Dead letters held by one bundle before they are written.
 MAX_HELD_ROWS = 1_000_000
-
-
-def release_path(window: int, trigger: int, kind: str) -> Path:
-    """Name of a release below the sink's folder."""
-    return Path(f"window-{window:06d}") / f"trigger-{trigger:06d}.{kind}"
 
 
 def dead_letter_folder(job: Job) -> Path:
@@ -69,81 +37,6 @@ def dead_letter_folder(job: Job) -> Path:
         return Path(job.sink.dead_letter)
     sink = Path(job.sink.path)
     return sink.parent / "dead_letter" / sink.name
-
-
-def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, int]:
-    """Write one sealed release (the twin of `WriteReleases` without Beam).
-
-    Args:
-        folder: the sink's folder.
-        kind: ``parquet``, ``csv`` or ``jsonl``.
-        batch: the release, with window and trigger in its schema's metadata.
-
-    Returns:
-        (window, trigger).  Writing the same content again changes nothing.
-
-    Raises:
-        PolicyError: the file exists with other content; a published value never changes.
-        RunError: the file cannot be written.
-    """
-    return write_releases(folder, kind, [batch])[0]
-
-
-def write_releases(
-    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool = False
-) -> list[tuple[int, int]]:
-    """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
-
-    Args:
-        only_compare: write none that is not there, as long as others remain to be compared.
-    """
-    if only_compare:
-        there = [
-            (folder / release_path(*name_of_release(batch), kind)).exists() for batch in batches
-        ]
-        batches = [batch for batch, found in zip(batches, there, strict=True) if found]
-    try:
-        if len(batches) == 1:
-            written = [_write(folder, kind, batches[0])]
-        else:
-            with ThreadPoolExecutor(SINK_THREADS) as pool:
-                written = list(pool.map(lambda batch: _write(folder, kind, batch), batches))
-        sync_folders(path for path, fresh in written if fresh)
-    except OSError:
-        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
-    return [name_of_release(batch) for batch in batches]
-
-
-def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
-    """Whether the sink has this release with this content."""
-    path = folder / release_path(*name_of_release(batch), kind)
-    try:
-        return path.exists() and same_content(path, encode(batch, kind), kind)
-    except OSError:
-        raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
-
-
-def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
-    """(window, trigger) of a sealed release."""
-    metadata = batch.schema.metadata or {}
-    if WINDOW not in metadata or TRIGGER not in metadata:
-        raise RunError("sink", "got a release that names no window", "report this as a bug")
-    return int(metadata[WINDOW]), int(metadata[TRIGGER])
-
-
-def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[Path, bool]:
-    """(the release's file, whether it is new)."""
-    window, trigger = name_of_release(batch)
-    path = folder / release_path(window, trigger, kind)
-    data = encode(batch, kind)
-    fresh = put_entry(path, data)
-    if not fresh and not same_content(path, data, kind):
-        raise PolicyError(
-            "sink.path",
-            f"holds another release of window {window}, trigger {trigger}",
-            "a published value never changes: use the state that made it, or another folder",
-        )
-    return path, fresh
 
 
 #: Tag of the releases that the sink of a restored store holds back.

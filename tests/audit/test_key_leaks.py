@@ -23,6 +23,7 @@ from dp_transforms.run import KeySource
 from pipelines import stream
 from pipelines.jobs.job import Job
 from pipelines.sinks import write as sinks
+from pipelines.sinks.formats import read_releases
 from pipelines.sources.files import ReadFiles
 from pipelines.stream import begin, run_job
 from state import open as stores
@@ -102,7 +103,7 @@ def what_travels(job: Job) -> bytes:
 def test_a_run_leaves_no_key(job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with Logs() as logs:
         result = run_job(job, progress=print)
-    assert sinks.read_releases(job.sink.path).num_rows and logs.text
+    assert read_releases(job.sink.path).num_rows and logs.text
     assert not key_hits("".join((logs.text, *capfd.readouterr(), repr(result))))
     assert files_with_key(tmp_path) == []
 

@@ -17,6 +17,7 @@ from accounting import guarantee
 from accounting.errors import RunError
 from dp_transforms import flow, step, telemetry
 from dp_transforms.records import Canonicaliser
+from pipelines.sinks import files as sink_files
 from pipelines.sinks import write as sinks
 from state import open as stores
 from tests.audit.channels import leaks, observe, opened
@@ -87,7 +88,7 @@ def _letters_with_values(real: Any) -> Leak:
 
 def _named_release() -> Leak:
     return mock.patch.object(
-        sinks, "release_path",
+        sink_files, "release_path",
         lambda window, trigger, kind: Path(f"window-{window:06d}/{KEY}-{trigger:06d}.{kind}"),
     )  # fmt: skip
 

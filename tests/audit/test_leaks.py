@@ -22,7 +22,9 @@ from dp_transforms.records import Canonicaliser
 from dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
 from pipelines import stream
 from pipelines.commands import main as cli
+from pipelines.sinks import files as sink_files
 from pipelines.sinks import write as sinks
+from pipelines.sinks.formats import read_releases
 from pipelines.sources import files as sources
 from pipelines.sources.files import ReadFiles
 from pipelines.stream import begin, run_job
@@ -73,7 +75,7 @@ PLACES: list[tuple[Any, str]] = [
     (log, "unit_blobs"), (log, "to_bytes"),
     (flow, "seal"), (release, "concat"),
     (pa.ipc, "new_stream"), (pa.ipc, "open_stream"),
-    (sinks, "write_releases"), (sinks, "encode"), (sinks, "put_entry"),
+    (sink_files, "write_releases"), (sink_files, "encode"), (sink_files, "put_entry"),
     (sinks, "put_once"), (sinks, "write_dead_letters"),
 ]  # fmt: skip
 
@@ -177,7 +179,7 @@ def test_a_good_run_shows_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
         result = run_job(job, progress=print)
     out, err = capfd.readouterr()
     search(tmp_path / "job", None, logs.text, out, err, repr(result))
-    assert sinks.read_releases(job.sink.path).column("page").to_pylist().count(KEY) > 0
+    assert read_releases(job.sink.path).column("page").to_pylist().count(KEY) > 0
     dead = sinks.read_dead_letters(sinks.dead_letter_folder(job))
     assert dead.num_rows == 4 and not hits(repr(dead.to_pylist()))
 

@@ -17,7 +17,7 @@ import pytest
 from accounting.errors import DpstreamError, PolicyError
 from pipelines import stream
 from pipelines.sinks import manifest as sink_manifest
-from pipelines.sinks.write import read_releases
+from pipelines.sinks.formats import read_releases
 from state import open as stores
 from state import tokens
 from state.ledger import Ledger

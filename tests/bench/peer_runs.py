@@ -65,7 +65,7 @@ def _job(data: Path, out: Path) -> Any:
 
 def dpstream(data: Path, out: Path) -> None:
     """The whole job: input digest, store, commits, sealed release."""
-    from pipelines.sinks.write import read_releases
+    from pipelines.sinks.formats import read_releases
     from pipelines.stream import run_job
 
     job = _job(data, out)

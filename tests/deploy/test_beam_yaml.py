@@ -19,7 +19,8 @@ from apache_beam.utils.timestamp import Timestamp
 from accounting.errors import DpstreamError, UsageError
 from pipelines.beam_yaml import TYPES, DPStreamRows, to_batch
 from pipelines.jobs.job import load_job
-from pipelines.sinks.write import dead_letter_folder, read_dead_letters, read_releases
+from pipelines.sinks.formats import read_releases
+from pipelines.sinks.write import dead_letter_folder, read_dead_letters
 from pipelines.stream import run_job
 from state import open as stores
 

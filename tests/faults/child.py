@@ -26,7 +26,7 @@ from accounting.weights import SelectionWeights
 from dp_transforms import release
 from dp_transforms.flow import DPStream, run_in_memory
 from dp_transforms.run import Run
-from pipelines.sinks import write as sinks
+from pipelines.sinks import files as sinks
 from state import open as stores
 from state import spanner
 from state.spanner import SpannerStore

@@ -19,7 +19,7 @@ import pytest
 from accounting.errors import DpstreamError
 from dp_transforms.flow import run_in_memory
 from dp_transforms.run import Run
-from pipelines.sinks.write import write_release
+from pipelines.sinks.files import write_release
 from state import moves, sqlite, sqlite_file
 from state import open as stores
 from state.ledger import Charge, Ledger

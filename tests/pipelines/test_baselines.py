@@ -34,7 +34,7 @@ from pipelines.experiments.metrics import Scoreboard
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.truth import Columns, Truth, load
 from pipelines.jobs.job import load_job
-from pipelines.sinks.write import read_releases
+from pipelines.sinks.formats import read_releases
 from pipelines.stream import run_job
 from pipelines.synth import DAY_MICROS, Synth, generate
 

@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "another run": ({"run_id": "00" * 16}, "sink.path", "another run"),
     "the run without its stamp": ({}, "sink.path", "another run"),
     "another plan": ({"plan_hash": "00"}, "sink.path", "another run"),
-    "other files": ({"kind": "csv"}, "sink.kind", "kind of files"),
+    "other files": ({"kind": "csv"}, "sink.kind", "begun with"),
     "a later epoch": ({"epoch": 2}, "state.store", "restored in a later epoch"),
     "a newer layout": ({"format": 2}, "sink.path", "cannot read"),
 }

@@ -13,7 +13,8 @@ from accounting.errors import PolicyError, RunError, UsageError
 from pipelines.commands import main as module
 from pipelines.commands.main import cli
 from pipelines.jobs.job import Job
-from pipelines.sinks.write import dead_letter_folder, read_dead_letters, read_releases
+from pipelines.sinks.formats import read_releases
+from pipelines.sinks.write import dead_letter_folder, read_dead_letters
 
 MakeJob = Callable[..., Job]
 GOLDEN = Path(__file__).parents[1] / "golden"

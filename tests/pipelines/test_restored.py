@@ -5,9 +5,8 @@ from pathlib import Path
 import msgspec
 
 from dp_transforms.flow import ReleaseCallback
-from pipelines.sinks.files import FileSink
+from pipelines.sinks.files import FileSink, release_path
 from pipelines.sinks.restored import committed_names, publish_committed
-from pipelines.sinks.write import release_path
 from state import open as stores
 from tests.streams import begin, make_plan
 

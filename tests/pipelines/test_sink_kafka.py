@@ -1,81 +1,50 @@
 """The sink of Kafka on a real broker: one value per release id, whatever is repeated or killed."""
 
-import pickle
 import secrets
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from accounting.errors import PolicyError, RunError, UsageError
-from pipelines.jobs.job import Job
+from accounting.errors import PolicyError, RunError
+from pipelines.jobs.job import load_job
 from pipelines.operating import state_admin
-from pipelines.operating.state_view import export
+from pipelines.operating.state_view import export, publish
 from pipelines.sinks import kafka as sink_kafka
 from pipelines.sinks.kafka import KafkaSink
 from pipelines.sinks.kafka_read import read_kafka_releases
 from pipelines.sinks.kafka_topic import KafkaTopic
+from pipelines.sinks.manifest import write_manifest
 from pipelines.sinks.messages import Messages, is_row, messages_of, seal_key
 from pipelines.sinks.sink import sink_of
-from pipelines.stream import begin
+from pipelines.stream import begin, prepare
 from state import open as stores
 from state.life_store import LifeStore
 from tests.kafka_broker import Broker, running
+from tests.pipelines.kafka_sinks import (
+    broker,
+    contents,
+    fresh,
+    gone,
+    made,
+    meanwhile,
+    one_value_per_name,
+    run_name,
+    table,
+    topic_of,
+)
+from tests.pipelines.test_unbounded_cli import job_file, lived
 from tests.published import RUNS, Published
+
+__all__ = ["broker", "fresh", "made"]
 
 OLDER = "older than its sink"
 #: ``send`` is called for: the manifest, then rows and seals of the releases of a bundle.
 SEND = "pipelines.sinks.kafka_topic:KafkaTopic.send"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with running(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Published, pa.Table]:
-    published = Published(tmp_path_factory.mktemp("made"))
-    return published, published.files()[1]
-
-
-@pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Published]:
-    yield Published(tmp_path / "place")
-    stores.close_all()
-
-
-def table(broker: Broker, topic: str, **options: str) -> str:
-    """A ``[sink]`` of a topic."""
-    given = ", ".join(f'"{name}" = "{value}"' for name, value in options.items())
-    where = f'kind = "kafka"\ntopic = "{topic}"\nservers = "{broker.servers}"'
-    return f"{where}\noptions = {{ {given} }}"
-
-
-def topic_of(broker: Broker, partitions: int = 3, policy: str = "compact") -> str:
-    return broker.topic(partitions, cleanup_policy=policy)
-
-
-def contents(job: Job) -> dict[str, list[bytes]]:
-    """Every message of a job's topic as it stands there: name -> its values."""
-    found = defaultdict(list)
-    topic = KafkaTopic(job.sink.servers or "", job.sink.topic or "", {})
-    for key, value in topic.read(range(topic.describe()[0])):
-        found[key].append(value)
-    return found
-
-
-def one_value_per_name(job: Job) -> None:
-    for key, values in contents(job).items():
-        assert len(set(values)) == 1, key
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
@@ -90,7 +59,8 @@ def test_the_topic_holds_what_the_files_hold(
     assert all(len(values) == 1 for values in found.values())
     seals = [msgspec.json.decode(v[0]) for k, v in found.items() if k.startswith("seal-")]
     assert len(seals) == RUNS and sum(seal["rows"] for seal in seals) == made[1].num_rows
-    assert msgspec.json.decode(found["run"][0])["kind"] == "kafka"
+    manifest = msgspec.json.decode(found[run_name(job)][0])
+    assert manifest["kind"] == "kafka" and run_name(job) == f"run-{manifest['run_id']}"
     # A compacted topic keeps nothing but these names.
     assert sum(is_row(key) for key in found) == made[1].num_rows == len(found) - RUNS - 1
 
@@ -174,12 +144,8 @@ def test_a_lost_store_is_refused(broker: Broker, fresh: Published) -> None:
     # Also when all of it has been deleted since: offsets do not go back.
     sink = table(broker, topic_of(broker, policy="compact,delete"))
     fresh.run(sink, "third")
-    admin = KafkaTopic(broker.servers, fresh.job(sink).sink.topic or "", {})._client("admin")
-    from confluent_kafka import OFFSET_END, TopicPartition
-
-    where = [TopicPartition(fresh.job(sink).sink.topic, n, OFFSET_END) for n in range(3)]
-    for done in admin.delete_records(where).values():
-        done.result(30)
+    for partition in range(3):
+        gone(broker, fresh.job(sink), partition, -1)
     assert not contents(fresh.job(sink))
     with pytest.raises(PolicyError, match="holds a run's releases, but the store"):
         begin(fresh.job(sink, "another"))
@@ -226,18 +192,105 @@ def half_way(fresh: Published, sink: str) -> Path:
 
 
 def test_a_forked_store_is_refused(broker: Broker, fresh: Published) -> None:
-    sink = table(broker, topic_of(broker))
-    job = fresh.run(sink)
+    job = fresh.run(table(broker, topic_of(broker)))
     key = seal_key((1, 4))
     seal = msgspec.json.decode(contents(job)[key][0])
     seal["digest"] = "0" * 32
-    KafkaTopic(broker.servers, job.sink.topic or "", {}).send([(key, msgspec.json.encode(seal), 0)])
+    changed = (key, msgspec.json.encode(seal), 0)
+    # What compaction left of two forks.
+    other = fresh.job(table(broker, topic_of(broker)))
+    rest = [(name, v[0], 0) for name, v in contents(job).items() if name != key]
+    KafkaTopic(broker.servers, other.sink.topic or "", {}).send([*rest, changed])
     with pytest.raises(PolicyError, match="is a fork: release of window 1, trigger 4"):
-        begin(fresh.job(sink))
+        begin(other)
+    stores.close_all()
     # A release in the middle is found when it is written again.
-    again = sink_of(job)
     with pytest.raises(PolicyError, match="another release of window 1, trigger 4"):
-        again.write(fresh.batches())
+        sink_of(other).write(fresh.batches())
+    # Before compaction both are there.
+    KafkaTopic(broker.servers, job.sink.topic or "", {}).send([changed])
+    with pytest.raises(PolicyError, match="holds two releases of window 1, trigger 4"):
+        begin(job)
+
+
+def changed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The release as a fork would have it."""
+    at = batch.schema.get_field_index("n")
+    values = pa.array([v + 1 for v in batch["n"].to_pylist()], batch.schema.field(at).type)
+    return batch.set_column(at, batch.schema.field(at), values)
+
+
+def test_a_fork_that_runs_at_the_same_time_is_noticed(broker: Broker, fresh: Published) -> None:
+    fresh.run(table(broker, topic_of(broker)))
+    batches, job = fresh.batches(), fresh.job(table(broker, topic_of(broker)))
+    one, two = sink_of(job), sink_of(job)
+    assert not list(one.published()) and not list(two.published())
+    one.write(batches[:4])
+    before = contents(job)
+    with pytest.raises(PolicyError, match="another release of window 0, trigger 1"):
+        two.write([changed(batch) for batch in batches[:4]])
+    assert contents(job) == before  # nothing was overwritten
+    # Both between their look and their seals: the second to seal sees the first.
+    fork = [changed(batch) for batch in batches[4:]]
+    with (
+        meanwhile(2, lambda: two.write(fork)),
+        pytest.raises(PolicyError, match="holds two releases of window 1, trigger 2"),
+    ):
+        one.write(batches[4:])
+    with pytest.raises(PolicyError, match="holds two releases of window 1, trigger 2"):
+        two.write(fork)  # and the first sees the second as soon as it looks again
+
+
+def test_a_topic_made_again_under_a_stream_is_refused_and_filled(
+    broker: Broker, tmp_path: Path
+) -> None:
+    path, topic = job_file(tmp_path), topic_of(broker)
+    head, _, _ = path.read_text().partition("[sink]")
+    path.write_text(f"{head}[sink]\n{table(broker, topic)}\n")
+    job = load_job(path)
+    lived(job, 7)
+    before = contents(job)
+    assert sum(key.startswith("seal-") for key in before) == 7
+    writer = sink_of(job)
+    assert len(list(writer.published())) == 7
+    broker.admin_do("delete_topics", [topic])
+    time.sleep(0.5)
+    broker.create(topic, 3, {"cleanup.policy": "compact"})
+    with pytest.raises(PolicyError, match="lacks messages that it has acknowledged"):
+        list(writer.published())  # one that still runs
+    with pytest.raises(PolicyError, match=r"sink\.topic: is empty, but the store says"):
+        begin(job)
+    stores.close_all()
+    assert publish(job) == 7
+    assert contents(job) == before
+    begin(job)
+    stores.close_all()
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_two_runs_that_begin_at_once_on_a_topic(broker: Broker, fresh: Published, nth: int) -> None:
+    """The other begins after this one's look at the topic, or even before its manifest."""
+    sink = table(broker, topic_of(broker))
+    job, other = fresh.job(sink), fresh.job(sink, "other")
+    privacy = msgspec.structs.replace(other.privacy, insecure_test_run_id="33" * 16)
+    other = msgspec.structs.replace(other, privacy=privacy)
+    run, _, _ = prepare(job)
+    late = sink_of(job)
+    if nth == 0:
+        begin(other)
+    else:
+        assert not late.manifests()
+    with (
+        meanwhile(nth, lambda: begin(other)),
+        pytest.raises(PolicyError, match="was taken by another run meanwhile"),
+    ):
+        write_manifest(run, late)
+    stores.close_all()
+    assert len([key for key in contents(job) if key.startswith("run")]) == 1 + nth
+    begin(other)  # the topic is the first one's, whatever the other has left there
+    stores.close_all()
+    with pytest.raises(PolicyError, match="another run than the store's"):
+        begin(job)
 
 
 def test_a_restored_store_is_held_against_rows_without_a_seal(
@@ -261,39 +314,7 @@ def test_a_restored_store_is_held_against_rows_without_a_seal(
     state_admin.restore(job, backup, replace=True)
     with pytest.raises(PolicyError, match="does not lead to what is published"):
         fresh.run(other)
-    assert list(contents(job)) == [rows[0], "run"]  # nothing was published
-
-
-def test_a_topic_must_be_there_and_compacted(broker: Broker, fresh: Published) -> None:
-    with pytest.raises(RunError, match=r"sink\.topic: is not there.*kafka-topics --create"):
-        begin(fresh.job(table(broker, "none")))
-    with pytest.raises(PolicyError, match="is not compacted"):
-        begin(fresh.job(table(broker, topic_of(broker, policy="delete"))))
-    both = table(broker, topic_of(broker, policy="compact,delete"))
-    sink = fresh.run(both)
-    with pytest.raises(PolicyError, match="lets releases go"):
-        sink_of(sink).prepare(restoring=True)
-
-
-def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any) -> None:
-    for name in ("acks", "enable.idempotence", "debug", "log_level"):
-        with pytest.raises(UsageError, match=f"sink.options.{name}: is set by dpstream"):
-            sink_of(fresh.job(table(broker, "t", **{name: "0"})))
-    for name in ("sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"):
-        with pytest.raises(UsageError, match=f"sink.options.{name}: is a secret") as told:
-            sink_of(fresh.job(table(broker, "t", **{name: "hunter2"})))
-        assert "hunter2" not in str(told.value)
-    wrong = fresh.job(table(broker, topic_of(broker), nonsense="1"))
-    with pytest.raises(UsageError, match="are refused by Kafka's client"):
-        sink_of(wrong).used()
-    job = fresh.job(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"}))
-    with pytest.raises(UsageError, match=r"sink.options.client.id: names an environment variable"):
-        sink_of(job).used()
-    monkeypatch.setenv("SINK_CLIENT", "secret-name")
-    sink = sink_of(fresh.run(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"})))
-    assert len(list(sink.published())) == RUNS
-    assert b"secret-name" not in pickle.dumps(sink)
-    assert len(list(pickle.loads(pickle.dumps(sink)).published())) == RUNS  # noqa: S301
+    assert list(contents(job)) == [rows[0], run_name(job)]  # nothing was published
 
 
 def test_releases_can_be_dropped_and_exported(
@@ -317,8 +338,12 @@ def test_a_broker_that_goes_away_for_good_is_a_coded_error(
         away = table(own, topic_of(own), **{"message.timeout.ms": "2000"})
         writer = sink_of(fresh.job(away))
         assert len(writer.write(given[:4])) == 4
-        own.kill()
-        with pytest.raises(RunError, match=r"did not take a release: _MSG_TIMED_OUT"):
+        with (
+            meanwhile(1, own.kill),
+            pytest.raises(RunError, match=r"did not take a release: _MSG_TIMED_OUT"),
+        ):
+            writer.write(given[4:])
+        with pytest.raises(RunError, match=r"cannot be read: _TIMED_OUT"):
             writer.write(given[4:])
         own.start()
         assert len(writer.write(given)) == RUNS  # it opens its client again

@@ -18,19 +18,18 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from pipelines.jobs.job import Job
+from pipelines.sinks import files as sink_files
 from pipelines.sinks import formats as sink_formats
 from pipelines.sinks import write as sinks
-from pipelines.sinks.files import FileSink
+from pipelines.sinks.files import FileSink, release_path, write_release, write_releases
+from pipelines.sinks.formats import read_releases
+from pipelines.sinks.sink import name_of_release
 from pipelines.sinks.write import (
     WriteDeadLetters,
     WriteReleases,
     dead_letter_folder,
     read_dead_letters,
-    read_releases,
-    release_path,
     write_dead_letters,
-    write_release,
-    write_releases,
 )
 
 MakeJob = Callable[..., Job]
@@ -98,9 +97,9 @@ def test_a_bundle_writes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sinks, "SINK_RELEASES", 4)
     monkeypatch.setattr(sinks, "SINK_ROWS", 9)
     calls = []
-    real = sinks.write_releases
+    real = sink_files.write_releases
     monkeypatch.setattr(
-        sinks, "write_releases", lambda *args: calls.append(len(args[2])) or real(*args)
+        sink_files, "write_releases", lambda *args: calls.append(len(args[2])) or real(*args)
     )
     writer = sinks._WriteRelease(FileSink(tmp_path, "parquet"))
     writer.start_bundle()
@@ -207,6 +206,81 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(PolicyError):
         write_release(tmp_path, "csv", release(1, 1, ["b"]))
     assert list(files(tmp_path)) == ["window-000001/trigger-000001.csv"]
+
+
+def test_without_hard_links_the_first_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beaten(_: object, path: Path) -> None:
+        path.write_bytes(b"of another writer")
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", beaten)
+    with pytest.raises(PolicyError, match="holds another release"):
+        write_release(tmp_path, "csv", release(1, 1, ["a"]))
+    assert files(tmp_path) == {"window-000001/trigger-000001.csv": b"of another writer"}
+
+
+def test_a_failed_link_is_no_reason_to_overwrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(RunError, match="cannot be written"):
+        write_release(tmp_path, "csv", release(1, 1, ["a"]))
+    assert files(tmp_path) == {}
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What was flushed to disk."""
+    found, real = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_files_of_a_writer_that_died_are_flushed_by_the_next(
+    tmp_path: Path, flushed: list[Path]
+) -> None:
+    """It was killed between the file's entry and the folder's flush."""
+    batches, folder = [release(1, 1, ["a"]), release(2, 1, ["a"])], tmp_path / "out"
+    for batch in batches:
+        sink_formats.put_entry(
+            folder / release_path(*name_of_release(batch), "csv"),
+            sink_formats.encode(batch, "csv"),
+        )
+    flushed.clear()
+    write_releases(folder, "csv", batches)
+    assert set(flushed) == {folder, folder / "window-000001", folder / "window-000002"}
+
+
+def test_a_manifest_is_flushed_with_the_folders_above_it(
+    tmp_path: Path, flushed: list[Path]
+) -> None:
+    path = tmp_path / "new" / "also" / "out" / "run.json"
+    above = {tmp_path, tmp_path / "new", tmp_path / "new" / "also", path.parent}
+    for fresh in (True, False):
+        flushed.clear()
+        assert sink_formats.put_once(path, b"x") == fresh
+        assert above <= set(flushed)
+
+
+def test_old_drafts_are_removed(tmp_path: Path) -> None:
+    write_release(tmp_path, "csv", release(1, 1, ["a"]))
+    window = tmp_path / "window-000001"
+    old, young = (window / f".trigger-000001.csv.{n}.tmp" for n in range(2))
+    for draft in (old, young):
+        draft.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    FileSink(tmp_path, "csv").prepare()
+    assert sorted(window.iterdir()) == [young, window / "trigger-000001.csv"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "link", "mkdir"])

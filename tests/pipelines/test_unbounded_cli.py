@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from accounting.errors import PolicyError
 from pipelines.commands.main import cli
 from pipelines.jobs.job import Job, load_job
 from pipelines.sinks import restored
@@ -307,6 +309,29 @@ def test_abandon_takes_the_wall_clock(job: Path, tmp_path: Path) -> None:
     found = told("state", "info", job)
     assert found["abandoned"] > 14
     assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 14
+
+
+def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) -> None:
+    def files() -> dict[str, bytes]:
+        out = tmp_path / "out"
+        return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+    before = files()
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(PolicyError, match=r"sink\.path: is empty, but the store says"):
+        begin(load_job(job))
+    stores.close_all()
+    assert not (tmp_path / "out").exists()
+    assert told("state", "releases", job) == {"releases": 14, "out": str(tmp_path / "out")}
+    assert files() == before and len(before) == 15
+    begin(load_job(job))
+    stores.close_all()
+    refused("--kind", 2, "state", "releases", job, "--kind", "csv")
+    # What is published is not added to by a store that has not been compared with it.
+    told("state", "backup", job, "--out", tmp_path / "backup")
+    told("state", "restore", job, tmp_path / "backup", "--replace")
+    refused("state.store", 3, "state", "releases", job)
+    assert files() == before
 
 
 def test_keep_releases(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pipelines.experiments.metrics import errors
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.one_run import in_child
 from pipelines.experiments.truth import Truth, load
-from pipelines.sinks.write import read_releases
+from pipelines.sinks.formats import read_releases
 from pipelines.synth import Synth, generate
 from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
 

@@ -12,7 +12,7 @@ import pytest
 
 from accounting.plan import Plan
 from dp_transforms.flow import run_in_memory
-from pipelines.sinks.write import release_path, write_release
+from pipelines.sinks.files import release_path, write_release
 from state import open as stores
 from tests.streams import COUNT, MEAN, START, STEP, begin, make_plan, positioned
 
