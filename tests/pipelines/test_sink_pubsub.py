@@ -19,7 +19,7 @@ from accounting.errors import PolicyError, RunError
 from dp_transforms.batches import release_schema
 from pipelines.jobs.job import Job
 from pipelines.operating import state_admin
-from pipelines.sinks import pubsub as sink_pubsub
+from pipelines.sinks import write_only
 from pipelines.sinks.formats import rows_of_text
 from pipelines.sinks.messages import Messages, digest_of, lines, messages_of
 from pipelines.sinks.pubsub import PubsubSink
@@ -27,12 +27,14 @@ from pipelines.sinks.sink import sink_of
 from pipelines.stream import begin
 from state import open as stores
 from tests import pubsub_emulator
-from tests.published import RUNS, Published
+from tests.published import RUN_ID, RUNS, Published
 from tests.relay import Relay
 
-#: ``_send`` is called for the manifest, then for rows and seals of the releases of a bundle.
+#: The run id as its releases show it: it was given, not drawn.
+RUN = f"INSECURE-{RUN_ID}"
+#: ``send`` is called for the manifest, then for rows and seals of the releases of a bundle.
 Topics = Callable[[], tuple[str, str]]
-SEND = "pipelines.sinks.pubsub:PubsubSink._send"
+SEND = "pipelines.sinks.pubsub_topic:PubsubTopic.send"
 
 
 class Service(NamedTuple):
@@ -131,7 +133,7 @@ def test_the_subscription_gets_what_the_files_hold(
     job = fresh.run(sink_table(topic))
     messages = received(subscription)
     assert as_documented(messages, job).equals(made[1]) and made[1].num_rows > 10
-    assert [m.name for m in messages if m.kind == "run"] == ["run"]
+    assert [m.name for m in messages if m.kind == "run"] == [f"{RUN}/run"]
     assert sum(m.kind == "seal" for m in messages) == RUNS
     # In a window, each seal comes after the rows of its release.
     for window in ("0", "1"):
@@ -169,7 +171,7 @@ def test_a_twin_with_new_names_at_each_attempt_is_caught(
     topic, subscription = topic_of()
     sink = sink_table(topic)
     fresh.killed(sink, SEND, 3)
-    with mock.patch.object(sink_pubsub, "messages_of", random_names):
+    with mock.patch.object(write_only, "messages_of", random_names):
         job = fresh.run(sink)
     with pytest.raises(AssertionError):
         as_documented(received(subscription), job)
@@ -227,7 +229,7 @@ def gone_for(
     job, given = batches_of(made)
     relay = Relay(emulator.host)
     patch.setenv(pubsub_emulator.HOST, relay.host)
-    writer = PubsubSink(topic)
+    writer = PubsubSink(topic, RUN)
     writer.write(given[:4])
     relay.down()
     threading.Timer(seconds, relay.up).start()
@@ -260,11 +262,11 @@ def test_a_service_that_stays_away_is_a_coded_error(
     job, given = batches_of(made)
     relay = Relay(emulator.host)
     monkeypatch.setenv(pubsub_emulator.HOST, relay.host)
-    writer = PubsubSink(topic, seconds=2)
+    writer = PubsubSink(topic, RUN, 2.0)
     writer.write(given[:4])
     relay.down()
     began = time.monotonic()
-    with pytest.raises(RunError, match="did not take a release: TimeoutError"):
+    with pytest.raises(RunError, match="did not take all messages: TimeoutError"):
         writer.write(given[4:])
     assert time.monotonic() - began < 30
     relay.up()
