@@ -10,12 +10,13 @@ LOOK_SECONDS = 30.0
 _ERRORS = "google.api_core.exceptions"
 
 
-def imported(kind: str, module: str) -> Any:
+def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
     """A service's client, with what its errors are made of.
 
     Args:
         kind: of the sink, by which its packages are installed.
         module: the client's.
+        field: that names the kind, for the error.
 
     Raises:
         UsageError: they are not installed.
@@ -25,7 +26,7 @@ def imported(kind: str, module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise UsageError(
-            "sink.kind", f"'{kind}' needs its client", f"pip install 'dpstream[{kind}]'"
+            field, f"'{kind}' needs its client", f"pip install 'dpstream[{kind}]'"
         ) from None
 
 
@@ -48,9 +49,7 @@ def retry(seconds: float) -> Any:
 
 def failed(field: str, error: BaseException | None, what: str) -> RunError:
     """The class of a client's error only: its text can quote what was sent."""
-    return RunError(
-        field,
-        f"{what}: {type(error).__name__}",
-        "check that it is as it was made, and the account's rights; then run again: what was "
-        "already written is not written twice",
-    )
+    fix = "check the place and the account's rights, then run again"
+    if field.startswith("sink."):
+        fix += ": the store has every release"
+    return RunError(field, f"{what}: {type(error).__name__}", fix)

@@ -101,7 +101,8 @@ class PubsubTopic:
 
     def _open(self) -> Any:
         if self._client is None:
-            pubsub = imported("pubsub", "google.cloud.pubsub_v1")
+            kind = "sink.kind" if self._field == "sink.topic" else self._field
+            pubsub = imported("pubsub", "google.cloud.pubsub_v1", kind)
             batches = pubsub.types.BatchSettings(
                 max_bytes=4 << 20, max_latency=0.02, max_messages=1000
             )
