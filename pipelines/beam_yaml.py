@@ -25,6 +25,7 @@ from dp_transforms.telemetry import guarded
 from pipelines.jobs.job import Job, load_job
 from pipelines.sinks.delivered import CountDelivered
 from pipelines.sinks.formats import encode
+from pipelines.sinks.sink import sink_of
 from pipelines.sinks.write import WriteDeadLetters, WriteReleases
 from pipelines.sources.files import ReadFiles
 from pipelines.stream import begin
@@ -72,8 +73,8 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
             run, _ = begin(job)
             records, refused = read.records, [read.dead_letter]
         output = records | "DPStream" >> DPStream(run.plan, run)
-        restoring = run.open().restoring
-        written = output.releases | "Releases" >> WriteReleases(job, only_compare=restoring)
+        writing = WriteReleases(sink_of(job, run), only_compare=run.open().restoring)
+        written = output.releases | "Releases" >> writing
         _ = written | "Counted" >> CountDelivered(job.plan.timeline)
         dead = (output.dead_letter, *refused) | "AllDead" >> beam.Flatten()
         _ = dead | "DeadLetters" >> WriteDeadLetters(job)

@@ -257,7 +257,7 @@ def run_job(
     reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
-    restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job)
+    restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
     _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)

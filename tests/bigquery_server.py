@@ -13,10 +13,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import BigQueryWriteClient
-from google.cloud.bigquery_storage_v1.types import AppendRowsRequest, AppendRowsResponse
+from google.cloud.bigquery_storage_v1.types import (
+    AppendRowsRequest,
+    AppendRowsResponse,
+    GetWriteStreamRequest,
+    WriteStream,
+    WriteStreamView,
+)
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+#: Types of a table's columns, by those of Arrow; bytes are text of hex digits.
+TYPES = {
+    "fixed_size_binary[16]": "STRING", "string": "STRING", "timestamp[us, tz=UTC]": "TIMESTAMP",
+    "int32": "INT64", "int64": "INT64", "double": "DOUBLE", "bool": "BOOL",
+}  # fmt: skip
 SERVICE = "google.cloud.bigquery.storage.v1.BigQueryWrite"
 #: The fault of a connection: refuse at once, apply and end without an answer, or answer an error.
 REFUSE, LOSE_ANSWER, ANSWER_ERROR, ROW_ERROR = "refuse", "lose answer", "answer error", "row error"
@@ -27,6 +39,7 @@ class WriteServer:
 
     Attributes:
         keys: the primary key of each table that exists.
+        columns: table -> column -> (type, mode).
         tables: table -> key -> row.
         faults: of the next connections, first to last; a code belongs to it.
         requests: all that were sent: (stream, streams named in the header, number of rows, bytes).
@@ -35,10 +48,29 @@ class WriteServer:
 
     def __init__(self, **keys: str) -> None:
         self.keys = keys
+        self.columns: dict[str, dict[str, tuple[str, str]]] = {}
         self.tables: dict[str, dict[Any, dict[str, Any]]] = {name: {} for name in keys}
         self.faults: list[tuple[str, int]] = []
         self.requests: list[tuple[str, list[str], int, int]] = []
         self.applied: dict[str, dict[Any, int]] = {name: defaultdict(int) for name in keys}
+
+    def define(self, table: str, schema: pa.Schema) -> None:
+        """Say a table's columns; others are not found."""
+        self.columns[table] = {f.name: (TYPES[str(f.type)], "NULLABLE") for f in schema}
+
+    def get_write_stream(
+        self, request: GetWriteStreamRequest, context: grpc.ServicerContext
+    ) -> WriteStream:
+        """GetWriteStream: with the view FULL it says the table's columns."""
+        table = request.name.split("/")[5]
+        if table not in self.columns:
+            context.abort(grpc.StatusCode.NOT_FOUND, "CANARY7741")
+        fields = [
+            {"name": name, "type_": kind, "mode": mode}
+            for name, (kind, mode) in self.columns[table].items()
+        ]
+        full = request.view == WriteStreamView.FULL
+        return WriteStream(name=request.name, table_schema={"fields": fields if full else []})
 
     def append_rows(
         self, requests: Iterator[AppendRowsRequest], context: grpc.ServicerContext
@@ -95,8 +127,13 @@ def running(service: WriteServer) -> Iterator[str]:
         request_deserializer=AppendRowsRequest.deserialize,
         response_serializer=AppendRowsResponse.serialize,
     )
+    look = grpc.unary_unary_rpc_method_handler(
+        service.get_write_stream,
+        request_deserializer=GetWriteStreamRequest.deserialize,
+        response_serializer=WriteStream.serialize,
+    )
     server = grpc.server(futures.ThreadPoolExecutor(4))
-    methods = {"AppendRows": handler}
+    methods = {"AppendRows": handler, "GetWriteStream": look}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -16,6 +16,7 @@ CREATE TABLE IF NOT EXISTS `project.dataset.flights` (
 ) CLUSTER BY `release_id`;
 CREATE TABLE IF NOT EXISTS `project.dataset.flights_seals` (
   `name` STRING NOT NULL,
+  `run_id` STRING,
   `value` STRING,
   PRIMARY KEY (`name`) NOT ENFORCED
 ) CLUSTER BY `name`;

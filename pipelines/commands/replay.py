@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from accounting.errors import UsageError
 from pipelines.commands.parts import AS_JSON, examples, print_json
 
 
@@ -21,8 +22,12 @@ from pipelines.commands.parts import AS_JSON, examples, print_json
 @click.option(
     "--speed", default="max", show_default=True, help="Seconds of stream a second, or max."
 )
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE",
+    help="A setting of Kafka's client (TLS, SASL); secrets as NAME=env:VARIABLE.",
+)  # fmt: skip
 @AS_JSON
-def replay(job: Path, target: str, speed: str, as_json: bool) -> None:
+def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json: bool) -> None:
     """Publish the records of JOB's files into a folder that grows (Parquet files and markers) or
     as JSON messages.  For recordings that may be published there: no privacy is added."""
     from pipelines.jobs.job import load_job
@@ -30,7 +35,10 @@ def replay(job: Path, target: str, speed: str, as_json: bool) -> None:
     from pipelines.sources.republish import republish, target_of
 
     pace, loaded = parse_speed(speed), load_job(job)
-    found = republish(loaded, target_of(target), pace)
+    if not all("=" in option for option in options):
+        raise UsageError("--option", "names no value", "write NAME=VALUE")
+    given = dict(option.split("=", 1) for option in options)
+    found = republish(loaded, target_of(target, given), pace)
     if as_json:
         print_json(found._asdict())
         return

@@ -18,6 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.errors import DpstreamError, RunError, UsageError
 from pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
 from pipelines.runners.settings import refuse_at_least_once
+from pipelines.sinks.write import dead_letter_folder
 from pipelines.stream import Result, run_job
 
 RUNNER = "DataflowRunner"
@@ -25,7 +26,10 @@ _FILES = ("parquet", "csv", "jsonl")
 
 
 def check_remote(job: Job) -> None:
-    """Refuse what would lie on the launcher's disk.
+    """Refuse what would lie on the launcher's disk, or be lost with a worker's.
+
+    Dead letters are files beside the job file unless a folder is named, so on Dataflow they are
+    lost with the worker that wrote them; their number is not.
 
     Raises:
         UsageError: names the field.
@@ -44,6 +48,12 @@ def check_remote(job: Job) -> None:
     for field, wrong, fix in local:
         if wrong:
             raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
+    if dead_letter_folder(job) != job.path.parent / "dead_letter" / job.path.stem:
+        raise UsageError(
+            "sink.dead_letter",
+            "is a folder on each worker's disk, which is thrown away",
+            "leave it out: on Dataflow dead letters are counted, not kept",
+        )
 
 
 def flags(job: Job, given: Sequence[str]) -> list[str]:

@@ -108,7 +108,7 @@ def publish(job: Job, progress: Progress | None = None) -> int:
     try:
         run = store_run(job)
         try:
-            with contextlib.closing(sink_of(job)) as sink:
+            with contextlib.closing(sink_of(job, run)) as sink:
                 _refuse_behind(job, run, sink)
                 check_sink(run, sink)
                 return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))

@@ -5,7 +5,7 @@ hex digits, as in the other sinks: a column of bytes can be no primary key.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +15,7 @@ from pipelines.sinks.formats import as_hex
 
 #: The change that a row stands for: a pseudo column beside the table's own.
 CHANGE_TYPE, UPSERT = "_CHANGE_TYPE", "UPSERT"
-SEAL_SCHEMA = pa.schema(
-    [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)]
-)
+SEAL_SCHEMA = pa.schema([("name", pa.string()), ("run_id", pa.string()), ("value", pa.string())])
 #: Bytes of rows in one request (the service takes 10 MB).
 _REQUEST_BYTES = 4 << 20
 
@@ -29,6 +27,12 @@ def bigquery_type(kind: pa.DataType) -> str:
         UsageError: none fits.
     """
     return _types_of(kind)[0]
+
+
+def column_kind(kind: pa.DataType) -> str:
+    """The same as the Storage Write API names it."""
+    found = bigquery_type(kind)
+    return "DOUBLE" if found == "FLOAT64" else found
 
 
 def _types_of(kind: pa.DataType) -> tuple[str, str]:
@@ -79,7 +83,7 @@ def rows_of(batch: pa.RecordBatch) -> list[bytes]:
     ]  # fmt: skip
 
 
-def requests_of(stream: str, schema: pa.Schema, rows: Sequence[bytes]) -> Iterator[Any]:
+def requests_of(stream: str, schema: pa.Schema, rows: Iterable[bytes]) -> Iterator[Any]:
     """The requests of one connection: none is larger than the service takes."""
     from google.cloud.bigquery_storage_v1 import types
     from google.protobuf import descriptor_pb2
@@ -94,7 +98,7 @@ def requests_of(stream: str, schema: pa.Schema, rows: Sequence[bytes]) -> Iterat
         yield types.AppendRowsRequest(write_stream=stream, proto_rows=data, trace_id="dpstream")
 
 
-def _parts(rows: Sequence[bytes]) -> Iterator[list[bytes]]:
+def _parts(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
     part, size = list[bytes](), 0
     for row in rows:
         if part and size + len(row) > _REQUEST_BYTES:

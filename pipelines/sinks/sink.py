@@ -11,7 +11,7 @@ What it must keep:
 Sinks differ in what can be read back.  Where nothing can (``readable`` is false), a lost, foreign,
 older or forked store is not noticed by the sink: the store's own epoch and restore notes and the
 data set's ledger must do it, and a restored store, whose run has to be compared with what is
-published, is refused.
+published, is refused (see `pipelines.sinks.write_only`).
 """
 
 from abc import ABC, abstractmethod
@@ -20,10 +20,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import pyarrow as pa
-from typing_extensions import override
 
-from accounting.errors import PolicyError, RunError
+from accounting.errors import RunError
 from dp_transforms.batches import TRIGGER, WINDOW
+from dp_transforms.release import stamped_run_id
+from dp_transforms.run import Run
 from pipelines.jobs.job import Job
 from pipelines.jobs.tables import SinkKind
 
@@ -154,46 +155,6 @@ class Sink(ABC):
         """Let go of clients; the next use opens them again."""
 
 
-class WriteOnlySink(Sink):
-    """A sink that nothing can be read back from."""
-
-    readable = False
-
-    @override
-    def prepare(self, restoring: bool = False) -> None:
-        if restoring:
-            raise PolicyError(
-                "sink.kind",
-                f"'{self.kind}' cannot be read back, and a restored store must be compared with it",
-                "restore with `dpstream state restore --abandon`, which goes on in a new epoch, or "
-                "publish to a folder and send it on from there",
-            )
-
-    @override
-    def used(self) -> bool:
-        return False
-
-    @override
-    def manifests(self) -> list[Manifest | None]:
-        return []
-
-    @override
-    def published(self) -> Iterator[Published]:
-        return iter(())
-
-    @override
-    def same(self, one: Published, batch: pa.RecordBatch) -> bool:
-        return False
-
-    @override
-    def holds(self, batch: pa.RecordBatch) -> bool:
-        raise PolicyError(
-            "sink.kind",
-            f"'{self.kind}' cannot be read back, so nothing shows that it holds a release",
-            "keep the releases in the store, or publish to a sink that can be read",
-        )
-
-
 def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
     """(window, trigger) of a sealed release."""
     metadata = batch.schema.metadata or {}
@@ -202,9 +163,15 @@ def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
     return int(metadata[WINDOW]), int(metadata[TRIGGER])
 
 
-def sink_of(job: Job) -> Sink:
-    """The sink of a job by its kind; its client's library is loaded where it is used."""
+def sink_of(job: Job, run: Run | None = None) -> Sink:
+    """The sink of a job by its kind; its client's library is loaded where it is used.
+
+    Args:
+        job: whose ``[sink]`` says where.
+        run: whose releases it is to write; a sink that cannot be read back needs it for that.
+    """
     sink = job.sink
+    run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
     if sink.kind == "kafka":
         from pipelines.sinks.kafka import KafkaSink
 
@@ -213,11 +180,11 @@ def sink_of(job: Job) -> Sink:
     if sink.kind == "pubsub":
         from pipelines.sinks.pubsub import PubsubSink
 
-        return PubsubSink(sink.topic or "")
+        return PubsubSink(sink.topic or "", run_id)
     if sink.kind == "bigquery":
         from pipelines.sinks.bigquery import BigQuerySink
 
-        return BigQuerySink(sink.table or "", job.plan)
+        return BigQuerySink(sink.table or "", job.plan, run_id)
     from pipelines.sinks.files import FileSink
 
     return FileSink(sink.path, sink.kind)

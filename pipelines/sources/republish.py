@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from accounting.errors import RunError, UsageError
+from accounting.errors import DpstreamError, RunError, UsageError
 from pipelines.jobs.job import Job
+from pipelines.jobs.kafka_options import check_options, looked_up
+from pipelines.sinks.pubsub_topic import Message, PubsubTopic
 from pipelines.sources.endless import wall_micros
 from pipelines.sources.folder_close import close_files, rfc3339
 from pipelines.sources.folder_store import Folder
@@ -32,6 +34,11 @@ FILE_ROWS, FILE_SECONDS = 100_000, 1.0
 #: How long a broker may take for all that is on its way.
 FLUSH_SECONDS = 120.0
 _PAUSE_SECONDS = 0.02
+#: Other names of Kafka's settings that are set here, and those that would print or load something.
+_ALIASES = (
+    *("metadata.broker.list", "request.required.acks", "delivery.timeout.ms"),
+    *("queue.buffering.max.ms", "transactional.id", "debug", "plugin.library.paths"),
+)
 
 
 class Target(ABC):
@@ -62,18 +69,25 @@ class Published(NamedTuple):
     seconds: float
 
 
-def target_of(text: str) -> Target:
+def target_of(text: str, options: Mapping[str, str] | None = None) -> Target:
     """``folder:PATH_OR_URL``, ``kafka:HOST:PORT/TOPIC`` or ``pubsub:projects/P/topics/T``.
 
+    Args:
+        text: one of these.
+        options: of Kafka's client.
+
     Raises:
-        UsageError: none of these, or its client is missing.
+        UsageError: none of these, its client is missing or refuses the options.
+        RunError: it cannot be reached.
     """
     kind, _, rest = text.partition(":")
+    if options and kind != "kafka":
+        raise UsageError("--option", "is for kafka", "leave it out")
     if kind == "folder" and rest:
         return IntoFolder(rest)
     if kind == "kafka" and "/" in rest:
         servers, _, topic = rest.rpartition("/")
-        return IntoKafka(servers, topic)
+        return IntoKafka(servers, topic, options)
     if kind == "pubsub" and rest:
         return IntoPubSub(rest)
     raise UsageError(
@@ -166,31 +180,53 @@ class IntoFolder(Target):
 
 
 class IntoKafka(Target):
-    """Messages of a Kafka topic."""
+    """Messages of a Kafka topic.
 
-    def __init__(self, servers: str, topic: str) -> None:
+    Args:
+        servers, topic: where.
+        options: further settings of the client, as in a job file; secrets as ``env:NAME``.
+    """
+
+    def __init__(self, servers: str, topic: str, options: Mapping[str, str] | None = None) -> None:
         try:
             from confluent_kafka import Producer
         except ImportError:
             raise UsageError(
                 "--to", "needs Kafka's client", "pip install 'dpstream[kafka]'"
             ) from None
+        settings = {
+            "bootstrap.servers": servers, "log_level": 0, "linger.ms": 20, "acks": "all",
+            "enable.idempotence": True, "message.timeout.ms": int(FLUSH_SECONDS * 1000),
+        }  # fmt: skip
+        given = options or {}
+        check_options("--option", given, {*settings, *_ALIASES})
         self._topic, self._failed = topic, 0
-        self._producer = Producer(
-            {"bootstrap.servers": servers, "log_level": 0, "linger.ms": 20, "acks": "all",
-             "enable.idempotence": True, "message.timeout.ms": int(FLUSH_SECONDS * 1000)}
-        )  # fmt: skip
+        try:
+            self._producer = Producer({**settings, **looked_up("--option", given)})
+        except DpstreamError:
+            raise
+        except Exception:  # of several kinds; their text quotes values
+            raise UsageError(
+                "--option", "are refused by Kafka's client", "correct their names and values"
+            ) from None
 
     @override
     def put(self, batch: pa.RecordBatch) -> None:
         for text in json_rows(batch):
-            while True:
-                try:
-                    self._producer.produce(self._topic, text, on_delivery=self._delivered)
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
+            self._queue(text)
         self.tick()
+
+    def _queue(self, text: bytes) -> None:
+        """Hand over a message; a full queue empties, by its messages' own deadline if need be."""
+        while not self._failed:
+            try:
+                self._producer.produce(self._topic, text, on_delivery=self._delivered)
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+            except Exception as error:
+                raise _refused(type(error).__name__) from None
+        raise _refused("some were refused")
 
     @override
     def tick(self) -> None:
@@ -198,39 +234,32 @@ class IntoKafka(Target):
 
     @override
     def close(self) -> None:
-        if self._producer.flush(FLUSH_SECONDS) or self._failed:
-            raise RunError("--to", "did not take all messages", "check broker and topic")
+        try:
+            left = self._producer.flush(FLUSH_SECONDS)
+        except Exception as error:
+            raise _refused(type(error).__name__) from None
+        if left or self._failed:
+            raise _refused("some were refused" if self._failed else "no answer in time")
 
     def _delivered(self, error: Any, _: Any) -> None:
         self._failed += error is not None
+
+
+def _refused(why: str) -> RunError:
+    return RunError("--to", f"did not take all messages: {why}", "check broker, topic and --option")
 
 
 class IntoPubSub(Target):
     """Messages of a Pub/Sub topic."""
 
     def __init__(self, topic: str) -> None:
-        try:
-            from google.cloud.pubsub_v1 import PublisherClient
-        except ImportError:
-            raise UsageError(
-                "--to", "needs Pub/Sub's client", "pip install 'dpstream[pubsub]'"
-            ) from None
-        self._topic, self._client, self._left = topic, PublisherClient(), list[Any]()
+        self._topic = PubsubTopic(topic, FLUSH_SECONDS, "--to")
+        self._topic.look()
 
     @override
     def put(self, batch: pa.RecordBatch) -> None:
-        self._left += [self._client.publish(self._topic, text) for text in json_rows(batch)]
-        if len(self._left) > FILE_ROWS:
-            self.close()
+        self._topic.send(Message("", text, {}) for text in json_rows(batch))
 
     @override
     def close(self) -> None:
-        failed = False
-        for future in self._left:
-            try:
-                future.result(timeout=FLUSH_SECONDS)
-            except Exception:
-                failed = True
-        self._left = []
-        if failed:
-            raise RunError("--to", "did not take all messages", "check topic and credentials")
+        self._topic.close()

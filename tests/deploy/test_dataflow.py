@@ -168,6 +168,16 @@ def test_local_releases_are_refused(tmp_path: Path) -> None:
         check_remote(remote(tmp_path, files))
 
 
+@pytest.mark.parametrize("named", ["refused", "/mnt/refused"])
+def test_a_folder_for_dead_letters_is_refused(tmp_path: Path, named: str) -> None:
+    """It would be on each worker's disk; who names none is told that they are not kept."""
+    topic = 'topic = "projects/p/topics/t"'
+    job = remote(tmp_path, (topic, f'{topic}\ndead_letter = "{named}"'))
+    with pytest.raises(UsageError, match=r"sink\.dead_letter: is a folder on each worker"):
+        check_remote(job)
+    check_remote(remote(tmp_path, (topic, f'{topic}\ndead_letter = "dead_letter/job"')))
+
+
 def test_the_dry_run_prints_options_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """A recording published again: the same rows arrive, at the pace asked for."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from pipelines.sources.folder_watch import Markers, nothing_seen
 from pipelines.sources.pubsub_puller import Puller
 from tests.kafka_broker import Broker
 from tests.pipelines.test_replay import SECOND, messy, table, write
-from tests.pubsub_emulator import running
+from tests.pubsub_emulator import HOST, running
+from tests.relay import Relay
 
 MakeJob = Callable[..., Job]
 
@@ -118,6 +120,51 @@ def test_into_pubsub(tmp_path: Path, make_job: MakeJob) -> None:
             texts += [m.message.data.decode() for m in puller.take(1000, 0.2, 0.1).messages]
         puller.close()
     assert sorted(texts) == expected(job)
+
+
+def test_a_topic_that_is_not_there(tmp_path: Path, make_job: MakeJob) -> None:
+    with running(), pytest.raises(RunError, match="--to: is not there"):
+        republish.target_of("pubsub:projects/test-project/topics/none")
+
+
+def test_pubsub_gives_up_once(
+    tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that takes nothing is a coded error after one deadline, not one for each message."""
+    job = make_job("parquet")
+    recorded(tmp_path / "in")
+    with running() as emulator:
+        topic, _ = emulator.subscription()
+        monkeypatch.setattr(republish, "FLUSH_SECONDS", 1.0)
+        relay = Relay(os.environ[HOST])
+        monkeypatch.setenv(HOST, relay.host)
+        target = republish.IntoPubSub(topic)
+        relay.down()
+        begin = time.monotonic()
+        with pytest.raises(RunError, match="--to: did not take all messages: TimeoutError"):
+            republish.republish(job, target, None)
+        assert time.monotonic() - begin < 20
+        monkeypatch.undo()
+
+
+def test_options_of_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "kafka:127.0.0.1:1/t"
+    monkeypatch.setenv("KAFKA_PASSWORD", "CANARY7741")
+    secure = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+              "sasl.username": "u", "sasl.password": "env:KAFKA_PASSWORD"}  # fmt: skip
+    republish.target_of(where, secure)
+    for options, words in [
+        ({"sasl.password": "CANARY7741"}, "is a secret"),
+        ({"acks": "0"}, "is set by dpstream"),
+        ({"delivery.timeout.ms": "0"}, "is set by dpstream"),
+        ({"no.such": "CANARY7741"}, "are refused"),
+        ({"error_cb": "CANARY7741"}, "are refused"),
+    ]:
+        with pytest.raises(UsageError, match=words) as caught:
+            republish.target_of(where, options)
+        assert caught.value.field.startswith("--option") and "CANARY" not in str(caught.value)
+    with pytest.raises(UsageError, match="is for kafka"):
+        republish.target_of("folder:out", secure)
 
 
 def test_targets_that_are_none(make_job: MakeJob) -> None:

@@ -3,6 +3,8 @@
 import os
 import pickle
 import secrets
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -15,24 +17,28 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from accounting.errors import PolicyError, RunError
+from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import release_schema
 from pipelines.jobs.job import Job
 from pipelines.operating import state_admin
-from pipelines.sinks import pubsub as sink_pubsub
+from pipelines.sinks import pubsub_topic, write_only
 from pipelines.sinks.formats import rows_of_text
 from pipelines.sinks.messages import Messages, digest_of, lines, messages_of
 from pipelines.sinks.pubsub import PubsubSink
+from pipelines.sinks.pubsub_topic import HELD_MESSAGES, Message, PubsubTopic
 from pipelines.sinks.sink import sink_of
 from pipelines.stream import begin
 from state import open as stores
 from tests import pubsub_emulator
-from tests.published import RUNS, Published
+from tests.published import RUN_ID, RUNS, Published
 from tests.relay import Relay
+from tests.sent import SINKS, sent
 
-#: ``_send`` is called for the manifest, then for rows and seals of the releases of a bundle.
+#: The run id as its releases show it: it was given, not drawn.
+RUN = f"INSECURE-{RUN_ID}"
+#: ``send`` is called for the manifest, then for rows and seals of the releases of a bundle.
 Topics = Callable[[], tuple[str, str]]
-SEND = "pipelines.sinks.pubsub:PubsubSink._send"
+SEND = "pipelines.sinks.pubsub_topic:PubsubTopic.send"
 
 
 class Service(NamedTuple):
@@ -74,6 +80,7 @@ class Received(NamedTuple):
     window: str
     trigger: str
     value: bytes
+    run_id: str
 
 
 def sink_table(topic: str) -> str:
@@ -95,7 +102,7 @@ def received(subscription: str) -> list[Received]:
                 found.append(
                     Received(
                         given["kind"], name, given.get("window", ""), given.get("trigger", ""),
-                        one.message.data,
+                        one.message.data, given["run_id"],
                     )
                 )  # fmt: skip
             if answer.received_messages:
@@ -131,7 +138,7 @@ def test_the_subscription_gets_what_the_files_hold(
     job = fresh.run(sink_table(topic))
     messages = received(subscription)
     assert as_documented(messages, job).equals(made[1]) and made[1].num_rows > 10
-    assert [m.name for m in messages if m.kind == "run"] == ["run"]
+    assert [m.name for m in messages if m.kind == "run"] == [f"{RUN}/run"]
     assert sum(m.kind == "seal" for m in messages) == RUNS
     # In a window, each seal comes after the rows of its release.
     for window in ("0", "1"):
@@ -169,7 +176,7 @@ def test_a_twin_with_new_names_at_each_attempt_is_caught(
     topic, subscription = topic_of()
     sink = sink_table(topic)
     fresh.killed(sink, SEND, 3)
-    with mock.patch.object(sink_pubsub, "messages_of", random_names):
+    with mock.patch.object(write_only, "messages_of", random_names):
         job = fresh.run(sink)
     with pytest.raises(AssertionError):
         as_documented(received(subscription), job)
@@ -227,7 +234,7 @@ def gone_for(
     job, given = batches_of(made)
     relay = Relay(emulator.host)
     patch.setenv(pubsub_emulator.HOST, relay.host)
-    writer = PubsubSink(topic)
+    writer = PubsubSink(topic, RUN)
     writer.write(given[:4])
     relay.down()
     threading.Timer(seconds, relay.up).start()
@@ -260,16 +267,150 @@ def test_a_service_that_stays_away_is_a_coded_error(
     job, given = batches_of(made)
     relay = Relay(emulator.host)
     monkeypatch.setenv(pubsub_emulator.HOST, relay.host)
-    writer = PubsubSink(topic, seconds=2)
+    writer = PubsubSink(topic, RUN, 2.0)
     writer.write(given[:4])
     relay.down()
     began = time.monotonic()
-    with pytest.raises(RunError, match="did not take a release: TimeoutError"):
+    with pytest.raises(RunError, match="did not take all messages: TimeoutError"):
         writer.write(given[4:])
     assert time.monotonic() - began < 30
     relay.up()
+    writer._topic._seconds = 60.0  # the same sink goes on; a busy machine takes its time
     writer.write(given[4:])
     monkeypatch.setenv(pubsub_emulator.HOST, emulator.host)
     assert as_documented(received(subscription), job).equals(made[1])
     writer.close()
     relay.down()
+
+
+def test_two_runs_on_one_topic(
+    topic_of: Topics, tmp_path: Path, made: tuple[Published, pa.Table]
+) -> None:
+    """The second run changes nothing of the first one's: readers take the messages of a run."""
+    topic, subscription = topic_of()
+    other = "33" * 16
+    first = Published(tmp_path / "first").run(sink_table(topic))
+    with mock.patch("tests.published.RUN_ID", other):
+        second = Published(tmp_path / "second")
+        job = second.run(sink_table(topic))
+        files = second.files()[1]
+    messages = received(subscription)
+    for run_id, of_run, whole in ((RUN, first, made[1]), (f"INSECURE-{other}", job, files)):
+        mine = [m for m in messages if m.run_id == run_id]
+        assert as_documented(mine, of_run).equals(whole)
+        assert sum(m.kind == "seal" for m in mine) == RUNS
+        assert all(m.name.startswith(f"{run_id}/") for m in mine if m.kind != "row")
+    assert len({m.name for m in messages}) == len(messages), "a name of both"
+
+
+def test_a_release_without_rows_says_its_run(
+    topic_of: Topics, made: tuple[Published, pa.Table]
+) -> None:
+    topic, subscription = topic_of()
+    writer = PubsubSink(topic, RUN)
+    writer.write([batches_of(made)[1][0].slice(0, 0)])
+    [seal] = received(subscription)
+    assert (seal.kind, seal.run_id, seal.name) == ("seal", RUN, f"{RUN}/seal-000000-000001")
+    assert msgspec.json.decode(seal.value)["rows"] == 0
+    writer.close()
+    with pytest.raises(RunError, match="whose releases"):
+        PubsubSink(topic).write([])
+
+
+def test_a_sink_that_was_used_pickles(topic_of: Topics, made: tuple[Published, pa.Table]) -> None:
+    topic, subscription = topic_of()
+    job, given = batches_of(made)
+    writer = PubsubSink(topic, RUN)
+    writer.write(given[:4])
+    again = pickle.loads(pickle.dumps(writer))  # noqa: S301
+    again.write(given[4:])
+    assert as_documented(received(subscription), job).equals(made[1])
+    writer.close()
+    again.close()
+
+
+def test_more_than_the_client_holds_while_the_service_is_away(
+    emulator: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, _ = emulator.running.subscription()
+    relay = Relay(emulator.host)
+    monkeypatch.setenv(pubsub_emulator.HOST, relay.host)
+    far = PubsubTopic(topic, 2.0)
+    far.look()
+    relay.down()
+    many = [Message("window-0", b"x", {"kind": "row"})] * (HELD_MESSAGES + 5_000)
+    raised = list[RunError]()
+
+    def send() -> None:
+        try:
+            far.send(many)
+        except RunError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits without an end"
+    assert "TimeoutError" in str(raised[0])
+    monkeypatch.setenv(pubsub_emulator.HOST, emulator.host)
+    near = PubsubTopic(topic)
+    near.send(many)
+    near.close()
+
+
+class Slow:
+    """A client whose service takes a message in a fifth of a second; nothing overlaps."""
+
+    def __init__(self) -> None:
+        self.taken = self.most = 0
+        self._free, self._left = time.monotonic(), 0
+
+    def publish(self, topic: str, value: bytes, **attributes: str) -> "Slow":
+        """A future of its own kind."""
+        self._left += 1
+        self.most = max(self.most, self._left)
+        return self
+
+    def result(self, timeout: float) -> None:
+        """Wait for the oldest."""
+        if timeout < 0.2:
+            raise TimeoutError
+        time.sleep(0.2)
+        self.taken, self._left = self.taken + 1, self._left - 1
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_deadline_counts_time_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pubsub_topic, "HELD_BYTES", 300)
+    slow = PubsubTopic("projects/p/topics/t", 0.5)
+    client = slow._client = Slow()
+    slow.send([Message("w", b"x" * 100, {})] * 5)
+    assert client.taken == 5 and client.most == 3
+
+
+@pytest.mark.parametrize("missing", ["google.cloud.pubsub_v1", "google.api_core.exceptions"])
+def test_a_client_that_is_not_installed(missing: str) -> None:
+    with (
+        mock.patch.dict(sys.modules, {missing: None}),
+        pytest.raises(UsageError, match=r"sink\.kind: 'pubsub' needs its client.*dpstream\[pubsub"),
+    ):
+        PubsubSink("projects/p/topics/t").prepare()
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_what_is_sent_is_a_function_of_the_releases(kind: str, tmp_path: Path) -> None:
+    """P6: another order of the input and other hash seeds send the same bytes."""
+    Published(tmp_path / "0")
+    digests = {sent(tmp_path / "0", kind, 0)}
+    for seed in ("1", "2"):
+        Published(tmp_path / seed)
+        paths = ":".join(filter(None, sys.path))
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.sent", str(tmp_path / seed), kind, seed],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        digests.add(ended.stdout.split()[-1])
+    assert len(digests) == 1
