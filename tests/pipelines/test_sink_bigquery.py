@@ -228,7 +228,7 @@ def test_rows_are_functions_of_the_release(made: tuple[Published, Job, pa.Table]
         twice = pa.concat_batches([batch, batch])
         for same in (copied, twice.slice(batch.num_rows), batch.replace_schema_metadata(None)):
             assert bigquery_rows.rows_of(same) == rows
-        back = pa.array(range(batch.num_rows - 1, -1, -1))
+        back = pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())
         assert bigquery_rows.rows_of(batch.take(back)) == rows[::-1]
 
 

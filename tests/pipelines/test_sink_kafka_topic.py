@@ -98,6 +98,16 @@ def test_foreign_messages_are_refused_without_their_content(
     assert "hunter2" not in str(told.value) and told.value.__cause__ is None
 
 
+def test_a_row_is_one_line(broker: Broker, fresh: Published) -> None:
+    """Or two rows in one message and none in another would move the rows between them."""
+    job = fresh.run(table(broker, topic_of(broker)))
+    row = next(values[0] for key, values in contents(job).items() if is_row(key))
+    sent(broker, job, "ab" * 16, row + b"\n" + row)
+    sent(broker, job, "cd" * 16, b"")
+    with pytest.raises(PolicyError, match="holds a message that is no release"):
+        read_kafka_releases(job)
+
+
 def test_without_the_client(broker: Broker, fresh: Published) -> None:
     job = fresh.job(table(broker, topic_of(broker)))
     uses: list[Callable[[Any], Any]] = [
