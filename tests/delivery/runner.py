@@ -11,6 +11,7 @@ import dataclasses
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from apache_beam.io.restriction_trackers import OffsetRange
@@ -18,7 +19,7 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from apache_beam.utils.timestamp import Timestamp
 
-from dp_transforms import delivery, flow
+from dp_transforms import clock, delivery, flow
 from dp_transforms.batches import record_schema
 from dp_transforms.clock import WallClock
 from dp_transforms.release import Gather
@@ -238,7 +239,8 @@ class Runner:
         tracker = ThreadsafeRestrictionTracker(self._beat.create_tracker(state.left))
         estimator = ManualWatermarkEstimator(Timestamp(micros=state.clock))
         view = RestrictionTrackerView(tracker)
-        pulses = list(self._beat.process(0, tracker=view, estimator=estimator))
+        with mock.patch.object(clock, "_HERE_SECONDS", 0.0):  # the schedule is the time here
+            pulses = list(self._beat.process(0, tracker=view, estimator=estimator))
         tracker.check_done()
         rest = tracker.deferred_status()
         state.clock = ENDLESS if rest is None else floored(estimator.current_watermark().micros)
