@@ -280,6 +280,8 @@ def run_job(
             if engine.streaming and ends:
                 publish_missing(run, sink)
     finally:
+        if not detach:
+            engine.close()
         run.destroy_keys()
         identity = run.open().identity
         sink.close()

@@ -159,9 +159,9 @@ def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
 
 def flink_runner() -> Any:
     """Beam's runner for Flink, local or a cluster."""
-    from apache_beam.runners.portability.flink_runner import FlinkRunner
+    from pipelines.runners.flink_runner import ClosingFlinkRunner
 
-    return FlinkRunner()
+    return ClosingFlinkRunner()
 
 
 def _job_server(options: PipelineOptions) -> list[str]:

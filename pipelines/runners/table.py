@@ -95,6 +95,11 @@ class Engine(NamedTuple):
     cancel: Callable[[], None] | None = None
     spreads: bool = True
 
+    def close(self) -> None:
+        """End what the runner has started on this machine, once nobody waits for it any more."""
+        if (close := getattr(self.runner, "close", None)) is not None:
+            close()
+
 
 def lives_on(name: str) -> bool:
     """Whether a pipeline must be cancelled on the engine, or would outlive its launcher."""

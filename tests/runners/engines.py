@@ -57,6 +57,7 @@ def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> 
             result.cancel()
         with suppress(Exception):
             result.wait_until_finish(duration=10_000)
+        engine.close()
 
 
 def results(

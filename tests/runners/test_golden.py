@@ -53,3 +53,11 @@ def test_prism(name: str, recorded: Path, tmp_path: Path) -> None:
 def test_flink(name: str, recorded: Path, tmp_path: Path) -> None:
     need_flink()
     check(name, recorded, tmp_path, "FlinkRunner", ["--parallelism=2"])
+    assert not job_servers(), "a Flink that nobody uses any more goes on"
+
+
+def job_servers() -> list[bytes]:
+    """Command lines of this process's children that are job servers."""
+    lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    lines = [Path(f"/proc/{child}/cmdline").read_bytes() for some in lists for child in some]
+    return [line for line in lines if b"job-server" in line]
