@@ -280,15 +280,22 @@ def run_job(
             if engine.streaming and ends:
                 publish_missing(run, sink)
     finally:
-        if not detach:
-            engine.close()
-        run.destroy_keys()
         identity = run.open().identity
-        sink.close()
-        stores.close_all()
+        _let_go(run, sink, None if detach else engine)
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
+
+
+def _let_go(run: Run, sink: Sink, engine: Engine | None) -> None:
+    """Keys, clients and stores, whatever came; of an engine that nobody waits for any more, too."""
+    try:
+        if engine is not None:
+            engine.close()
+    finally:
+        run.destroy_keys()
+        sink.close()
+        stores.close_all()
 
 
 def _finish(job: Job, run: Run, source: Input, before: Any, behind: Sink | None) -> None:
