@@ -8,7 +8,8 @@ the same name, and a reader that keeps one value per name sees it once:
 * the seal: name ``seal-000012-000005``, value = window, trigger, number of rows and a digest; also
   of a release without rows.  It is written after all rows are durable;
 * the manifest: name ``run`` (a further epoch: ``run-epoch-1``), value = `Manifest` of
-  `pipelines.sinks.sink`.
+  `pipelines.sinks.sink`.  Kafka puts the run's id behind that name; sinks that cannot be read
+  back put it before every seal and manifest.
 
 The digest is BLAKE2b-128 over the rows' values in order of their names, each with a line feed.
 """

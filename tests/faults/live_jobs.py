@@ -208,7 +208,7 @@ class Recorded(Live):
         return 'kind = "parquet"\npath = "in/*.parquet"'
 
     def send(self, rows: list[dict[str, Any]]) -> None:
-        raise NotImplementedError
+        raise AssertionError("a recording is written at once")
 
     def feed(self) -> None:
         """Write all of them."""
