@@ -54,6 +54,7 @@ def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> 
     try:
         yield result
     finally:
+        engine.drain()
         with suppress(Exception):
             result.cancel()
         with suppress(Exception):

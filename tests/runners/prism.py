@@ -135,6 +135,7 @@ def running(source: beam.PTransform, bell: int | None = None) -> Iterator[tuple[
     try:
         yield seen, result
     finally:
+        runner.drain()
         with suppress(Exception):
             result.cancel()
         with suppress(Exception):
