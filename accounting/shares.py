@@ -22,6 +22,10 @@ from accounting.weights import square_parts
 
 #: Shares are cut by this much, far above the float error of a division.
 SLACK = 1e-12
+#: Versions of the rules by which shares are chosen that a plan does not give: of runs from before
+#: the version was kept, and of runs that begin now.
+FIRST_RULES = 1
+RULES = 1
 #: Share of selection where it adds to the share of the values (per_key_bound, mechanism.md 7).
 SPLIT = 0.8
 #: The same with weights: combined with the plain count, and alone (section 8).
@@ -104,7 +108,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
     return np.asarray(costs) / (encoder.col2 * total**2) * (1 + SLACK)
 
 
-def divide(plan: Plan) -> Shares:
+def divide(plan: Plan, rules: int = RULES) -> Shares:
     """Shares of the sound modes: the plan's own, or the best known for its kind."""
     costs, values = costs_of(plan), float(bool(plan.value_streams))
     units = float(plan.units_stream_apart)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from accounting.budget import Budget, allocate
+from accounting.calibration import calibrated
 from accounting.errors import PolicyError, RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import HAND_OVER
@@ -174,7 +175,7 @@ def charge(job: Job, run: Run) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit, identity = job.ledger.limit, store.identity
-            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            spend = spend_of(job.plan, run.budget(), identity.run_id, identity.epoch)
             tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
 
 
@@ -183,7 +184,8 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
-            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            budget = calibrated(job.plan, identity.calibration).budget
+            spend = spend_of(job.plan, budget, identity.run_id, identity.epoch)
             tokens.promise(ledger, spend, limit.epsilon, limit.delta)
 
 

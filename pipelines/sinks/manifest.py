@@ -46,6 +46,7 @@ def manifest_of(run: Run, kind: str) -> Manifest:
             "epoch": identity.epoch,
             "plan_hash": identity.plan_hash,
             "kind": kind,
+            "rules": run.budget().rules,
         },
         Manifest,
     )

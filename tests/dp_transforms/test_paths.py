@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.budget import StreamNoise
+from accounting.budget import StreamNoise, encoder_of
 from accounting.strategies import BltStrategy, TreeStrategy, make_strategy
 from dp_transforms.noise import paths
 from dp_transforms.noise.continuous import ContinuousGaussian
@@ -34,7 +34,7 @@ def noise_of(name: str, triggers: int, sigma: float = 3.7) -> StreamNoise:
     """Noise of a sd in counts: nodes of the integer Toeplitz lattice are 2^6 as fine."""
     scale = 64.0 if name == "toeplitz" else 1.0
     col2 = make_strategy(name, triggers).col2
-    return StreamNoise("n", name, triggers, col2, 1.0, 1.0, sigma * scale)
+    return StreamNoise("n", encoder_of(name, triggers), col2, 1.0, 1.0, sigma * scale)
 
 
 def stream_of(triggers: int, sigma: float = 3.7, name: str = "tree") -> NoiseStream:
