@@ -99,11 +99,11 @@ def calibrate(plan: Plan) -> str:
         UsageError, PolicyError: the plan cannot be run, as ``allocate`` says.
     """
     budget = allocate(plan)
-    apart = budget.units is not budget.selection
-    counts = [budget.selection, budget.units if apart else None]
-    streams = [*(noise for noise in counts if noise is not None), *budget.values]
+    selection, units = budget.selection, budget.units
+    counts = [noise for noise in (selection, units) if noise is not None]
+    counts = counts[:1] if units is selection else counts
+    streams = [*counts, *budget.values]
     encoders = list({noise.encoder: None for noise in streams})
-    place = {id(noise): i for i, noise in enumerate(streams)}
     text = _Text(
         format=FORMAT,
         rules=budget.rules,
@@ -116,9 +116,9 @@ def calibrate(plan: Plan) -> str:
         b=budget.b,
         encoders=[_encoder_text(encoder) for encoder in encoders],
         streams=[_stream_text(noise, encoders) for noise in streams],
-        selection=place.get(id(budget.selection)),
-        units=place.get(id(budget.units)),
-        values=[place[id(noise)] for noise in budget.values],
+        selection=None if selection is None else 0,
+        units=None if units is None else len(counts) - 1,
+        values=list(range(len(counts), len(streams))),
         weights=None if budget.weights is None else _packed(budget.weights),
         statistic=None if budget.statistic is None else _statistic_text(budget.statistic),
         tau=None if budget.tau is None else _packed(budget.tau),
