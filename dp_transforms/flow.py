@@ -122,9 +122,8 @@ class DPStream(beam.PTransform):
                 )
             clock = Announced(line.last_cut) if bounded else WallClock(line)
         door = Records(CanonicaliserFactory(run.plan, run.keys, run.public))
-        records = pcoll | "Records" >> beam.ParDo(door).with_outputs(
-            Records.DEAD, main="records"
-        ).with_output_types(pa.RecordBatch)
+        typed = beam.ParDo(door).with_output_types(pa.RecordBatch, **{Records.DEAD: pa.RecordBatch})
+        records = pcoll | "Records" >> typed.with_outputs(Records.DEAD, main="records")
         pulses = pcoll.pipeline | "Clock" >> clock
         stride = None if bounded else STRIDE
         admitted = (records.records, pulses) | Bound(run, stride)
@@ -148,7 +147,10 @@ class Bound(beam.PTransform):
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
         run, (records, pulses) = self._run, pcolls
         schema = record_schema(run.plan)
-        split = beam.ParDo(SplitByShard("unit", run.shards, schema))
+        # Beam would pickle records of a type that it does not know, past the coder of batches.
+        split = beam.ParDo(SplitByShard("unit", run.shards, schema)).with_output_types(
+            tuple[int, pa.RecordBatch]
+        )
         return (
             (records | "ByUnit" >> split, pulses | "UnitPulses" >> _to_shards(run, schema))
             | "UnitInput" >> beam.Flatten()
