@@ -243,7 +243,7 @@ def spent(job: Job, epoch: int) -> dict[str, float]:
     """What all epochs of a run cost together: epochs draw their noise afresh, so they compose."""
     plan, budget, epochs = job.plan, allocate(job.plan), epoch + 1
     thresholds = plan.privacy.contributions * budget.b
-    mu = math.sqrt(epochs) * budget.mu
+    mu = math.sqrt(epochs) * budget.mu * (1 + 1e-15)
     gaussian = plan.privacy.delta - thresholds
     return {
         "epochs": epochs,
