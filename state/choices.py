@@ -12,6 +12,7 @@ from pathlib import Path
 
 from accounting.composition import within
 from accounting.errors import PolicyError
+from accounting.figures import exact
 from state.ledger import Charge, Ledger
 
 _DDL = """
@@ -58,7 +59,7 @@ class ChoiceLedger(Ledger):
                 raise PolicyError(
                     "ledger.limit",
                     "the choice and the stream it is for would together spend more than epsilon "
-                    f"{limit[0]:g} at delta {limit[1]:g} per unit",
+                    f"{exact(limit[0])} at delta {exact(limit[1])} per unit",
                     "lower --epsilon or privacy.epsilon, or ask the data steward for more",
                 )
             self.charge_within(spend, *limit)

@@ -23,6 +23,7 @@ import msgspec
 
 from accounting.composition import within
 from accounting.errors import PolicyError, RunError
+from accounting.figures import exact
 
 #: What was run; ``run``: charged before kinds were recorded.
 Kind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
@@ -191,8 +192,8 @@ class Ledger:
         if not within([*entries, charge], epsilon, delta):
             raise PolicyError(
                 "ledger.limit",
-                f"the runs on this data set would together spend more than epsilon {epsilon:g}"
-                f" at delta {delta:g} per unit ({len(entries)} runs are charged already)",
+                f"the runs on this data set would together spend more than epsilon {exact(epsilon)}"
+                f" at delta {exact(delta)} per unit ({len(entries)} runs are charged already)",
                 "continue a run on its own store, or ask the data steward for a larger limit",
             )
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from accounting.figures import up
+
 if TYPE_CHECKING:
     from pipelines.choosing.choose import Outcome
 
@@ -72,8 +74,8 @@ def _words(public: dict[str, Any]) -> str:
         return "\n".join(["Cost        none: other data, read without noise", *lines]) + "\n"
     lines.insert(
         0,
-        f"Cost        ({public['epsilon']:g}, {public['delta']:g})-DP per unit, mu "
-        f"{public['mu']:.4g}, charged in the ledger before the first draw",
+        f"Cost        ({up(public['epsilon'])}, {up(public['delta'])})-DP per unit, mu "
+        f"{up(public['mu'], 4)}, charged in the ledger before the first draw",
     )
     for of in public["histograms"]:
         lines.append(

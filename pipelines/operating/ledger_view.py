@@ -12,6 +12,7 @@ import msgspec
 
 from accounting.composition import epsilon_left, epsilon_spent, mu_left
 from accounting.errors import UsageError
+from accounting.figures import down, exact, up
 from pipelines.jobs.tables import Limit
 from state.ledger import Charge, Entry, read_ledger
 
@@ -86,19 +87,23 @@ def text(found: dict[str, Any]) -> str:
         lines += [f"Data set  {one['data_set']}", f"Unit      {one['unit'] or 'none yet'}"]
         for entry in one["entries"]:
             epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
-            noise = f", mu {entry['mu']:.4g}" if entry["mu"] is not None else ""
+            noise = f", mu {up(entry['mu'], 4)}" if entry["mu"] is not None else ""
             lines.append(
                 f"{entry['seq']:>7}   {entry['kind']:<8} {entry['run_id']}{epoch}  "
-                f"({entry['epsilon']:g}, {entry['delta']:g}){noise}"
+                f"({up(entry['epsilon'])}, {up(entry['delta'])}){noise}"
             )
         spent = one["spent"]["epsilon"]
-        told = "more than any epsilon" if spent is None else f"epsilon {spent:.6g}"
-        lines.append(f"Spent     {told} at delta {one['spent']['delta']:g} per unit, all together")
+        told = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
+        lines.append(
+            f"Spent     {told} at delta {up(one['spent']['delta'])} per unit, all together"
+        )
         if one["left"] is not None:
             limit, left = one["limit"], one["left"]
-            lines.append(f"Limit     epsilon {limit['epsilon']:g} at delta {limit['delta']:g}")
             lines.append(
-                f"Left      epsilon {left['epsilon']:.6g} for a run without delta, or Gaussian "
-                f"noise of mu {left['mu']:.4g}"
+                f"Limit     epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}"
+            )
+            lines.append(
+                f"Left      epsilon {down(left['epsilon'])} for a run without delta, or Gaussian "
+                f"noise of mu {down(left['mu'], 4)}"
             )
     return "\n".join(lines or ["The ledger has no entry."]) + "\n"

@@ -244,7 +244,7 @@ def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
     plan, epochs = job.plan, identity.epoch + 1
     budget = calibrated(plan, identity.calibration).budget
     thresholds = plan.privacy.contributions * budget.b
-    mu = math.sqrt(epochs) * budget.mu
+    mu = math.sqrt(epochs) * budget.mu * (1 + 1e-15)
     gaussian = plan.privacy.delta - thresholds
     return {
         "epochs": epochs,
