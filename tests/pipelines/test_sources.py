@@ -24,13 +24,14 @@ from pipelines.jobs.job import Job, load_job
 from pipelines.sources import lines as source_lines
 from pipelines.sources.csv_rows import read_csv
 from pipelines.sources.files import ReadFiles, dead_letters, pieces, positioned, read_piece
-from pipelines.sources.jsonl import read_jsonl
+from pipelines.sources.jsonl import Objects, read_jsonl
 from pipelines.sources.manifest import fingerprint_parts, manifest
 from pipelines.sources.rows import Reason, Refused, Rows
 
 MakeJob = Callable[..., Job]
 COLUMNS = ("user", "key", "time", "value")
 CANARY = "CANARY7741"
+BOM = b"\xef\xbb\xbf"
 
 
 def table(rows: int, first: int = 0) -> pa.Table:
@@ -235,6 +236,13 @@ CSV_LINES: list[tuple[bytes, Any]] = [
     (b'"a"b,c', Reason.MALFORMED),
     (b"a\rb,c", Reason.MALFORMED),
     (b'"a\rb",c', Reason.MALFORMED),
+    (BOM + b"x,y", ("\ufeffx", "y")),
+    (BOM + BOM + b"x," + BOM, ("\ufeff\ufeffx", "\ufeff")),
+    (BOM + b",y\r", ("\ufeff", "y")),
+    (b'"' + BOM + b'x",y', ("\ufeffx", "y")),
+    (BOM + b'"x",y', Reason.MALFORMED),
+    (BOM[:2] + b",y", (None, "y")),
+    (BOM, Reason.FIELD_COUNT),
     (b"x" * ((1 << 20) + 1) + b",y", Reason.LINE_TOO_LONG),
 ]
 
@@ -264,6 +272,12 @@ JSON_LINES: list[tuple[bytes, Any]] = [
     (b'{"c": ' + b"[" * 5000 + b"]" * 5000 + b"}", Reason.MALFORMED),
     (b'{"c": ' + b"[" * 250 + b"]" * 250 + b"}", Reason.MALFORMED),
     (b'{"a": "x", "c": [' + b"[1]," * 500 + b"[1]]}", ("x", None)),
+    (BOM + b'{"a": "x"}', ("x", None)),
+    (BOM + b' {"a": 1}\r', ("1", None)),
+    (b'{"a": "' + BOM + b'x"}', ("\ufeffx", None)),
+    (BOM + BOM + b'{"a": "x"}', Reason.MALFORMED),
+    (b" " + BOM + b'{"a": "x"}', Reason.MALFORMED),
+    (BOM, Reason.MALFORMED),
     (b'{"a": "' + b"x" * (1 << 20) + b'"}', Reason.LINE_TOO_LONG),
 ]
 
@@ -311,6 +325,29 @@ def test_blocks_never_show(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     assert whole[0][0][len(CSV_LINES)] == ("last", "one")
     assert whole[1][0][len(JSON_LINES)] == ("z", None)
     assert (len(CSV_LINES) - 1, "line_too_long") in whole[0][1]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_no_row_takes_the_byte_order_mark_of_another(marks: list[int], block: int) -> None:
+    """One column too: there a row of nothing but a mark would be an empty line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_lines, "BLOCK_BYTES", block)
+        texts = [n * "\ufeff" + "x" * (n != 2) for n in marks]
+        data = "\n".join(texts).encode()
+        assert csv_rows(b"a\n" + data, ("a",))[0] == {i: (t,) for i, t in enumerate(texts)}
+        assert csv_rows(BOM + b"a\n" + data, ("a",)) == csv_rows(b"a\n" + data, ("a",))
+        objects = b"\n".join(n * BOM + b'{"a": 1}' for n in marks)
+        good = {i: ("1",) for i, n in enumerate(marks) if n < 2}
+        assert json_rows(objects, ("a",))[0] == good
+
+
+def test_messages_do_not_take_the_byte_order_mark_of_another() -> None:
+    texts = [BOM + b'{"a": "x"}', b'{"a": "y"}', BOM + BOM + b"{}", b"{"]
+    objects = Objects(("a",))
+    alone = [objects.decode([text], 100)[0] for text in texts]
+    assert objects.decode(texts, 100) == alone == [alone[0], alone[1], None, None]
+    assert objects.arrays(alone[:2])[0].to_pylist() == ["x", "y"]
 
 
 def test_memory_of_an_endless_line_is_bounded() -> None:
