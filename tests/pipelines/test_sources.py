@@ -24,7 +24,7 @@ from pipelines.jobs.job import Job, load_job
 from pipelines.sources import lines as source_lines
 from pipelines.sources.csv_rows import read_csv
 from pipelines.sources.files import ReadFiles, dead_letters, pieces, positioned, read_piece
-from pipelines.sources.jsonl import Objects, read_jsonl
+from pipelines.sources.jsonl import read_jsonl
 from pipelines.sources.manifest import fingerprint_parts, manifest
 from pipelines.sources.rows import Reason, Refused, Rows
 
@@ -325,29 +325,6 @@ def test_blocks_never_show(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     assert whole[0][0][len(CSV_LINES)] == ("last", "one")
     assert whole[1][0][len(JSON_LINES)] == ("z", None)
     assert (len(CSV_LINES) - 1, "line_too_long") in whole[0][1]
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
-def test_no_row_takes_the_byte_order_mark_of_another(marks: list[int], block: int) -> None:
-    """One column too: there a row of nothing but a mark would be an empty line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_lines, "BLOCK_BYTES", block)
-        texts = [n * "\ufeff" + "x" * (n != 2) for n in marks]
-        data = "\n".join(texts).encode()
-        assert csv_rows(b"a\n" + data, ("a",))[0] == {i: (t,) for i, t in enumerate(texts)}
-        assert csv_rows(BOM + b"a\n" + data, ("a",)) == csv_rows(b"a\n" + data, ("a",))
-        objects = b"\n".join(n * BOM + b'{"a": 1}' for n in marks)
-        good = {i: ("1",) for i, n in enumerate(marks) if n < 2}
-        assert json_rows(objects, ("a",))[0] == good
-
-
-def test_messages_do_not_take_the_byte_order_mark_of_another() -> None:
-    texts = [BOM + b'{"a": "x"}', b'{"a": "y"}', BOM + BOM + b"{}", b"{"]
-    objects = Objects(("a",))
-    alone = [objects.decode([text], 100)[0] for text in texts]
-    assert objects.decode(texts, 100) == alone == [alone[0], alone[1], None, None]
-    assert objects.arrays(alone[:2])[0].to_pylist() == ["x", "y"]
 
 
 def test_memory_of_an_endless_line_is_bounded() -> None:
