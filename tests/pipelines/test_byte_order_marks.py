@@ -1,4 +1,4 @@
-"""A byte order mark belongs to its own row or text; whole lines with marks are in `test_sources`."""
+"""A byte order mark is its own row's or text's; more lines with marks are in `test_sources`."""
 
 import pytest
 from hypothesis import given, settings
