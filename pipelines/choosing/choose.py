@@ -7,7 +7,6 @@ new one is a new charge.  On proxy data nothing is drawn or charged, and the job
 """
 
 import glob
-import hashlib
 import secrets
 from pathlib import Path
 from typing import NamedTuple
@@ -17,18 +16,19 @@ import msgspec
 from accounting.budget import allocate
 from accounting.choice import encoder_matrix
 from accounting.chosen import Figures, Receipt, read_off, rule_in_words
-from accounting.errors import PolicyError, RunError, UsageError
+from accounting.errors import PolicyError, UsageError
 from dp_transforms.choice import noisy
 from dp_transforms.noise.prf import KEY_BYTES, KeyRing
 from pipelines.choosing import file as choose_file
 from pipelines.choosing.ask import Asked
 from pipelines.choosing.check import unit_in_words
+from pipelines.choosing.own_data import refuse_own_data
 from pipelines.choosing.read import tally
-from pipelines.jobs.job import Job
 from pipelines.jobs.tables import ChoiceConfig
 from pipelines.jobs.text import instant_micros
+from pipelines.sources.files import pieces
 from pipelines.sources.manifest import fingerprint_parts, stamps
-from pipelines.sources.recorded import recorded
+from pipelines.sources.recorded import named_by, recorded
 from pipelines.stream import key_source, spend_of
 from state.choices import ChoiceLedger
 from state.ledger import Charge
@@ -73,6 +73,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
     job, request = asked.job, asked.request
     assert job.ledger is not None
     before = stamps(job)
+    pieces(job)  # what is wrong with the files is said before it is charged
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     named = ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
     limit = (job.ledger.limit.epsilon, job.ledger.limit.delta)
@@ -204,8 +205,9 @@ def _proxy(asked: Asked) -> Outcome:
     pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
     job = recorded(asked.job, pattern, "--proxy")
     job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, timeline=moved))
-    _refuse_own_data(asked.job, job)
-    counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
+    refuse_own_data(asked.job, job)
+    with named_by("--proxy"):
+        counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
     nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
     figures = _runnable(asked, read_off(asked.question, asked.design, nodes))
@@ -221,48 +223,6 @@ def _proxy(asked: Asked) -> Outcome:
         range=asked.ranges,
     )
     return _write(asked, figures, table, None, False)
-
-
-def _refuse_own_data(job: Job, proxy: Job) -> None:
-    """Exact figures of the job's own records are a release without noise and without a charge.
-
-    Contents are compared: copies and links have other names.  Messages of a broker and objects of
-    a store elsewhere cannot be: that proxy data is other data is on the steward's word there.
-    """
-    if job.source.unbounded:
-        _refuse_own_folder(job, proxy)
-        return
-    try:
-        own = {content for _, _, content in fingerprint_parts(job)}
-    except UsageError:
-        return  # the stream's files are not there yet
-    if own & {content for _, _, content in fingerprint_parts(proxy)}:
-        raise _own_data()
-
-
-def _refuse_own_folder(job: Job, proxy: Job) -> None:
-    """``_refuse_own_data`` for a folder that grows; only files of a proxy file's size are read."""
-    if job.source.kind != "folder" or "://" in job.source.path:
-        return
-    given = {(size, content) for _, size, content in fingerprint_parts(proxy)}
-    sizes, folder = {size for size, _ in given}, Path(job.source.path)
-    try:
-        for path in (p for p in folder.rglob("*") if p.is_file()):
-            if (size := path.stat().st_size) in sizes:
-                with open(path, "rb") as stream:
-                    digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
-                if (size, digest.hexdigest()) in given:
-                    raise _own_data()
-    except OSError:
-        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
-
-
-def _own_data() -> PolicyError:
-    return PolicyError(
-        "--proxy",
-        "holds a file of the job's own source: its exact figures would be an uncharged release",
-        "give data of other units, or choose privately with --first and --epsilon",
-    )
 
 
 def _write(

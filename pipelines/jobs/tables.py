@@ -41,6 +41,7 @@ class SourceConfig(_Table, frozen=True):
         kind: files that are all there (``parquet``, ``csv``, ``jsonl``); or a source without end:
             a ``folder`` of files that grows, ``kafka``, ``pubsub``.
         path: a file or a glob (``**`` for any folders); of ``folder`` a folder or URL prefix.
+            CSV and JSON Lines may be compressed (gzip, bzip2, zstd).
         stamp: ``event_time`` (files only), a stamp the source gives, or the column that carries it.
         format: of a folder's files, or of a message (``json``: one object).
         topic, servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.

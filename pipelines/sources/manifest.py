@@ -76,6 +76,11 @@ def stamps(job: Job) -> list[tuple[str, int, int]]:
     return found
 
 
+def named(file: SourceFile) -> str:
+    """A file in words, without its name, which may be somebody's."""
+    return f"file {file.partition} of the manifest"
+
+
 def unreadable(partition: int) -> RunError:
     """The operating system refuses a file of the manifest: the run fails, nothing is lost."""
     return RunError(

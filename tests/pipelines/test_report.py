@@ -1,5 +1,6 @@
 """The report: its figures are the plan's and the releases', its page safe for any key."""
 
+import gzip
 import json
 import logging
 import math
@@ -220,6 +221,8 @@ def test_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     assert other.read_text() == "mine"
     assert refused(job, "--out", tmp_path / "none" / "page.html") == (4, "--out")
     assert refused(job, "--out", out, "--truth", tmp_path / "none.csv") == (2, "--truth")
+    (tmp_path / "half.csv.gz").write_bytes(gzip.compress(b"user,key,time,value\n")[:-9])
+    assert refused(job, "--out", out, "--truth", tmp_path / "half.csv.gz") == (2, "--truth")
     (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n")
     inside = Path(job.sink.path) / "page.html"
     assert refused(job, "--out", inside, "--truth", tmp_path / "in" / "a.csv") == (3, "--out")
