@@ -82,7 +82,7 @@ def test_a_later_program_changes_nothing(make_plan: Make) -> None:
     other = {row: ((0.5,), (0.3,)) for row in blt_table.EXPONENTIALS}
     with (
         mock.patch.dict(blt_table.EXPONENTIALS, other),
-        mock.patch.object(shares, "WEIGHTED", 0.5),
+        mock.patch.object(shares, "knee", lambda costs: 0.5),
         mock.patch.object(Plan, "refresh_every", 7),
         mock.patch.object(Plan, "select_every", 7),
     ):

@@ -1,4 +1,4 @@
-"""Ten jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
+"""Eleven jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
 
 Noise is on, under the test key and a fixed run id; `digest` is what a run has published.  The
 numbers of each job (what its defaults and its calibration came to) are recorded as well, and its
@@ -59,6 +59,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "fused": {"privacy": {"per_key_bound": 1}, "aggregate": [PEOPLE]},
     "combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
+    "shared": {"privacy": {"contributions": 8}, "aggregate": [COUNT, MEAN]},
     "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
 }
 
