@@ -92,10 +92,13 @@ class Performance(NamedTuple):
     Attributes:
         batch_rows: rows of a batch between stages.
         look_ahead: leaves of noise computed ahead of a key's last test (default by T).
+        threads: that the shards of a stage work on, where the input is all there when the run
+            begins and the stages share a process.
     """
 
     batch_rows: int = 20_000
     look_ahead: int | None = None
+    threads: int = 1
 
 
 class Run(NamedTuple):

@@ -1,6 +1,7 @@
 """Run a job: check and charge, build the pipeline, write what is committed."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
+from dp_transforms.workers import stop_workers
 from pipelines.choosing.check import check_choice, unit_in_words
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
@@ -259,6 +261,7 @@ def run_job(
     reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
+    run = _on_threads(run, job, engine)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
@@ -289,12 +292,23 @@ def run_job(
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
 
 
+def _on_threads(run: Run, job: Job, engine: Engine) -> Run:
+    """The run with the number of threads for its engine.
+
+    More than two only where the job asks for them: each holds a shard's work in memory.
+    """
+    threads = job.performance.threads or min(2, os.cpu_count() or 1)
+    settings = run.performance._replace(threads=threads if engine.by_reference else 1)
+    return run._replace(performance=settings)
+
+
 def _let_go(run: Run, sink: Sink, engine: Engine | None) -> None:
     """Keys, clients and stores, whatever came; of an engine that nobody waits for any more, too."""
     try:
         if engine is not None:
             engine.close()
     finally:
+        stop_workers(run.run_id)
         run.destroy_keys()
         sink.close()
         stores.close_all()

@@ -223,10 +223,13 @@ class PerformanceConfig(_Table, frozen=True):
     Attributes:
         batch_rows: rows of an Arrow batch at the door.
         look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
+        threads: that work on a job whose input is all there, where its stages share a process
+            (DirectRunner); default: two, if there are two cores.
     """
 
     batch_rows: int = limits.DEFAULT_BATCH_ROWS
     look_ahead: int | None = None
+    threads: int | None = None
 
 
 class ChoiceConfig(_Table, frozen=True):
