@@ -10,7 +10,7 @@ import apache_beam as beam
 
 from accounting.budget import Budget, allocate
 from accounting.errors import PolicyError, RunError, UsageError
-from accounting.plan import Plan
+from accounting.unit import together
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, forget_delivered, resume_point
@@ -18,7 +18,7 @@ from dp_transforms.flow import DPStream
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from pipelines.choosing.check import check_choice, unit_in_words
+from pipelines.choosing.check import check_choice, unit_in_words, unit_of
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
 from pipelines.jobs.text import duration_micros
@@ -159,7 +159,7 @@ def _check_charge(job: Job) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
-            spend = spend_of(job.plan, allocate(job.plan), "")
+            spend = spend_of(job, allocate(job.plan), "")
             ledger.check(spend, limit.epsilon, limit.delta)
 
 
@@ -174,7 +174,7 @@ def charge(job: Job, run: Run) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit, identity = job.ledger.limit, store.identity
-            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            spend = spend_of(job, allocate(job.plan), identity.run_id, identity.epoch)
             tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
 
 
@@ -183,7 +183,7 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
-            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            spend = spend_of(job, allocate(job.plan), identity.run_id, identity.epoch)
             tokens.promise(ledger, spend, limit.epsilon, limit.delta)
 
 
@@ -213,8 +213,9 @@ def _ledger(job: Job) -> Iterator[Ledger | None]:
         ledger.close()
 
 
-def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the plan costs."""
+def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+    """What a run of the job costs."""
+    plan = job.plan
     return Charge(
         run_id=run_id,
         plan_hash=plan.hash,
@@ -225,6 +226,9 @@ def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
         threshold_delta=plan.privacy.contributions * budget.b,
         kind="stream",
         epoch=epoch,
+        identity=unit_of(job).text,
+        periods=plan.timeline.periods,
+        together=together(plan),
     )
 
 
