@@ -36,7 +36,8 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         run_id, question: its run, and the digest of its public question.
-        unit: the privacy unit in words.
+        unit: the privacy unit in old words; identity: its canonical text (`accounting.unit`),
+            empty in receipts from before it was kept.
         epsilon, delta, mu: what it cost.
         first: micros of the stream that were read.
         contributions: C; 0 if nothing was answered.
@@ -56,6 +57,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clamps: tuple[tuple[str, int, int], ...]
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
+    identity: str = ""
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import apache_beam as beam
 from accounting.budget import Budget, allocate
 from accounting.calibration import calibrated
 from accounting.errors import PolicyError, RunError, UsageError
-from accounting.plan import Plan
+from accounting.unit import together
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, forget_delivered, resume_point
@@ -21,7 +21,7 @@ from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dp_transforms.workers import stop_workers
-from pipelines.choosing.check import check_choice, unit_in_words
+from pipelines.choosing.check import check_choice, unit_in_words, unit_of
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
 from pipelines.jobs.text import duration_micros
@@ -162,7 +162,7 @@ def _check_charge(job: Job) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
-            spend = spend_of(job.plan, allocate(job.plan), "")
+            spend = spend_of(job, allocate(job.plan), "")
             ledger.check(spend, limit.epsilon, limit.delta)
 
 
@@ -177,7 +177,7 @@ def charge(job: Job, run: Run) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit, identity = job.ledger.limit, store.identity
-            spend = spend_of(job.plan, run.budget(), identity.run_id, identity.epoch)
+            spend = spend_of(job, run.budget(), identity.run_id, identity.epoch)
             tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
 
 
@@ -187,7 +187,7 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
             budget = calibrated(job.plan, identity.calibration).budget
-            spend = spend_of(job.plan, budget, identity.run_id, identity.epoch)
+            spend = spend_of(job, budget, identity.run_id, identity.epoch)
             tokens.promise(ledger, spend, limit.epsilon, limit.delta)
 
 
@@ -217,8 +217,9 @@ def _ledger(job: Job) -> Iterator[Ledger | None]:
         ledger.close()
 
 
-def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the plan costs."""
+def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+    """What a run of the job costs."""
+    plan = job.plan
     return Charge(
         run_id=run_id,
         plan_hash=plan.hash,
@@ -229,6 +230,9 @@ def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
         threshold_delta=plan.privacy.contributions * budget.b,
         kind="stream",
         epoch=epoch,
+        identity=unit_of(job).text,
+        periods=plan.timeline.periods,
+        together=together(plan),
     )
 
 

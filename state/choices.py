@@ -13,6 +13,7 @@ from pathlib import Path
 from accounting.composition import within
 from accounting.errors import PolicyError
 from accounting.figures import exact
+from accounting.unit import composed
 from state.ledger import Charge, Ledger
 
 _DDL = """
@@ -46,7 +47,7 @@ class ChoiceLedger(Ledger):
             (run id, whether it was charged before).
 
         Raises:
-            PolicyError: beyond the limit.
+            PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
         """
         with self.transaction():
             row = self._db.execute(
@@ -55,7 +56,7 @@ class ChoiceLedger(Ledger):
             ).fetchone()
             if row is not None:
                 return str(row[0]), True
-            if not within([*self.entries(), spend, stream], *limit):
+            if not within(composed([*self.entries(), spend, stream]).spends, *limit):
                 raise PolicyError(
                     "ledger.limit",
                     "the choice and the stream it is for would together spend more than epsilon "

@@ -24,11 +24,13 @@ import msgspec
 from accounting.composition import within
 from accounting.errors import PolicyError, RunError
 from accounting.figures import exact
+from accounting.unit import composed
 
 #: What was run; ``run``: charged before kinds were recorded.
 Kind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
 
-SCHEMA_VERSION = 2
+#: 2: kinds, epochs and tokens; 3: entries may hold the identity of their unit.
+SCHEMA_VERSION = 3
 #: Seconds to wait for another process before the ledger counts as busy.
 PATIENCE = 60.0
 _DDL = """
@@ -46,7 +48,10 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         run_id, plan_hash: the run and its public plan (statement, question).
-        unit: the privacy unit in words.
+        unit: the privacy unit in the words of entries from before there were identities.
+        identity: canonical text of the unit (`accounting.unit`), empty in such entries.
+        periods: units that one person can have in the run, ``None`` where it has no end.
+        together: the most of them whose effects add up, ``None``: all.
         epsilon, delta: the run's own guarantee.
         mu: Gaussian-DP parameter of its noise, ``None`` for a plain (epsilon, delta).
         threshold_delta: part of delta its thresholds use (C b).
@@ -66,6 +71,9 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold_delta: float
     kind: Kind = "run"
     epoch: int = 0
+    identity: str = ""
+    periods: int | None = 1
+    together: int | None = 1
 
     def __post_init__(self) -> None:
         figures = (self.epsilon, self.mu or 0.0, self.delta, self.threshold_delta)
@@ -73,6 +81,8 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a charge is made of finite figures that are not negative")
         if self.mu is None and self.threshold_delta:
             raise ValueError("a plain charge has all its delta in delta")
+        if min(1 if n is None else n for n in (self.periods, self.together)) < 1:
+            raise ValueError("a person has at least one unit")
 
     @property
     def name(self) -> str:
@@ -158,7 +168,8 @@ class Ledger:
             False if this run was charged before (a restart), True if it is charged now.
 
         Raises:
-            PolicyError: the composition of all runs would exceed the limit.
+            PolicyError: the composition of all runs would exceed the limit, or the runs protect
+                units whose costs do not add up (`accounting.unit`).
         """
         with self.transaction():
             return self.charge_within(charge, epsilon, delta)
@@ -182,14 +193,8 @@ class Ledger:
         self._refuse(self.entries(), charge, epsilon, delta)
 
     def _refuse(self, entries: list[Charge], charge: Charge, epsilon: float, delta: float) -> None:
-        if any(e.unit != charge.unit for e in entries):
-            # A run per user is no mu-GDP run per (user, period): the costs do not add up.
-            raise PolicyError(
-                "ledger.data_set",
-                "its runs protect another privacy unit or period, and such costs do not add up",
-                "use the same unit and period in all jobs on this data set",
-            )
-        if not within([*entries, charge], epsilon, delta):
+        # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
+        if not within(composed([*entries, charge]).spends, epsilon, delta):
             raise PolicyError(
                 "ledger.limit",
                 f"the runs on this data set would together spend more than epsilon {exact(epsilon)}"

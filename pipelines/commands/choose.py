@@ -48,6 +48,7 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     from accounting.errors import UsageError
     from pipelines.choosing.ask import Request, ask
     from pipelines.choosing.choose import choose as run
+    from pipelines.operating.ledger_view import ledger_warnings
 
     if out is None and not dry_run:
         raise UsageError("--out", "is required", "name the new job file")
@@ -60,6 +61,8 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
         if as_json:
             click.echo(json.dumps(public))
         return
+    for warning in ledger_warnings(asked.job):
+        click.echo(f"Warning: {warning}", err=True)
     outcome = run(asked)
     if as_json:
         click.echo(json.dumps({**outcome._asdict(), "asked": public}))

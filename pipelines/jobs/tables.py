@@ -177,11 +177,20 @@ class Limit(_Table, frozen=True):
 
 
 class LedgerConfig(_Table, frozen=True):
-    """``[ledger]``: the data set's record of what was spent, shared by its jobs."""
+    """``[ledger]``: the data set's record of what was spent, shared by its jobs.
+
+    Attributes:
+        path: its file.
+        data_set: the name it knows the data by.
+        limit: the most that all runs together may spend per unit.
+        unit: what the data set calls the privacy unit, where jobs find the same ids in columns of
+            different names (default: the unit's column).
+    """
 
     path: str
     data_set: str
     limit: Limit
+    unit: str | None = None
 
 
 class SinkConfig(_Table, frozen=True):

@@ -6,12 +6,15 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from accounting.chosen import Receipt
 from accounting.errors import PolicyError
 from pipelines.choosing import choose as module
 from pipelines.commands.main import cli
@@ -20,7 +23,7 @@ from pipelines.jobs.keys import new_key
 from pipelines.stream import begin
 from state import open as stores
 from state.choices import ChoiceLedger
-from state.ledger import Ledger
+from state.ledger import Charge, Ledger
 
 JOB = """\
 # Deliveries, hourly.  KEEP THIS COMMENT.
@@ -320,6 +323,59 @@ def test_edited_figures_are_refused(job: Path) -> None:
         assert load(edited) == field
     edited.write_text(text.replace("epsilon = 2.0", "epsilon = 1.5"))  # the stream's own budget
     assert load(edited) == ""
+
+
+PERIOD = JOB.replace("[privacy]", '[privacy]\nperiod = "1d"')
+#: The unit of the choice, written otherwise: what `dpstream run` would charge to another unit.
+UNITS = {
+    "time.start": ('start = "2024-01-01T00:00:00Z"', 'start = "2023-12-31T23:00:00Z"'),
+    "privacy.period": ('period = "1d"', 'period = "2d"'),
+    "schema.event_time": ('event_time = { column = "time" }', 'event_time = { column = "at" }'),
+    "schema.unit": ('{ column = "user" }', '{ column = "user", type = "bytes" }'),
+    "ledger.unit": ('data_set = "deliveries"', 'data_set = "deliveries"\nunit = "person"'),
+}
+
+
+def test_the_unit_of_a_choice_cannot_be_edited(job: Path) -> None:
+    job.write_text(PERIOD)
+    done(choose(job, ask=("--first", "12h", "--epsilon", "1")))
+    text, edited = job.with_name("new.toml").read_text(), job.with_name("edited.toml")
+    assert load(job.with_name("new.toml")) == ""
+    for field, (old, new) in UNITS.items():
+        assert text.count(old) == 1, field
+        edited.write_text(text.replace(old, new))
+        # The words of the unit tell only of its column and, roughly, of the period's length.
+        assert load(edited) == ("schema.unit" if field == "privacy.period" else field)
+    edited.write_text(text.replace("2024-01-01T00:00:00Z", "2023-12-31T00:00:00Z"))  # a period
+    assert load(edited) == ""
+
+
+def test_a_receipt_from_before_units_were_kept_exactly(job: Path) -> None:
+    """Its words are what there is to compare, and whoever chooses or runs is told."""
+    job.write_text(PERIOD)
+    real = msgspec.json.encode
+
+    def encode(value: Any, **options: Any) -> bytes:
+        if isinstance(value, Receipt | Charge):
+            kept = msgspec.to_builtins(value)
+            value = {k: v for k, v in kept.items() if k not in ("identity", "periods", "together")}
+        return real(value, **options)
+
+    with mock.patch("msgspec.json.encode", encode):
+        done(choose(job))
+    new = job.with_name("new.toml")
+    assert load(new) == ""
+    moved = new.read_text().replace(*UNITS["time.start"])
+    new.write_text(moved)
+    assert load(new) == ""
+    # Another choice and a run say so.
+    new.write_text(moved.replace("epsilon = 3.0", "epsilon = 9.0"))
+    again = done(choose(new, "again.toml", "--clamps"))
+    assert "Warning: 1 of the runs were charged by an older program" in again.stderr
+    assert "Warning   2 of the runs" not in call("ledger", "show", new).stdout
+    assert "Warning   1 of the runs were charged" in call("ledger", "show", new).stdout
+    run = done(call("run", new, "--quiet"))
+    assert "charged by an older program" in run.stderr
 
 
 def test_a_choice_without_its_charge_is_refused(job: Path) -> None:

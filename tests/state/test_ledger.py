@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from accounting.composition import within
 from accounting.errors import PolicyError, RunError
 from accounting.gaussian import delta_of, mu_of
+from accounting.unit import UnitIdentity
 from state import ledger as module
 from state.ledger import Charge, Head, Ledger, read_ledger
 
@@ -167,6 +169,65 @@ def test_another_privacy_unit_is_refused(ledger: Ledger) -> None:
     assert len(ledger.entries()) == 1
 
 
+DAY = 86_400_000_000
+
+
+def of_unit(run: int, period: int, phase: int = 0, event_time: str = "time", **more: Any) -> Charge:
+    unit = UnitIdentity("user", "string", event_time, period, phase)
+    words = f"user per period of {period / 1e6:g} s"
+    return msgspec.structs.replace(
+        charge(run), unit=words, **{"identity": unit.text, "periods": 4, **more}
+    )
+
+
+def test_units_that_only_look_alike_are_not_one(ledger: Ledger) -> None:
+    """Half a month later, 4 s longer: composed as what they have in common, all records."""
+    month = of_unit(1, 30 * DAY)
+    for other in (of_unit(2, 30 * DAY, 15 * DAY), of_unit(2, 30 * DAY + 4)):
+        assert other.unit == month.unit  # the words that used to decide
+        mu = math.sqrt(2 * 4) * MU
+        delta = delta_of(EPSILON, mu) + 8 * 0.4e-7
+        assert delta > delta_of(EPSILON, math.sqrt(2) * MU) + 2 * 0.4e-7  # what was composed
+        book = Ledger(":memory:", "flights")
+        assert book.charge(month, EPSILON, delta * 1.001)
+        with pytest.raises(PolicyError, match="spend more"):
+            book.charge(other, EPSILON, delta * 0.999)
+        assert book.charge(other, EPSILON, delta * 1.001)
+        book.close()
+    assert ledger.charge(msgspec.structs.replace(month, periods=None), EPSILON, DELTA)
+    for other, words in (
+        (of_unit(2, 30 * DAY, 15 * DAY), "no last period"),
+        (of_unit(2, 30 * DAY, event_time="arrival"), "another privacy unit by the event time"),
+        (of_unit(2, 30 * DAY, identity=UnitIdentity("user", "int").text), "by name or type"),
+    ):
+        for act in (ledger.charge, ledger.check):
+            with pytest.raises(PolicyError, match=words):
+                act(other, 1e6, 0.5)
+    assert ledger.charge(of_unit(3, 30 * DAY, periods=None), EPSILON, DELTA)
+    assert len(ledger.entries()) == 2
+
+
+def test_an_edited_unit_breaks_the_chain(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.charge(of_unit(1, 30 * DAY, 15 * DAY), EPSILON, DELTA)
+    assert ledger.entries()[0].identity.startswith("unit/1 {")
+    with sqlite3.connect(tmp_path / "data" / "ledger.db") as db:
+        db.execute(f"UPDATE entries SET entry = replace(entry, '{15 * DAY}', '0')")
+    db.close()
+    with pytest.raises(PolicyError, match="chain is broken"):
+        ledger.entries()
+
+
+def test_entries_without_an_identity_are_read_as_before(ledger: Ledger) -> None:
+    old = msgspec.structs.replace(of_unit(1, 30 * DAY), identity="", periods=1)
+    assert ledger.charge(old, EPSILON, DELTA)
+    assert ledger.charge(of_unit(2, 30 * DAY, 15 * DAY), EPSILON, DELTA)
+    with pytest.raises(PolicyError, match="older program"):
+        ledger.charge(of_unit(3, 30 * DAY), EPSILON, DELTA)
+    with pytest.raises(PolicyError, match="another privacy unit or period"):
+        ledger.charge(of_unit(4, 31 * DAY), EPSILON, DELTA)
+    assert ledger.charge(old, EPSILON, DELTA) is False
+
+
 def test_a_check_writes_nothing(ledger: Ledger) -> None:
     ledger.check(charge(1), EPSILON, DELTA)
     assert ledger.entries() == []
@@ -242,10 +303,10 @@ def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
 def test_a_ledger_of_a_newer_program_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "data" / "ledger.db"
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE ledger_meta SET value = '3'")
+        db.execute("UPDATE ledger_meta SET value = '4'")
     db.close()
     for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
-        with pytest.raises(PolicyError, match="schema version is beyond 2"):
+        with pytest.raises(PolicyError, match="schema version is beyond 3"):
             attempt()
 
 
