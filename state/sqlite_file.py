@@ -144,7 +144,7 @@ def wary(db: sqlite3.Connection) -> None:
 
 #: What SQLite says of bytes that it cannot have written; ``SQLITE_ERROR``: of a table or a column
 #: that is not there, or of a header that it does not know.
-_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
+DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
 
 
 def failed(
@@ -168,7 +168,7 @@ def failed(
             )
         if not code.startswith("SQLITE_READONLY"):
             return UsageError("state.store", f"cannot be opened ({code})", "check the path")
-    if code.startswith(_DAMAGE):
+    if code.startswith(DAMAGE):
         return damaged()
     return RunError("state.store", f"the database refused ({code})", "check disk and rights")
 

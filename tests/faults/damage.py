@@ -132,9 +132,9 @@ def images(folder: Path, kind: str = "parquet") -> Images:
         real(store, steps)  # type: ignore[arg-type]
 
     small = mock.patch("dp_transforms.release.COMMIT_STEPS", 3)
-    with small, mock.patch.object(SqliteStore, "_write_steps", write):
-        with contextlib.suppress(Stopped):
-            go_on(job)
+    writing = mock.patch.object(SqliteStore, "_write_steps", write)
+    with small, writing, contextlib.suppress(Stopped):
+        go_on(job)
     assert left[0] < 0
     shutil.copytree(job, cut)  # as a kill would leave it
     (cut / f"{STORE}-shm").unlink()
