@@ -38,12 +38,18 @@ from pipelines.sinks.manifest import (
 )
 from pipelines.sinks.restored import Catching, catch_up, diverged, publish_missing
 from pipelines.sinks.sink import Sink, sink_of
-from pipelines.sinks.write import WriteDeadLetters, WriteOrHold, WriteReleases
+from pipelines.sinks.write import (
+    WriteDeadLetters,
+    WriteOrHold,
+    WriteReleases,
+    dead_letter_folder,
+)
 from pipelines.sources.brake import Brake
 from pipelines.sources.inputs import Input, input_of
 from pipelines.sources.replay import Replay, replay_bounds
 from state import open as stores
 from state import tokens
+from state.drafts import sweep
 from state.ledger import Charge, Ledger
 from state.store import RunIdentity
 
@@ -109,6 +115,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
+    sweep(dead_letter_folder(job))
     own = input_of(job) if source is None else None
     parts = (source or ()) if own is None else own.identity()
     url = job.state.store or ""

@@ -6,9 +6,10 @@ same data (a corrected input, the same statement on a grown table) is fresh nois
 charge; so is a further epoch of a run, which a restore begins that cannot replay.
 
 Entries form a hash chain over all data sets of the file, so an edited one, or one removed from
-the middle, is noticed here.  Every store remembers the end of the chain as it last saw it: a
-ledger that no longer holds that entry (cut off, restored from a backup, another file) is refused
-by ``refuse_older``.  ``state.tokens`` keeps in the same file which copy of a store goes on.
+the middle, is noticed here; so is damage to any row (`state.ledger_seal`).  Every store
+remembers the end of the chain as it last saw it: a ledger that no longer holds that entry (cut
+off, restored from a backup, another file) is refused by ``refuse_older``.  ``state.tokens`` keeps
+in the same file which copy of a store goes on.
 """
 
 import contextlib
@@ -25,11 +26,13 @@ from accounting.composition import within
 from accounting.errors import PolicyError, RunError
 from accounting.figures import exact
 from accounting.unit import composed
+from state.ledger_seal import check_pages, check_seal, damaged, put_seal
+from state.sqlite_file import DAMAGE, wary
 
 #: What was run; ``run``: charged before kinds were recorded.
 Kind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
 
-#: 2: kinds, epochs and tokens; 3: entries may hold the identity of their unit.
+#: 2: kinds, epochs and tokens; 3: entries may hold the identity of their unit, the file has a seal.
 SCHEMA_VERSION = 3
 #: Seconds to wait for another process before the ledger counts as busy.
 PATIENCE = 60.0
@@ -124,7 +127,9 @@ class Ledger:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
             try:
+                wary(self._db)
                 self._db.execute("PRAGMA synchronous = FULL")
+                check_pages(self._db)
                 if _version(self._db) != SCHEMA_VERSION:
                     self._upgrade()
             except BaseException:
@@ -135,16 +140,28 @@ class Ledger:
 
     def _upgrade(self) -> None:
         """Create what is missing; entries and their digests stay as they are."""
-        with self.transaction() as db:
+        with self._transaction() as db:
             if _version(db) != SCHEMA_VERSION:
                 for statement in _DDL.split(";"):
                     db.execute(statement)
                 row = ("schema_version", str(SCHEMA_VERSION))
                 db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
+                put_seal(db)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One atomic and durable change, alone in the ledger."""
+        """One atomic and durable change, alone in the ledger.
+
+        Raises:
+            PolicyError: the ledger is damaged.
+        """
+        with self._transaction() as db:
+            check_seal(db, _chained)
+            yield db
+            put_seal(db)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -254,11 +271,20 @@ def read_ledger(path: str | Path) -> list[Entry]:
     """
     try:
         db = sqlite3.connect(
-            f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=PATIENCE
+            f"{Path(path).absolute().as_uri()}?mode=ro",
+            uri=True,
+            timeout=PATIENCE,
+            isolation_level=None,
         )
         try:
-            if _version(db) == 0:
+            wary(db)
+            db.execute("BEGIN")  # one state of it
+            check_pages(db)
+            version = _version(db)
+            if version == 0:
                 raise PolicyError("ledger.path", "is not a ledger", "name the ledger's file")
+            if version == SCHEMA_VERSION:
+                check_seal(db, _chained)
             return _chained(db)
         finally:
             db.close()
@@ -306,11 +332,11 @@ def _chained(db: sqlite3.Connection) -> list[Entry]:
 
 
 def _digest(previous: str, data_set: str, text: str) -> str:
-    chained = "\0".join((previous, data_set, text)).encode()
+    chained = "\0".join((previous, data_set, text)).encode(errors="surrogateescape")
     return hashlib.blake2b(chained, digest_size=16).hexdigest()
 
 
-def _failed(error: Exception) -> RunError:
+def _failed(error: Exception) -> RunError | PolicyError:
     code = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return RunError(
@@ -318,4 +344,9 @@ def _failed(error: Exception) -> RunError:
             f"the ledger is busy: another process has held it for {PATIENCE:g} s",
             "let that process end, then run again; nothing was charged",
         )
+    if code.startswith(DAMAGE):
+        return damaged()
+    if code == "SQLITE_NOTADB":
+        fix = damaged().fix
+        return PolicyError("ledger.path", "is damaged, or no ledger", f"{fix}, or check the path")
     return RunError("ledger.path", f"the ledger cannot be used ({code})", "check path and rights")

@@ -20,6 +20,7 @@ from pipelines.reporting.data import Findings, Inventory, collect, inventory
 from pipelines.reporting.text import key_label, settings
 from pipelines.reporting.truth import Decade, by_size
 from pipelines.sinks.sink import sink_of
+from state.drafts import drafted, sweep
 
 #: What a page begins with; a file that begins otherwise is never replaced.
 MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'
@@ -155,15 +156,10 @@ def write(report: Report, page: str, out: Path) -> None:
     try:
         if out.exists() and not _is_report(out):
             raise UsageError("--out", "exists and is no report", "choose another name")
-        draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-        mode = 0o600 if report.truth is not None else 0o666
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(page)
+        sweep(out.parent)
+        with drafted(out, 0o600 if report.truth is not None else 0o666) as draft:
+            draft.write_text(page, encoding="utf-8")
             os.replace(draft, out)
-        finally:
-            draft.unlink(missing_ok=True)
     except OSError:
         raise RunError("--out", "cannot be written", "check folder, disk, permissions") from None
 

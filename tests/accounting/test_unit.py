@@ -118,7 +118,8 @@ def cells(units: list[UnitIdentity], length: int) -> list[set[int]]:
 
 @pytest.mark.parametrize("shapes", [((2, 1), (3, 0)), ((4, 3), (6, 1)), ((4, 3), (6, 0)),
                                     ((5, 2), (5, 3)), ((3, 2), (12, 5)), ((2, 0), (3, 1), (4, 2)),
-                                    ((6, 5), (6, 5)), ((1, 0), (7, 6)), ((4, 1), (6, 3), (10, 5))])  # fmt: skip
+                                    ((6, 5), (6, 5)), ((1, 0), (7, 6)),
+                                    ((4, 1), (6, 3), (10, 5))])  # fmt: skip
 def test_the_common_unit_by_enumeration(shapes: tuple[tuple[int, int], ...]) -> None:
     """Against joining periods that share a time until nothing is left to join."""
     units, length = [per(*shape) for shape in shapes], 240
@@ -221,7 +222,9 @@ def test_several_units_are_never_rounded_down() -> None:
 
 LINES = [
     Timeline(0, end, window, slide, 1, lateness, period=period)
-    for window, slide, period in itertools.product((1, 2, 3, 4, 6, 9), (1, 2, 3, 4), (1, 2, 3, 5, 6, 8))
+    for window, slide, period in itertools.product(
+        (1, 2, 3, 4, 6, 9), (1, 2, 3, 4), (1, 2, 3, 5, 6, 8)
+    )
     for end, lateness in ((7, 0), (24, 2), (None, 0), (None, 5))
     if slide <= window
 ]  # fmt: skip

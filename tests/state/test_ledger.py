@@ -15,7 +15,10 @@ from accounting.errors import PolicyError, RunError
 from accounting.gaussian import delta_of, mu_of
 from accounting.unit import UnitIdentity
 from state import ledger as module
+from state.choices import ChoiceLedger
 from state.ledger import Charge, Head, Ledger, read_ledger
+from state.ledger_seal import put_seal
+from state.tokens import begun_epoch, promise
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -111,9 +114,60 @@ def test_a_broken_chain_is_noticed(ledger: Ledger, tmp_path: Path, statement: st
             attempt()
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM tokens",
+        "UPDATE tokens SET previous = 'x'",
+        "UPDATE tokens SET run_id = run_id || 'x'",
+        "UPDATE entries SET run_id = 'x' WHERE seq = 2",
+        "DELETE FROM entries WHERE seq = 3",
+        "DELETE FROM choices",
+        "UPDATE choices SET request = 'x'",
+        "DELETE FROM ledger_meta WHERE name = 'seal'",
+    ],
+)
+def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = ChoiceLedger(path, "flights")
+    ledger.charge(charge(1), EPSILON, DELTA)
+    ledger.begin(charge(2), charge(3), "question", (EPSILON, DELTA))
+    promise(ledger, charge(4), EPSILON, DELTA)
+    ledger.entries()
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    db.close()
+    for attempt in (
+        lambda: ledger.charge(charge(9), EPSILON, DELTA),
+        lambda: begun_epoch(ledger, charge(4).run_id),
+        lambda: read_ledger(path),
+    ):
+        with pytest.raises(PolicyError, match=r"ledger.path: is damaged"):
+            attempt()
+    ledger.close()
+
+
+def test_a_ledger_without_digest_gets_one(ledger: Ledger, tmp_path: Path) -> None:
+    """One of version 2, which had all but that."""
+    path = tmp_path / "data" / "ledger.db"
+    ledger.charge(charge(1), EPSILON, DELTA)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE ledger_meta SET value = '2' WHERE name = 'schema_version'")
+        db.execute("DELETE FROM ledger_meta WHERE name = 'seal'")
+    db.close()
+    assert len(read_ledger(path)) == 1
+    again = Ledger(path, "flights")
+    again.charge(charge(2), EPSILON, DELTA)
+    again.close()
+    with sqlite3.connect(path) as db:
+        assert len(db.execute("SELECT * FROM ledger_meta").fetchall()) == 2
+    db.close()
+    assert len(read_ledger(path)) == 2
+
+
 def test_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(RunError, match="SQLITE_NOTADB"):
+    with pytest.raises(PolicyError, match="is damaged, or no ledger"):
         Ledger(tmp_path / "ledger.db", "flights")
 
 
@@ -303,7 +357,7 @@ def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
 def test_a_ledger_of_a_newer_program_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "data" / "ledger.db"
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE ledger_meta SET value = '4'")
+        db.execute("UPDATE ledger_meta SET value = '4' WHERE name = 'schema_version'")
     db.close()
     for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
         with pytest.raises(PolicyError, match="schema version is beyond 3"):
@@ -343,7 +397,7 @@ def test_a_busy_ledger_says_so(
 
 
 def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_path: Path) -> None:
-    """The chain of what is left holds; only a remembered end tells."""
+    """Chain and digest of what is left hold; only a remembered end tells."""
     start, ends = ledger.head(), []
     for run in range(3):
         ledger.charge(charge(run), EPSILON, DELTA)
@@ -352,6 +406,7 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
         ledger.refuse_older(seen)
     with sqlite3.connect(tmp_path / "data" / "ledger.db") as db:
         db.execute("DELETE FROM entries WHERE seq = 3")
+        put_seal(db)
     db.close()
     assert len(ledger.entries()) == 2
     for seen in (start, *ends[:2]):
