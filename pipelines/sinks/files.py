@@ -26,6 +26,7 @@ from pipelines.sinks.formats import (
     same_content,
     sync_folders,
 )
+from pipelines.sinks.formulas import ambiguous
 from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
 
 
@@ -35,12 +36,14 @@ class FileSink(Sink):
     Args:
         folder: where they are.
         kind: ``parquet``, ``csv`` or ``jsonl``.
+        guard: whether CSV marks what a spreadsheet would compute; see `encode`.  What is there
+            already is the same release either way.
     """
 
     field, another = "sink.path", "an empty folder"
 
-    def __init__(self, folder: str | Path, kind: SinkKind) -> None:
-        self.folder, self.kind = Path(folder), kind
+    def __init__(self, folder: str | Path, kind: SinkKind, guard: bool = True) -> None:
+        self.folder, self.kind, self.guard = Path(folder), kind, guard
 
     @property
     @override
@@ -87,8 +90,7 @@ class FileSink(Sink):
 
     @override
     def same(self, one: Published, batch: pa.RecordBatch) -> bool:
-        kind = one.proof.suffix[1:]
-        return same_content(one.proof, encode(batch, kind), kind)
+        return _same(one.proof, one.proof.suffix[1:], batch, self.guard)
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
@@ -96,7 +98,7 @@ class FileSink(Sink):
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
-        return write_releases(self.folder, self.kind, batches, only_compare)
+        return write_releases(self.folder, self.kind, batches, only_compare, self.guard)
 
     @override
     def close(self) -> None:
@@ -127,12 +129,17 @@ def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, 
 
 
 def write_releases(
-    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool = False
+    folder: Path,
+    kind: str,
+    batches: Sequence[pa.RecordBatch],
+    only_compare: bool = False,
+    guard: bool = True,
 ) -> list[tuple[int, int]]:
     """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
 
     Args:
         only_compare: write none that is not there, as long as others remain to be compared.
+        guard: see `encode`.
     """
     if only_compare:
         there = [
@@ -141,10 +148,10 @@ def write_releases(
         batches = [batch for batch, found in zip(batches, there, strict=True) if found]
     try:
         if len(batches) == 1:
-            written = [_write(folder, kind, batches[0])]
+            written = [_write(folder, kind, batches[0], guard)]
         else:
             with ThreadPoolExecutor(SINK_THREADS) as pool:
-                written = list(pool.map(lambda batch: _write(folder, kind, batch), batches))
+                written = list(pool.map(lambda batch: _write(folder, kind, batch, guard), batches))
         # Also of files that are there already: who made them may have died before this.
         sync_folders(written)
     except OSError:
@@ -156,17 +163,25 @@ def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
     """Whether the sink has this release with this content."""
     path = folder / release_path(*name_of_release(batch), kind)
     try:
-        return path.exists() and same_content(path, encode(batch, kind), kind)
+        return path.exists() and _same(path, kind, batch)
     except OSError:
         raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
 
-def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> Path:
+def _same(path: Path, kind: str, batch: pa.RecordBatch, guard: bool = True) -> bool:
+    """Whether a file holds a release; of CSV with formulas guarded or not, if that is clear."""
+    if same_content(path, encode(batch, kind, guard), kind):
+        return True
+    other = kind == "csv" and not ambiguous(pa.Table.from_batches([batch]))
+    return other and same_content(path, encode(batch, kind, not guard), kind)
+
+
+def _write(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool) -> Path:
     """The release's file."""
     window, trigger = name_of_release(batch)
     path = folder / release_path(window, trigger, kind)
-    data = encode(batch, kind)
-    if not put_entry(path, data) and not same_content(path, data, kind):
+    data = encode(batch, kind, guard)
+    if not put_entry(path, data) and not _same(path, kind, batch, guard):
         raise PolicyError(
             "sink.path",
             f"holds another release of window {window}, trigger {trigger}",

@@ -1,6 +1,5 @@
 """``dpstream choose`` from end to end: charged first, exact rules, receipts, refusals."""
 
-import gzip
 import json
 import re
 import sqlite3
@@ -388,23 +387,6 @@ def test_proxy_is_exact_uncharged_and_labelled(job: Path, monkeypatch: pytest.Mo
     assert choose(job, "c.toml", "--epsilon", "1", ask=flags).exit_code == 2
     empty = choose(job, "c.toml", ask=(*flags[:2], "--proxy-start", "1999-01-01T00:00:00Z"))
     assert empty.exit_code == 2 and "no usable record" in empty.stderr
-
-
-@pytest.mark.parametrize("ask", [ASK, ("--proxy", "in/a.csv", "--first", "12h")])
-def test_a_file_that_is_cut_off_is_refused_before_the_charge(
-    job: Path, ask: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(job.parent)
-    whole = gzip.compress((job.parent / "in" / "a.csv").read_bytes())
-    (job.parent / "in" / "a.csv").write_bytes(whole[:-5])
-    if ask is not ASK:
-        (job.parent / "in").rename(job.parent / "old")
-        (job.parent / "in").mkdir()
-        ask = ("--proxy", "old/a.csv", *ask[2:])
-    result = choose(job, "new.toml", "--json", ask=ask)
-    field = "source.path" if ask is ASK else "--proxy"
-    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field
-    assert entries(job) == 0
 
 
 # --- bad input ------------------------------------------------------------------------------------

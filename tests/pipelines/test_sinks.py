@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from pipelines.jobs.job import Job
+from pipelines.jobs.tables import SinkConfig
 from pipelines.sinks import files as sink_files
 from pipelines.sinks import formats as sink_formats
 from pipelines.sinks import write as sinks
@@ -367,3 +369,51 @@ def create(batches: list[pa.RecordBatch]) -> Any:
     encoded = [ArrowBatchCoder().encode(b) for b in batches]
     decode = beam.Map(ArrowBatchCoder().decode).with_output_types(pa.RecordBatch)
     return f"Create{hashlib.sha256(encoded[0]).hexdigest()}" >> beam.Create(encoded) | decode
+
+
+def test_dead_letters_are_their_owners_from_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the umask; releases follow it, and so does the folder of the two."""
+    modes, link = [], os.link
+
+    def look(draft: Path, path: Path) -> None:
+        modes.append(draft.stat().st_mode & 0o777)
+        link(draft, path)
+
+    monkeypatch.setattr(os, "link", look)
+    folder, letters = (
+        tmp_path / "new" / "dead_letter" / "out",
+        pa.RecordBatch.from_pylist(
+            [{"partition": 0, "offset": 1, "reason": "malformed"}], schema=DEAD_LETTER_SCHEMA
+        ),
+    )
+    old = os.umask(0)
+    try:
+        path = write_dead_letters(folder, [letters])
+        write_release(tmp_path / "out", "csv", release(0, 1, ["a"]))
+        (tmp_path / "mine").mkdir(mode=0o750)
+        write_dead_letters(tmp_path / "mine", [letters])
+    finally:
+        os.umask(old)
+    assert path is not None and path.stat().st_mode & 0o777 == 0o600
+    assert modes == [0o600, 0o666, 0o600]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o750
+    assert read_dead_letters(folder).num_rows == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "kafka", "pubsub", "bigquery"])
+def test_dead_letters_of_every_kind_of_sink_are_written_so(tmp_path: Path, kind: str) -> None:
+    """There is one writer, whatever the sink: it knows a folder only."""
+    sink = SinkConfig("csv" if kind == "csv" else "parquet", path=str(tmp_path / "out"))
+    if kind not in ("parquet", "csv"):
+        sink = SinkConfig(kind, dead_letter=str(tmp_path / "dead"))  # type: ignore[arg-type]
+    job = Namespace(sink=sink)
+    writer = WriteDeadLetters(job)._dofn  # type: ignore[arg-type]
+    writer.start_bundle()
+    row = {"partition": 0, "offset": 1, "reason": "malformed"}
+    list(writer.process(pa.RecordBatch.from_pylist([row], schema=DEAD_LETTER_SCHEMA)))
+    writer.finish_bundle()
+    found = [p for p in dead_letter_folder(job).iterdir()]  # type: ignore[arg-type]
+    assert [p.stat().st_mode & 0o777 for p in found] == [0o600]
