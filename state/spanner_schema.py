@@ -26,6 +26,7 @@ from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
 from accounting.errors import PolicyError, RunError, UsageError
+from accounting.limits import CELL_CHARACTERS
 from state.spanner_client import (
     ExistsError,
     NothingThereError,
@@ -140,11 +141,7 @@ def _create(database: Database) -> None:
 
 def create_identity(database: Database, identity: RunIdentity) -> RunIdentity:
     """Write the identity, or return the one that is there."""
-    rows = [
-        ("schema_version", str(SCHEMA_VERSION)),
-        ("generation", "0"),
-        ("identity", msgspec.json.encode(identity).decode()),
-    ]
+    rows = [("schema_version", str(SCHEMA_VERSION)), ("generation", "0"), *_pieces(identity)]
     # A row that is there may be an earlier attempt's, or another process's: the same run.
     with contextlib.suppress(ExistsError):
         commit(database, lambda batch: batch.insert("Meta", ("Name", "Value"), rows))
@@ -181,19 +178,18 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
     Raises:
         RunError: another generation is, or one was claimed since.
     """
-    text = msgspec.json.encode(identity).decode()
+    pieces = _pieces(identity)
 
     def work(transaction: Any) -> bool:
-        names = spanner.KeySet(keys=[["generation"], ["identity"], [_CLAIMED]])
-        found = dict(transaction.read("Meta", ("Name", "Value"), names))
+        keys = [["generation"], [_CLAIMED], *([name] for name, _ in pieces)]
+        found = dict(transaction.read("Meta", ("Name", "Value"), spanner.KeySet(keys=keys)))
         claimed = found.pop(_CLAIMED, None)
-        if found == {"generation": str(new), "identity": text}:
+        if found == {"generation": str(new), **dict(pieces)}:
             return True  # an earlier attempt whose answer was lost
         before = None if old is None else str(old)
         if (found.get("generation"), claimed) != (before, str(new)):
             return False
-        rows = [["generation", str(new)], ["identity", text]]
-        rows.append(["schema_version", str(SCHEMA_VERSION)])
+        rows = [["generation", str(new)], ["schema_version", str(SCHEMA_VERSION)], *pieces]
         transaction.insert_or_update("Meta", ("Name", "Value"), rows)
         return True
 
@@ -227,8 +223,22 @@ def read_identity(database: Database) -> tuple[RunIdentity, int]:
             f"its schema version is not {SCHEMA_VERSION}, the one of this program",
             "use the program version that wrote it",
         )
-    identity = msgspec.json.decode(meta["identity"], type=RunIdentity)
-    return identity, int(meta["generation"])
+    return _whole(meta), int(meta["generation"])
+
+
+def _pieces(identity: RunIdentity) -> list[tuple[str, str]]:
+    """Rows of ``Meta`` for the identity: a long window's numbers are more than one cell takes."""
+    text = msgspec.json.encode(identity).decode()
+    cuts = range(CELL_CHARACTERS, len(text), CELL_CHARACTERS)
+    more = [(f"identity.{cut}", text[cut : cut + CELL_CHARACTERS]) for cut in cuts]
+    return [("identity", text[:CELL_CHARACTERS]), *more]
+
+
+def _whole(meta: dict[str, str]) -> RunIdentity:
+    text = meta["identity"]
+    while len(text) % CELL_CHARACTERS == 0 and f"identity.{len(text)}" in meta:
+        text += meta[f"identity.{len(text)}"]
+    return msgspec.json.decode(text, type=RunIdentity)
 
 
 def _meta(database: Database) -> dict[str, str]:

@@ -21,7 +21,7 @@ from dp_transforms.choice import noisy
 from dp_transforms.noise.prf import KEY_BYTES, KeyRing
 from pipelines.choosing import file as choose_file
 from pipelines.choosing.ask import Asked
-from pipelines.choosing.check import unit_in_words
+from pipelines.choosing.check import unit_in_words, unit_of
 from pipelines.choosing.own_data import refuse_own_data
 from pipelines.choosing.read import tally
 from pipelines.jobs.tables import ChoiceConfig
@@ -84,7 +84,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
             run_id, resumed = request.resume, True
         else:
             spend = _spend(asked, secrets.token_hex(16))
-            stream = spend_of(job.plan, allocate(job.plan), "")
+            stream = spend_of(job, allocate(job.plan), "")
             run_id, resumed = ledger.begin(spend, stream, named, limit)
         found = ledger.receipt(run_id)
         if found is None:
@@ -103,9 +103,10 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
 
 def _spend(asked: Asked, run_id: str) -> Charge:
     question = asked.question
-    unit = unit_in_words(asked.job.plan)
+    words, identity = unit_in_words(asked.job.plan), unit_of(asked.job).text
     paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
-    return Charge(run_id, asked.digest, unit, *paid, kind="choice")
+    # The first hours lie in one period: nobody has two units in them.
+    return Charge(run_id, asked.digest, words, *paid, kind="choice", identity=identity)
 
 
 def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
@@ -163,7 +164,11 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
         spend.delta,
         asked.design.mu,
         asked.question.first,
-        *(getattr(figures, name) for name in Figures.__struct_fields__),
+        figures.contributions,
+        figures.clamps,
+        figures.unanswered,
+        figures.notes,
+        spend.identity,
     )
     return msgspec.json.encode(receipt, order="sorted").decode()
 

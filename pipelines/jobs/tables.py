@@ -177,11 +177,20 @@ class Limit(_Table, frozen=True):
 
 
 class LedgerConfig(_Table, frozen=True):
-    """``[ledger]``: the data set's record of what was spent, shared by its jobs."""
+    """``[ledger]``: the data set's record of what was spent, shared by its jobs.
+
+    Attributes:
+        path: its file.
+        data_set: the name it knows the data by.
+        limit: the most that all runs together may spend per unit.
+        unit: what the data set calls the privacy unit, where jobs find the same ids in columns of
+            different names (default: the unit's column).
+    """
 
     path: str
     data_set: str
     limit: Limit
+    unit: str | None = None
 
 
 class SinkConfig(_Table, frozen=True):
@@ -231,10 +240,13 @@ class PerformanceConfig(_Table, frozen=True):
     Attributes:
         batch_rows: rows of an Arrow batch at the door.
         look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
+        threads: that work on a job whose input is all there, where its stages share a process
+            (DirectRunner); default: two, if there are two cores.
     """
 
     batch_rows: int = limits.DEFAULT_BATCH_ROWS
     look_ahead: int | None = None
+    threads: int | None = None
 
 
 class ChoiceConfig(_Table, frozen=True):

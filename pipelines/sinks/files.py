@@ -3,9 +3,12 @@
 ``run.json`` names the run, ``run-epoch-1.json`` a further epoch of it; the set of published
 releases is the listing of the folder.  A file is made whole or not at all, so it is its own seal:
 ``window-000012/trigger-000005.parquet``, written once, never changed.  Names, order and bytes are
-functions of the releases alone.
+functions of the releases alone.  A file that was damaged since is written again, by whoever comes
+to write the same release, or to compare it.
 """
 
+import functools
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,16 +20,16 @@ from typing_extensions import override
 from accounting.errors import PolicyError, RunError
 from accounting.limits import SINK_THREADS
 from pipelines.jobs.tables import SinkKind
+from pipelines.sinks.compare import Verdict, verdict
 from pipelines.sinks.formats import (
     encode,
+    put_again,
     put_entry,
     put_once,
     release_files,
     remove_drafts,
-    same_content,
     sync_folders,
 )
-from pipelines.sinks.formulas import ambiguous
 from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
 
 
@@ -44,6 +47,7 @@ class FileSink(Sink):
 
     def __init__(self, folder: str | Path, kind: SinkKind, guard: bool = True) -> None:
         self.folder, self.kind, self.guard = Path(folder), kind, guard
+        self._repairs = True
 
     @property
     @override
@@ -58,6 +62,7 @@ class FileSink(Sink):
     @override
     def prepare(self, restoring: bool = False) -> None:
         """Folders are made when the first file is; nothing is refused."""
+        self._repairs = not restoring
         remove_drafts(self.folder)
 
     @override
@@ -90,11 +95,16 @@ class FileSink(Sink):
 
     @override
     def same(self, one: Published, batch: pa.RecordBatch) -> bool:
-        return _same(one.proof, one.proof.suffix[1:], batch, self.guard)
+        try:
+            return _compared(one.proof, batch, self._repairs, self.guard)
+        except OSError:
+            raise RunError(
+                "sink.path", "cannot be compared", "check disk and permissions"
+            ) from None
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        return compare_release(self.folder, self.kind, batch)
+        return compare_release(self.folder, self.kind, batch, self.guard)
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
@@ -148,10 +158,13 @@ def write_releases(
         batches = [batch for batch, found in zip(batches, there, strict=True) if found]
     try:
         if len(batches) == 1:
-            written = [_write(folder, kind, batches[0], guard)]
+            written = [_write(folder, kind, batches[0], only_compare, guard)]
         else:
             with ThreadPoolExecutor(SINK_THREADS) as pool:
-                written = list(pool.map(lambda batch: _write(folder, kind, batch, guard), batches))
+                write = functools.partial(
+                    _write, folder, kind, only_compare=only_compare, guard=guard
+                )
+                written = list(pool.map(write, batches))
         # Also of files that are there already: who made them may have died before this.
         sync_folders(written)
     except OSError:
@@ -159,35 +172,52 @@ def write_releases(
     return [name_of_release(batch) for batch in batches]
 
 
-def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
+def compare_release(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool = True) -> bool:
     """Whether the sink has this release with this content."""
     path = folder / release_path(*name_of_release(batch), kind)
     try:
-        return path.exists() and _same(path, kind, batch)
+        return path.exists() and verdict(path.read_bytes(), batch, kind, guard) is Verdict.SAME
     except OSError:
         raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
 
-def _same(path: Path, kind: str, batch: pa.RecordBatch, guard: bool = True) -> bool:
-    """Whether a file holds a release; of CSV with formulas guarded or not, if that is clear."""
-    if same_content(path, encode(batch, kind, guard), kind):
-        return True
-    other = kind == "csv" and not ambiguous(pa.Table.from_batches([batch]))
-    return other and same_content(path, encode(batch, kind, not guard), kind)
-
-
-def _write(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool) -> Path:
+def _write(folder: Path, kind: str, batch: pa.RecordBatch, only_compare: bool, guard: bool) -> Path:
     """The release's file."""
     window, trigger = name_of_release(batch)
     path = folder / release_path(window, trigger, kind)
-    data = encode(batch, kind, guard)
-    if not put_entry(path, data) and not _same(path, kind, batch, guard):
+    new = not path.exists() and put_entry(path, encode(batch, kind, guard))
+    if not new and not _compared(path, batch, not only_compare, guard):
         raise PolicyError(
             "sink.path",
             f"holds another release of window {window}, trigger {trigger}",
-            "a published value never changes: use the state that made it, or another folder",
+            "a published value never changes: use the state that made it, or another folder; if"
+            " the file was damaged, remove it and run again",
         )
     return path
+
+
+def _compared(path: Path, batch: pa.RecordBatch, repairs: bool, guard: bool) -> bool:
+    """Whether a file is this release's, once it was written again if it was damaged.
+
+    Raises:
+        RunError: it is damaged, and it is what a restored store must be compared with.
+    """
+    kind = path.suffix[1:]
+    found = verdict(path.read_bytes(), batch, kind, guard)
+    if found is not Verdict.DAMAGED:
+        return found is Verdict.SAME
+    window, trigger = name_of_release(batch)
+    name = f"release of window {window}, trigger {trigger}"
+    if not repairs:
+        raise RunError(
+            "sink.file",
+            f"the {name} is damaged, so a restored store cannot be compared with it",
+            "bring back the file, or remove it: it is published again after the comparison",
+        )
+    put_again(path, encode(batch, kind, guard))
+    sync_folders([path])
+    print(f"The {name} was damaged in the sink; it is written again.", file=sys.stderr)
+    return True
 
 
 def manifest_path(folder: Path, epoch: int = 0) -> Path:

@@ -4,8 +4,6 @@ import contextlib
 import errno
 import io
 import os
-import secrets
-import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -18,12 +16,11 @@ from pyarrow import csv as pacsv
 
 from accounting.errors import UsageError
 from pipelines.sinks.formulas import guarded, unguarded
+from state.drafts import drafted, sweep
 
 KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
-#: What the names of files end in that are not whole yet, and the age at which nobody writes them.
-_DRAFT, _DRAFT_SECONDS = ".tmp", 86_400.0
 #: What a file system without hard links says, or one that has no more of them.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -88,12 +85,8 @@ def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f".{path.name}.{secrets.token_hex(8)}{_DRAFT}"
-    try:
-        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with drafted(path, mode) as draft:
+        _fill(draft, data)
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -104,17 +97,27 @@ def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
             if path.exists():
                 return False
             os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
     return True
 
 
+def put_again(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
+    with drafted(path, 0o666) as draft:
+        _fill(draft, data)
+        os.replace(draft, path)
+
+
+def _fill(draft: Path, data: bytes) -> None:
+    with open(draft, "r+b") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def remove_drafts(folder: Path) -> None:
-    """Remove what writers that died left below a sink's folder a day ago or earlier."""
-    for draft in folder.glob(f"window-*/.trigger-*{_DRAFT}"):
-        with contextlib.suppress(OSError):
-            if time.time() - draft.stat().st_mtime > _DRAFT_SECONDS:
-                draft.unlink()
+    """Remove what writers that died have left below a sink's folder."""
+    for inside in [folder, *folder.glob("window-*")]:
+        sweep(inside, (".trigger-*.tmp", ".run*.json.*.tmp"))
 
 
 def sync_folders(paths: Iterable[Path]) -> None:
@@ -131,21 +134,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def same_content(path: Path, data: bytes, kind: str) -> bool:
-    """Whether the file at ``path`` holds what ``data`` holds.
-
-    Parquet made by another version of its library differs in bytes, not in content.
-    """
-    existing = path.read_bytes()
-    if existing == data or kind != "parquet":
-        return existing == data
-    try:
-        old, new = (pq.read_table(pa.BufferReader(x)) for x in (existing, data))
-    except (pa.ArrowException, OSError):
-        return False
-    return bool(old.equals(new, check_metadata=True))
 
 
 def read_releases(
@@ -189,7 +177,7 @@ def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa
     """
     try:
         if file.suffix == ".parquet":
-            with pq.ParquetFile(file) as source:
+            with pq.ParquetFile(file, page_checksum_verification=True) as source:
                 for batch in source.iter_batches(PART_ROWS, columns=schema.names):
                     yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
         else:
@@ -228,16 +216,30 @@ def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:
     tables = []
     for file in files:
         try:
-            tables.append(pq.read_table(file, partitioning=None, schema=schema))
+            tables.append(_checked(file, schema))
         except (pa.ArrowException, OSError):
             raise _unreadable(f"{file.parent.name}/{file.name}") from None
     return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _checked(file: Path, schema: pa.Schema | None) -> pa.Table:
+    """The rows of a Parquet file, after a check of its pages' checksums."""
+    return pq.read_table(file, partitioning=None, schema=schema, page_checksum_verification=True)
 
 
 def _read_csv(files: list[Path], schema: pa.Schema | None) -> pa.Table:
     """All files as one text, so that types are guessed once."""
     header = files[0].read_bytes().partition(b"\n")[0] + b"\n"
     text = header + b"".join(file.read_bytes().partition(b"\n")[2] for file in files)
+    return _csv_of_text(text, schema)
+
+
+def table_of_text(text: bytes, kind: str, schema: pa.Schema) -> pa.Table:
+    """The rows of a CSV or JSON Lines file as `encode` writes it."""
+    return _csv_of_text(text, schema) if kind == "csv" else rows_of_text(text, schema)
+
+
+def _csv_of_text(text: bytes, schema: pa.Schema | None) -> pa.Table:
     table = pacsv.read_csv(
         pa.BufferReader(text),
         pacsv.ReadOptions(block_size=len(text) + 1),

@@ -130,7 +130,8 @@ class WriteOrHold(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, releases: Any) -> Any:
         """``Outputs``: each element is published once, now or when the store has caught up."""
-        names = beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+        name = tuple[int, int]
+        names = beam.ParDo(self._dofn).with_output_types(name, **{HELD: name})
         outputs = releases | names.with_outputs(HELD, main="written")
         return Outputs(outputs.written, outputs[HELD])
 
@@ -210,4 +211,4 @@ class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, letters: Any) -> Any:
         """No output of interest: an empty collection."""
-        return letters | beam.ParDo(self._dofn)
+        return letters | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)

@@ -134,6 +134,15 @@ class _ReadPiece(beam.DoFn):
             raise unreadable(partition) from None
 
 
+def reading(reader: beam.DoFn) -> Any:
+    """A reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
+
+    Beam would pickle elements of a type that it does not know.
+    """
+    read = beam.ParDo(reader).with_output_types(pa.RecordBatch, **{DEAD_LETTER: pa.RecordBatch})
+    return read.with_outputs(DEAD_LETTER, main=RECORDS)
+
+
 class ReadFiles(beam.PTransform):  # type: ignore[misc]
     """The records of a job's files.
 
@@ -157,10 +166,9 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
 
         One reshuffle is enough: Create's own would add a stage and five transforms.
         """
-        read = beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
         return (
             begin
             | "Pieces" >> beam.Create(self._pieces, reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> read.with_outputs(DEAD_LETTER, main=RECORDS)
+            | "Read" >> reading(self._dofn)
         )
