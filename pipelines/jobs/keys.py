@@ -93,6 +93,8 @@ def _digest(rows: list[tuple[Value, ...]], fields: Sequence[Field]) -> str:
 
 def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
     """Distinct typed rows of the list, sorted."""
+    if path.exists() and not path.is_file():
+        raise UsageError("keys.public", "is not a file", "name a CSV file of the public keys")
     try:
         with open(path, "rb") as raw:
             codec = checked_codec(raw, str(path), "keys.public", "the list")

@@ -204,6 +204,8 @@ class SinkConfig(_Table, frozen=True):
         table: of BigQuery, ``project.dataset.table``.
         dead_letter: folder of the dead letters, which are files with every kind; default: beside
             the folder of the releases, or beside the job file.
+        formulas: of CSV: ``guard`` (the default) writes an apostrophe before text that a
+            spreadsheet would take for a formula, ``keep`` writes it as it is.
     """
 
     kind: SinkKind
@@ -213,6 +215,12 @@ class SinkConfig(_Table, frozen=True):
     options: dict[str, str] = {}
     table: str | None = None
     dead_letter: str | None = None
+    formulas: Literal["guard", "keep"] | None = None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether CSV marks text that a spreadsheet would take for a formula."""
+        return self.formulas != "keep"
 
     @property
     def folder(self) -> Path | None:

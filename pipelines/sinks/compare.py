@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.sinks.formats import encode, table_of_text
+from pipelines.sinks.formulas import ambiguous, unguarded
 
 #: How the library names itself and its version.
 _WRITER = re.compile(r"parquet-cpp-arrow version [0-9]+\.[0-9]+\.[0-9]+(-SNAPSHOT)?$")
@@ -31,12 +32,22 @@ class Verdict(Enum):
     OTHER = "other"
 
 
-def verdict(existing: bytes, batch: pa.RecordBatch, kind: str) -> Verdict:
-    """What the bytes of a file are to a release that was committed."""
-    data = encode(batch, kind)
+def verdict(existing: bytes, batch: pa.RecordBatch, kind: str, guard: bool = True) -> Verdict:
+    """What the bytes of a file are to a release that was committed.
+
+    Args:
+        guard: how CSV is written now (see `encode`).  Written the other way it is the same, where
+            that is clear: a sink that was begun before there was a guard goes on.
+    """
+    data = encode(batch, kind, guard)
     if existing == data:
         return Verdict.SAME
-    return _parquet(existing, data) if kind == "parquet" else _text(existing, batch, kind)
+    if kind == "parquet":
+        return _parquet(existing, data)
+    clear = kind == "csv" and not ambiguous(pa.Table.from_batches([batch]))
+    if clear and existing == encode(batch, kind, not guard):
+        return Verdict.SAME
+    return _text(existing, batch, kind, guard)
 
 
 def _parquet(existing: bytes, data: bytes) -> Verdict:
@@ -66,10 +77,11 @@ def _read(data: bytes) -> tuple[pa.Table, str]:
         return table, str(file.metadata.created_by)
 
 
-def _text(existing: bytes, batch: pa.RecordBatch, kind: str) -> Verdict:
+def _text(existing: bytes, batch: pa.RecordBatch, kind: str, guard: bool) -> Verdict:
     try:
         old = table_of_text(existing, kind, batch.schema.remove_metadata())
         old.validate(full=True)
+        old = unguarded(old) if guard and kind == "csv" else old
     except (pa.ArrowException, OSError, ValueError, LookupError):
         return Verdict.DAMAGED
     return Verdict.DAMAGED if old.equals(pa.Table.from_batches([batch])) else Verdict.OTHER

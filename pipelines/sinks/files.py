@@ -39,12 +39,14 @@ class FileSink(Sink):
     Args:
         folder: where they are.
         kind: ``parquet``, ``csv`` or ``jsonl``.
+        guard: whether CSV marks what a spreadsheet would compute; see `encode`.  What is there
+            already is the same release either way.
     """
 
     field, another = "sink.path", "an empty folder"
 
-    def __init__(self, folder: str | Path, kind: SinkKind) -> None:
-        self.folder, self.kind = Path(folder), kind
+    def __init__(self, folder: str | Path, kind: SinkKind, guard: bool = True) -> None:
+        self.folder, self.kind, self.guard = Path(folder), kind, guard
         self._repairs = True
 
     @property
@@ -94,7 +96,7 @@ class FileSink(Sink):
     @override
     def same(self, one: Published, batch: pa.RecordBatch) -> bool:
         try:
-            return _compared(one.proof, batch, self._repairs)
+            return _compared(one.proof, batch, self._repairs, self.guard)
         except OSError:
             raise RunError(
                 "sink.path", "cannot be compared", "check disk and permissions"
@@ -102,11 +104,11 @@ class FileSink(Sink):
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        return compare_release(self.folder, self.kind, batch)
+        return compare_release(self.folder, self.kind, batch, self.guard)
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
-        return write_releases(self.folder, self.kind, batches, only_compare)
+        return write_releases(self.folder, self.kind, batches, only_compare, self.guard)
 
     @override
     def close(self) -> None:
@@ -137,12 +139,17 @@ def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, 
 
 
 def write_releases(
-    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool = False
+    folder: Path,
+    kind: str,
+    batches: Sequence[pa.RecordBatch],
+    only_compare: bool = False,
+    guard: bool = True,
 ) -> list[tuple[int, int]]:
     """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
 
     Args:
         only_compare: write none that is not there, as long as others remain to be compared.
+        guard: see `encode`.
     """
     if only_compare:
         there = [
@@ -151,10 +158,12 @@ def write_releases(
         batches = [batch for batch, found in zip(batches, there, strict=True) if found]
     try:
         if len(batches) == 1:
-            written = [_write(folder, kind, batches[0], only_compare)]
+            written = [_write(folder, kind, batches[0], only_compare, guard)]
         else:
             with ThreadPoolExecutor(SINK_THREADS) as pool:
-                write = functools.partial(_write, folder, kind, only_compare=only_compare)
+                write = functools.partial(
+                    _write, folder, kind, only_compare=only_compare, guard=guard
+                )
                 written = list(pool.map(write, batches))
         # Also of files that are there already: who made them may have died before this.
         sync_folders(written)
@@ -163,21 +172,21 @@ def write_releases(
     return [name_of_release(batch) for batch in batches]
 
 
-def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
+def compare_release(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool = True) -> bool:
     """Whether the sink has this release with this content."""
     path = folder / release_path(*name_of_release(batch), kind)
     try:
-        return path.exists() and verdict(path.read_bytes(), batch, kind) is Verdict.SAME
+        return path.exists() and verdict(path.read_bytes(), batch, kind, guard) is Verdict.SAME
     except OSError:
         raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
 
-def _write(folder: Path, kind: str, batch: pa.RecordBatch, only_compare: bool = False) -> Path:
+def _write(folder: Path, kind: str, batch: pa.RecordBatch, only_compare: bool, guard: bool) -> Path:
     """The release's file."""
     window, trigger = name_of_release(batch)
     path = folder / release_path(window, trigger, kind)
-    new = not path.exists() and put_entry(path, encode(batch, kind))
-    if not new and not _compared(path, batch, repairs=not only_compare):
+    new = not path.exists() and put_entry(path, encode(batch, kind, guard))
+    if not new and not _compared(path, batch, not only_compare, guard):
         raise PolicyError(
             "sink.path",
             f"holds another release of window {window}, trigger {trigger}",
@@ -187,14 +196,14 @@ def _write(folder: Path, kind: str, batch: pa.RecordBatch, only_compare: bool = 
     return path
 
 
-def _compared(path: Path, batch: pa.RecordBatch, repairs: bool) -> bool:
+def _compared(path: Path, batch: pa.RecordBatch, repairs: bool, guard: bool) -> bool:
     """Whether a file is this release's, once it was written again if it was damaged.
 
     Raises:
         RunError: it is damaged, and it is what a restored store must be compared with.
     """
     kind = path.suffix[1:]
-    found = verdict(path.read_bytes(), batch, kind)
+    found = verdict(path.read_bytes(), batch, kind, guard)
     if found is not Verdict.DAMAGED:
         return found is Verdict.SAME
     window, trigger = name_of_release(batch)
@@ -205,7 +214,7 @@ def _compared(path: Path, batch: pa.RecordBatch, repairs: bool) -> bool:
             f"the {name} is damaged, so a restored store cannot be compared with it",
             "bring back the file, or remove it: it is published again after the comparison",
         )
-    put_again(path, encode(batch, kind))
+    put_again(path, encode(batch, kind, guard))
     sync_folders([path])
     print(f"The {name} was damaged in the sink; it is written again.", file=sys.stderr)
     return True

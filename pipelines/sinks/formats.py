@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import csv as pacsv
 
 from accounting.errors import UsageError
+from pipelines.sinks.formulas import guarded, unguarded
 from state.drafts import drafted, sweep
 
 KINDS = ("parquet", "csv", "jsonl")
@@ -24,18 +25,23 @@ PART_ROWS = 1 << 18
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def encode(batch: pa.RecordBatch, kind: str) -> bytes:
+def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
     """The file's bytes: the same for the same content (no times, no environment).
 
     Schema metadata travels only in Parquet.  CSV and JSON Lines write bytes as hex digits;
     JSON Lines writes times in RFC 3339 and numbers that are not finite as null.
+
+    Args:
+        guard: of CSV, whether text that a spreadsheet would compute is marked as text (see
+            `pipelines.sinks.formulas`).
     """
     table = pa.Table.from_batches([batch])
     if kind == "jsonl":
         return msgspec.json.Encoder().encode_lines(as_hex(table).to_pylist())
     buffer = io.BytesIO()
     if kind == "csv":
-        pacsv.write_csv(as_hex(table).replace_schema_metadata(None), buffer)
+        plain = as_hex(table).replace_schema_metadata(None)
+        pacsv.write_csv(guarded(plain) if guard else plain, buffer)
     else:
         pq.write_table(
             table,
@@ -50,10 +56,13 @@ def encode(batch: pa.RecordBatch, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def put_once(path: Path, data: bytes) -> bool:
+def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
     """Make ``path`` with ``data``, atomically and on disk, unless it exists.
 
     On return the file is on disk also where another made it: who did may have died before that.
+
+    Args:
+        mode: of the file from its first byte on, less the process's umask.
 
     Returns:
         Whether the file is new.  Of two writers at once exactly one makes it (on a file system
@@ -62,7 +71,7 @@ def put_once(path: Path, data: bytes) -> bool:
     Raises:
         OSError: it cannot be written.
     """
-    fresh = put_entry(path, data)
+    fresh = put_entry(path, data, mode)
     sync_folders([path])
     for folder in path.parents[2:]:  # which may be new as well
         # One that cannot be opened to read was not made here.
@@ -71,12 +80,12 @@ def put_once(path: Path, data: bytes) -> bool:
     return fresh
 
 
-def put_entry(path: Path, data: bytes) -> bool:
+def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
     """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    with drafted(path, 0o666) as draft:
+    with drafted(path, mode) as draft:
         _fill(draft, data)
         try:
             os.link(draft, path)
@@ -127,13 +136,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table:
+def read_releases(
+    path: str | Path, schema: pa.Schema | None = None, guard: bool = True
+) -> pa.Table:
     """Every release below a sink's folder, ordered by (window, trigger).
 
     Args:
         path: the folder given as ``sink.path``.
         schema: types of the columns.  CSV and JSON Lines do not keep them, and without it
             they are guessed (in CSV a key ``007`` becomes a number, in JSON a time stays text).
+        guard: whether CSV was written so; see `encode`.
 
     Returns:
         The rows of all files; a table without columns if there are none.
@@ -145,7 +157,8 @@ def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table
     for kind, files in groupby(release_files(path), lambda file: file.suffix[1:]):
         read = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": _read_jsonl}[kind]
         try:
-            tables.append(read(list(files), schema).replace_schema_metadata(None))
+            table = read(list(files), schema).replace_schema_metadata(None)
+            tables.append(unguarded(table) if guard and kind == "csv" else table)
         except (pa.ArrowException, OSError, ValueError):
             raise _unreadable(f"a {kind} file") from None
     if not tables:
@@ -153,7 +166,7 @@ def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def read_parts(file: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa.Table]:
     """The rows of one release file, only the columns of ``schema``.
 
     Parquet comes in parts of at most ``PART_ROWS`` rows, so that the memory needed does not
@@ -169,7 +182,8 @@ def read_parts(file: Path, schema: pa.Schema) -> Iterator[pa.Table]:
                     yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
         else:
             read = _read_csv if file.suffix == ".csv" else _read_jsonl
-            yield read([file], schema)
+            table = read([file], schema)
+            yield unguarded(table) if guard and file.suffix == ".csv" else table
     except (pa.ArrowException, OSError, ValueError, KeyError):
         raise _unreadable(f"{file.parent.name}/{file.name}") from None
 

@@ -190,4 +190,4 @@ def sink_of(job: Job, run: Run | None = None) -> Sink:
         return BigQuerySink(sink.table or "", job.plan, run_id)
     from pipelines.sinks.files import FileSink
 
-    return FileSink(sink.path, sink.kind)
+    return FileSink(sink.path, sink.kind, sink.guarded)

@@ -164,17 +164,6 @@ def test_folders_with_wildcard_characters(tmp_path: Path, make_job: MakeJob) -> 
     assert [f.name for f in manifest(load_job(odd / "job.toml"))] == ["x.csv"]
 
 
-def test_no_files_and_files_in_the_sink(tmp_path: Path, make_job: MakeJob) -> None:
-    job = make_job("parquet")
-    with pytest.raises(UsageError, match="matches no file"):
-        ReadFiles(job)
-    job = make_job("parquet", pattern="**/*.parquet")
-    (tmp_path / "releases").mkdir()
-    write(tmp_path / "releases" / "x.parquet", "parquet", table(1))
-    with pytest.raises(UsageError, match=r"sink\.path"):
-        ReadFiles(job)
-
-
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_missing_columns_are_refused_at_construction(
     tmp_path: Path, make_job: MakeJob, kind: str
