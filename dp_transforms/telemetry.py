@@ -197,6 +197,11 @@ def step_done() -> None:
         _steps_done += 1
 
 
+def steps_done() -> int:
+    """Steps of this process so far (a public number)."""
+    return _steps_done
+
+
 @contextlib.contextmanager
 def watch_steps(
     progress: Callable[[int, int], None] | None, total: int, every_seconds: float = 0.2

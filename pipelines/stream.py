@@ -26,8 +26,9 @@ from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
 from pipelines.jobs.text import duration_micros
 from pipelines.runners.errors import coded
+from pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
 from pipelines.runners.table import Engine, make_runner
-from pipelines.runners.waiting import own_signals, wait_or_stop
+from pipelines.runners.waiting import wait_or_stop
 from pipelines.sinks.delivered import CountDelivered
 from pipelines.sinks.manifest import (
     check_sink,
@@ -251,6 +252,7 @@ def run_job(
     speed: float | None = None,
     stop: threading.Event | None = None,
     detach: bool = False,
+    warn: Warn = say,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -262,6 +264,7 @@ def run_job(
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
         detach: do not wait: the workers are elsewhere and go on without this process.
+        warn: told when nothing has moved for long; without it a line on stderr.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -284,10 +287,11 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            with own_signals():
-                started = pipeline.run()
+            started = pipeline.run()
+            engine.check()
             if not detach:
-                wait_or_stop(started, run, ends, stop, engine.cancel)
+                quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)
+                wait_or_stop(started, run, ends, stop, engine, Stillness(quiet, warn))
     except Exception as error:
         raise diverged(coded(error), sink, restoring and run.open().restoring) from None
     else:

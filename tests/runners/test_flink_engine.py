@@ -20,8 +20,6 @@ from tests.runners.spike import Shape, expected, found
 __all__ = ["cluster", "local", "pool"]
 pytestmark = [
     pytest.mark.slow,  # every CI run has a golden job on Flink
-    # Beam's worker threads end with an error when a job is cancelled.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 ENDLESS = Shape(endless=True)
 
