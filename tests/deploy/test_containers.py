@@ -70,7 +70,7 @@ def test_only_dataflows_images_run_as_root() -> None:
         "beam": [], "launcher-base": [], "build": [], "base": [], "dataflow": ["0:0"],
         "launcher": ["0:0"], "worker": ["10001:10001"],
     }  # fmt: skip
-    assert "useradd --uid 10001 " in stages()["base"]
+    assert "useradd --uid 10001 --gid 10001 --create-home dpstream" in stages()["base"]
     flink = (DEPLOY / "flink" / "Dockerfile").read_text()
     assert flink.rstrip().endswith("USER 9999:9999")
     root = [name for name, service in SERVICES.items() if str(service.get("user", "")) == "0:0"]
