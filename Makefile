@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check locks bench prism flink kafka crane clean
+.PHONY: demo test slow check figures locks bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -21,6 +21,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The headline figures against the recorded ones (tests/bench/figures.json).
+figures: $(READY)
+	$(BIN)/python -m tests.bench.figures
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl
@@ -59,18 +63,17 @@ locks:
 	  --output-file deploy/build.lock
 
 # Beam's local streaming engine, built by Go (a minute); Beam's job server for Flink and a Flink
-# cluster's jars, by Maven (150 MB), for Java of 11 or later.
-BEAM := 2.77.0
+# cluster's jars, by Maven (150 MB), for Java of 11 or later, with a JDK.  Both are mended, so that
+# they listen on this machine only.
+prism: .tools/bin/prism-loopback
 
-prism: .tools/bin/prism-$(BEAM)
-
-.tools/bin/prism-$(BEAM):
-	GOBIN=$(CURDIR)/.tools/bin go install github.com/apache/beam/sdks/v2/go/cmd/prism@v$(BEAM)
+.tools/bin/prism-loopback: deploy/prism/build.py
+	$(or $(shell command -v $(PYTHON)),python3) deploy/prism/build.py .tools/bin/prism
 	touch $@
 
 flink: .tools/flink/job-server.jar
 
-.tools/flink/job-server.jar: deploy/flink/pom.xml deploy/flink/assemble.py
+.tools/flink/job-server.jar: deploy/flink/pom.xml deploy/flink/assemble.py deploy/flink/loopback.py
 	$(or $(shell command -v $(PYTHON)),python3) deploy/flink/assemble.py .tools/flink
 
 # A Kafka broker for the tests: its jars, by Maven and Java of 11 or later.

@@ -11,6 +11,7 @@ step of a cut runs when the public clock has announced the cut and the watermark
 with bounded input all cuts are announced at once and one callback of a shard steps through them.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import apache_beam as beam
 import msgspec
 import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows, TimestampedValue
-from apache_beam.utils.timestamp import MAX_TIMESTAMP
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from accounting.errors import PolicyError, UsageError
 from accounting.limits import SPLIT_BUFFER_ROWS
@@ -49,6 +50,7 @@ from dp_transforms.release import (
 from dp_transforms.run import KeySource, Run, begin_run
 from dp_transforms.step import Stepper, run_name
 from dp_transforms.telemetry import count, guarded, step_done, timed
+from dp_transforms.workers import Threads, Workers
 from state.idtable import shard_of
 from state.life import expire
 
@@ -121,14 +123,16 @@ class DPStream(beam.PTransform):
                     "time.end", "is required for a bounded collection", "give the plan an end"
                 )
             clock = Announced(line.last_cut) if bounded else WallClock(line)
-        door = Records(CanonicaliserFactory(run.plan, run.keys, run.public))
-        records = pcoll | "Records" >> beam.ParDo(door).with_outputs(
-            Records.DEAD, main="records"
-        ).with_output_types(pa.RecordBatch)
+        threads = Threads()
+        if bounded and isinstance(clock, Announced):
+            threads = Threads(run.performance.threads, run.run_id)
+        door = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
+        typed = beam.ParDo(door).with_output_types(pa.RecordBatch, **{Records.DEAD: pa.RecordBatch})
+        records = pcoll | "Records" >> typed.with_outputs(Records.DEAD, main="records")
         pulses = pcoll.pipeline | "Clock" >> clock
         stride = None if bounded else STRIDE
-        admitted = (records.records, pulses) | Bound(run, stride)
-        releases = (admitted, pulses) | Release(run, stride)
+        admitted = (records.records, pulses) | Bound(run, stride, threads)
+        releases = (admitted, pulses) | Release(run, stride, threads)
         return Output(releases, records[Records.DEAD], pulses)
 
 
@@ -138,17 +142,26 @@ class Bound(beam.PTransform):
     Args:
         run: the run.
         stride: see ``HoldUntilCut``; ``None`` for bounded input.
+        threads: that split, and that shards are bounded on.
     """
 
-    def __init__(self, run: Run, stride: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        stride: int | None = None,
+        threads: Threads = Threads(),  # noqa: B008
+    ) -> None:
         super().__init__()
-        self._run, self._stride = run, stride
+        self._run, self._stride, self._threads = run, stride, threads
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
         run, (records, pulses) = self._run, pcolls
         schema = record_schema(run.plan)
-        split = beam.ParDo(SplitByShard("unit", run.shards, schema))
+        # Beam would pickle records of a type that it does not know, past the coder of batches.
+        split = beam.ParDo(
+            SplitByShard("unit", run.shards, schema, self._threads)
+        ).with_output_types(tuple[int, pa.RecordBatch])
         return (
             (records | "ByUnit" >> split, pulses | "UnitPulses" >> _to_shards(run, schema))
             | "UnitInput" >> beam.Flatten()
@@ -158,7 +171,13 @@ class Bound(beam.PTransform):
     def hold(self) -> HoldUntilCut:
         """The stage itself."""
         run = self._run
-        return HoldUntilCut(run.plan.timeline, BoundCallback(run), stride=self._stride, anew=True)
+        return HoldUntilCut(
+            run.plan.timeline,
+            BoundCallback(run),
+            stride=self._stride,
+            anew=True,
+            threads=self._threads,
+        )
 
 
 class Release(beam.PTransform):
@@ -167,11 +186,17 @@ class Release(beam.PTransform):
     Args:
         run: the run.
         stride: see ``HoldUntilCut``; ``None`` for bounded input.
+        threads: that steps of shards are taken on.
     """
 
-    def __init__(self, run: Run, stride: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        stride: int | None = None,
+        threads: Threads = Threads(),  # noqa: B008
+    ) -> None:
         super().__init__()
-        self._run, self._stride = run, stride
+        self._run, self._stride, self._threads = run, stride, threads
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
@@ -189,7 +214,9 @@ class Release(beam.PTransform):
     def hold(self) -> HoldUntilCut:
         """The stage itself."""
         run, line = self._run, self._run.plan.timeline
-        return HoldUntilCut(line, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride)
+        return HoldUntilCut(
+            line, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride, threads=self._threads
+        )
 
 
 def _to_shards(run: Run, schema: pa.Schema) -> beam.PTransform:
@@ -205,8 +232,19 @@ class SplitByShard(beam.DoFn):
     a cut while rows of it are on their way.
     """
 
-    def __init__(self, column: str, shards: int, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        column: str,
+        shards: int,
+        schema: pa.Schema,
+        threads: Threads = Threads(),  # noqa: B008 - immutable
+    ) -> None:
         self._column, self._shards, self._schema = column, shards, schema
+        self._threads = threads
+
+    def setup(self) -> None:
+        """Threads to split on."""
+        self._workers = Workers(lambda: None, self._threads)
 
     def start_bundle(self) -> None:
         """Begin with nothing gathered."""
@@ -224,25 +262,33 @@ class SplitByShard(beam.DoFn):
         self._rows += element.num_rows
         self._least = min(self._least, timestamp)
         if self._rows >= SPLIT_BUFFER_ROWS:
-            least = self._least
-            for pair in self._split():
-                yield TimestampedValue(pair, least)
+            self._give()
+            yield from self._workers.answers(self._threads.ahead(1))
 
     @guarded("split")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
         """Split the rest; everything lives in the global window."""
-        least = self._least
-        for pair in self._split():
-            yield GlobalWindows.windowed_value(pair, least)
-
-    def _split(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         if self._held:
-            with timed("split"):
-                batch = concat(self._held, self._schema)
-                self._held, self._rows, self._least = [], 0, MAX_TIMESTAMP
-                shard = shard_of(ids_of(batch.column(self._column)), self._shards)
-                parts = list(split_by_shard(batch, shard, self._shards))
-            yield from parts
+            self._give()
+        for pair in self._workers.answers():
+            yield GlobalWindows.windowed_value(pair.value, pair.timestamp)
+
+    def _give(self) -> None:
+        """Have what is gathered split."""
+        work = functools.partial(self._split, self._held, self._least)
+        self._held, self._rows, self._least = [], 0, MAX_TIMESTAMP
+        self._workers.ask(work)
+
+    def _split(
+        self, held: list[pa.RecordBatch], least: Timestamp, _: None
+    ) -> Iterator[TimestampedValue]:
+        with timed("split"):
+            batch = concat(held, self._schema)
+            held.clear()
+            shard = shard_of(ids_of(batch.column(self._column)), self._shards)
+            parts = list(split_by_shard(batch, shard, self._shards))
+        for pair in parts:
+            yield TimestampedValue(pair, least)
 
 
 class BoundCallback:

@@ -107,6 +107,8 @@ def test_flags_that_hand_out_records_are_refused() -> None:
     for flags in (
         ["--experiments=enable_data_sampling"],
         ["--direct_num_workers=2"],
+        ["--direct_running_mode=multi_processing"],
+        ["--direct_running_mode=multi_threading"],
         ["--enable_hot_key_logging"],
         ["--nonsense=3"],
         ["--jsno"],

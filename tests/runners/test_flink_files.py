@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pipelines.commands.main import run
+from pipelines.runners import worker_pool
 from pipelines.runners.table import RUNNERS, _refuse_unknown
 from tests.runners.engines import ROOT
 from tests.runners.flink import session
@@ -73,8 +74,12 @@ def test_both_clusters_keep_what_jobs_rest_on(objects: dict[str, Any]) -> None:
 def test_ports_and_versions_agree(objects: dict[str, Any]) -> None:
     spec = objects["FlinkDeployment"]["spec"]
     pool = containers(pods(objects)["workers"])["worker-pool"]
-    assert pool["args"] == ["--worker_pool"]
-    port = pool["ports"][0]["containerPort"]
+    command = pool["command"]
+    assert command[:3] == ["python", "-m", worker_pool.__name__] and "args" not in pool
+    given = worker_pool.parser().parse_args(command[3:])
+    assert given.container_executable == "/opt/apache/beam/boot"
+    port = given.service_port
+    assert "ports" not in pool and str(port) in pool["readinessProbe"]["exec"]["command"][-1]
     assert f"--environment_config=localhost:{port}" in launcher(objects)["args"]
     version = re.search(r"flink-statebackend-rocksdb</artifactId>\s*<version>([\d.]+)", _pom())
     assert version is not None
@@ -144,6 +149,30 @@ def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     before = pods(objects)["launcher"]["initContainers"]
     assert [c["name"] for c in before] == ["noise-key", "store"]
     assert before[1]["command"] == ["dpstream", "state", "init", words[2]]
+
+
+def test_policies_let_in_only_whom_flink_needs(objects: dict[str, Any]) -> None:
+    """Every pod is covered, every rule names who, and ports are those that listen."""
+    text = (FOLDER / "network-policies.yaml").read_text()
+    policies = {p["metadata"]["name"]: p["spec"] for p in yaml.safe_load_all(text)}
+    assert {p["kind"] for p in yaml.safe_load_all(text)} == {"NetworkPolicy"}
+    for spec in policies.values():
+        assert spec["policyTypes"] == ["Ingress"] and spec["podSelector"]["matchLabels"]
+        for rule in spec["ingress"]:
+            assert rule["from"], "an empty list lets everybody in"
+            for peer in rule["from"]:
+                assert peer["podSelector"]["matchLabels"] and "ipBlock" not in peer
+    name = objects["FlinkDeployment"]["metadata"]["name"]
+    jobs = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    covered = [spec["podSelector"]["matchLabels"] for spec in policies.values()]
+    assert {"app": name} in covered and jobs in covered
+    [rule] = policies["dpstream-jobs"]["ingress"]
+    assert {p["port"] for p in rule["ports"]} == {
+        p["port"] for p in objects["Service"]["spec"]["ports"]
+    }
+    [rest] = policies["dpstream-rest"]["ingress"]
+    assert [p["port"] for p in rest["ports"]] == [8081]
+    assert {"podSelector": {"matchLabels": jobs}} in rest["from"]
 
 
 def _pom() -> str:
