@@ -176,7 +176,10 @@ def test_the_job_of_the_stack() -> None:
         mounts = [v.split(":") for v in SERVICES[service]["volumes"]]
         assert any(m[0] == "releases" and job.sink.path.startswith(m[1] + "/") for m in mounts)
     assert SERVICES["workers"]["network_mode"] == "service:taskmanager"
-    assert "init job.toml" in SERVICES["store"]["command"]
+    # The store is made before the job, and looks at the key and the topic while it is.
+    assert SERVICES["store"]["command"] == "state init job.toml"
+    assert "store" in needs(SERVICES["job"])
+    assert {"spanner-instance", "kafka-topics", "noise-key"} <= set(needs(SERVICES["store"]))
 
 
 def test_the_jobs_command_line() -> None:
