@@ -175,4 +175,11 @@ def _outputs(
     shard: int, batches: list[pa.RecordBatch], upto: int, since: int, callback: ShardCallback
 ) -> Iterator[Any]:
     """All that a shard gives at its last cut."""
-    yield from callback(shard, batches, upto, since).outputs
+    yield from callback(shard, _drained(batches), upto, since).outputs
+
+
+def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each of them, let go of here: the list stays with the call for as long as it takes."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()
