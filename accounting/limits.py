@@ -71,6 +71,8 @@ COMMIT_MUTATIONS = 80_000
 #: Bytes of one Spanner commit (its limit is 100 MiB) and of one of its cells (10 MiB).
 COMMIT_BYTES = 48 << 20
 CELL_BYTES = 4 << 20
+#: Characters of one cell of text (Spanner's limit is 2,621,440).
+CELL_CHARACTERS = 2_000_000
 #: Unit ids kept in a key's own row; that many at a time move to rows of their own.
 INLINE_PAIRS = 4_096
 #: Keys of one read call.

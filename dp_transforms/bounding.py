@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from numba import njit
 
 from accounting.errors import RunError
@@ -222,7 +223,7 @@ class Batch:
     """Records of one unit shard and what is decided on each; arrays by row.
 
     Attributes:
-        stamp, partition, offset, event_cut, ids: of the records.
+        records: the records themselves; stamp, partition, offset, event_cut, ids: of them.
         unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
         cut: trigger at which it was or will be decided; known: decided before.
         undelivered: turned up when no open cut was left.
@@ -232,7 +233,7 @@ class Batch:
     """
 
     def __init__(self, plan: Plan, records: pa.RecordBatch, least: int = 0) -> None:
-        rows, self.least = records.num_rows, least
+        rows, self.least, self.records = records.num_rows, least, records
         self.stamp = numbers(records.column("stamp"))
         self.partition = numbers(records.column("partition"))
         self.offset = numbers(records.column("offset"))
@@ -361,13 +362,32 @@ def _unrepeated(rows: Int64, batch: Batch) -> Int64:
 
 
 def _firsts(rows: Int64, batch: Batch) -> Int64:
-    """Of each position the row with the least stamp, in the order of ``rows``."""
+    """Of each position the row with the least stamp, in the order of ``rows``.
+
+    Copies with one stamp can hold different things.  What they hold decides then (event time,
+    key, values), never which of them came first: the order of delivery can follow the records
+    of other units.
+    """
     order = np.argsort(batch.stamp[rows], kind="stable")
     at = rows[order]
     places = position_ids(batch.partition[at], batch.offset[at], batch.unit[at])
     slots = IdTable().intern(places)
     first = np.unique(slots, return_index=True)[1]
+    stamp = batch.stamp[at]
+    equal = np.flatnonzero(stamp == stamp[first][slots])
+    if len(equal) > len(first):
+        equal = equal[_by_content(batch.records, at[equal])]
+        first = equal[np.unique(slots[equal], return_index=True)[1]]
     return rows[np.sort(order[first])]
+
+
+def _by_content(records: pa.RecordBatch, rows: Int64) -> Int64:
+    """Permutation that sorts rows by all that a record says beside its unit and position."""
+    where = ("unit", "stamp", "partition", "offset")
+    names = [name for name in records.schema.names if name not in where]
+    said = records.select(names).take(pa.array(rows))
+    order: Int64 = pc.sort_indices(said, [(name, "ascending") for name in names]).to_numpy()
+    return order.astype(np.int64)
 
 
 def event_cuts(plan: Plan, records: pa.RecordBatch) -> Int64:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from accounting.budget import Budget, allocate
+from accounting.calibration import calibrated
 from accounting.errors import PolicyError, RunError, UsageError
-from accounting.plan import Plan
+from accounting.unit import together
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, forget_delivered, resume_point
@@ -20,13 +21,14 @@ from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dp_transforms.workers import stop_workers
-from pipelines.choosing.check import check_choice, unit_in_words
+from pipelines.choosing.check import check_choice, unit_in_words, unit_of
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
 from pipelines.jobs.text import duration_micros
 from pipelines.runners.errors import coded
+from pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
 from pipelines.runners.table import Engine, make_runner
-from pipelines.runners.waiting import own_signals, wait_or_stop
+from pipelines.runners.waiting import wait_or_stop
 from pipelines.sinks.delivered import CountDelivered
 from pipelines.sinks.manifest import (
     check_sink,
@@ -37,12 +39,18 @@ from pipelines.sinks.manifest import (
 )
 from pipelines.sinks.restored import Catching, catch_up, diverged, publish_missing
 from pipelines.sinks.sink import Sink, sink_of
-from pipelines.sinks.write import WriteDeadLetters, WriteOrHold, WriteReleases
+from pipelines.sinks.write import (
+    WriteDeadLetters,
+    WriteOrHold,
+    WriteReleases,
+    dead_letter_folder,
+)
 from pipelines.sources.brake import Brake
 from pipelines.sources.inputs import Input, input_of
 from pipelines.sources.replay import Replay, replay_bounds
 from state import open as stores
 from state import tokens
+from state.drafts import sweep
 from state.ledger import Charge, Ledger
 from state.store import RunIdentity
 
@@ -108,6 +116,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     keys, plan = key_source(job), job.plan
     check_choice(job)
     _refuse_private_in_sink(job)
+    sweep(dead_letter_folder(job))
     own = input_of(job) if source is None else None
     parts = (source or ()) if own is None else own.identity()
     url = job.state.store or ""
@@ -161,7 +170,7 @@ def _check_charge(job: Job) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
-            spend = spend_of(job.plan, allocate(job.plan), "")
+            spend = spend_of(job, allocate(job.plan), "")
             ledger.check(spend, limit.epsilon, limit.delta)
 
 
@@ -176,7 +185,7 @@ def charge(job: Job, run: Run) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit, identity = job.ledger.limit, store.identity
-            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            spend = spend_of(job, run.budget(), identity.run_id, identity.epoch)
             tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
 
 
@@ -185,7 +194,8 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
     with _ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit = job.ledger.limit
-            spend = spend_of(job.plan, allocate(job.plan), identity.run_id, identity.epoch)
+            budget = calibrated(job.plan, identity.calibration).budget
+            spend = spend_of(job, budget, identity.run_id, identity.epoch)
             tokens.promise(ledger, spend, limit.epsilon, limit.delta)
 
 
@@ -215,8 +225,9 @@ def _ledger(job: Job) -> Iterator[Ledger | None]:
         ledger.close()
 
 
-def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the plan costs."""
+def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+    """What a run of the job costs."""
+    plan = job.plan
     return Charge(
         run_id=run_id,
         plan_hash=plan.hash,
@@ -227,6 +238,9 @@ def spend_of(plan: Plan, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
         threshold_delta=plan.privacy.contributions * budget.b,
         kind="stream",
         epoch=epoch,
+        identity=unit_of(job).text,
+        periods=plan.timeline.periods,
+        together=together(plan),
     )
 
 
@@ -238,6 +252,7 @@ def run_job(
     speed: float | None = None,
     stop: threading.Event | None = None,
     detach: bool = False,
+    warn: Warn = say,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -249,6 +264,7 @@ def run_job(
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
         detach: do not wait: the workers are elsewhere and go on without this process.
+        warn: told when nothing has moved for long; without it a line on stderr.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -271,10 +287,11 @@ def run_job(
             watch_steps(progress, steps),
             HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
         ):
-            with own_signals():
-                started = pipeline.run()
+            started = pipeline.run()
+            engine.check()
             if not detach:
-                wait_or_stop(started, run, ends, stop, engine.cancel)
+                quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)
+                wait_or_stop(started, run, ends, stop, engine, Stillness(quiet, warn))
     except Exception as error:
         raise diverged(coded(error), sink, restoring and run.open().restoring) from None
     else:

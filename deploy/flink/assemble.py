@@ -1,6 +1,7 @@
 """Make a Flink job server out of Maven's jars: ``python deploy/flink/assemble.py FOLDER``.
 
-``mvn`` fetches the jars of ``pom.xml`` into FOLDER/lib; FOLDER/job-server.jar is a jar of one
+``mvn`` fetches the jars of ``pom.xml`` into FOLDER/lib; one of them is mended, so that nothing
+listens beyond the address it is given (``loopback.py``).  FOLDER/job-server.jar is a jar of one
 manifest that names them all, starts Beam's job server, and opens to Flink's serialisers what
 Java 17 closes.
 """
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+import loopback
 
 MAIN = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 #: Packages of java.base that Flink reaches into by reflection.
@@ -41,10 +44,13 @@ def assemble(folder: Path) -> Path:
         ],
         check=True,
     )  # fmt: skip
-    jars = sorted(path.name for path in lib.glob("*.jar"))
-    jar = folder / "job-server.jar"
-    with zipfile.ZipFile(jar, "w") as archive:
+    loopback.mend(lib)
+    jars = sorted(path.name for path in lib.glob("*.jar") if path.name != loopback.JAR)
+    jar, draft = folder / "job-server.jar", folder / ".job-server.draft"
+    with zipfile.ZipFile(draft, "w") as archive:
         archive.writestr("META-INF/MANIFEST.MF", manifest(jars))
+    draft.replace(jar)
+    (lib / loopback.JAR).unlink()
     return jar
 
 

@@ -147,6 +147,7 @@ def run(
     from pipelines.jobs.job import load_job
 
     checked = load_job(job)
+    from pipelines.operating.ledger_view import ledger_warnings
     from pipelines.operating.metrics import serving
     from pipelines.runners.table import lives_on
     from pipelines.sinks.sink import sink_of
@@ -154,6 +155,8 @@ def run(
     from pipelines.sources.replay import parse_speed
     from pipelines.stream import run_job
 
+    for warning in ledger_warnings(checked):
+        click.echo(f"Warning: {warning}", err=True)
     pace = None if speed is None else parse_speed(speed)
     with (
         serving(checked, ports(metrics)),
@@ -327,17 +330,18 @@ def _silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    # Threads of a runner's client die with tracebacks when their server goes.
-    threading.excepthook = lambda _: None
 
 
-def _say_nothing(_error: threading.ExceptHookArgs) -> None:
-    """A worker thread that fails is told of by the job, in coded words."""
+def _tell(failed: threading.ExceptHookArgs) -> None:
+    """A thread that fails is named with the class of its error, whose text may hold data."""
+    if failed.exc_type is not SystemExit:
+        name = "" if failed.thread is None else failed.thread.name
+        click.echo(f"A thread failed with {failed.exc_type.__name__} ({name}).", err=True)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    threading.excepthook = _say_nothing
+    threading.excepthook = _tell
     cli(prog_name="dpstream")
 
 

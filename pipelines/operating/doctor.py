@@ -40,7 +40,7 @@ HOW = {
 
 def examine() -> dict[str, Any]:
     """The report: ``python``, ``packages``, ``optional``, ``runners``, ``emulators``,
-    ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict`` (two lines)."""
+    ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict`` (lines)."""
     packages = {name: _version(name) for name in PACKAGES}
     disk = _disk()
     missing = [name for name, version in packages.items() if version is None]
@@ -54,6 +54,8 @@ def examine() -> dict[str, Any]:
         for name, found in {**runners, **emulators}.items()
         if not found
     ]
+    program = parts.prism()
+    opened = program is not None and parts.prism_is_open(program)
     return {
         "python": platform.python_version(),
         "packages": packages,
@@ -65,6 +67,7 @@ def examine() -> dict[str, Any]:
         "verdict": [
             f"Not ready: {'; '.join(faults)}." if faults else "Ready for local runs.",
             f"Not found (not needed locally): {', '.join(absent)}." if absent else "All found.",
+            *([f"Prism is refused, it lets other machines in: {HOW['Prism']}."] if opened else []),
         ],
     }
 

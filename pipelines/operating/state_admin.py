@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accounting.budget import allocate
+from accounting.calibration import calibrated
 from accounting.errors import DpstreamError, PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
@@ -196,7 +196,7 @@ def abandon(
         "epoch": new.epoch,
         "kept": aside and str(aside),
         "charged": job.ledger is not None,
-        **spent(job, new.epoch),
+        **spent(job, new),
     }
 
 
@@ -239,11 +239,12 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     return Abandon(max(1, *cuts), job.plan.privacy.contributions)
 
 
-def spent(job: Job, epoch: int) -> dict[str, float]:
+def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
     """What all epochs of a run cost together: epochs draw their noise afresh, so they compose."""
-    plan, budget, epochs = job.plan, allocate(job.plan), epoch + 1
+    plan, epochs = job.plan, identity.epoch + 1
+    budget = calibrated(plan, identity.calibration).budget
     thresholds = plan.privacy.contributions * budget.b
-    mu = math.sqrt(epochs) * budget.mu
+    mu = math.sqrt(epochs) * budget.mu * (1 + 1e-15)
     gaussian = plan.privacy.delta - thresholds
     return {
         "epochs": epochs,

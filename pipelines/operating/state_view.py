@@ -88,7 +88,7 @@ def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = N
     try:
         run = store_run(job)
         try:
-            sink = FileSink(folder, kind)
+            sink = FileSink(folder, kind, job.sink.guarded)
             return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
         finally:
             run.destroy_keys()

@@ -1,7 +1,7 @@
 """The programs that engines need on this machine: Prism, Flink's job server, Java.
 
-Each is looked for where a flag says, then on the path, then in ``.tools`` of the folder the
-command runs in and of the project's own folder, where ``make prism flink`` puts them.
+Each is looked for where a flag says, then in ``.tools`` of the folder the command runs in and of
+the project's own folder, where ``make prism flink`` puts them; Prism then on the path.
 """
 
 import mmap
@@ -13,23 +13,36 @@ import apache_beam
 
 #: Where a Go program names the module it was built from.
 _MODULE = b"mod\tgithub.com/apache/beam/sdks/v2\t"
+#: What ``deploy/prism/build.py`` writes into a Prism that listens on this machine only.
+_LOOPBACK = b"build\t-tags=loopback,beam"
 
 
 def prism(named: str | None = None) -> Path | None:
     """Prism's program; ``named`` excludes all other places."""
     if named:
         return _existing(Path(named))
-    on_path = shutil.which("prism")
-    return Path(on_path) if on_path else _tool("bin/prism")
+    made, on_path = _tool("bin/prism"), shutil.which("prism")
+    return made or (Path(on_path) if on_path else None)
 
 
 def prism_version(program: Path) -> str | None:
     """The Beam version that a Prism was built from, or ``None`` if it does not say."""
+    return _after(program, _LOOPBACK) or _after(program, _MODULE)
+
+
+def prism_is_open(program: Path) -> bool:
+    """Whether it is Beam's own build, which listens on all interfaces; of others nothing is known
+    until they run."""
+    return _after(program, _LOOPBACK) is None and _after(program, _MODULE) is not None
+
+
+def _after(program: Path, mark: bytes) -> str | None:
+    """The version that follows a mark in a program."""
     with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = data.find(_MODULE)
+        at = data.find(mark)
         if at < 0:
             return None
-        version = data[at + len(_MODULE) : at + len(_MODULE) + 40].split(b"\t")[0].split(b"\n")[0]
+        version = data[at + len(mark) : at + len(mark) + 40].split(b"\t")[0].split(b"\n")[0]
     text = version.decode("ascii", "replace").removeprefix("v")
     return text if text[:1].isdigit() else None
 

@@ -22,8 +22,9 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from accounting.errors import UsageError
+from accounting.errors import PolicyError, UsageError
 from pipelines.runners import flink_jobs, parts
+from pipelines.runners.job_servers import OPEN, LoopbackPrism
 
 #: Settings of Flink that Beam's Python does not know and passes on to the job server.
 FLINK_FLAGS = frozenset(
@@ -71,6 +72,7 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
 
     Raises:
         UsageError: no such program, one of another version, or workers elsewhere.
+        PolicyError: it would let other machines in (see ``pipelines.runners.job_servers``).
     """
     named = options.view_as(PrismRunnerOptions).prism_location
     program = parts.prism(named)
@@ -86,6 +88,8 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
             f"is a Prism of another Beam than {parts.beam_version()}",
             "run `make prism`",
         )
+    if program is not None and parts.prism_is_open(program):
+        raise PolicyError(LoopbackPrism.flag, OPEN, LoopbackPrism.fix)
     if options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK"):
         raise UsageError(
             "--environment_type", "must be LOOPBACK on Prism", "leave it out, or use Flink"
@@ -100,9 +104,9 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
 
 def prism_runner() -> Any:
     """Beam's local streaming engine."""
-    from apache_beam.runners.portability.prism_runner import PrismRunner
+    from pipelines.runners.loopback import LoopbackPrismRunner
 
-    return PrismRunner()
+    return LoopbackPrismRunner()
 
 
 def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
@@ -164,9 +168,9 @@ def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
 
 def flink_runner() -> Any:
     """Beam's runner for Flink, local or a cluster."""
-    from pipelines.runners.flink_runner import ClosingFlinkRunner
+    from pipelines.runners.loopback import LoopbackFlinkRunner
 
-    return ClosingFlinkRunner()
+    return LoopbackFlinkRunner()
 
 
 def _job_server(options: PipelineOptions) -> list[str]:

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from apache_beam.options.pipeline_options import (
     DebugOptions,
     DirectOptions,
+    FlinkRunnerOptions,
     PipelineOptions,
+    PortableOptions,
     StandardOptions,
     _BeamArgumentParser,
 )
@@ -95,6 +97,20 @@ class Engine(NamedTuple):
     cancel: Callable[[], None] | None = None
     spreads: bool = True
 
+    def check(self) -> None:
+        """Refuse an engine that other machines can reach, once it runs.
+
+        Raises:
+            PolicyError: it listens beyond loopback.
+        """
+        if (check := getattr(self.runner, "check", None)) is not None:
+            check()
+
+    def drain(self) -> None:
+        """Let what workers in this process have begun come to its end, before a cancel."""
+        if (drain := getattr(self.runner, "drain", None)) is not None:
+            drain()
+
     def close(self) -> None:
         """End what the runner has started on this machine, once nobody waits for it any more."""
         if (close := getattr(self.runner, "close", None)) is not None:
@@ -121,6 +137,7 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     _refuse_unknown(beam_args, kind.flags)
     asked = PipelineOptions(list(beam_args), runner=kind.engine)
     _refuse_leaks(asked)
+    _refuse_open(asked)
     flags = [*beam_args, *kind.settle(asked, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
@@ -158,6 +175,20 @@ def _refuse_leaks(options: PipelineOptions) -> None:
         )
     if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
         raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
+
+
+def _refuse_open(options: PipelineOptions) -> None:
+    """Refuse what opens ports of this process to all machines, inside Beam."""
+    if options.view_as(DirectOptions).direct_running_mode != "in_memory":
+        raise UsageError(
+            "--direct_running_mode",
+            "must be in_memory: other modes let other machines in",
+            "leave it out; use more shards on a distributed runner",
+        )
+    if options.view_as(PortableOptions).job_endpoint == "embed":
+        raise UsageError("--job_endpoint", "must be HOST:PORT", "leave it out, or name a server")
+    if options.view_as(FlinkRunnerOptions).flink_submit_uber_jar:
+        raise UsageError("--flink_submit_uber_jar", "would let other machines in", "leave it out")
 
 
 def _refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:

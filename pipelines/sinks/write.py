@@ -6,7 +6,7 @@ sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
 
 Dead letters (positions and reasons; for the operator only) are files with every sink, in
 ``dead_letter/`` beside the releases' folder or the job file, so that who publishes the one does
-not publish the other.
+not publish the other.  Nobody but their owner can read them.
 """
 
 import hashlib
@@ -186,7 +186,9 @@ def write_dead_letters(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path 
     order = [(name, "ascending") for name in DEAD_LETTER_SCHEMA.names]
     data = encode(table.sort_by(order).combine_chunks().to_batches()[0], "parquet")
     path = folder / f"part-{hashlib.blake2b(data, digest_size=16).hexdigest()}.parquet"
-    put_once(path, data)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # one that is there stays as its owner made it
+    put_once(path, data, mode=0o600)
     return path
 
 

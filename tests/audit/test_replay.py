@@ -166,6 +166,7 @@ def older_ledger(place: Place) -> None:
     """The ledger's backup, without the last entries and without what was accepted since."""
     place.sql("book/ledger.db", "DELETE FROM entries")
     place.sql("book/ledger.db", "DELETE FROM tokens")
+    place.seal_ledger()
 
 
 def shorter_ledger(place: Place) -> None:
@@ -173,6 +174,7 @@ def shorter_ledger(place: Place) -> None:
     place.run(store="second", sink="out2")
     place.run()
     place.sql("book/ledger.db", "DELETE FROM entries WHERE seq = 2")
+    place.seal_ledger()
 
 
 def ledger_left_out(place: Place) -> None:

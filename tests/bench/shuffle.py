@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.portability.prism_runner import PrismRunner
 
 from dp_transforms.batches import ID, id_array
 from dp_transforms.split import SplitByShard, unit_ids
+from pipelines.runners.loopback import LoopbackPrismRunner
 from tests.bench.common import emit, machine
 
 SCHEMA = pa.schema(
@@ -55,7 +55,7 @@ def seconds(rows: int, shards: int, prism: Path | None) -> float:
     flags = ["--job_server_timeout=60"]
     runner: Any = FnApiRunner()
     if prism is not None:
-        runner = PrismRunner()
+        runner = LoopbackPrismRunner()
         flags += [f"--prism_location={prism}", "--environment_type=LOOPBACK"]
     begin = time.perf_counter()
     with beam.Pipeline(runner=runner, options=PipelineOptions(flags)) as pipeline:
@@ -70,7 +70,10 @@ def seconds(rows: int, shards: int, prism: Path | None) -> float:
             | beam.GroupByKey()
             | beam.Map(lambda pair: sum(batch.num_rows for batch in pair[1]))
         )
-    return time.perf_counter() - begin
+    taken = time.perf_counter() - begin
+    if prism is not None:
+        runner.close()
+    return taken
 
 
 def main() -> None:

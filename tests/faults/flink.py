@@ -139,7 +139,7 @@ class Stage:
 
     def kill_worker(self, number: int = 0) -> None:
         """kill -9 of a Python worker: the pool's first, second, ..."""
-        os.kill(sorted(workers_of(self.pool.pid))[number], signal.SIGKILL)
+        os.kill(self.pool.workers()[number], signal.SIGKILL)
 
     def kill_task_manager(self) -> None:
         """kill -9 of a task manager; another takes its place."""
@@ -195,14 +195,3 @@ def staged(
         yield stage
     finally:
         stage.end()
-
-
-def workers_of(group: int) -> list[int]:
-    """Processes that a pool started: they are in its group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != group:
-            with contextlib.suppress(OSError):
-                if os.getpgid(int(entry.name)) == group:
-                    found.append(int(entry.name))
-    return found

@@ -197,6 +197,14 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["optional"]["google-cloud-secret-manager"] == "2.32.0"
     assert report["runners"]["FnApiRunner"] and report["disk"]["fsync"]
     assert len(report["verdict"]) == 2
+    program = tmp_path / "prism"
+    program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.runners.parts.prism", lambda: program)
+        opened = json.loads(call("doctor", "--json").stdout)
+    program.unlink()
+    assert opened["runners"]["Prism"] == "2.77.0" and opened["ready"]
+    assert "Prism is refused, it lets other machines in: make prism." in opened["verdict"]
     assert str(tmp_path) not in result.stdout and list(tmp_path.iterdir()) == []
     assert "Ready for local runs." in call("doctor").stdout
 

@@ -22,6 +22,7 @@ from tests.emulator import free_port
 CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]
 SAMPLING = "--experiments=enable_data_sampling"
 MODULE = b"\tmod\tgithub.com/apache/beam/sdks/v2\tv%s\th1:x\n"
+MENDED = b"\tmod\tgithub.com/apache/beam/sdks/v2\t(devel)\nbuild\t-tags=loopback,beam%s\n"
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(runner_settings.importlib.util, "find_spec", lambda name: name)
     (tmp_path / "bin").mkdir()
     (tmp_path / "flink").mkdir()
-    (tmp_path / "bin" / "prism").write_bytes(b"program" + MODULE % b"2.77.0")
+    (tmp_path / "bin" / "prism").write_bytes(b"program" + MENDED % b"2.77.0")
     (tmp_path / "flink" / "job-server.jar").touch()
     forget_error()
     return tmp_path
@@ -108,6 +109,10 @@ def test_a_job_on_a_cluster_is_cancelled_by_its_own_name(
         ("PrismRunner", ["--prism_location=/no/such/program"], "--prism_location"),
         ("PrismRunner", ["--environment_type=DOCKER"], "--environment_type"),
         ("PrismRunner", ["--checkpointing_interval=5"], "--checkpointing_interval"),
+        ("PrismRunner", ["--job_endpoint=embed"], "--job_endpoint"),
+        ("DirectRunner", ["--direct_running_mode=multi_threading"], "--direct_running_mode"),
+        ("DirectRunner", ["--direct_running_mode=multi_processing"], "--direct_running_mode"),
+        ("FlinkRunner", ["--flink_submit_uber_jar"], "--flink_submit_uber_jar"),
         ("PrismRunner", ["--enable_hot_key_logging"], "--enable_hot_key_logging"),
         ("FlinkRunner", ["--flink_job_server_jar=/no/such/jar"], "--flink_job_server_jar"),
         ("FlinkRunner", ["--flink_master=host:8081"], "--environment_type"),
@@ -142,9 +147,10 @@ def test_missing_parts_say_how_to_get_them(tools: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(runner_settings.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"apache-beam\[gcp\]"):
         make_runner("DataflowRunner", CLOUD)
-    (tools / "bin" / "prism").write_bytes(MODULE % b"2.50.0")
-    with pytest.raises(UsageError, match="another Beam"):
-        make_runner("PrismRunner", [])
+    for marks in (MODULE, MENDED):
+        (tools / "bin" / "prism").write_bytes(marks % b"2.50.0")
+        with pytest.raises(UsageError, match="another Beam"):
+            make_runner("PrismRunner", [])
     (tools / "bin" / "prism").unlink()
     with pytest.raises(UsageError, match="make prism"):
         make_runner("PrismRunner", [])
@@ -156,6 +162,22 @@ def test_a_program_that_does_not_say_its_version_is_taken(tools: Path) -> None:
         program.write_bytes(content)
         assert parts.prism_version(program) is None
         make_runner("PrismRunner", [])
+
+
+def test_a_prism_that_lets_others_in(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beam's own is refused; one that `make prism` built goes before one on the path."""
+    program = tools / "bin" / "prism"
+    assert (parts.prism_version(program), parts.prism_is_open(program)) == ("2.77.0", False)
+    other = tools / "prism"
+    other.write_bytes(MODULE % b"2.77.0")
+    assert (parts.prism_version(other), parts.prism_is_open(other)) == ("2.77.0", True)
+    monkeypatch.setattr(parts.shutil, "which", lambda name: str(other))
+    assert parts.prism() == program
+    program.unlink()
+    assert parts.prism() == other
+    for flags in ([], [f"--prism_location={other}"]):
+        with pytest.raises(PolicyError, match="make prism"):
+            make_runner("PrismRunner", flags)
 
 
 def test_java_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

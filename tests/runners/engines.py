@@ -17,8 +17,9 @@ import apache_beam as beam
 import pytest
 
 from pipelines.runners import parts
+from pipelines.runners.guard import with_parent
+from pipelines.runners.listeners import descendants
 from pipelines.runners.table import make_runner
-from tests.emulator import free_port
 from tests.runners import spike
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,7 @@ def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> 
     try:
         yield result
     finally:
+        engine.drain()
         with suppress(Exception):
             result.cancel()
         with suppress(Exception):
@@ -61,7 +63,7 @@ def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> 
 
 
 def results(
-    shape: spike.Shape, folder: Path, result: Any, seconds: float = 90.0
+    shape: spike.Shape, folder: Path, result: Any, seconds: float = 300.0
 ) -> dict[tuple[int, int], int]:
     """Sums by (shard, cut) once all are there, or the job or the time is at its end."""
     until = time.monotonic() + seconds
@@ -76,28 +78,39 @@ def results(
 
 
 class Pool(NamedTuple):
-    """A worker pool: where it listens, and the number of its process and of its group."""
+    """A worker pool: where it listens, and the process that everything of it descends from."""
 
     address: str
     pid: int
 
+    def workers(self) -> list[int]:
+        """Its Python workers, the oldest first."""
+        return sorted(
+            pid
+            for pid in descendants(self.pid)
+            if b"SdkHarness" in (line := _command(pid)) and b"guard.py" not in line
+        )
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
 
 @contextmanager
 def worker_pool() -> Iterator[Pool]:
-    """Beam's pool of Python workers as a process, each worker a process of its own."""
-    port = free_port()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """A pool of Python workers as a process that ends with this one; each worker is a process."""
     process = subprocess.Popen(
-        [
-            sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main",
-            f"--service_port={port}",
-        ],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        with_parent([sys.executable, "-m", "pipelines.runners.worker_pool", "--service_port=0"]),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-    try:
-        yield Pool(f"localhost:{port}", process.pid)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)  # its workers are in the pool's group
-        process.wait()
+    assert process.stdout is not None
+    with process, process.stdout:
+        try:
+            address = process.stdout.readline().split()[-1].rstrip(".")
+            yield Pool(address, process.pid)
+        finally:
+            process.terminate()

@@ -4,7 +4,6 @@ Prism is looked for in PRISM_LOCATION, `.tools/bin`, and on the path.  With CI=t
 fails the tests; elsewhere they are skipped, loudly.
 """
 
-import logging
 import os
 import shutil
 import threading
@@ -19,18 +18,16 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.prism_runner import PrismRunner
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
 from pipelines.jobs.job import Job
+from pipelines.runners.loopback import LoopbackPrismRunner
 from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from pipelines.stream import Result, run_job
 
 ROOT = Path(__file__).parents[2]
-# It warns that it starts, and at the end of the process that it stops Prism.
-logging.getLogger("apache_beam.utils.subprocess_server").setLevel(logging.ERROR)
 
 
 def binary() -> str:
@@ -44,6 +41,16 @@ def binary() -> str:
         pytest.fail(text)
     warnings.warn(pytest.PytestWarning(text), stacklevel=2)
     pytest.skip(text)
+
+
+@contextmanager
+def engine() -> Iterator[LoopbackPrismRunner]:
+    """A runner, and an end to its Prism."""
+    runner = LoopbackPrismRunner()
+    try:
+        yield runner
+    finally:
+        runner.close()
 
 
 class Seen:
@@ -113,7 +120,8 @@ def running(source: beam.PTransform, bell: int | None = None) -> Iterator[tuple[
         "--streaming",
         PRISM_WHOLE_BUNDLES,
     ]
-    pipeline = beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags))
+    runner = LoopbackPrismRunner()
+    pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(flags))
     read = pipeline | "Source" >> source
     for name in ("records", "dead"):
         output = read["dead_letter" if name == "dead" else name]
@@ -127,14 +135,16 @@ def running(source: beam.PTransform, bell: int | None = None) -> Iterator[tuple[
     try:
         yield seen, result
     finally:
+        runner.drain()
         with suppress(Exception):
             result.cancel()
         with suppress(Exception):
             result.wait_until_finish(duration=10_000)
+        runner.close()
         del _SEEN[id(seen)]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 180.0) -> None:
     """Wait until something is so.
 
     Raises:

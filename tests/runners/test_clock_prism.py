@@ -7,7 +7,6 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.prism_runner import PrismRunner
 
 from dp_transforms import hold
 from dp_transforms.clock import Pulse, WallClock
@@ -15,7 +14,7 @@ from dp_transforms.flow import STRIDE, DPStream
 from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from state import open as stores
 from tests.runners.feed import Collect, Feed, collected
-from tests.runners.prism import binary
+from tests.runners.prism import binary, engine
 from tests.streams import begin, generate, make_plan, released
 
 PLAN = make_plan(triggers=12, windows=3, stamped=True)
@@ -50,7 +49,7 @@ def test_a_pulse_of_many_cuts_that_bound_gets_late(
     run = begin(PLAN, tmp_path / "a.db", shards=2)
     out.mkdir()
     flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
-    with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
+    with engine() as runner, beam.Pipeline(runner, PipelineOptions(flags)) as pipeline:
         records = pipeline | Feed(stream.batches(500), "arrived", hold=100)
         output = records | DPStream(PLAN, run, clock=WallClock(PLAN.timeline, now=Stalled()))
         _ = output.releases | Collect(out)

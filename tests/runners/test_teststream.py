@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.prism_runner import PrismRunner
 from apache_beam.testing import test_stream
 from apache_beam.utils.timestamp import Timestamp
 
@@ -24,7 +23,7 @@ from dp_transforms.flow import STRIDE, DPStream
 from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from state import open as stores
 from tests.runners.feed import Collect, Feed, collected
-from tests.runners.prism import binary
+from tests.runners.prism import binary, engine
 from tests.streams import STEP, Stream, begin, generate, make_plan, released
 
 PLAN = make_plan(triggers=8, windows=2, lateness=2, skew=STEP // 4, stamped=True)
@@ -45,7 +44,7 @@ def play(
     run, out = begin(plan, folder / "stream.db"), folder / "out"
     out.mkdir()
     flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
-    with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
+    with engine() as runner, beam.Pipeline(runner, PipelineOptions(flags)) as pipeline:
         records = pipeline | script | beam.Map(_same).with_output_types(pa.RecordBatch)
         output = records | DPStream(plan, run, clock=Announced(through))
         _ = output.releases | Collect(out)
@@ -132,7 +131,7 @@ def test_rows_gathered_before_a_split_wait_for_nobody(
     run = begin(plan, tmp_path / "a.db")
     out.mkdir()
     flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
-    with beam.Pipeline(runner=PrismRunner(), options=PipelineOptions(flags)) as pipeline:
+    with engine() as runner, beam.Pipeline(runner, PipelineOptions(flags)) as pipeline:
         records = pipeline | Feed(batches, "arrived", hold)
         output = records | DPStream(plan, run, clock=Announced(last))
         _ = output.releases | Collect(out)

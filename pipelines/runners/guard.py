@@ -1,0 +1,86 @@
+"""Run a command that ends with the process that asked for it, however that one ends.
+
+``python guard.py PARENT COMMAND...`` stands between a launcher and an engine.  It sleeps until
+either ends.  If the parent has ended, also by ``kill -9``, it kills the command and what that
+started.  The command in turn gets SIGKILL from the kernel when the guard is killed: that is safe
+only here, because Linux ties it to the *thread* that started the command, and the guard has one.
+SIGINT and SIGTERM are passed on; those of a terminal do not reach it, so an engine ends when its
+launcher says so.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG = 1
+#: Milliseconds between two looks where the system has no descriptors of processes.
+_LOOK = 500
+
+
+def with_parent(command: Sequence[object]) -> list[str]:
+    """The command, to be started by this process, as one that ends with it."""
+    guard = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+    return [*guard, *(str(word) for word in command)]
+
+
+def main(parent: int, command: Sequence[str]) -> int:
+    """Run the command until it or the parent ends; its exit code."""
+    os.setsid()
+    asked: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    own = os.getpid()
+
+    def die_with_guard() -> None:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != own:
+                os._exit(1)
+
+    parents = _descriptor(parent)
+    if os.getppid() != parent or asked:
+        return 1
+    child = subprocess.Popen(command, process_group=0, preexec_fn=die_with_guard)  # noqa: PLW1509
+    for late in asked:  # one that came meanwhile
+        child.send_signal(late)
+    try:
+        _wait(child, parent, parents)
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)  # it, or what it has left behind
+    return child.wait() if child.returncode is None else child.returncode
+
+
+def _wait(child: "subprocess.Popen[bytes]", parent: int, parents: int | None) -> None:
+    """Until one of the two has ended."""
+    ends = select.poll()
+    for descriptor in (parents, _descriptor(child.pid)):
+        if descriptor is not None:
+            ends.register(descriptor, select.POLLIN)
+    while os.getppid() == parent and child.poll() is None:
+        ends.poll(None if parents is not None else _LOOK)
+
+
+def _descriptor(pid: int) -> int | None:
+    """What becomes readable when a process ends, where there is such a thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # another system, or it has ended
+        return None
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), sys.argv[2:])
+    sys.exit(code if code >= 0 else 128 - code)

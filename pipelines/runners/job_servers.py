@@ -1,0 +1,177 @@
+"""Job servers that a run starts: they end with it, and listen on this machine only.
+
+Beam's own leave a process behind when their launcher is killed, and nobody asks whom they let in:
+a job server has no password, runs the code it is sent and tells exact counts.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+from apache_beam.portability.api import beam_job_api_pb2_grpc
+from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
+from apache_beam.runners.portability.job_server import SubprocessJobServer
+from apache_beam.runners.portability.prism_runner import PrismJobServer
+from typing_extensions import override
+
+from accounting.errors import PolicyError, RunError
+from pipelines.runners import listeners
+from pipelines.runners.guard import with_parent
+
+#: The address that only this machine reaches.
+LOOPBACK = "127.0.0.1"
+#: What is wrong with a server that others reach.
+OPEN = "lets other machines in: it listens beyond 127.0.0.1, without a password"
+#: A port that was free can be taken before the server has it.
+_TRIES = 3
+_START_SECONDS, _STOP_SECONDS = 300.0, 20.0
+_CHANNEL = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_timeout_ms", 600_000),
+    ("grpc.keepalive_permit_without_calls", True),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+#: Where Flink looks for its settings; which of them name what it listens on.
+_FLINK_SETTINGS = "FLINK_CONF_DIR"
+_FLINK_HOSTS = (
+    "jobmanager.bind-host", "taskmanager.bind-host", "taskmanager.host", "rest.bind-address",
+)  # fmt: skip
+
+
+class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
+    """A job server of one run, mixed into one of Beam's that knows its command.
+
+    Attributes:
+        flag: which flag of a run names the program, for messages.
+        fix: what to do about one that listens beyond this machine.
+    """
+
+    flag = ""
+    fix = ""
+    _local_temp_root: str | None
+    _process: "subprocess.Popen[bytes] | None" = None
+    _channel: Any = None
+
+    @override
+    def start(self) -> Any:
+        """Start it; a client of it, once it answers and other machines cannot reach it.
+
+        Raises:
+            RunError: it does not start.
+            PolicyError: it listens beyond this machine; it has ended then, and got no job.
+        """
+        for _ in range(_TRIES):
+            self._local_temp_root = tempfile.mkdtemp(prefix="beam-temp")
+            command, endpoint = self.subprocess_cmd_and_endpoint()
+            port = endpoint.rpartition(":")[2]
+            self._process = subprocess.Popen(
+                with_parent(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment()},
+            )  # fmt: skip
+            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+            self._channel = grpc.insecure_channel(f"{LOOPBACK}:{port}", options=_CHANNEL)
+            if self._answers(self._process):
+                self.check()
+                return beam_job_api_pb2_grpc.JobServiceStub(self._channel)
+            self.stop()
+        raise RunError(self.flag, "names a program that does not start", self.fix)
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the server is given beside those of this process."""
+        return {}
+
+    def check(self) -> None:
+        """Refuse, and end, a server that other machines can reach.
+
+        Raises:
+            PolicyError: it does listen beyond loopback.
+        """
+        if self._process is not None and listeners.beyond_loopback(self._process.pid):
+            self.stop()
+            raise PolicyError(self.flag, OPEN, self.fix)
+
+    @override
+    def stop(self) -> None:
+        """End it, and wait until it has ended; again is fine."""
+        channel, self._channel = self._channel, None
+        process, self._process = self._process, None
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()  # the server dies with its guard
+                process.wait()
+        folder, self._local_temp_root = self._local_temp_root, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _answers(self, process: "subprocess.Popen[bytes]") -> bool:
+        ready, end = grpc.channel_ready_future(self._channel), time.monotonic() + _START_SECONDS
+        while process.poll() is None and time.monotonic() < end:
+            with suppress(grpc.FutureTimeoutError):
+                ready.result(timeout=0.2)
+                return True
+        ready.cancel()
+        return False
+
+    def _read(self, process: "subprocess.Popen[bytes]") -> None:
+        """What it says becomes log lines, as with Beam."""
+        logger = logging.getLogger(type(self).__name__)
+        if self._log_filter is not None:
+            logger.addFilter(self._log_filter)
+            logger.setLevel(logging.INFO)
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                log_stdout(logger, line.decode(errors="backslashreplace").rstrip())
+
+
+def log_stdout(logger: logging.Logger, line: str) -> None:
+    """Log a line; Beam's filter of Prism's lines goes by this function's name."""
+    logger.info(line)
+
+
+class LoopbackPrism(GuardedJobServer, PrismJobServer):  # type: ignore[misc]
+    """Prism, for one run."""
+
+    flag = "--prism_location"
+    fix = "run `make prism`, which builds one that listens on this machine only, and name that"
+
+
+class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]
+    """Flink's job server, and the Flink inside it if the job names no cluster."""
+
+    flag = "--flink_job_server_jar"
+    fix = "run `make flink`, name its job server, and leave out a FLINK_CONF_DIR of your own"
+
+    @override
+    def environment(self) -> dict[str, str]:
+        """Settings of the Flink inside it, unless there are some: what it opens, it opens here."""
+        if _FLINK_SETTINGS in os.environ:
+            return {}
+        folder = Path(self.local_temp_dir(prefix="flink"))
+        (folder / "flink-conf.yaml").write_text(
+            "".join(f"{name}: {LOOPBACK}\n" for name in _FLINK_HOSTS)
+        )
+        return {_FLINK_SETTINGS: str(folder)}
+
+    @override
+    def java_arguments(
+        self, job_port: int, artifact_port: int, expansion_port: int, artifacts_dir: str
+    ) -> list[Any]:
+        """Beam's, on loopback, without the server for other languages' transforms."""
+        given = super().java_arguments(job_port, artifact_port, expansion_port or -1, artifacts_dir)
+        return [*given, "--job-host", LOOPBACK]

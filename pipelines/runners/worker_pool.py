@@ -1,0 +1,261 @@
+"""A pool of Python workers that takes requests from this machine only.
+
+    python -m pipelines.runners.worker_pool --service_port=50000
+
+A request to start a worker names the engine that the worker is to serve, and a worker runs the
+code that its engine sends.  Beam's own pool takes such requests from every machine that reaches
+its port.  This one listens on 127.0.0.1 and starts workers for engines of this machine only; it
+starts them with the interpreter that runs it, and again if they end before they have reached
+their engine, which would wait for them for ever.
+"""
+
+import argparse
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
+from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
+from apache_beam.utils import thread_pool_executor
+from typing_extensions import override
+
+from pipelines.runners import listeners
+from pipelines.runners.guard import with_parent
+from pipelines.runners.harness import Harness
+from pipelines.runners.job_servers import LOOPBACK
+
+_LOGGER = logging.getLogger(__name__)
+#: Hosts of engines that a worker is started for.
+_HERE = frozenset({LOOPBACK, "localhost", "[::1]"})
+#: Seconds between two looks at the workers; that a connection must have lasted to count, because a
+#: worker connects before it says who it is; that an ended worker is given to end.
+_LOOK, _SETTLED, _STOP = 0.5, 3.0, 10.0
+#: Seconds that the bundles of a worker may take to end before their job is cancelled.
+DRAIN_SECONDS = 15.0
+#: How often a worker is started again.
+RESTARTS = 5
+_WORKER = """\
+import sys
+from apache_beam.runners.worker.sdk_worker import SdkHarness
+SdkHarness(sys.argv[1], worker_id=sys.argv[2], state_cache_size=int(sys.argv[3]),
+           data_buffer_time_limit_ms=int(sys.argv[4])).run()
+"""
+_OPTIONS = [
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a port that another pool has is an error
+]
+
+
+class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
+    """Beam's pool, for this machine; its workers are threads of this process, or processes."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._lock = threading.Lock()
+        self._workers: dict[str, _Worker] = {}
+        self._harnesses: dict[str, Harness] = {}
+        self._closed = threading.Event()
+
+    @classmethod
+    @override
+    def start(
+        cls,
+        use_process: bool = False,
+        port: int = 0,
+        state_cache_size: int = 0,
+        data_buffer_time_limit_ms: int = -1,
+        container_executable: str | None = None,
+    ) -> tuple[str, "Served"]:
+        """Listen; returns the address, and what stops it."""
+        server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=_OPTIONS)
+        bound = server.add_insecure_port(f"{LOOPBACK}:{port}")
+        pool = cls(
+            use_process=use_process,
+            container_executable=container_executable,
+            state_cache_size=state_cache_size,
+            data_buffer_time_limit_ms=data_buffer_time_limit_ms,
+        )
+        beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(pool, server)
+        server.start()
+        if use_process:
+            threading.Thread(target=pool._watch, daemon=True).start()
+        return f"{LOOPBACK}:{bound}", Served(pool, server)
+
+    @override
+    def StartWorker(self, start_worker_request: Any, unused_context: Any) -> Any:
+        """Start a worker for an engine of this machine."""
+        endpoint = start_worker_request.control_endpoint.url
+        if endpoint.rpartition(":")[0] not in _HERE:
+            return beam_fn_api_pb2.StartWorkerResponse(error="the engine is on another machine")
+        name = start_worker_request.worker_id
+        try:
+            if self._use_process:
+                worker = _Worker(self._command(start_worker_request), endpoint)
+                with self._lock:
+                    self._workers[name] = worker
+            else:
+                harness = self._harness(endpoint, name)
+                with self._lock:
+                    self._harnesses[name] = harness
+        except Exception:
+            return beam_fn_api_pb2.StartWorkerResponse(error=traceback.format_exc())
+        return beam_fn_api_pb2.StartWorkerResponse()
+
+    @override
+    def StopWorker(self, stop_worker_request: Any, unused_context: Any) -> Any:
+        """End a worker; it is not started again."""
+        name = stop_worker_request.worker_id
+        with self._lock:
+            worker, harness = self._workers.pop(name, None), self._harnesses.get(name)
+        if worker is not None:
+            worker.stop()
+        if harness is not None:
+            harness.hang_up()
+        return beam_fn_api_pb2.StopWorkerResponse()
+
+    def drain(self) -> None:
+        """Let the bundles of this process's workers come to their end, and begin none."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        with self._lock:
+            harnesses = list(self._harnesses.values())
+        for harness in harnesses:
+            harness.drain(deadline)
+
+    def finish(self) -> None:
+        """End the workers of this process while their engine is still there."""
+        deadline = time.monotonic() + _STOP
+        with self._lock:
+            harnesses, self._harnesses = list(self._harnesses.values()), {}
+        for harness in harnesses:
+            harness.finish(deadline)
+
+    def close(self) -> None:
+        """End all workers."""
+        self._closed.set()
+        self.finish()
+        with self._lock:
+            workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.stop()
+
+    def _harness(self, endpoint: str, name: str) -> Harness:
+        harness = Harness(
+            endpoint,
+            worker_id=name,
+            state_cache_size=self._state_cache_size,
+            data_buffer_time_limit_ms=self._data_buffer_time_limit_ms,
+        )
+        harness.start()
+        return harness
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK):
+            with self._lock:
+                ended = [name for name, worker in self._workers.items() if not worker.goes_on()]
+                for name in ended:
+                    del self._workers[name]
+
+    def _command(self, request: Any) -> list[str]:
+        """What starts a worker: Beam's boot program where one is named, else its harness here."""
+        control = request.control_endpoint.url
+        if self._container_executable:
+            return [
+                self._container_executable,
+                f"--id={request.worker_id}",
+                f"--logging_endpoint={request.logging_endpoint.url}",
+                f"--artifact_endpoint={request.artifact_endpoint.url}",
+                f"--provision_endpoint={request.provision_endpoint.url}",
+                f"--control_endpoint={control}",
+            ]
+        settings = (self._state_cache_size, self._data_buffer_time_limit_ms)
+        return [sys.executable, "-c", _WORKER, control, request.worker_id, *map(str, settings)]
+
+
+class _Worker:
+    """A worker process, and whether it has reached its engine."""
+
+    def __init__(self, command: Sequence[str], endpoint: str) -> None:
+        self._command, self._port = command, int(endpoint.rpartition(":")[2])
+        self._starts, self._since, self._settled = 0, 0.0, False
+        self.process = self._start()
+
+    def goes_on(self) -> bool:
+        """Look at it, start it again if it must be; whether it is to be looked at again."""
+        if self.process.poll() is None:
+            if not self._settled and listeners.connected(self.process.pid, self._port):
+                self._since = self._since or time.monotonic()
+                self._settled = time.monotonic() - self._since >= _SETTLED
+            return True
+        # One that had reached its engine is missed there; another is asked for if it is needed.
+        if self._settled or self._starts > RESTARTS:
+            return False
+        _LOGGER.warning("A worker ended before it had reached its engine; it is started again.")
+        self.process = self._start()
+        return True
+
+    def stop(self) -> None:
+        """End it, in order if it does so in time."""
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # it dies with its guard
+            self.process.wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._starts, self._since = self._starts + 1, 0.0
+        # A guard, because this is a thread of gRPC's: what the kernel ties to a parent ends
+        # with the parent's thread.
+        return subprocess.Popen(with_parent(self._command))
+
+
+class Served:
+    """A pool and the server that it answers on."""
+
+    def __init__(self, pool: LoopbackPool, server: Any) -> None:
+        self.pool, self._server = pool, server
+
+    def stop(self, grace: float | None = None) -> None:
+        """Take no more requests, and end all workers."""
+        self._server.stop(grace)
+        self.pool.close()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; the flags are those of Beam's pool."""
+    found = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    found.add_argument("--service_port", type=int, required=True, help="0: any free one")
+    found.add_argument("--container_executable", help="Beam's boot program, in its images")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    given = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    address, server = LoopbackPool.start(
+        use_process=True,
+        port=given.service_port,
+        container_executable=given.container_executable,
+    )
+    try:
+        print(f"Workers are started on request at {address}.", flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    finally:
+        server.stop(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Prism and Flink's job server are built to listen on this machine only, or not at all."""
+
+import importlib.util
+import re
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipelines.runners import parts
+from tests.deploy.test_containers import ROOT, beam_version
+from tests.runners import prism
+from tests.runners.engines import need_flink
+
+
+def load(path: str) -> ModuleType:
+    """A script of deploy/ as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "deploy" / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PRISM, FLINK = load("prism/build.py"), load("flink/loopback.py")
+
+
+def sources(folder: Path) -> Path:
+    """Files that say what the edits of Prism replace."""
+    for name, old, _ in PRISM.EDITS:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((path.read_text() if path.exists() else "package x\n") + f"a({old})\n")
+    return folder
+
+
+def test_prisms_edits(tmp_path: Path) -> None:
+    PRISM.edited(sources(tmp_path))
+    whole = "".join(path.read_text() for path in tmp_path.rglob("*.go"))
+    assert whole.count("127.0.0.1") == len(PRISM.EDITS)
+    assert '":%d"' not in whole and "localhost" not in whole
+
+
+@pytest.mark.parametrize("times", [0, 2])
+@pytest.mark.parametrize("edit", range(len(PRISM.EDITS)))
+def test_another_source_is_not_built(edit: int, times: int, tmp_path: Path) -> None:
+    name, old, _ = PRISM.EDITS[edit]
+    path = sources(tmp_path) / name
+    path.write_text(path.read_text().replace(old, " ".join([old] * times)))
+    with pytest.raises(SystemExit, match=f"{times} times"):
+        PRISM.edited(tmp_path)
+
+
+def test_another_module_is_not_built(tmp_path: Path) -> None:
+    assert PRISM.checked({"Sum": PRISM.SUM, "Dir": str(tmp_path)}) == tmp_path
+    with pytest.raises(SystemExit, match="digest"):
+        PRISM.checked({"Sum": "h1:other", "Dir": str(tmp_path)})
+
+
+def test_another_java_source_is_not_built(tmp_path: Path) -> None:
+    assert FLINK.NEW in FLINK.mended(f"a {FLINK.OLD} b")
+    for text in ("nothing", FLINK.OLD * 2):
+        with pytest.raises(SystemExit, match="times"):
+            FLINK.mended(text)
+    jar = tmp_path / FLINK.SOURCES
+    with zipfile.ZipFile(jar, "w") as archive:
+        archive.writestr(f"{FLINK.FOLDER}/ServerFactory.java", FLINK.OLD)
+    with pytest.raises(SystemExit, match="digest"):
+        FLINK.source(jar)
+
+
+def test_versions_agree() -> None:
+    assert beam_version() == PRISM.VERSION
+    pom = (ROOT / "deploy" / "flink" / "pom.xml").read_text()
+    assert re.findall(r"beam-runners-flink[^<]*</artifactId>\s*<version>([\d.]+)", pom) == [
+        FLINK.VERSION
+    ]
+    assert parts.beam_version() == PRISM.VERSION
+
+
+def test_what_make_has_built() -> None:
+    """What is tested here is what the recipes of today give."""
+    program = Path(prism.binary())
+    assert not parts.prism_is_open(program) and parts.prism_version(program) == PRISM.VERSION
+    jar = need_flink()
+    lib = jar.parent / "lib"
+    assert (lib / FLINK.MENDED).exists() and not (lib / FLINK.JAR).exists(), "make flink"
+    with zipfile.ZipFile(jar) as archive:
+        manifest = archive.read("META-INF/MANIFEST.MF").decode().replace("\r\n ", "")
+    assert f"lib/{FLINK.MENDED}" in manifest and f"lib/{FLINK.JAR}" not in manifest
+    with zipfile.ZipFile(lib / FLINK.MENDED) as archive:
+        names = archive.namelist()
+        compiled = archive.read(
+            f"{FLINK.FOLDER}/ServerFactory$InetSocketAddressServerFactory.class"
+        )
+    assert len(names) == len(set(names))
+    assert b"forAddress" in compiled and b"forPort" not in compiled
+
+
+def test_scripts_run_alone() -> None:
+    """``make`` runs them before anything is installed: the standard library is enough."""
+    for path in ("prism/build.py", "flink/assemble.py", "flink/loopback.py"):
+        text = (ROOT / "deploy" / path).read_text()
+        for name in re.findall(r"^(?:import|from) (\w+)", text, flags=re.M):
+            assert name in sys.stdlib_module_names or name == "loopback", name
