@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check bench prism flink kafka clean
+.PHONY: demo test slow check figures locks bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -21,6 +21,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The headline figures against the recorded ones (tests/bench/figures.json).
+figures: $(READY)
+	$(BIN)/python -m tests.bench.figures
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl
@@ -41,8 +45,22 @@ bench: $(READY)
 $(READY): requirements.lock pyproject.toml
 	$(or $(shell command -v $(PYTHON)),python3) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps -e .
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+# Three locks, all hashed: what development needs, what images run (deploy/runtime.lock) and what
+# builds their wheel (deploy/build.lock).  Versions stay unless UPGRADE=--upgrade is given.
+EXTRAS := spanner gcp-secrets pubsub kafka yaml bigquery
+LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate \
+  --python-version 3.11 --custom-compile-command "make locks"
+
+locks:
+	$(LOCK) $(UPGRADE) pyproject.toml $(EXTRAS:%=--extra %) --extra demo --extra test --extra dev \
+	  --group pyproject.toml:build --output-file requirements.lock
+	$(LOCK) pyproject.toml $(EXTRAS:%=--extra %) --constraint requirements.lock \
+	  --output-file deploy/runtime.lock
+	$(LOCK) --group pyproject.toml:build --constraint requirements.lock \
+	  --output-file deploy/build.lock
 
 # Beam's local streaming engine, built by Go (a minute); Beam's job server for Flink and a Flink
 # cluster's jars, by Maven (150 MB), for Java of 11 or later, with a JDK.  Both are mended, so that
@@ -64,6 +82,12 @@ kafka: .tools/kafka/.ready
 .tools/kafka/.ready: deploy/kafka/pom.xml
 	mvn -q -B -f $< dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/.tools/kafka
 	touch $@
+
+# A client of image registries, and a registry for the tests; built by Go.
+crane: .tools/bin/crane
+
+.tools/bin/crane:
+	GOBIN=$(CURDIR)/.tools/bin go install github.com/google/go-containerregistry/cmd/crane@v0.22.1
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -22,7 +22,7 @@ from accounting import limits
 from accounting.errors import UsageError
 from accounting.gaussian import cdp_rho, mu_of
 from accounting.plan import Plan, ValueStream
-from accounting.shares import divide, strategy_of
+from accounting.shares import RULES, divide, strategy_of
 from accounting.strategies import Strategy
 from accounting.strategies.base import Float64, Int64
 from accounting.thresholds import one_trigger_tail, published_thresholds, thresholds
@@ -32,9 +32,30 @@ from accounting.weights import Statistic, precision_weighted
 _SLACK = 1e-12
 
 
+class Encoder(msgspec.Struct, frozen=True, eq=False):
+    """How the prefixes of one or more streams are noised; shared, read-only.
+
+    Attributes:
+        strategy: with the coefficients that are in force.
+        sd_factors: (T,) sd of a released prefix for node noise of sd 1, rounded up.
+    """
+
+    strategy: Strategy
+    sd_factors: Float64
+
+
 @functools.lru_cache(maxsize=64)
-def _sd(name: str, triggers: int, sigma: float) -> Float64:
-    sd = sigma * strategy_of(name, triggers).sd_factors * (1 + _SLACK)
+def encoder_of(name: str, triggers: int) -> Encoder:
+    """The encoder of a run that begins now."""
+    strategy = strategy_of(name, triggers)
+    factors = strategy.sd_factors
+    factors.setflags(write=False)
+    return Encoder(strategy, factors)
+
+
+@functools.lru_cache(maxsize=64)
+def _sd(encoder: Encoder, sigma: float) -> Float64:
+    sd = sigma * encoder.sd_factors * (1 + _SLACK)
     sd.setflags(write=False)
     return sd
 
@@ -44,7 +65,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
 
     Attributes:
         name: ``selection``, ``units`` or the value stream's name.
-        strategy, triggers: how prefixes are noised, T.
+        encoder: how prefixes are noised.
         col2: largest squared column norm of the encoder, rounded up.
         sensitivity: L2 sensitivity of the encoded stream for one unit, in grid units.
         share: fraction of mu^2 this stream is charged.
@@ -52,8 +73,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
     """
 
     name: str
-    strategy: str
-    triggers: int
+    encoder: Encoder
     col2: float
     sensitivity: float
     share: float
@@ -62,12 +82,22 @@ class StreamNoise(msgspec.Struct, frozen=True):
     @property
     def strategy_object(self) -> Strategy:
         """The strategy itself (shared, stateless)."""
-        return strategy_of(self.strategy, self.triggers)
+        return self.encoder.strategy
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return self.encoder.strategy.name
+
+    @property
+    def triggers(self) -> int:
+        """T of this stream."""
+        return self.encoder.strategy.triggers
 
     @property
     def sd(self) -> Float64:
         """(T,) sd of the released prefix at each trigger in grid units, rounded up; read-only."""
-        return _sd(self.strategy, self.triggers, self.sigma)
+        return _sd(self.encoder, self.sigma)
 
 
 class Budget(msgspec.Struct, frozen=True, eq=False):
@@ -87,6 +117,9 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         tau: int64 threshold of each test (``Plan.selection_leaves``) in 2^-DECODE_BITS of the
             statistic, ``None`` with public keys.
         assumptions: in words, what the figures rest on.
+        weights: (C,) what a unit's pairs add to the weighted count, in 2^-WEIGHT_BITS; ``None``
+            without weights.
+        rules: version of the rules by which defaults were chosen (``accounting.shares``).
     """
 
     epsilon: float
@@ -100,6 +133,8 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     statistic: Statistic | None
     tau: Int64 | None
     assumptions: tuple[str, ...]
+    weights: Int64 | None
+    rules: int
 
 
 def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
@@ -111,7 +146,8 @@ def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy = plan.privacy
     triggers = plan.selection_leaves if name == "selection" else plan.timeline.triggers
-    col2 = strategy_of(privacy.strategy, triggers).col2
+    encoder = encoder_of(privacy.strategy, triggers)
+    col2 = encoder.strategy.col2
     if privacy.mode == "paper":
         # As published (theorem 2.3): ceil(log2 T), one less than a leaf touches at T = 2^k.
         col2 = max(1, (triggers - 1).bit_length())
@@ -124,7 +160,7 @@ def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -
         squared = count**2 * col2 * value**2
     sensitivity = math.sqrt(squared) * (1 + _SLACK)
     sigma = _node_sigma(sensitivity, share, mu)
-    return StreamNoise(name, privacy.strategy, triggers, col2, sensitivity, share, sigma)
+    return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
 
 
 def _values(plan: Plan, share: float, mu: float) -> tuple[StreamNoise, ...]:
@@ -152,8 +188,12 @@ def _delta_split(plan: Plan) -> tuple[float, float, float]:
     return mu_of(epsilon, kept), theta, theta * delta / count * (1 - _SLACK)
 
 
-def allocate(plan: Plan) -> Budget:
+def allocate(plan: Plan, rules: int = RULES) -> Budget:
     """Divide the plan's budget into noise and thresholds.
+
+    Args:
+        plan: the public plan.
+        rules: by which defaults are chosen; a run keeps those it was begun with.
 
     Raises:
         UsageError: if a sigma, a threshold or a prefix would leave the integers' range.
@@ -168,15 +208,15 @@ def allocate(plan: Plan) -> Budget:
                 "has no effect: selection has no other stream to share with, or a share of its own",
                 "omit it",
             )
-    budget = _paper(plan) if plan.privacy.mode == "paper" else _sound(plan)
+    budget = _paper(plan, rules) if plan.privacy.mode == "paper" else _sound(plan, rules)
     _check_ranges(plan, budget)
     return budget
 
 
-def _sound(plan: Plan) -> Budget:
+def _sound(plan: Plan, rules: int) -> Budget:
     privacy = plan.privacy
     mu, theta, tail = _delta_split(plan)
-    shares = divide(plan)
+    shares = divide(plan, rules)
     selection = units = statistic = tau = None
     if plan.selects:
         selection = _stream(plan, "selection", None, shares.selection, mu)
@@ -190,7 +230,11 @@ def _sound(plan: Plan) -> Budget:
             tail, privacy.pre_threshold, statistic.sd, statistic.rounding, statistic.alone
         )
     given = privacy.epsilon, privacy.delta, mu, theta, tail
-    return Budget(*given, selection, units, values, statistic, tau, _ASSUMPTIONS)
+    weights = None
+    if privacy.weights is not None:
+        weights = privacy.weights.integers(privacy.contributions)
+    counts = selection, units, values
+    return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights, rules)
 
 
 def plain_count(
@@ -219,7 +263,8 @@ def _statistic(plan: Plan, selection: StreamNoise, plain: StreamNoise | None) ->
     return Statistic(a, d, a * largest + d, sd, a * rounding + d * plain_rounding)
 
 
-_ASSUMPTIONS = (
+#: What every guarantee rests on.
+ASSUMPTIONS = (
     "stamps come from the source and no record can influence another record's stamp",
     "a unit's records carry its id; records of different units are independent of each other",
     "the noise key stays secret; AES-256 and BLAKE2b behave as pseudorandom functions",
@@ -227,7 +272,7 @@ _ASSUMPTIONS = (
 )
 
 
-def _paper(plan: Plan) -> Budget:
+def _paper(plan: Plan, rules: int) -> Budget:
     """The mechanism as published (seed sections 3.3, 4.4, 5, Appendix B); NOT sound.
 
     Values: (epsilon/2, delta/3), C L on one leaf.  Selection: (epsilon/2, 2 delta/3), C
@@ -257,7 +302,9 @@ def _paper(plan: Plan) -> Budget:
         _values(plan, rho_values / rho, mu),
         _statistic(plan, selection, None),
         published_thresholds(tail, privacy.pre_threshold, selection.sd),
-        _ASSUMPTIONS,
+        ASSUMPTIONS,
+        None,
+        rules,
     )
 
 

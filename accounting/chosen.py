@@ -12,6 +12,7 @@ import msgspec
 
 from accounting.budget import Budget
 from accounting.choice import Design, Histogram, Question, contributions_of
+from accounting.figures import up
 from accounting.gaussian import epsilon_of
 from accounting.plan import Plan
 from accounting.quantiles import answers, clamp_of, cover_cell, prefixes, quantile_cell
@@ -35,7 +36,8 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         run_id, question: its run, and the digest of its public question.
-        unit: the privacy unit in words.
+        unit: the privacy unit in old words; identity: its canonical text (`accounting.unit`),
+            empty in receipts from before it was kept.
         epsilon, delta, mu: what it cost.
         first: micros of the stream that were read.
         contributions: C; 0 if nothing was answered.
@@ -55,6 +57,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clamps: tuple[tuple[str, int, int], ...]
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
+    identity: str = ""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -144,10 +147,10 @@ class Chosen(msgspec.Struct, frozen=True):
             total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
         words = (
             f"contributions{self._clamps()} chosen from the first {self.first} of this stream by "
-            f"a ({self.epsilon:g}, {self.delta:g})-DP mechanism, charged as run {self.run_id}"
+            f"a ({up(self.epsilon)}, {up(self.delta)})-DP mechanism, charged as run {self.run_id}"
         )
         if total is not None:
-            words += f"; choice and stream together: ({_up(total):g}, {_up(delta):g}); "
+            words += f"; choice and stream together: ({up(total, 4)}, {up(delta, 4)}); "
             words += "the ledger holds every other run on the data set"
         return {
             "how": self.how,
@@ -165,12 +168,6 @@ class Chosen(msgspec.Struct, frozen=True):
 
     def _clamps(self) -> str:
         return f" and clamps of {', '.join(self.clamps)}" if self.clamps else ""
-
-
-def _up(figure: float) -> float:
-    """A figure shortened to 4 digits, never below itself."""
-    shown = float(f"{figure:.4g}")
-    return shown if shown >= figure else float(f"{figure * 1.001:.4g}")
 
 
 def rule_in_words(question: Question) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 
 from accounting.budget import Budget, StreamNoise
 from accounting.chosen import Chosen
+from accounting.figures import duration, exact, up
 from accounting.gaussian import epsilon_of
-from accounting.limits import DECODE_BITS, MICROS_PER_SECOND
+from accounting.limits import DECODE_BITS
 from accounting.plan import Aggregate, Plan
 from accounting.strategies.base import Float64
 
@@ -37,16 +38,6 @@ COMPUTATIONAL = (
     "delta grows by (blocks)^2/2^129 + (ids)^2/2^129 for AES-256 blocks drawn and unit ids "
     "hashed, and rests on AES-256 and keyed BLAKE2b-128 (2^40 blocks or ids: 2^-49 = 1.8e-15)"
 )
-
-
-def duration(micros: int) -> str:
-    """A length of time in words, exact: the largest unit that divides it."""
-    names = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
-    for name, seconds in names:
-        number, rest = divmod(micros, seconds * MICROS_PER_SECOND)
-        if number and not rest:
-            return f"{number} {name}{'s' if number != 1 else ''}"
-    return f"{micros} microseconds"
 
 
 def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[str, Any]:
@@ -121,7 +112,7 @@ def _for_ever(plan: Plan) -> bool:
 
 def _words(plan: Plan, budget: Budget) -> str:
     claim = (
-        f"({budget.epsilon:g}, {budget.delta:g})-differential privacy of everything published, "
+        f"({up(budget.epsilon)}, {up(budget.delta)})-differential privacy of everything published, "
         f"for {_unit(plan)}"
     )
     return f"{NOT_SOUND} ({claim})" if plan.privacy.mode == "paper" else claim
@@ -265,7 +256,8 @@ def _warnings(plan: Plan, budget: Budget) -> list[str]:
 
 
 def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
-    """The same for a person, about 40 lines; figures shortened to 6 digits for reading."""
+    """The same for a person, about 40 lines; figures shortened to 6 digits for reading, none of
+    the guarantee downwards."""
     figures = describe(plan, budget, chosen)
     line, split = plan.timeline, figures["split"]
     lines = [
@@ -278,8 +270,9 @@ def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
         f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
         f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}{_extras(plan)}",
         f"Published   {figures['publishing']}",
-        f"Budget      mu {split['mu']:.6g}; delta {split['delta_gaussian']:.3g} noise + "
-        f"{split['delta_thresholds']:.3g} thresholds (b = {split['b']:.3g} per key and round)",
+        f"Budget      mu {up(split['mu'])}; delta {up(split['delta_gaussian'], 3)} noise + "
+        f"{up(split['delta_thresholds'], 3)} thresholds (b = {up(split['b'], 3)} per key and "
+        "round)",
         "",
         "Stream            share of mu^2   L2 sensitivity   sigma per node   col2",
     ]
@@ -304,8 +297,8 @@ def _extras(plan: Plan) -> str:
         words += "; one record per unit, window and key counts"
     if privacy.weights is not None:
         words += (
-            f"; the i-th pair of a unit weighs (i + {privacy.weights.offset:g})"
-            f"^-{privacy.weights.power:g} in selection"
+            f"; the i-th pair of a unit weighs (i + {exact(privacy.weights.offset)})"
+            f"^-{exact(privacy.weights.power)} in selection"
         )
     if privacy.combine:
         words += "; tested together with the published count"
@@ -363,7 +356,7 @@ def _period_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
         )
     shown = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
     return [head] + [
-        f"            k = {r['periods']}: mu {r['mu']:.6g}, epsilon {r['epsilon']:.6g} at delta "
-        f"{r['delta']:.3g}"
+        f"            k = {r['periods']}: mu {up(r['mu'])}, epsilon {up(r['epsilon'])} at delta "
+        f"{up(r['delta'], 3)}"
         for r in shown
     ]

@@ -40,6 +40,10 @@ DEFAULT_BATCH_ROWS = 20_000
 MAX_BATCH_ROWS = 1_000_000
 #: Rows gathered over all shards before a split, so that pieces do not shrink.
 SPLIT_BUFFER_ROWS = 400_000
+#: Their bytes, where rows are large: what is gathered is there twice while it is split.
+SPLIT_BUFFER_BYTES = 64 << 20
+#: Threads of a run in one process: each works on a shard of its own, and holds it in memory.
+MAX_THREADS = 64
 #: Key shards of a store.
 MAX_SHARDS = 1 << 15
 #: Steps (windows x triggers) one bounded job may take.
@@ -67,6 +71,8 @@ COMMIT_MUTATIONS = 80_000
 #: Bytes of one Spanner commit (its limit is 100 MiB) and of one of its cells (10 MiB).
 COMMIT_BYTES = 48 << 20
 CELL_BYTES = 4 << 20
+#: Characters of one cell of text (Spanner's limit is 2,621,440).
+CELL_CHARACTERS = 2_000_000
 #: Unit ids kept in a key's own row; that many at a time move to rows of their own.
 INLINE_PAIRS = 4_096
 #: Keys of one read call.

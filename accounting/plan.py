@@ -5,7 +5,6 @@ the store, in every noise node's name and in every release; performance settings
 cache, workers) are a different class and are not part of it.
 """
 
-import hashlib
 import math
 import re
 from fractions import Fraction
@@ -14,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from accounting import limits
+from accounting.canonical import plan_hash
 from accounting.errors import PolicyError, UsageError
 from accounting.timeline import Timeline
 from accounting.weights import SelectionWeights
@@ -423,9 +423,5 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def hash(self) -> str:
-        """128-bit hex digest of every public parameter."""
-        public = msgspec.to_builtins(self)
-        if self.record_id is None:  # plans from before it was known keep their hash
-            del public["record_id"]
-        encoded = msgspec.json.encode(public, order="sorted")
-        return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-plan").hexdigest()
+        """128-bit hex digest of every public parameter (``accounting.canonical``)."""
+        return plan_hash(self)

@@ -22,11 +22,18 @@ from accounting.weights import square_parts
 
 #: Shares are cut by this much, far above the float error of a division.
 SLACK = 1e-12
+#: Versions of the rules by which shares are chosen that a plan does not give: of runs from before
+#: the version was kept, and of runs that begin now.
+FIRST_RULES = 1
+RULES = 2
 #: Share of selection where it adds to the share of the values (per_key_bound, mechanism.md 7).
 SPLIT = 0.8
-#: The same with weights: combined with the plain count, and alone (section 8).
+#: The same with weights, combined with the plain count (section 8).
 COMBINED = 0.65
+#: With weights alone, by the first rules; since then ``knee``.
 WEIGHTED = 0.97
+#: Shares of selection are whole numbers of this.
+_STEPS = 10_000
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,7 +111,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
     return np.asarray(costs) / (encoder.col2 * total**2) * (1 + SLACK)
 
 
-def divide(plan: Plan) -> Shares:
+def divide(plan: Plan, rules: int = RULES) -> Shares:
     """Shares of the sound modes: the plan's own, or the best known for its kind."""
     costs, values = costs_of(plan), float(bool(plan.value_streams))
     units = float(plan.units_stream_apart)
@@ -116,21 +123,45 @@ def divide(plan: Plan) -> Shares:
         return Shares(0.0, scale * u, scale * v)
     if not values and not units:
         return Shares(1 - SLACK, 0.0, 0.0)
-    share = plan.privacy.selection_share or _selection_share(plan, costs)
+    share = plan.privacy.selection_share or _selection_share(plan, costs, rules)
     u, v = _direction(plan) if units else (0.0, 1.0)
     scale = costs.largest(share, u, v)
     return Shares(share, scale * u, scale * v)
 
 
-def _selection_share(plan: Plan, costs: Costs) -> float:
+def _selection_share(plan: Plan, costs: Costs, rules: int) -> float:
     """Default share of key selection where something else is published too."""
     if plan.privacy.combine:
         return COMBINED
     if plan.privacy.per_key_bound or plan.units_stream_apart:
         return SPLIT
     if plan.privacy.weights:
-        return WEIGHTED
+        return WEIGHTED if rules == FIRST_RULES else knee(costs)
     return (1 - SLACK) / costs.most(1.0, 0.0, 1.0)
+
+
+def knee(costs: Costs) -> float:
+    """The share S of selection with the largest S^2 V(S), V what the joint condition leaves.
+
+    V(S) is a falling, concave chain of lines, one for each number n of selections: flat while a
+    unit with all its pairs in one key costs most, steep (C of V for each 1 of S) where one with
+    C keys does.  sds fall with the root of a share, so at the largest S^2 V a threshold that is
+    1% lower has the price of an error that is 2% larger; the bend in front of the steep part is
+    there for small C.  S^2 V is log-concave, so a ternary search finds it.
+    """
+
+    def worth(step: int) -> float:
+        return (step / _STEPS) ** 2 * costs.largest(step / _STEPS, 0.0, 1.0)
+
+    low, high = 1, _STEPS - 1
+    while high - low > 2:
+        third = (high - low) // 3
+        left, right = low + third, high - third
+        if worth(left) < worth(right):
+            low = left + 1
+        else:
+            high = right
+    return max(range(low, high + 1), key=worth) / _STEPS
 
 
 def _direction(plan: Plan) -> tuple[float, float]:

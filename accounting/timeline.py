@@ -11,6 +11,8 @@ Window w is ``[start + w*slide, start + w*slide + window)``.  Its triggers are t
 ``T = (window + allowed_lateness) / trigger_every``; its leaf j is trigger ``base(w) + j``.
 """
 
+import math
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +116,33 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def windows_per_record(self) -> int:
         """The most windows one event time can belong to."""
         return -(-self.window // self.slide)
+
+    @property
+    def periods(self) -> int | None:
+        """Privacy periods of the job, 1 without periods; ``None``: a stream without end."""
+        if self.period is None:
+            return 1
+        return None if self.end is None else -(-(self.end - self.start) // self.period)
+
+    @property
+    def periods_met(self) -> int:
+        """m: the most privacy periods that the event times of one window can meet.
+
+        1 where windows lie inside periods (tumbling windows whose length divides the period), at
+        most 2 where they are no longer than one.  A window takes late records, but of its own
+        event times, so that lateness changes nothing.
+        """
+        if self.period is None:
+            return 1
+        # Phases of window starts against the periods: multiples of the gcd, in turn.
+        shared = math.gcd(self.slide, self.period)
+        turn = self.period // shared
+        if self.end is None or (turn - 1) * self.slide + self.window <= self.end - self.start:
+            return (self.period - shared + self.window - 1) // self.period + 1
+        # The end comes first, or cuts windows short: those of the first turn are the longest.
+        first = np.arange(min(turn, self.windows), dtype=np.int64) * self.slide
+        last = np.minimum(first + self.window, self.end - self.start) - 1
+        return int((last // self.period - first // self.period).max()) + 1
 
     @property
     def windows(self) -> int:

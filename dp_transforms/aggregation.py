@@ -41,19 +41,21 @@ def _add_at(target: Int64, slots: Int64, amounts: Int64) -> None:  # pragma: no 
         target[slots[i]] += amounts[i]
 
 
-def aggregate(plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids) -> Aggregated:
+def aggregate(
+    plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids, weights: Int64 | None
+) -> Aggregated:
     """Add the rows to the states (``units``, ``values``); returns what was touched.
 
     Args:
         rows: admitted pairs of one window, key shard and leaf (schema ``admitted_schema``).
         ids: (n, 2) key ids of the rows.
+        weights: (C,) what a unit's pairs add to the weighted count, if the plan has one.
     """
     slots = states.intern(ids, rows)
     fresh, marked = _fresh_units(plan, states, slots, rows)
     pair_slots = slots[fresh]
     _add_at(states.units, pair_slots, np.ones(len(fresh), np.int64))
-    if plan.privacy.weights is not None:
-        weights = plan.privacy.weights.integers(plan.privacy.contributions)
+    if weights is not None:
         _add_at(states.values[:, -1], pair_slots, weights[numbers(rows.column("rank"))[fresh]])
     # With per_key_bound only the record that made its unit count in the key adds values.
     adds = pair_slots if plan.privacy.per_key_bound else slots

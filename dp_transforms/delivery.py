@@ -80,7 +80,7 @@ class Delivered(beam.PTransform):
                 pulses | "Pulses" >> marks,
             )
             | beam.Flatten()
-            | "Delivered" >> beam.ParDo(self.hold())
+            | "Delivered" >> beam.ParDo(self.hold()).with_output_types(typed)
         )
 
     def hold(self) -> HoldUntilCut:

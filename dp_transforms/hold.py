@@ -14,6 +14,7 @@ what it decided before.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -26,11 +27,13 @@ from apache_beam.transforms.userstate import (
     TimerSpec,
     on_timer,
 )
+from apache_beam.transforms.window import GlobalWindows
 
 from accounting.timeline import Timeline
 from dp_transforms.batches import ArrowBatchCoder
 from dp_transforms.clock import instant, pulse_of
 from dp_transforms.telemetry import deliveries, guarded
+from dp_transforms.workers import Threads, Workers
 
 
 class Held(NamedTuple):
@@ -61,6 +64,8 @@ class HoldUntilCut(beam.DoFn):
             complete; ``None``: all.  A stage that keeps up has one to do.  Bounded input is read
             before any timer fires, and its bag only once.
         anew: begin with ``since = 0``: rows of cuts before the first one are still asked for.
+        threads: that shards may work on; with several, no rows may wait for a later cut: all
+            cuts are announced at once, and every shard stops at the last one.
     """
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
@@ -77,18 +82,23 @@ class HoldUntilCut(beam.DoFn):
         *,
         stride: int | None = None,
         anew: bool = False,
+        threads: Threads = Threads(),  # noqa: B008 - immutable
     ) -> None:
         self._line, self._make, self._ticks = line, make, ticks
-        self._stride, self._anew = stride, anew
+        self._stride, self._anew, self._threads = stride, anew, threads
 
     @guarded("hold")
     def setup(self) -> None:
         """Open store and key on the worker."""
-        self._callback = self._make()
+        if self._threads.number > 1:
+            self._workers = Workers(self._make, self._threads)
+        else:
+            self._callback = self._make()
 
     def teardown(self) -> None:
         """Let go of store and key."""
         self.__dict__.pop("_callback", None)
+        self.__dict__.pop("_workers", None)
 
     @guarded("hold")
     def process(
@@ -140,10 +150,36 @@ class HoldUntilCut(beam.DoFn):
         if upto <= done:
             return
         deliveries.passed(map(self._line.cut_time, range(done + 1, upto + 1)))
-        held = self._callback(shard, rows.read(), upto, since)
-        yield from held.outputs
-        rows.clear()
-        if held.waiting is not None and held.waiting.num_rows:
-            rows.add(held.waiting)
+        if self._threads.number > 1:
+            self._workers.ask(partial(_outputs, shard, list(rows.read()), upto, since))
+            self._at = instant(self._line, upto, self._ticks)
+            rows.clear()
+        else:
+            held = self._callback(shard, _drained(list(rows.read())), upto, since)
+            yield from held.outputs
+            rows.clear()
+            if held.waiting is not None and held.waiting.num_rows:
+                rows.add(held.waiting)
         left = announced[2:] if announced[1] == upto else announced
         progress.write([upto, upto, self._arm(timer, upto, left), *left])
+
+    @guarded("cut")
+    def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
+        """What the threads made of the shards whose timers fired, in the order they did."""
+        if self._threads.number > 1:
+            for output in self._workers.answers():
+                yield GlobalWindows.windowed_value(output, self._at)
+
+
+def _outputs(
+    shard: int, batches: list[pa.RecordBatch], upto: int, since: int, callback: ShardCallback
+) -> Iterator[Any]:
+    """All that a shard gives at its last cut."""
+    yield from callback(shard, _drained(batches), upto, since).outputs
+
+
+def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each of them, let go of here: the list stays with the call for as long as it takes."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()

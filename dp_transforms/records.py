@@ -9,13 +9,17 @@ pair (user, period)); values are clamped to public bounds on a public integer gr
 anything is summed, so one record moves a value stream by at most L grid units.
 """
 
+import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
 from accounting.errors import UsageError
 from accounting.plan import Plan, ValueStream
@@ -32,6 +36,7 @@ from dp_transforms.ids import typed_ids
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.run import KeySource
 from dp_transforms.telemetry import count, guarded, timed
+from dp_transforms.workers import Threads, Workers
 from state.open import key_schema
 
 Bool = npt.NDArray[np.bool_]
@@ -192,23 +197,41 @@ class Records(beam.DoFn):
 
     DEAD = "dead"
 
-    def __init__(self, make: Callable[[], Canonicaliser]) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[[], Canonicaliser],
+        threads: Threads = Threads(),  # noqa: B008 - immutable
+    ) -> None:
+        self._make, self._threads = make, threads
 
     @guarded("records")
     def setup(self) -> None:
         """Load the key on the worker; it is never part of the pipeline."""
-        self._twin = self._make()
+        self._workers = Workers(self._make, self._threads)
 
     def teardown(self) -> None:
         """Let go of the key."""
-        self.__dict__.pop("_twin", None)
+        self.__dict__.pop("_workers", None)
 
     @guarded("records")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """One source batch."""
+        self._workers.ask(functools.partial(self._canonical, element))
+        yield from self._workers.answers(self._threads.ahead(2))
+
+    @guarded("records")
+    def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
+        """What threads are still at; of bounded input only, whose times nobody looks at."""
+        for output in self._workers.answers():
+            if isinstance(output, beam.pvalue.TaggedOutput):
+                dead = GlobalWindows.windowed_value(output.value, MIN_TIMESTAMP)
+                yield beam.pvalue.TaggedOutput(self.DEAD, dead)
+            else:
+                yield GlobalWindows.windowed_value(output, MIN_TIMESTAMP)
+
+    def _canonical(self, element: pa.RecordBatch, twin: Canonicaliser) -> Iterator[Any]:
         with timed("records"):
-            records, dead = self._twin(element)
+            records, dead = twin(element)
         count("operator_records_in", element.num_rows)
         count("operator_dead_letters", dead.num_rows)
         for reason in REASONS if dead.num_rows else ():

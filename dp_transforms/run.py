@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from accounting.budget import allocate
+from accounting.budget import Budget
+from accounting.calibration import calibrate, calibrated
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
 from dp_transforms.noise.prf import KeyRing, wipe
@@ -91,10 +92,13 @@ class Performance(NamedTuple):
     Attributes:
         batch_rows: rows of a batch between stages.
         look_ahead: leaves of noise computed ahead of a key's last test (default by T).
+        threads: that the shards of a stage work on, where the input is all there when the run
+            begins and the stages share a process.
     """
 
     batch_rows: int = 20_000
     look_ahead: int | None = None
+    threads: int = 1
 
 
 class Run(NamedTuple):
@@ -122,6 +126,10 @@ class Run(NamedTuple):
         """The store, shared by the workers of a process."""
         return stores.open_store(self.store, self.plan, self.run_id)
 
+    def budget(self) -> Budget:
+        """What the run spends, as committed when it began."""
+        return calibrated(self.plan, self.open().identity.calibration).budget
+
     def destroy_keys(self) -> None:
         """Destroy every key ring this process has made for the run's workers.
 
@@ -141,16 +149,19 @@ def begin_run(
     *,
     source: Sequence[bytes] = (),
     run_id: str | None = None,
+    calibration: str | None = None,
     public: pa.Table | None = None,
     performance: Performance | None = None,
 ) -> tuple[Run, bool]:
     """Begin a run on a new store, or go on with the one an existing store holds.
 
-    The run id (128 random bits) is committed here, before the first draw.
+    The run id (128 random bits) is committed here, before the first draw, and with it the numbers
+    that every worker draws and tests with; a run that goes on keeps its own.
 
     Args:
         source: parts that identify the input; kept as a keyed fingerprint.
         run_id: a fixed run id, for tests only.
+        calibration: the numbers of a run that begins here, if they are not to be computed.
 
     Returns:
         (run, whether the store existed).
@@ -158,7 +169,7 @@ def begin_run(
     Raises:
         PolicyError: the store belongs to another plan, key or input.
     """
-    allocate(plan)
+    calibration = calibrate(plan) if calibration is None else calibration
     if plan.public_keys is not None and public is None:
         raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
     with keys.ring() as ring:
@@ -173,6 +184,7 @@ def begin_run(
         source_fingerprint=source_fingerprint,
         plan=msgspec.json.encode(plan, order="sorted").decode(),
         insecure=keys.insecure_test_key is not None or run_id is not None,
+        calibration=calibration,
     )
     found = stores.initialise(store, identity)
     settings = performance or Performance()

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.budget import Budget, StreamNoise, allocate, plain_count
+from accounting.budget import StreamNoise, plain_count
+from accounting.calibration import calibrated
 from accounting.errors import RunError
 from accounting.limits import STEP_ATTEMPTS
 from accounting.plan import Plan
-from accounting.strategies import Strategy, make_strategy
+from accounting.strategies import Strategy
 from dp_transforms.aggregation import aggregate, distinct
 from dp_transforms.batches import (
     admitted_schema,
@@ -74,12 +75,13 @@ class Stepper:
         public: tuple[pa.Table, npt.NDArray[np.uint64]] | None = None,
         look_ahead: int | None = None,
     ) -> None:
-        self.plan, self.keys, self.store = plan, keys, store
-        self.budget: Budget = allocate(plan)
+        self.keys, self.store = keys, store
+        # The numbers of the run, not of this program or processor.
+        self.plan, self.budget = calibrated(plan, store.identity.calibration)
         self._run_name = run_name(store.identity)
         self._public = public
-        strategy = make_strategy(plan.privacy.strategy, plan.selection_leaves)
-        self._look_ahead = look_ahead or default_look_ahead(strategy)
+        drawn = self.budget.selection or self.budget.units or self.budget.values[0]
+        self._look_ahead = look_ahead or default_look_ahead(drawn.strategy_object)
         self._input = admitted_schema(plan)
         self._leads = store.leads
 
@@ -160,7 +162,7 @@ class Stepper:
             at = states.table.find(ids)
             left = (at < 0) | ~states.done[at]
             rows, ids = rows.filter(pa.array(left)), ids[left]
-        batch = aggregate(self.plan, states, rows, ids)
+        batch = aggregate(self.plan, states, rows, ids, self.budget.weights)
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER
         closes = trigger == self.plan.timeline.triggers

@@ -47,30 +47,69 @@ LATENCY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 
 _CUTS_KEPT = 1_000
 
 
+#: Amounts by the counter's name.
+Counts = Counter[str]
+
+
+class _Apart(threading.local):
+    """What the thread counts, where it does not count for the runner."""
+
+    counts: Counts | None = None
+
+
+_apart = _Apart()
+
+
 def count(name: str, amount: int = 1) -> None:
     """Add to an allowed counter."""
     if name not in OPERATOR_COUNTERS:
         raise ValueError("counter is not on the allow-list")
-    if amount:
-        operator_totals[name] += int(amount)
-        Metrics.counter("dpstream", name).inc(int(amount))
+    if not amount:
+        return
+    if _apart.counts is not None:
+        _apart.counts[name] += int(amount)
+        return
+    operator_totals[name] += int(amount)
+    Metrics.counter("dpstream", name).inc(int(amount))
+
+
+@contextlib.contextmanager
+def counted_apart() -> Iterator[Counts]:
+    """Keep what the block counts: the runner knows its own threads only (see ``add_counts``)."""
+    counts = _apart.counts = Counter()
+    try:
+        yield counts
+    finally:
+        _apart.counts = None
+
+
+def add_counts(counts: Counts) -> None:
+    """Count on the runner's thread what another one has counted."""
+    for name, amount in counts.items():
+        count(name, amount)
 
 
 #: Counters of this process, for the operator's summary of an in-process run.
 operator_totals: Counter[str] = Counter()
 
-#: Seconds this process spent in each stage; for the operator and the benchmarks.
+#: Seconds this process spent in each stage, of all its threads together; for the operator and the
+#: benchmarks.
 stage_seconds: defaultdict[str, float] = defaultdict(float)
+#: The same in seconds of CPU.
+stage_cpu_seconds: defaultdict[str, float] = defaultdict(float)
+_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def timed(stage: str) -> Iterator[None]:
-    """Add the block's wall time to ``stage_seconds``."""
-    start = time.perf_counter()
+    """Add the block's time to ``stage_seconds`` and its thread's to ``stage_cpu_seconds``."""
+    start, cpu = time.perf_counter(), time.thread_time()
     try:
         yield
     finally:
-        stage_seconds[stage] += time.perf_counter() - start
+        with _lock:
+            stage_seconds[stage] += time.perf_counter() - start
+            stage_cpu_seconds[stage] += time.thread_time() - cpu
 
 
 class Latency:
@@ -154,7 +193,8 @@ _steps_done = 0
 def step_done() -> None:
     """One step of this process is committed or read back (a public number)."""
     global _steps_done
-    _steps_done += 1
+    with _lock:
+        _steps_done += 1
 
 
 def steps_done() -> int:

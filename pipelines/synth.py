@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from accounting.errors import RunError, UsageError
+from state.drafts import drafted, sweep
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -191,17 +192,16 @@ def write_batches(
     path = Path(path)
     if path.exists() and not overwrite:
         raise UsageError("output file", "exists", "choose another name, or --overwrite")
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     rows = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(draft, params.schema, compression="snappy") as writer:
-            for batch in source:
-                writer.write_batch(batch, row_group_size=params.row_group_rows)
-                rows += batch.num_rows
-        os.replace(draft, path)
+        sweep(path.parent)
+        with drafted(path, 0o666) as draft:
+            with pq.ParquetWriter(draft, params.schema, compression="snappy") as writer:
+                for batch in source:
+                    writer.write_batch(batch, row_group_size=params.row_group_rows)
+                    rows += batch.num_rows
+            os.replace(draft, path)
     except OSError:
         raise RunError("output file", "cannot be written", "check disk and permissions") from None
-    finally:
-        draft.unlink(missing_ok=True)
     return rows

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from accounting.composition import within
 from accounting.errors import PolicyError
+from accounting.figures import exact
+from accounting.unit import composed
 from state.ledger import Charge, Ledger
 
 _DDL = """
@@ -45,7 +47,7 @@ class ChoiceLedger(Ledger):
             (run id, whether it was charged before).
 
         Raises:
-            PolicyError: beyond the limit.
+            PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
         """
         with self.transaction():
             row = self._db.execute(
@@ -54,11 +56,11 @@ class ChoiceLedger(Ledger):
             ).fetchone()
             if row is not None:
                 return str(row[0]), True
-            if not within([*self.entries(), spend, stream], *limit):
+            if not within(composed([*self.entries(), spend, stream]).spends, *limit):
                 raise PolicyError(
                     "ledger.limit",
                     "the choice and the stream it is for would together spend more than epsilon "
-                    f"{limit[0]:g} at delta {limit[1]:g} per unit",
+                    f"{exact(limit[0])} at delta {exact(limit[1])} per unit",
                     "lower --epsilon or privacy.epsilon, or ask the data steward for more",
                 )
             self.charge_within(spend, *limit)

@@ -6,9 +6,10 @@ same data (a corrected input, the same statement on a grown table) is fresh nois
 charge; so is a further epoch of a run, which a restore begins that cannot replay.
 
 Entries form a hash chain over all data sets of the file, so an edited one, or one removed from
-the middle, is noticed here.  Every store remembers the end of the chain as it last saw it: a
-ledger that no longer holds that entry (cut off, restored from a backup, another file) is refused
-by ``refuse_older``.  ``state.tokens`` keeps in the same file which copy of a store goes on.
+the middle, is noticed here; so is damage to any row (`state.ledger_seal`).  Every store
+remembers the end of the chain as it last saw it: a ledger that no longer holds that entry (cut
+off, restored from a backup, another file) is refused by ``refuse_older``.  ``state.tokens`` keeps
+in the same file which copy of a store goes on.
 """
 
 import contextlib
@@ -23,11 +24,16 @@ import msgspec
 
 from accounting.composition import within
 from accounting.errors import PolicyError, RunError
+from accounting.figures import exact
+from accounting.unit import composed
+from state.ledger_seal import check_pages, check_seal, damaged, put_seal
+from state.sqlite_file import DAMAGE, wary
 
 #: What was run; ``run``: charged before kinds were recorded.
 Kind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
 
-SCHEMA_VERSION = 2
+#: 2: kinds, epochs and tokens; 3: entries may hold the identity of their unit, the file has a seal.
+SCHEMA_VERSION = 3
 #: Seconds to wait for another process before the ledger counts as busy.
 PATIENCE = 60.0
 _DDL = """
@@ -45,7 +51,10 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         run_id, plan_hash: the run and its public plan (statement, question).
-        unit: the privacy unit in words.
+        unit: the privacy unit in the words of entries from before there were identities.
+        identity: canonical text of the unit (`accounting.unit`), empty in such entries.
+        periods: units that one person can have in the run, ``None`` where it has no end.
+        together: the most of them whose effects add up, ``None``: all.
         epsilon, delta: the run's own guarantee.
         mu: Gaussian-DP parameter of its noise, ``None`` for a plain (epsilon, delta).
         threshold_delta: part of delta its thresholds use (C b).
@@ -65,6 +74,9 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold_delta: float
     kind: Kind = "run"
     epoch: int = 0
+    identity: str = ""
+    periods: int | None = 1
+    together: int | None = 1
 
     def __post_init__(self) -> None:
         figures = (self.epsilon, self.mu or 0.0, self.delta, self.threshold_delta)
@@ -72,6 +84,8 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a charge is made of finite figures that are not negative")
         if self.mu is None and self.threshold_delta:
             raise ValueError("a plain charge has all its delta in delta")
+        if min(1 if n is None else n for n in (self.periods, self.together)) < 1:
+            raise ValueError("a person has at least one unit")
 
     @property
     def name(self) -> str:
@@ -113,27 +127,41 @@ class Ledger:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
             try:
+                wary(self._db)
                 self._db.execute("PRAGMA synchronous = FULL")
+                check_pages(self._db)
                 if _version(self._db) != SCHEMA_VERSION:
                     self._upgrade()
             except BaseException:
                 self._db.close()
                 raise
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeError) as error:
             raise _failed(error) from None
 
     def _upgrade(self) -> None:
         """Create what is missing; entries and their digests stay as they are."""
-        with self.transaction() as db:
+        with self._transaction() as db:
             if _version(db) != SCHEMA_VERSION:
                 for statement in _DDL.split(";"):
                     db.execute(statement)
                 row = ("schema_version", str(SCHEMA_VERSION))
                 db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
+                put_seal(db)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One atomic and durable change, alone in the ledger."""
+        """One atomic and durable change, alone in the ledger.
+
+        Raises:
+            PolicyError: the ledger is damaged.
+        """
+        with self._transaction() as db:
+            check_seal(db, _chained)
+            yield db
+            put_seal(db)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -143,7 +171,7 @@ class Ledger:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise _failed(error) from None
 
     def charge(self, charge: Charge, epsilon: float, delta: float) -> bool:
@@ -157,7 +185,8 @@ class Ledger:
             False if this run was charged before (a restart), True if it is charged now.
 
         Raises:
-            PolicyError: the composition of all runs would exceed the limit.
+            PolicyError: the composition of all runs would exceed the limit, or the runs protect
+                units whose costs do not add up (`accounting.unit`).
         """
         with self.transaction():
             return self.charge_within(charge, epsilon, delta)
@@ -181,18 +210,12 @@ class Ledger:
         self._refuse(self.entries(), charge, epsilon, delta)
 
     def _refuse(self, entries: list[Charge], charge: Charge, epsilon: float, delta: float) -> None:
-        if any(e.unit != charge.unit for e in entries):
-            # A run per user is no mu-GDP run per (user, period): the costs do not add up.
-            raise PolicyError(
-                "ledger.data_set",
-                "its runs protect another privacy unit or period, and such costs do not add up",
-                "use the same unit and period in all jobs on this data set",
-            )
-        if not within([*entries, charge], epsilon, delta):
+        # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
+        if not within(composed([*entries, charge]).spends, epsilon, delta):
             raise PolicyError(
                 "ledger.limit",
-                f"the runs on this data set would together spend more than epsilon {epsilon:g}"
-                f" at delta {delta:g} per unit ({len(entries)} runs are charged already)",
+                f"the runs on this data set would together spend more than epsilon {exact(epsilon)}"
+                f" at delta {exact(delta)} per unit ({len(entries)} runs are charged already)",
                 "continue a run on its own store, or ask the data steward for a larger limit",
             )
 
@@ -207,7 +230,7 @@ class Ledger:
     def _lines(self) -> Sequence[Entry]:
         try:
             return _chained(self._db)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise _failed(error) from None
 
     def head(self) -> Head:
@@ -248,15 +271,24 @@ def read_ledger(path: str | Path) -> list[Entry]:
     """
     try:
         db = sqlite3.connect(
-            f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=PATIENCE
+            f"{Path(path).absolute().as_uri()}?mode=ro",
+            uri=True,
+            timeout=PATIENCE,
+            isolation_level=None,
         )
         try:
-            if _version(db) == 0:
+            wary(db)
+            db.execute("BEGIN")  # one state of it
+            check_pages(db)
+            version = _version(db)
+            if version == 0:
                 raise PolicyError("ledger.path", "is not a ledger", "name the ledger's file")
+            if version == SCHEMA_VERSION:
+                check_seal(db, _chained)
             return _chained(db)
         finally:
             db.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise _failed(error) from None
 
 
@@ -300,11 +332,11 @@ def _chained(db: sqlite3.Connection) -> list[Entry]:
 
 
 def _digest(previous: str, data_set: str, text: str) -> str:
-    chained = "\0".join((previous, data_set, text)).encode()
+    chained = "\0".join((previous, data_set, text)).encode(errors="surrogateescape")
     return hashlib.blake2b(chained, digest_size=16).hexdigest()
 
 
-def _failed(error: Exception) -> RunError:
+def _failed(error: Exception) -> RunError | PolicyError:
     code = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return RunError(
@@ -312,4 +344,9 @@ def _failed(error: Exception) -> RunError:
             f"the ledger is busy: another process has held it for {PATIENCE:g} s",
             "let that process end, then run again; nothing was charged",
         )
+    if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
+        return damaged()
+    if code == "SQLITE_NOTADB":
+        fix = damaged().fix
+        return PolicyError("ledger.path", "is damaged, or no ledger", f"{fix}, or check the path")
     return RunError("ledger.path", f"the ledger cannot be used ({code})", "check path and rights")

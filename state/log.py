@@ -1,7 +1,7 @@
 """Step log of the embedded store: changed states as Arrow blobs, and their replay."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,20 @@ import pyarrow as pa
 from state.idtable import IdTable
 from state.life_store import PIECE_ROWS as _PIECE_ROWS
 from state.life_store import KeyPiece, piece_bounds
+from state.seals import damaged, reading
 from state.store import NEVER, Admitted, Ids, Int32, Int64, Ints, KeyShard, StepResult, UnitShard
 
 _ID = pa.binary(16)
+#: Bytes that were checked.
+Checked = bytes | memoryview
+
+
+class AdmissionRow(NamedTuple):
+    """A commit of decisions, or a piece of it, as it was written: new units, admitted records."""
+
+    cut: int
+    units: pa.RecordBatch
+    records: Checked
 
 
 def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
@@ -24,9 +35,13 @@ def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def from_bytes(blob: bytes) -> pa.RecordBatch:
-    """The batch of ``to_bytes``."""
-    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+def from_bytes(blob: Checked) -> pa.RecordBatch:
+    """The batch of ``to_bytes``.
+
+    Raises:
+        PolicyError: it is none.
+    """
+    with reading(), pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
         return reader.read_next_batch()
 
 
@@ -121,15 +136,24 @@ def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
         )
 
 
+@reading()
 def replay_keys(
-    states: KeyShard, rows: Iterable[tuple[int, bytes | None, bytes | None, bytes | None]]
+    states: KeyShard, rows: Iterable[tuple[int, tuple[Checked, Checked, Checked] | None]]
 ) -> None:
-    """Apply the pieces of a snapshot and then the log of a (window, shard) to empty states."""
+    """Apply the pieces of a snapshot (trigger 0) and then the log of a (window, shard) to empty
+    states; ``None`` stands for what a snapshot holds already.
+
+    Raises:
+        PolicyError: a step is missing, or its bytes make no sense.
+    """
     done = []
-    for trigger, keys, changed, pairs in rows:
-        if keys is None or changed is None or pairs is None:
+    for trigger, blobs in rows:
+        if trigger not in (0, states.committed + 1):
+            raise damaged()
+        if blobs is None:
             states.mark_committed(trigger)
             continue
+        keys, changed, pairs = blobs
         batch = from_bytes(keys)
         states.intern(id_view(batch.column("_id")), batch)
         change = from_bytes(changed)
@@ -155,8 +179,8 @@ def replay_keys(
 
 def unit_blobs(
     units: UnitShard, admitted: Admitted, whole: bool = False
-) -> Iterator[tuple[bytes, bytes]]:
-    """(new unit ids, admitted records) of one commit of decisions, in pieces.
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """(units before, new unit ids, admitted records) of one commit of decisions, in pieces.
 
     A piece holds at most ``_PIECE_ROWS`` rows, so that a large commit is not built in memory
     twice; offsets are written as differences, which compress well.
@@ -171,7 +195,7 @@ def unit_blobs(
         named = slice(first + at.start, min(first + at.stop, size))
         ids, until = units.table.ids[named], units.until[named]
         counts = units.counts[named] if whole else None
-        yield ids_blob(ids, until, counts), records_blob(admitted, at)
+        yield named.stop - len(ids), ids_blob(ids, until, counts), records_blob(admitted, at)
 
 
 def ids_blob(ids: Ids, until: Int32, counts: Int32 | None = None) -> bytes:
@@ -206,12 +230,12 @@ def no_records() -> Admitted:
     return Admitted(none, np.zeros(0, np.int64), none, none, none)
 
 
-def replay_units(units: UnitShard, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
+@reading()
+def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
     """Apply all commits of a unit shard to empty counters."""
     summed = []
-    for cut, ids, records in rows:
+    for cut, batch, records in rows:
         units.decided = cut
-        batch = from_bytes(ids)
         slots = units.intern(id_view(batch.column("unit")))
         if "until" in batch.schema.names:
             units.until[slots] = batch.column("until").to_numpy()
@@ -226,7 +250,8 @@ def replay_units(units: UnitShard, rows: Sequence[tuple[int, bytes, bytes]]) -> 
     units.logged = units.table.size
 
 
-def records_of(rows: Sequence[tuple[int, bytes, bytes]]) -> Admitted:
+@reading()
+def records_of(rows: Sequence[AdmissionRow]) -> Admitted:
     """All admitted records of the commits."""
     batches = [from_bytes(records) for _, _, records in rows]
     # Empty ones have no rank; they would hide that the others have.

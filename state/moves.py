@@ -7,8 +7,6 @@ and is switched to it; the old one is kept until the store is expired.
 """
 
 import contextlib
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import msgspec
 
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
+from state import drafts
 from state.copying import DELIVERED, Abandon, Progress, copy_store
 from state.open import SpannerBackend, SqliteBackend, backend, close_all, exists, key_schema
 from state.sqlite import SqliteStore
@@ -24,10 +23,12 @@ from state.sqlite_backup import (
     alone,
     backup_file,
     check_file,
+    copy_backup,
     drafted,
     publish,
     refuse_existing,
     replace_file,
+    seal_backup,
 )
 from state.sqlite_file import create_store
 from state.store import RunIdentity, Store
@@ -54,6 +55,7 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
         refuse_existing(out)
         with drafted(out) as draft:
             _draft(source, draft, source.identity, plan, progress)
+            seal_backup(draft)
             publish(draft, out)
         return source.identity
     finally:
@@ -124,8 +126,8 @@ def _restore_there(
 ) -> RunIdentity:
     """``restore`` into a database, as a new generation."""
     with (
-        tempfile.TemporaryDirectory() as folder,
-        _opened(file, Path(folder) / "state", plan) as source,
+        _scratch() as folder,
+        _opened(file, folder / "state", plan) as source,
     ):
         old = source.identity
         new = old if change is None else change(old)
@@ -137,14 +139,25 @@ def _restore_there(
 
 
 @contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for the copy of a backup; those of killed commands are emptied first."""
+    prefix = "dpstream-restore-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        drafts.sweep(left)
+        with contextlib.suppress(OSError):  # in use, or another user's
+            left.rmdir()
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
 def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
     """A checked copy of a backup, open; the backup itself is only read."""
     if not file.is_file():
         raise UsageError("backup", "is no file", "give one that `dpstream state backup` wrote")
     with drafted(beside.with_name(f"{beside.name}.backup")) as copy:
-        shutil.copyfile(file, copy)
-        os.chmod(copy, 0o600)
         try:
+            copy_backup(file, copy)
             identity = check_file(copy)
         except (PolicyError, UsageError):
             raise PolicyError("backup", "is damaged or no backup", "use another backup") from None

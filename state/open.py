@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from accounting.errors import PolicyError, UsageError
 from accounting.plan import Plan
+from state import drafts
 from state.sqlite import SqliteStore
 from state.sqlite_file import create_store, store_exists
 from state.store import RunIdentity, Store
@@ -39,6 +40,10 @@ class Backend(ABC):
     @abstractmethod
     def exists(self) -> bool:
         """Whether a run was begun on it."""
+
+    @abstractmethod
+    def sweep(self) -> None:
+        """Remove what killed commands have left beside the store."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -73,6 +78,11 @@ class SqliteBackend(Backend):
     @override
     def exists(self) -> bool:
         return store_exists(self.path)
+
+    @override
+    def sweep(self) -> None:
+        name = Path(self.path).name
+        drafts.sweep(Path(self.path).parent, (f".{name}.draft*", f".{name}.backup.draft*"))
 
     @override
     def prepare(self) -> None:
@@ -110,6 +120,10 @@ class SpannerBackend(Backend):
         from state.spanner_schema import has_identity
 
         return has_identity(self._connect())
+
+    @override
+    def sweep(self) -> None:
+        """Nothing: a generation that was not finished is cleared by the next attempt."""
 
     @override
     def prepare(self) -> None:
@@ -196,6 +210,7 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
         cached = _OPEN.pop(url, None)
         if cached is not None:
             cached.close()
+    backend(url).sweep()
     found = backend(url).create(identity)
     if found.plan_hash != identity.plan_hash:
         raise PolicyError(

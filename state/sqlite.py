@@ -10,7 +10,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
@@ -18,8 +17,9 @@ from typing_extensions import override
 from accounting.errors import RunError
 from state import log
 from state.idtable import IdTable
-from state.sqlite_file import connect, failed, read_identity
-from state.sqlite_life import SqliteLife, UnitRow
+from state.sqlite_file import check_structure, connect, failed, read_identity
+from state.sqlite_life import INSERT_ADMISSION, SqliteLife
+from state.sqlite_rows import StepRow, UnitRow, admission_row, releases_of, step_row
 from state.store import (
     Admitted,
     Ids,
@@ -30,21 +30,8 @@ from state.store import (
     UnitShard,
 )
 
-
-class _StepRow(NamedTuple):
-    """A row of ``steps``."""
-
-    window: int
-    shard: int
-    trigger: int
-    releases: bytes
-    keys: bytes | None
-    states: bytes | None
-    pairs: bytes | None
-
-
 #: Rows that wait for their group's commit, and whether each closes its window.
-_Steps = list[tuple[_StepRow, bool]]
+_Steps = list[tuple[StepRow, bool]]
 
 
 class _Group(threading.local):
@@ -76,6 +63,7 @@ class SqliteStore(SqliteLife, Store):
         self._db = connect(path) if db is None else db
         try:
             self.identity = read_identity(self._db)
+            check_structure(self._db)
         except BaseException:
             self._db.close()  # one that is left open would keep others from the file
             raise
@@ -106,8 +94,8 @@ class SqliteStore(SqliteLife, Store):
         carried = self.carried(window, shard, trigger) if self._carrying else None
         everything = log.merged(result.releases, carried)
         releases = log.to_bytes(everything)
-        blobs = (None, None, None) if result.closes else log.step_blobs(states, result)
-        row = _StepRow(window, shard, trigger, releases, *blobs)
+        blobs = () if result.closes else log.step_blobs(states, result)
+        row = step_row(window, shard, trigger, releases, blobs)
         group = self._group.steps
         if group is not None:
             group.append((row, result.closes))
@@ -174,7 +162,7 @@ class SqliteStore(SqliteLife, Store):
                 ),
                 None,
             )
-        return log.from_bytes(row[0]) if row and row[0] else None
+        return releases_of(window, shard, trigger, row[0]) if row else None
 
     @override
     def forget(self, window: int, shard: int) -> None:
@@ -207,11 +195,8 @@ class SqliteStore(SqliteLife, Store):
                 cut_and_slots = self.unit_progress(shard).decided, row.generation
                 if cut_and_slots != (units.decided, seen.generation):
                     raise OvertakenError
-                for blobs in log.unit_blobs(units, admitted):
-                    self._db.execute(
-                        "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)",
-                        (shard, cut, *blobs),
-                    )
+                for piece in log.unit_blobs(units, admitted):
+                    self._db.execute(INSERT_ADMISSION, admission_row(shard, cut, *piece))
         except sqlite3.Error as error:
             self.forget_units(shard)
             raise failed(error) from None

@@ -1,24 +1,33 @@
 """Copies of the embedded store's file, and one file put in the place of another.
 
-A file under its final name is always whole: it is made as a hidden draft beside it, synced, and
-linked or renamed.  A draft of a killed attempt is overwritten by the next.
+A file under its final name is always whole: it is made as a hidden draft beside it
+(`state.drafts`), synced, and linked or renamed.  Behind the last page of a backup stands a digest
+of all of it; SQLite does not look there.
 """
 
 import contextlib
+import functools
+import hashlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from accounting.errors import PolicyError, RunError, UsageError
-from state.sqlite_file import connect, failed, read_identity
+from accounting.errors import RunError, UsageError
+from state import drafts
+from state.drafts import SIDES
+from state.seals import damaged
+from state.sqlite_file import check_structure, connect, failed, read_identity, wary
+from state.sqlite_rows import check_all
 from state.store import RunIdentity
 
 #: Seconds to wait for a commit that is under way.
 _PATIENCE = 5.0
+#: What stands behind a backup.
+_MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_size=16)
 #: Pages copied between two reports of progress.
 _PAGES = 4096
-_SIDES = ("-wal", "-shm", "-journal")
 
 
 def backup_file(
@@ -55,8 +64,35 @@ def backup_file(
         finally:
             source.close()
         identity = check_file(draft)
+        seal_backup(draft)
         publish(draft, out)
         return identity
+
+
+def seal_backup(draft: Path) -> None:
+    """Put the digest behind a backup that was checked."""
+    with open(draft, "r+b") as file:
+        digest = hashlib.file_digest(file, _DIGEST).digest()
+        file.write(_MARK + digest)
+
+
+def copy_backup(file: Path, copy: Path) -> None:
+    """Copy a backup; one that an earlier version wrote has no digest.
+
+    Raises:
+        PolicyError: its digest does not fit.
+    """
+    shutil.copyfile(file, copy)
+    with open(copy, "r+b") as whole:
+        size = whole.seek(0, os.SEEK_END) - len(_MARK) - _DIGEST().digest_size
+        whole.seek(max(0, size))
+        seal = whole.read()
+        if not seal.startswith(_MARK):
+            return
+        whole.truncate(size)
+        whole.seek(0)
+        if _MARK + hashlib.file_digest(whole, _DIGEST).digest() != seal:
+            raise damaged()
 
 
 def refuse_existing(out: Path) -> None:
@@ -67,23 +103,17 @@ def refuse_existing(out: Path) -> None:
 
 @contextlib.contextmanager
 def drafted(out: Path) -> Iterator[Path]:
-    """An empty draft beside ``out``, for its owner only; gone when the block ends."""
-    draft = out.with_name(f".{out.name}.draft")
+    """An empty draft beside ``out``, for its owner only; gone when the block ends.
+
+    Drafts that killed attempts have left there go first: they may hold much of the disk.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove(draft)
-        os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        yield draft
+        drafts.sweep(out.parent)
+        with drafts.drafted(out) as draft:
+            yield draft
     except OSError as error:
         raise _no_file(error) from None
-    finally:
-        with contextlib.suppress(OSError):
-            _remove(draft)
-
-
-def _remove(path: Path) -> None:
-    for name in ("", *_SIDES):
-        Path(f"{path}{name}").unlink(missing_ok=True)
 
 
 def _no_file(error: OSError) -> RunError:
@@ -102,22 +132,15 @@ def check_file(path: Path) -> RunIdentity:
     """
     db = connect(path)
     try:
-        (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-        if answer != "ok":
-            raise _damaged()
         identity = read_identity(db)
+        check_structure(db)
+        check_all(db)
         db.execute("PRAGMA journal_mode = DELETE")
         return identity
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise failed(error) from None
-        raise _damaged() from None
+    except sqlite3.Error as error:
+        raise failed(error) from None
     finally:
         db.close()
-
-
-def _damaged() -> PolicyError:
-    return PolicyError("backup", "the file is damaged", "use another backup")
 
 
 def publish(draft: Path, out: Path) -> None:
@@ -147,6 +170,7 @@ def alone(path: Path, damaged: bool = False) -> Iterator[sqlite3.Connection]:
     db = sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE)
     try:
         try:
+            wary(db)
             db.execute("PRAGMA journal_size_limit = 0")  # a journal that is kept is empty
             # Works only for the one connection there is, and then nobody else gets in.
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -192,7 +216,7 @@ def replace_file(path: Path, draft: Path) -> Path:
 
 def _move_sides(path: Path, aside: Path) -> None:
     """A write-ahead log that is left (of a damaged or lost file) must not meet another file."""
-    for side in _SIDES:
+    for side in SIDES:
         left = Path(f"{path}{side}")
         if left.exists() and left.stat().st_size:
             os.rename(left, f"{aside}{side}")

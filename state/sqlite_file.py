@@ -1,10 +1,12 @@
-"""The embedded store's file: its tables and their version, its identity row, how it is opened.
+"""The embedded store's file: how it is made and opened, its identity, SQLite's errors.
 
-Version 2 adds tables to version 1 and leaves what is there as it is; a file of version 1 is
-upgraded in one transaction when it is opened.
+SQLite has no checksums of its own pages.  Content is checked by the digests of the rows, as they
+are read; that no row, page or index entry is lost or out of place by ``check_structure``, when the
+store is opened (half a second for a GB that is in memory).
 """
 
 import contextlib
+import functools
 import os
 import sqlite3
 from pathlib import Path
@@ -13,31 +15,12 @@ import msgspec
 
 from accounting.errors import PolicyError, RunError, UsageError
 from accounting.limits import BUSY_SECONDS
+from state.seals import damaged, reading
+from state.sqlite_rows import check_small
+from state.sqlite_tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
+from state.sqlite_upgrade import upgrade
 from state.store import RunIdentity
 
-SCHEMA_VERSION = 2
-_VERSION_1 = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS steps (
-  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
-  releases BLOB NOT NULL, keys BLOB, states BLOB, pairs BLOB,
-  UNIQUE (window, shard, trigger));
-CREATE TABLE IF NOT EXISTS admissions (
-  shard INTEGER NOT NULL, cut INTEGER NOT NULL, units BLOB NOT NULL, records BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS admissions_by_shard ON admissions (shard);
-"""
-_VERSION_2 = """
-CREATE TABLE IF NOT EXISTS snapshots (
-  window INTEGER NOT NULL, shard INTEGER NOT NULL,
-  keys BLOB NOT NULL, states BLOB NOT NULL, pairs BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS snapshots_by_shard ON snapshots (window, shard);
-CREATE TABLE IF NOT EXISTS carried (
-  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
-  releases BLOB NOT NULL, PRIMARY KEY (window, shard, trigger));
-CREATE TABLE IF NOT EXISTS unit_shards (
-  shard INTEGER PRIMARY KEY, forgotten INTEGER NOT NULL, reach INTEGER NOT NULL,
-  generation INTEGER NOT NULL);
-"""
 #: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
 _CHECKPOINT_PAGES = 8192
 #: Rows hold blobs of many kB: larger pages are shorter chains.
@@ -57,16 +40,13 @@ def create_store(path: str | Path, identity: RunIdentity) -> RunIdentity:
                     "state.store", "the file is another program's database", "choose another path"
                 )
             if not tables:
-                for statement in (_VERSION_1 + _VERSION_2).split(";"):
+                for statement in TABLES.split(";"):
                     db.execute(statement)
-                db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-            db.execute(
-                "INSERT OR IGNORE INTO meta VALUES ('identity', ?)",
-                (msgspec.json.encode(identity).decode(),),
-            )
+                put_meta(db, "schema_version", str(SCHEMA_VERSION))
+                put_meta(db, "identity", msgspec.json.encode(identity).decode())
         return read_identity(db)
     except sqlite3.Error as error:
-        raise failed(error) from None
+        raise failed(error, path) from None
     finally:
         db.close()
 
@@ -80,53 +60,47 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
     """The identity row of a store; one of an older schema version is upgraded first.
 
     Raises:
-        PolicyError: not a store, or one of a newer version of the program.
+        PolicyError: damaged, not a store, or one of a newer version of the program.
         RunError: it cannot be read or upgraded; it is then as it was.
     """
     try:
         known = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise failed(error) from None
-        known = set()
-    if "meta" not in known:
-        raise PolicyError("state.store", "the file is not a dpstream store", "choose another path")
-    try:
-        _upgrade(db)
-        meta = dict(db.execute("SELECT name, value FROM meta"))
-        return msgspec.json.decode(meta["identity"], type=RunIdentity)
-    except sqlite3.Error as error:
-        raise failed(error) from None
-    except (KeyError, msgspec.DecodeError):
-        raise PolicyError(
-            "state.store", "its identity cannot be read", "restore it from a backup"
-        ) from None
-
-
-def _upgrade(db: sqlite3.Connection) -> None:
-    """Bring the tables to this program's version, all or nothing."""
-    version = _version(db)
-    if version == SCHEMA_VERSION:
-        return
-    if version != 1:
-        raise PolicyError(
-            "state.store",
-            f"its schema version is not one of 1 to {SCHEMA_VERSION}, those of this program",
-            "use the program version that wrote it, or a newer one",
-        )
-    with db:
-        db.execute("BEGIN IMMEDIATE")
-        if _version(db) == 1:  # no other process was faster
-            for statement in _VERSION_2.split(";"):
-                db.execute(statement)
-            db.execute(
-                "UPDATE meta SET value = ? WHERE name = 'schema_version'", (str(SCHEMA_VERSION),)
+        if not known & {"meta", "steps", "admissions"}:
+            raise PolicyError(
+                "state.store", "the file is not a dpstream store", "choose another path"
             )
+        upgrade(db)
+        text = read_meta(db, "identity")
+    except (sqlite3.Error, UnicodeError) as error:
+        raise failed(error) from None
+    with reading():
+        return msgspec.json.decode(text or "", type=RunIdentity)
 
 
-def _version(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
-    return int(row[0]) if row and str(row[0]).isdecimal() else 0
+def check_structure(db: sqlite3.Connection) -> None:
+    """Check that tables, pages, indexes and the small rows are as they were written.
+
+    Raises:
+        PolicyError: they are not.
+    """
+    try:
+        (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+        if answer != "ok" or dict(db.execute(_SCHEMA)) != _schema():
+            raise damaged()
+        check_small(db)
+    except (sqlite3.Error, UnicodeError) as error:
+        raise failed(error) from None
+
+
+_SCHEMA = "SELECT name, sql FROM sqlite_master"
+
+
+@functools.cache
+def _schema() -> dict[str, str | None]:
+    """Name and text of every table and index as a new store has them."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES)
+        return dict(db.execute(_SCHEMA))
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
@@ -141,8 +115,9 @@ def connect(path: str | Path) -> sqlite3.Connection:
             path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
         )
     except (sqlite3.Error, OSError) as error:
-        raise failed(error) from None
+        raise failed(error, path) from None
     try:
+        wary(db)
         db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
@@ -153,22 +128,55 @@ def connect(path: str | Path) -> sqlite3.Connection:
             raise RunError("state.store", "was replaced while it was opened", "run it again")
     except (sqlite3.Error, OSError) as error:
         db.close()
-        raise failed(error) from None
+        raise failed(error, path) from None
     except RunError:
         db.close()
         raise
     return db
 
 
-def failed(error: sqlite3.Error | OSError) -> RunError | UsageError | PolicyError:
-    """SQLite's error by its public code; its text can hold a path or a value."""
+def wary(db: sqlite3.Connection) -> None:
+    """Let a connection expect damage."""
+    # A text that damage made no text any more is read as one that its digest does not fit.
+    db.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
+    db.execute("PRAGMA cell_size_check = ON")
+
+
+#: What SQLite says of bytes that it cannot have written; ``SQLITE_ERROR``: of a table or a column
+#: that is not there, or of a header that it does not know.
+DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
+
+
+def failed(
+    error: sqlite3.Error | OSError | UnicodeError, path: str | Path | None = None
+) -> RunError | UsageError | PolicyError:
+    """SQLite's error by its public code; its text can hold a path or a value.
+
+    Args:
+        path: of the file that was to be opened.
+    """
     code = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    if isinstance(error, OSError) or code in (
-        "SQLITE_NOTADB",
-        "SQLITE_CANTOPEN",
-        "SQLITE_CANTOPEN_ISDIR",
-    ):
-        return UsageError("state.store", f"cannot be opened ({code})", "check the path")
-    if code.startswith("SQLITE_CORRUPT"):
-        return PolicyError("state.store", "is damaged", "restore it from a backup")
+    if code == "SQLITE_NOTADB":
+        fix = damaged().fix
+        return PolicyError("state.store", "is damaged, or no store", f"{fix}; or check the path")
+    if isinstance(error, OSError) or code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+        if path is not None and _read_only(Path(path)):
+            return UsageError(
+                "state.store",
+                "is read-only here: the disk, the folder or the file may not be written",
+                "make all three writable; also who only looks at the store takes its lock",
+            )
+        if not code.startswith("SQLITE_READONLY"):
+            return UsageError("state.store", f"cannot be opened ({code})", "check the path")
+        if path is not None:
+            return damaged()  # only its own header says so
+    # A name of a column that is no text any more.
+    if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
+        return damaged()
     return RunError("state.store", f"the database refused ({code})", "check disk and rights")
+
+
+def _read_only(path: Path) -> bool:
+    """Whether the file, or one beside it, cannot be written."""
+    there = [name for name in (path.parent, path) if name.exists()]
+    return not path.is_dir() and not all(os.access(name, os.W_OK) for name in there)

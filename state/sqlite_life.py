@@ -8,7 +8,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from typing_extensions import override
 from state import log
 from state.idtable import IdTable
 from state.life_store import (
+    Int64,
     KeyPiece,
     LifeStore,
     Part,
@@ -27,19 +28,22 @@ from state.life_store import (
 )
 from state.sqlite_file import failed
 from state.sqlite_notes import read_note, swap_note
+from state.sqlite_rows import (
+    NO_RELEASES,
+    UnitRow,
+    admission_row,
+    admissions_of,
+    carried_row,
+    releases_of,
+    snapshot_row,
+    step_blobs,
+    step_row,
+    unit_row,
+    unit_row_of,
+)
 from state.store import Admitted, KeyShard, UnitShard
 
-_INSERT_ADMISSIONS = "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)"
-#: Stands for releases that were dropped.
-_NO_BLOB = b""
-
-
-class UnitRow(NamedTuple):
-    """A row of ``unit_shards``; ``generation`` changes when the slots of the units do."""
-
-    forgotten: int = 0
-    reach: int = 0
-    generation: int = 0
+INSERT_ADMISSION = "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)"
 
 
 class SqliteLife(LifeStore):
@@ -85,12 +89,16 @@ class SqliteLife(LifeStore):
     def unit_progress(self, shard: int) -> UnitProgress:
         with self._lock:
             row = self._unit_row(shard)
-            (cut,) = next(self._read("SELECT max(cut) FROM admissions WHERE shard = ?", (shard,)))
-        return UnitProgress(cut or 0, row.forgotten, max(row.reach, cut or 0))
+            last = "SELECT cut FROM admissions WHERE shard = ? ORDER BY rowid DESC LIMIT 1"
+            (cut,) = next(self._read(last, (shard,)), (0,))
+        return UnitProgress(cut, row.forgotten, max(row.reach, cut))
 
     def _unit_row(self, shard: int) -> UnitRow:
-        statement = "SELECT forgotten, reach, generation FROM unit_shards WHERE shard = ?"
-        return UnitRow(*next(self._read(statement, (shard,)), ()))
+        found = self._read("SELECT progress FROM unit_shards WHERE shard = ?", (shard,))
+        return next((unit_row_of(shard, blob) for (blob,) in found), UnitRow())
+
+    def _put_unit_row(self, shard: int, row: UnitRow) -> None:
+        self._put("INSERT OR REPLACE INTO unit_shards VALUES (?, ?)", unit_row(shard, row))
 
     # --- expiry ---
 
@@ -104,8 +112,7 @@ class SqliteLife(LifeStore):
                 if cut <= row.forgotten:
                     return
                 moved = self._rewrite_units(shard, cut)
-                values = (shard, cut, row.reach, row.generation + moved)
-                self._db.execute("INSERT OR REPLACE INTO unit_shards VALUES (?, ?, ?, ?)", values)
+                self._put_unit_row(shard, UnitRow(cut, row.reach, row.generation + moved))
             if moved:
                 self._unit_shards.pop(shard, None)
             elif shard in self._unit_shards:
@@ -140,8 +147,8 @@ class SqliteLife(LifeStore):
             None if admitted.rank is None else admitted.rank[kept],
         )
         (last,) = next(self._read("SELECT max(rowid) FROM admissions"))
-        for blobs in log.unit_blobs(whole, left, whole=True):
-            self._db.execute(_INSERT_ADMISSIONS, (shard, units.decided, *blobs))
+        for piece in log.unit_blobs(whole, left, whole=True):
+            self._db.execute(INSERT_ADMISSION, admission_row(shard, units.decided, *piece))
         self._db.execute("DELETE FROM admissions WHERE shard = ? AND rowid <= ?", (shard, last))
         return moved
 
@@ -162,12 +169,9 @@ class SqliteLife(LifeStore):
             shards = "SELECT shard FROM admissions GROUP BY shard HAVING count(*) > 1"
             for (shard,) in list(self._read(shards)):
                 with self._changing():
-                    self._rewrite_units(shard, self._unit_row(shard).forgotten)
-                    self._db.execute(
-                        "INSERT INTO unit_shards VALUES (?, 0, 0, 1) ON CONFLICT (shard)"
-                        " DO UPDATE SET generation = generation + 1",
-                        (shard,),
-                    )
+                    row = self._unit_row(shard)
+                    self._rewrite_units(shard, row.forgotten)
+                    self._put_unit_row(shard, row._replace(generation=row.generation + 1))
                 self._unit_shards.pop(shard, None)
             try:
                 self._db.execute("VACUUM")
@@ -182,8 +186,8 @@ class SqliteLife(LifeStore):
         at = 0
         for piece in log.key_pieces(states):
             slots = np.arange(at, at + len(piece.units))
+            self._insert_keys(window, shard, at, piece, slots)
             at += len(piece.units)
-            self._insert_keys(window, shard, piece, slots)
         self._db.execute(
             "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
             " WHERE window = ? AND shard = ?",
@@ -226,6 +230,11 @@ class SqliteLife(LifeStore):
     def _replayed(self, window: int, shard: int) -> KeyShard:
         """Key states read anew."""
         states = KeyShard(self._schema, self._streams)
+        log.replay_keys(states, self._key_log(window, shard, states))
+        return states
+
+    def _key_log(self, window: int, shard: int, states: KeyShard) -> Iterator[Any]:
+        """(trigger, blobs) of a (window, shard): its snapshot (trigger 0), then its steps."""
         rows = self._read(
             "SELECT * FROM (SELECT 0, keys, states, pairs FROM snapshots"
             " WHERE window = :window AND shard = :shard ORDER BY rowid)"
@@ -233,8 +242,10 @@ class SqliteLife(LifeStore):
             " WHERE window = :window AND shard = :shard ORDER BY trigger)",
             {"window": window, "shard": shard},
         )
-        log.replay_keys(states, rows)
-        return states
+        for trigger, *blobs in rows:
+            # So many keys stand before a piece of the snapshot: those that are replayed by now.
+            table, number = ("steps", trigger) if trigger else ("snapshots", states.size)
+            yield trigger, step_blobs((window, shard, number), blobs, table)
 
     @override
     def key_pieces(self, window: int, shard: int) -> Iterator[KeyPiece]:
@@ -276,7 +287,7 @@ class SqliteLife(LifeStore):
                 ),
                 None,
             )
-        return None if row is None else log.from_bytes(row[0])
+        return None if row is None else releases_of(window, shard, trigger, row[0], "carried")
 
     # --- filling a new store ---
 
@@ -305,13 +316,13 @@ class SqliteLife(LifeStore):
     def put_step(
         self, window: int, shard: int, trigger: int, releases: pa.RecordBatch | None
     ) -> None:
-        blob = _NO_BLOB if releases is None else log.to_bytes(releases)
-        values = (window, shard, trigger, blob)
-        self._put("INSERT INTO steps VALUES (?, ?, ?, ?, NULL, NULL, NULL)", values)
+        blob = NO_RELEASES if releases is None else log.to_bytes(releases)
+        values = step_row(window, shard, trigger, blob)
+        self._put("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     @override
     def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
-        values = (window, shard, trigger, log.to_bytes(releases))
+        values = carried_row(window, shard, trigger, log.to_bytes(releases))
         self._put("INSERT INTO carried VALUES (?, ?, ?, ?)", values)
         self._carrying = True
 
@@ -320,42 +331,43 @@ class SqliteLife(LifeStore):
         if any(of != window for of, _ in self._put_slots):
             self._put_slots = {}  # windows come one after the other
         table = self._put_slots.setdefault((window, shard), IdTable())
+        before = table.size
         slots = table.intern(log.id_view(piece.keys.column("_id").combine_chunks()))
-        self._insert_keys(window, shard, piece, slots)
+        self._insert_keys(window, shard, before, piece, slots)
 
     def _insert_keys(
-        self, window: int, shard: int, piece: KeyPiece, slots: "np.typing.NDArray[np.int64]"
+        self, window: int, shard: int, before: int, piece: KeyPiece, slots: Int64
     ) -> None:
-        values = (window, shard, *log.piece_blobs(piece, slots))
+        values = snapshot_row(window, shard, before, log.piece_blobs(piece, slots))
         self._put("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", values)
 
     @override
     def put_units(self, shard: int, piece: UnitPiece) -> None:
         units = self._unit_shards.setdefault(shard, UnitShard())
+        before = units.table.size
         units.intern(piece.ids)
         blob = log.ids_blob(piece.ids, piece.until, piece.counts)
-        values = (shard, 0, blob, log.records_blob(log.no_records()))
-        self._put(_INSERT_ADMISSIONS, values)
+        self._put_admission(shard, 0, before, blob, log.records_blob(log.no_records()))
+
+    def _put_admission(self, shard: int, *row: Any) -> None:
+        self._put(INSERT_ADMISSION, admission_row(shard, *row))
 
     @override
     def put_positions(self, shard: int, piece: PositionPiece) -> None:
-        slots = self._unit_shards[shard].table.find(piece.ids).astype(np.int32)
+        table = self._unit_shards[shard].table
+        slots = table.find(piece.ids).astype(np.int32)
         admitted = Admitted(
             piece.partition, piece.offset, slots, piece.pairs, piece.cut, piece.rank
         )
-        blobs = _no_units(), log.records_blob(admitted)
-        self._put(_INSERT_ADMISSIONS, (shard, 0, *blobs))
+        self._put_admission(shard, 0, table.size, _no_units(), log.records_blob(admitted))
 
     @override
     def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
-        if progress.decided:
+        units = self._unit_shards.pop(shard, None) or UnitShard()
+        if progress.decided:  # the last row of a shard says how far it is
             blobs = _no_units(), log.records_blob(log.no_records())
-            self._put(_INSERT_ADMISSIONS, (shard, 0, *blobs))
-        statement = "UPDATE admissions SET cut = ? WHERE shard = ?"
-        self._put(statement, (progress.decided, shard))
-        values = (shard, progress.forgotten, progress.reach)
-        self._put("INSERT INTO unit_shards VALUES (?, ?, ?, 0)", values)
-        self._unit_shards.pop(shard, None)
+            self._put_admission(shard, progress.decided, units.table.size, *blobs)
+        self._put_unit_row(shard, UnitRow(progress.forgotten, progress.reach))
 
     # --- parts of SqliteStore ---
 
@@ -369,22 +381,20 @@ class SqliteLife(LifeStore):
         except sqlite3.Error as error:
             raise failed(error) from None
 
-    def _admissions(self, shard: int) -> list[tuple[int, bytes, bytes]]:
-        """(cut, units, records) of a unit shard's commits, in order."""
+    def _admissions(self, shard: int) -> list[log.AdmissionRow]:
+        """A unit shard's commits, in order."""
+        rows = "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid"
         with self._lock:
-            return list(
-                self._read(
-                    "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid",
-                    (shard,),
-                )
-            )
+            return admissions_of(shard, self._read(rows, (shard,)))
 
     def _read(
         self, statement: str, values: "tuple[int, ...] | dict[str, int]" = ()
     ) -> Iterator[Any]:
         """Rows of a query; SQLite's errors become coded ones."""
         try:
-            yield from self._db.execute(statement, values)
+            # Not `yield from`, which closes the cursor of one that is given up, maybe too late.
+            for row in self._db.execute(statement, values):  # noqa: UP028
+                yield row
         except sqlite3.Error as error:
             raise failed(error) from None
 

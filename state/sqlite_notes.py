@@ -3,6 +3,7 @@
 import sqlite3
 
 from state.sqlite_file import failed
+from state.sqlite_tables import put_meta, read_meta
 
 _NAMED = "note."
 
@@ -10,10 +11,9 @@ _NAMED = "note."
 def read_note(db: sqlite3.Connection, name: str) -> str | None:
     """The note, ``None`` if there is none."""
     try:
-        row = db.execute("SELECT value FROM meta WHERE name = ?", (_NAMED + name,)).fetchone()
+        return read_meta(db, _NAMED + name)
     except sqlite3.Error as error:
         raise failed(error) from None
-    return None if row is None else str(row[0])
 
 
 def swap_note(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
@@ -26,7 +26,7 @@ def swap_note(db: sqlite3.Connection, name: str, old: str | None, new: str | Non
             if new is None:
                 db.execute("DELETE FROM meta WHERE name = ?", (_NAMED + name,))
             else:
-                db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_NAMED + name, new))
+                put_meta(db, _NAMED + name, new)
             return True
     except sqlite3.Error as error:
         raise failed(error) from None

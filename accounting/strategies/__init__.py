@@ -1,6 +1,6 @@
 """Noise strategies for prefixes of a stream: one interface, see ``base.Strategy``."""
 
-from accounting.strategies.base import Strategy
+from accounting.strategies.base import Float64, Strategy
 from accounting.strategies.blt import BltStrategy
 from accounting.strategies.toeplitz import ToeplitzStrategy
 from accounting.strategies.tree import TreeStrategy
@@ -21,8 +21,13 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def make_strategy(name: str, triggers: int) -> Strategy:
-    """The strategy of that name for ``triggers`` public triggers."""
+def make_strategy(name: str, triggers: int, parameters: Float64 | None = None) -> Strategy:
+    """The strategy of that name for ``triggers`` public triggers.
+
+    Args:
+        parameters: those of a run that was begun before (``Strategy.parameters``); by default
+            what this version of the program would choose.
+    """
     if name not in STRATEGIES:
         raise ValueError("unknown strategy name")
-    return STRATEGIES[name](triggers)
+    return STRATEGIES[name](triggers, parameters)

@@ -56,6 +56,7 @@ class Strategy(ABC):
 
     Args:
         triggers: T >= 1.
+        parameters: see there; default: chosen by this version of the program.
 
     Attributes:
         name: as in the job file.
@@ -68,10 +69,25 @@ class Strategy(ABC):
     rounds_nodes = True
     state_dtype: npt.DTypeLike = np.int64
 
-    def __init__(self, triggers: int) -> None:
+    def __init__(self, triggers: int, parameters: Float64 | None = None) -> None:
         if triggers < 1:
             raise ValueError("a strategy needs at least one trigger")
         self.triggers = triggers
+        self.choose(parameters)
+
+    def choose(self, parameters: Float64 | None) -> None:
+        """Set the encoder's coefficients; here there are none to choose.
+
+        Raises:
+            ValueError: the parameters are not of this strategy.
+        """
+        if parameters is not None and len(parameters):
+            raise ValueError("the strategy takes no parameters")
+
+    @property
+    def parameters(self) -> Float64:
+        """Numbers that, with T, define the encoder; a run commits them when it begins."""
+        return np.zeros(0)
 
     @property
     @abstractmethod

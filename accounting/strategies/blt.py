@@ -49,10 +49,19 @@ class BltStrategy(ConvolutionStrategy):
     rounds_nodes = False
     state_dtype = np.float64
 
-    def __init__(self, triggers: int) -> None:
-        super().__init__(triggers)
-        row = max(min(EXPONENTIALS), (triggers - 1).bit_length())
-        self.theta, self.omega = (np.array(numbers) for numbers in EXPONENTIALS[row])
+    @override
+    def choose(self, parameters: Float64 | None) -> None:
+        if parameters is None:
+            row = max(min(EXPONENTIALS), (self.triggers - 1).bit_length())
+            parameters = np.concatenate([np.array(numbers) for numbers in EXPONENTIALS[row]])
+        if len(parameters) % 2 or not 2 <= len(parameters) <= 2 * _BUFFERS:
+            raise ValueError("the strategy takes one to four pairs of parameters")
+        self.theta, self.omega = np.split(np.array(parameters), 2)
+
+    @property
+    @override
+    def parameters(self) -> Float64:
+        return np.concatenate([self.theta, self.omega])
 
     @override
     def coefficients(self) -> Float64:

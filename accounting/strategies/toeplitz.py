@@ -46,11 +46,21 @@ class ToeplitzStrategy(ConvolutionStrategy):
 
     name = "toeplitz"
 
-    def __init__(self, triggers: int) -> None:
-        if triggers > MAX_TOEPLITZ_TRIGGERS:
+    @override
+    def choose(self, parameters: Float64 | None) -> None:
+        if self.triggers > MAX_TOEPLITZ_TRIGGERS:
             raise ValueError("too many triggers for the Toeplitz strategy")
-        super().__init__(triggers)
-        self._integers = _integers(triggers)
+        if parameters is None:
+            self._integers = _integers(self.triggers)
+        elif len(parameters) != self.triggers or (parameters % 1).any():
+            raise ValueError("the strategy takes a whole number for each trigger")
+        else:
+            self._integers = tuple(int(number) for number in parameters)
+
+    @property
+    @override
+    def parameters(self) -> Float64:
+        return np.array(self._integers, np.float64)
 
     @override
     def coefficients(self) -> Float64:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.budget import StreamNoise
+from accounting.errors import RunError
 from accounting.limits import MAX_DRAWS_AT_ONCE
 from accounting.strategies.base import ExactNoise, Ranges
 from dp_transforms.noise.continuous import ContinuousGaussian
@@ -79,7 +80,17 @@ class NoiseStream:
 
         Returns:
             (n, width) n_t * 2^DECODE_BITS of the leaves in order; with width 1 of the last.
+
+        Raises:
+            RunError: width is 1 and a path is at that leaf already or beyond it: its noise was
+                handed out before, and 0 in its place would publish the exact count.
         """
+        if width == 1 and (upto <= leaf).any():
+            raise RunError(
+                "noise",
+                "a prefix is asked for at a leaf that its path has passed",
+                "run again, and report it if that does not help",
+            )
         out = np.zeros((len(leaf), width), np.int64)
         first = self.strategy.first_node(leaf)
         last = np.maximum(first, self.strategy.nodes_through(upto))
@@ -123,7 +134,9 @@ class Paths:
         return out
 
     def seek(self, rows: Int64, leaf: Int64) -> None:
-        """Move the paths of ``rows`` to ``leaf`` without decoding what lies between."""
+        """Move the paths of ``rows`` on to ``leaf`` without decoding what lies between."""
+        behind = self.leaf[rows] < leaf
+        rows, leaf = rows[behind], leaf[behind]
         if self._stack.shape[1]:
             self.advance(rows, leaf)
         self.leaf[rows] = leaf

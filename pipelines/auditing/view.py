@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from accounting.auditing import claimed_curve, trade_off
 from accounting.errors import RunError
+from accounting.figures import down, up
 from pipelines.auditing.audit import Result, visible_epsilon
 
 mpl.use("Agg")
@@ -20,24 +21,26 @@ def text(result: Result) -> str:
     claim, best = result.claim, result.best.bound
     percent = f"{100 * result.ask.confidence:g}%"
     lines = [
-        f"Claim       epsilon {claim.epsilon:.4g} at delta {claim.delta:.3g}: mu {claim.mu:.4g}, "
-        f"thresholds C b = {claim.slack:.3g}",
-        f"Visible     at best mu {result.visible:.4g} (epsilon "
-        f"{visible_epsilon(result, result.visible):.4g}) to an observer of the keys of one unit",
-        f"Proven      epsilon >= {best.epsilon:.4g}, mu >= {best.mu:.4g} with confidence {percent}",
+        f"Claim       epsilon {up(claim.epsilon, 4)} at delta {up(claim.delta, 3)}: "
+        f"mu {up(claim.mu, 4)}, thresholds C b = {up(claim.slack, 3)}",
+        f"Visible     at best mu {down(result.visible, 4)} (epsilon "
+        f"{down(visible_epsilon(result, result.visible), 4)}) to an observer of the keys of "
+        "one unit",
+        f"Proven      epsilon >= {down(best.epsilon, 4)}, mu >= {down(best.mu, 4)} with "
+        f"confidence {percent}",
         "",
         "Trials        visible mu   proven mu   proven epsilon   trials a side   the unit's",
     ]
     for f in result.families:
         lines.append(
-            f"{f.name:<12}  {f.visible:<11.4g}  {f.bound.mu:<10.4g}  {f.bound.epsilon:<15.4g}  "
-            f"{f.bound.trials[1]:<14,}  {f.words}"
+            f"{f.name:<12}  {down(f.visible, 4):<11}  {down(f.bound.mu, 4):<10}  "
+            f"{down(f.bound.epsilon, 4):<15}  {f.bound.trials[1]:<14,}  {f.words}"
         )
     if result.alone is not None:
         alone = result.alone
         lines.append(
             f"alone         {alone.released:,} of {alone.keys:,} keys of {alone.units} unit(s) "
-            f"released: chance >= {alone.at_least:.3g}, claimed <= {claim.tail:.3g}"
+            f"released: chance >= {down(alone.at_least, 3)}, claimed <= {up(claim.tail, 3)}"
         )
     lines += ["", f"Seconds     {result.seconds:.1f}"]
     if result.refuted:
@@ -61,9 +64,8 @@ def picture(result: Result) -> Figure:
     grid = np.concatenate([np.geomspace(1e-6, 0.01, 100), np.linspace(0.01, 1, 400)])
     least = claimed_curve(claim, grid)
     axes.fill_between(grid, 0, least, color=_CLAIM, alpha=0.12, linewidth=0)
-    axes.plot(
-        grid, least, color=_CLAIM, lw=1.6, label=f"claim: nothing may lie below (mu {claim.mu:.3g})"
-    )
+    claimed = f"claim: nothing may lie below (mu {up(claim.mu, 3)})"
+    axes.plot(grid, least, color=_CLAIM, lw=1.6, label=claimed)
     seen = norm.cdf(norm.isf(grid) - family.visible)
     axes.plot(
         grid,
@@ -71,21 +73,20 @@ def picture(result: Result) -> Figure:
         color=_SEEN,
         lw=1.2,
         ls="--",
-        label=f"visible to this test (mu {family.visible:.3g})",
+        label=f"visible to this test (mu {down(family.visible, 3)})",
     )
     axes.plot(*trade_off(family.scores), color=_FOUND, lw=1.6, label="measured")
     proven = norm.cdf(norm.isf(grid) - family.bound.mu)
-    axes.plot(
-        grid, proven, color=_PROVEN, lw=1.2, ls=":", label=f"proven (mu {family.bound.mu:.3g})"
-    )
+    shown = f"proven (mu {down(family.bound.mu, 3)})"
+    axes.plot(grid, proven, color=_PROVEN, lw=1.2, ls=":", label=shown)
     at = (family.bound.false_positives, family.bound.false_negatives)
     axes.plot(*at, "o", color=_PROVEN, ms=6, label="bounds of the cut that was counted")
     axes.set(
         xlim=(0, 1), ylim=(0, 1), xlabel="false positives", ylabel="false negatives", aspect="equal"
     )
     axes.set_title(
-        f"{'REFUTED' if result.refuted else 'consistent'}: epsilon >= {family.bound.epsilon:.3g} "
-        f"proven, {claim.epsilon:.3g} claimed ({family.name})",
+        f"{'REFUTED' if result.refuted else 'consistent'}: epsilon >= "
+        f"{down(family.bound.epsilon, 3)} proven, {up(claim.epsilon, 3)} claimed ({family.name})",
         fontsize=10, loc="left",
     )  # fmt: skip
     axes.legend(fontsize=8, frameon=False, loc="upper right")

@@ -12,6 +12,7 @@ import msgspec
 from accounting.chosen import Chosen, Receipt
 from accounting.errors import PolicyError
 from accounting.plan import Plan
+from accounting.unit import UnitIdentity, identity_of
 from pipelines.jobs.text import duration_micros
 from state.choices import ChoiceLedger
 
@@ -23,10 +24,15 @@ _AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it
 
 
 def unit_in_words(plan: Plan) -> str:
-    """The privacy unit, for the ledger."""
+    """The privacy unit as ledgers knew it before they kept its identity; to compare with those."""
     if plan.timeline.period is None:
         return f"{plan.unit.column} over the whole stream"
     return f"{plan.unit.column} per period of {plan.timeline.period / 1e6:g} s"
+
+
+def unit_of(job: "Job") -> UnitIdentity:
+    """The privacy unit as the job's ledger knows it."""
+    return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
 
 
 def chosen_of(job: "Job") -> Chosen | None:
@@ -94,7 +100,7 @@ def _receipt(job: "Job", choice: "ChoiceConfig") -> Receipt:
     receipt = msgspec.json.decode(text, type=Receipt)
     paid = (charge.epsilon, charge.delta, charge.mu, charge.unit, charge.plan_hash)
     told = (receipt.epsilon, receipt.delta, receipt.mu, receipt.unit, receipt.question)
-    if paid != told:
+    if paid != told or charge.identity != receipt.identity:
         raise missing
     if digest != choice.receipt:
         raise PolicyError("choice.receipt", "is not the receipt in the ledger", _AGAIN)
@@ -118,4 +124,19 @@ def _differences(job: "Job", choice: "ChoiceConfig", receipt: Receipt) -> list[t
         ("choice.first", first != receipt.first),
         ("choice.question", choice.question != receipt.question),
         ("schema.unit", unit_in_words(plan) != receipt.unit),
+        *_unit_differences(unit_of(job), receipt),
+    ]
+
+
+def _unit_differences(unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:
+    """Fields of the unit that are not those it was chosen for; old receipts have its words only."""
+    if not receipt.identity:
+        return []
+    chosen = UnitIdentity.read(receipt.identity)
+    return [
+        ("ledger.unit", unit.name != chosen.name),
+        ("schema.unit", unit.type != chosen.type),
+        ("privacy.period", unit.period != chosen.period),
+        ("schema.event_time", unit.event_time != chosen.event_time),
+        ("time.start", unit.phase != chosen.phase),
     ]

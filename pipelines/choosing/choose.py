@@ -7,7 +7,6 @@ new one is a new charge.  On proxy data nothing is drawn or charged, and the job
 """
 
 import glob
-import hashlib
 import secrets
 from pathlib import Path
 from typing import NamedTuple
@@ -17,19 +16,20 @@ import msgspec
 from accounting.budget import allocate
 from accounting.choice import encoder_matrix
 from accounting.chosen import Figures, Receipt, read_off, rule_in_words
-from accounting.errors import PolicyError, RunError, UsageError
+from accounting.errors import PolicyError, UsageError
 from dp_transforms.choice import noisy
 from dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from pipelines.begin import key_source, spend_of
 from pipelines.choosing import file as choose_file
 from pipelines.choosing.ask import Asked
-from pipelines.choosing.check import unit_in_words
+from pipelines.choosing.check import unit_in_words, unit_of
+from pipelines.choosing.own_data import refuse_own_data
 from pipelines.choosing.read import tally
-from pipelines.jobs.job import Job
 from pipelines.jobs.tables import ChoiceConfig
 from pipelines.jobs.text import instant_micros
+from pipelines.sources.files import pieces
 from pipelines.sources.manifest import fingerprint_parts, stamps
-from pipelines.sources.recorded import recorded
-from pipelines.stream import key_source, spend_of
+from pipelines.sources.recorded import named_by, recorded
 from state.choices import ChoiceLedger
 from state.ledger import Charge
 
@@ -73,6 +73,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
     job, request = asked.job, asked.request
     assert job.ledger is not None
     before = stamps(job)
+    pieces(job)  # what is wrong with the files is said before it is charged
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     named = ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
     limit = (job.ledger.limit.epsilon, job.ledger.limit.delta)
@@ -83,7 +84,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
             run_id, resumed = request.resume, True
         else:
             spend = _spend(asked, secrets.token_hex(16))
-            stream = spend_of(job.plan, allocate(job.plan), "")
+            stream = spend_of(job, allocate(job.plan), "")
             run_id, resumed = ledger.begin(spend, stream, named, limit)
         found = ledger.receipt(run_id)
         if found is None:
@@ -102,9 +103,10 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
 
 def _spend(asked: Asked, run_id: str) -> Charge:
     question = asked.question
-    unit = unit_in_words(asked.job.plan)
+    words, identity = unit_in_words(asked.job.plan), unit_of(asked.job).text
     paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
-    return Charge(run_id, asked.digest, unit, *paid, kind="choice")
+    # The first hours lie in one period: nobody has two units in them.
+    return Charge(run_id, asked.digest, words, *paid, kind="choice", identity=identity)
 
 
 def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
@@ -162,7 +164,11 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
         spend.delta,
         asked.design.mu,
         asked.question.first,
-        *(getattr(figures, name) for name in Figures.__struct_fields__),
+        figures.contributions,
+        figures.clamps,
+        figures.unanswered,
+        figures.notes,
+        spend.identity,
     )
     return msgspec.json.encode(receipt, order="sorted").decode()
 
@@ -204,8 +210,9 @@ def _proxy(asked: Asked) -> Outcome:
     pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
     job = recorded(asked.job, pattern, "--proxy")
     job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, timeline=moved))
-    _refuse_own_data(asked.job, job)
-    counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
+    refuse_own_data(asked.job, job)
+    with named_by("--proxy"):
+        counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
     nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
     figures = _runnable(asked, read_off(asked.question, asked.design, nodes))
@@ -221,48 +228,6 @@ def _proxy(asked: Asked) -> Outcome:
         range=asked.ranges,
     )
     return _write(asked, figures, table, None, False)
-
-
-def _refuse_own_data(job: Job, proxy: Job) -> None:
-    """Exact figures of the job's own records are a release without noise and without a charge.
-
-    Contents are compared: copies and links have other names.  Messages of a broker and objects of
-    a store elsewhere cannot be: that proxy data is other data is on the steward's word there.
-    """
-    if job.source.unbounded:
-        _refuse_own_folder(job, proxy)
-        return
-    try:
-        own = {content for _, _, content in fingerprint_parts(job)}
-    except UsageError:
-        return  # the stream's files are not there yet
-    if own & {content for _, _, content in fingerprint_parts(proxy)}:
-        raise _own_data()
-
-
-def _refuse_own_folder(job: Job, proxy: Job) -> None:
-    """``_refuse_own_data`` for a folder that grows; only files of a proxy file's size are read."""
-    if job.source.kind != "folder" or "://" in job.source.path:
-        return
-    given = {(size, content) for _, size, content in fingerprint_parts(proxy)}
-    sizes, folder = {size for size, _ in given}, Path(job.source.path)
-    try:
-        for path in (p for p in folder.rglob("*") if p.is_file()):
-            if (size := path.stat().st_size) in sizes:
-                with open(path, "rb") as stream:
-                    digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
-                if (size, digest.hexdigest()) in given:
-                    raise _own_data()
-    except OSError:
-        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
-
-
-def _own_data() -> PolicyError:
-    return PolicyError(
-        "--proxy",
-        "holds a file of the job's own source: its exact figures would be an uncharged release",
-        "give data of other units, or choose privately with --first and --epsilon",
-    )
 
 
 def _write(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from accounting.figures import up
+
 if TYPE_CHECKING:
     from pipelines.choosing.choose import Outcome
 
@@ -46,6 +48,7 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     from accounting.errors import UsageError
     from pipelines.choosing.ask import Request, ask
     from pipelines.choosing.choose import choose as run
+    from pipelines.operating.ledger_view import ledger_warnings
 
     if out is None and not dry_run:
         raise UsageError("--out", "is required", "name the new job file")
@@ -58,6 +61,8 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
         if as_json:
             click.echo(json.dumps(public))
         return
+    for warning in ledger_warnings(asked.job):
+        click.echo(f"Warning: {warning}", err=True)
     outcome = run(asked)
     if as_json:
         click.echo(json.dumps({**outcome._asdict(), "asked": public}))
@@ -72,8 +77,8 @@ def _words(public: dict[str, Any]) -> str:
         return "\n".join(["Cost        none: other data, read without noise", *lines]) + "\n"
     lines.insert(
         0,
-        f"Cost        ({public['epsilon']:g}, {public['delta']:g})-DP per unit, mu "
-        f"{public['mu']:.4g}, charged in the ledger before the first draw",
+        f"Cost        ({up(public['epsilon'])}, {up(public['delta'])})-DP per unit, mu "
+        f"{up(public['mu'], 4)}, charged in the ledger before the first draw",
     )
     for of in public["histograms"]:
         lines.append(

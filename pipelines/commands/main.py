@@ -147,6 +147,7 @@ def run(
     from pipelines.jobs.job import load_job
 
     checked = load_job(job)
+    from pipelines.operating.ledger_view import ledger_warnings
     from pipelines.operating.metrics import serving
     from pipelines.runners.table import lives_on
     from pipelines.sinks.sink import sink_of
@@ -154,6 +155,8 @@ def run(
     from pipelines.sources.replay import parse_speed
     from pipelines.stream import run_job
 
+    for warning in ledger_warnings(checked):
+        click.echo(f"Warning: {warning}", err=True)
     pace = None if speed is None else parse_speed(speed)
     with (
         serving(checked, ports(metrics)),

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from accounting.errors import UsageError
+from accounting.figures import up
 from pipelines.commands.parts import AS_JSON, Bar, examples, print_json
 from pipelines.jobs.tables import FileKind
 
@@ -228,8 +229,8 @@ def restore(
         click.echo(f"The old store is kept in {done['kept']}")
     if abandon:
         click.echo(
-            f"{done['epochs']} epochs cost sqrt({done['epochs']}) mu = {done['mu']:.4g} per unit:"
-            f" epsilon {done['epsilon']:.4g} at delta {done['delta']:.3g} in all"
+            f"{done['epochs']} epochs cost sqrt({done['epochs']}) mu = {up(done['mu'], 4)} per "
+            f"unit: epsilon {up(done['epsilon'], 4)} at delta {up(done['delta'], 3)} in all"
             f" ({'charged' if done['charged'] else 'no ledger: nothing was charged'})."
         )
 

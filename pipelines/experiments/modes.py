@@ -22,7 +22,11 @@ NAMED: dict[str, dict[str, Any]] = {
     "tree": {**_EQUAL, "strategy": "tree"},
     "toeplitz": {**_EQUAL, "strategy": "toeplitz"},
     "blt": {**_EQUAL, "strategy": "blt"},
-    "weights": {"mode": "sticky", "weights": {"offset": 3.0, "power": 1.0}},
+    "weights": {
+        "mode": "sticky",
+        "weights": {"offset": 3.0, "power": 1.0},
+        "selection_share": 0.97,
+    },
     "per_key": {**_EQUAL, "per_key_bound": 1},
     "combined": {"mode": "sticky", "per_key_bound": 1, "combine": True},
     "fused": {**_EQUAL, "per_key_bound": 1},

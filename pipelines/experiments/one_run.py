@@ -26,7 +26,7 @@ def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
     Args:
         job: a job on one Parquet file with a fresh store; run: runs it to its end.
     """
-    from dp_transforms.telemetry import stage_seconds
+    from dp_transforms.telemetry import stage_cpu_seconds, stage_seconds
 
     records = pq.ParquetFile(job.source.path).metadata.num_rows
     start, cpu = time.perf_counter(), time.process_time()
@@ -40,6 +40,7 @@ def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
         "cpu_seconds": round(time.process_time() - cpu, 2),
         "records_per_second": round(records / seconds),
         "stage_seconds": {k: round(v, 2) for k, v in stage_seconds.items()},
+        "stage_cpu_seconds": {k: round(v, 2) for k, v in stage_cpu_seconds.items()},
         "peak_gib": round(peak_gib(), 3),
         "state_mib": round(state / 2**20, 1),
     }

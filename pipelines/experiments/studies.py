@@ -12,6 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from accounting.errors import UsageError
+from accounting.figures import up
 from pipelines import synth
 from pipelines.experiments import charts, reddit, webis
 from pipelines.experiments.baselines import NAMES
@@ -121,7 +122,7 @@ def table1(study: Study, say: Say) -> tuple[Row, Figure]:
     rows = _run(study, study.contest(path, "int"), make, say)
     title = (
         f"Table 1: {study.users:,} users, {rows[0]['records']:,} records, "
-        f"C = {study.contributions[0]}, epsilon = {study.epsilon:g}, delta = {study.delta:g}"
+        f"C = {study.contributions[0]}, epsilon = {up(study.epsilon)}, delta = {up(study.delta)}"
     )
     return _result("table1", study, rows), charts.table_chart(rows, TABLE1, TABLE1_RECORDS, title)
 
@@ -132,7 +133,7 @@ def figure10(study: Study, say: Say) -> tuple[Row, Figure]:
     rows = _run(study, study.contest(path, "int"), make, say)
     title = (
         f"Figure 10: {study.users:,} users, {rows[0]['records']:,} records, "
-        f"T = {study.triggers[0]}, epsilon = {study.epsilon:g}, delta = {study.delta:g}"
+        f"T = {study.triggers[0]}, epsilon = {up(study.epsilon)}, delta = {up(study.delta)}"
     )
     return _result("figure10", study, rows), charts.sweep_chart(rows, title)
 
@@ -146,7 +147,7 @@ def table2(study: Study, say: Say) -> tuple[Row, Figure]:
     )
     title = (
         f"Table 2: {source}, {rows[0]['records']:,} posts, "
-        f"C = {study.contributions[0]}, epsilon = {study.epsilon:g}, delta = {study.delta:g}"
+        f"C = {study.contributions[0]}, epsilon = {up(study.epsilon)}, delta = {up(study.delta)}"
     )
     return _result("table2", study, rows), charts.table_chart(rows, TABLE2, TABLE2_RECORDS, title)
 

@@ -265,10 +265,12 @@ def _weights(file: JobFile) -> SelectionWeights | None:
 
 def _check_tables(file: JobFile) -> None:
     """Rules of the tables that do not enter the plan."""
+    threads = file.performance.threads
     ranges = [
         ("state.shards", file.state.shards, limits.MAX_SHARDS),
         ("performance.batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
         ("performance.look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
+        ("performance.threads", 1 if threads is None else threads, limits.MAX_THREADS),
     ]
     for field, value, most in ranges:
         if not 1 <= value <= most:
@@ -284,6 +286,7 @@ def _check_tables(file: JobFile) -> None:
             )
     if file.ledger is not None:
         texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
+        texts += [] if file.ledger.unit is None else [("ledger.unit", file.ledger.unit)]
         if not (file.ledger.limit.epsilon > 0 and 0 < file.ledger.limit.delta < 1):
             raise UsageError("ledger.limit", "needs epsilon > 0 and 0 < delta < 1", "correct it")
     for field, text in texts:
@@ -333,8 +336,8 @@ def _check_fields(
 def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
     """Fields of its kind and no others; the texts that must say something."""
     needed = _SINK_FIELDS.get(sink.kind, ("path",))
-    allowed = ("dead_letter",) if sink.kind in _SINK_FIELDS else ()
-    known = ("path", "topic", "servers", "options", "table", "dead_letter")
+    allowed = {"csv": ("formulas",), "parquet": (), "jsonl": ()}.get(sink.kind, ("dead_letter",))
+    known = ("path", "topic", "servers", "options", "table", "dead_letter", "formulas")
     texts = _check_fields("sink", sink, needed, allowed, known)
     if sink.kind in _SINK_NAMES:
         field, form, example = _SINK_NAMES[sink.kind]

@@ -1,11 +1,13 @@
 """The secret noise key's file, and the public key list.
 
 The noise key is 32 random bytes, written once as hex in a file that only its owner can read.
-A public key list is a CSV file whose header names the key columns of the job.
+A public key list is a CSV file whose header names the key columns of the job; it may be compressed
+as the files of a source may be.
 """
 
 import csv
 import hashlib
+import io
 import os
 import secrets
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import pyarrow as pa
 from accounting import limits
 from accounting.errors import PolicyError, RunError, UsageError
 from accounting.plan import Field
+from pipelines.sources.compression import BrokenFileError, checked_codec, plain
 
 if TYPE_CHECKING:
     from pipelines.jobs.job import Job
@@ -90,9 +93,13 @@ def _digest(rows: list[tuple[Value, ...]], fields: Sequence[Field]) -> str:
 
 def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
     """Distinct typed rows of the list, sorted."""
+    if path.exists() and not path.is_file():
+        raise UsageError("keys.public", "is not a file", "name a CSV file of the public keys")
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
+        with open(path, "rb") as raw:
+            codec = checked_codec(raw, str(path), "keys.public", "the list")
+            text = io.TextIOWrapper(plain(raw, codec), newline="", encoding="utf-8-sig")
+            reader = csv.reader(text, strict=True)
             header = next(reader, [])
             missing = [f.column for f in fields if header.count(f.column) != 1]
             if missing:
@@ -103,7 +110,7 @@ def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
                 )
             where = [header.index(f.column) for f in fields]
             rows = {_typed(row, where, fields, len(header), reader.line_num) for row in reader}
-    except (OSError, UnicodeDecodeError, csv.Error):
+    except (OSError, UnicodeDecodeError, csv.Error, BrokenFileError):
         raise UsageError(
             "keys.public", "cannot be read as a CSV file in UTF-8", "check path and content"
         ) from None

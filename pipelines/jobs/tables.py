@@ -41,6 +41,7 @@ class SourceConfig(_Table, frozen=True):
         kind: files that are all there (``parquet``, ``csv``, ``jsonl``); or a source without end:
             a ``folder`` of files that grows, ``kafka``, ``pubsub``.
         path: a file or a glob (``**`` for any folders); of ``folder`` a folder or URL prefix.
+            CSV and JSON Lines may be compressed (gzip, bzip2, zstd).
         stamp: ``event_time`` (files only), a stamp the source gives, or the column that carries it.
         format: of a folder's files, or of a message (``json``: one object).
         topic, servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
@@ -176,11 +177,20 @@ class Limit(_Table, frozen=True):
 
 
 class LedgerConfig(_Table, frozen=True):
-    """``[ledger]``: the data set's record of what was spent, shared by its jobs."""
+    """``[ledger]``: the data set's record of what was spent, shared by its jobs.
+
+    Attributes:
+        path: its file.
+        data_set: the name it knows the data by.
+        limit: the most that all runs together may spend per unit.
+        unit: what the data set calls the privacy unit, where jobs find the same ids in columns of
+            different names (default: the unit's column).
+    """
 
     path: str
     data_set: str
     limit: Limit
+    unit: str | None = None
 
 
 class SinkConfig(_Table, frozen=True):
@@ -194,6 +204,8 @@ class SinkConfig(_Table, frozen=True):
         table: of BigQuery, ``project.dataset.table``.
         dead_letter: folder of the dead letters, which are files with every kind; default: beside
             the folder of the releases, or beside the job file.
+        formulas: of CSV: ``guard`` (the default) writes an apostrophe before text that a
+            spreadsheet would take for a formula, ``keep`` writes it as it is.
     """
 
     kind: SinkKind
@@ -203,6 +215,12 @@ class SinkConfig(_Table, frozen=True):
     options: dict[str, str] = {}
     table: str | None = None
     dead_letter: str | None = None
+    formulas: Literal["guard", "keep"] | None = None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether CSV marks text that a spreadsheet would take for a formula."""
+        return self.formulas != "keep"
 
     @property
     def folder(self) -> Path | None:
@@ -222,10 +240,13 @@ class PerformanceConfig(_Table, frozen=True):
     Attributes:
         batch_rows: rows of an Arrow batch at the door.
         look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
+        threads: that work on a job whose input is all there, where its stages share a process
+            (DirectRunner); default: two, if there are two cores.
     """
 
     batch_rows: int = limits.DEFAULT_BATCH_ROWS
     look_ahead: int | None = None
+    threads: int | None = None
 
 
 class ChoiceConfig(_Table, frozen=True):

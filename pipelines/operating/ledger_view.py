@@ -10,10 +10,13 @@ from typing import Any
 
 import msgspec
 
-from accounting.composition import epsilon_left, epsilon_spent, mu_left
+from accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left
 from accounting.errors import UsageError
+from accounting.figures import down, exact, up
+from accounting.unit import UnitIdentity, composed
+from pipelines.jobs.job import Job
 from pipelines.jobs.tables import Limit
-from state.ledger import Charge, Entry, read_ledger
+from state.ledger import Entry, read_ledger
 
 
 def is_ledger(path: Path) -> bool:
@@ -54,25 +57,38 @@ def view(path: Path, data_set: str | None = None, limit: Limit | None = None) ->
 def _data_set(name: str, entries: Iterable[Entry], limit: Limit | None) -> dict[str, Any]:
     mine = [e for e in entries if e.data_set == name]
     charges = [e.charge for e in mine]
+    unit = composed(charges)
     # Without a limit: at the delta that basic composition would give.
-    delta = limit.delta if limit else math.fsum(c.delta for c in charges)
-    spent = epsilon_spent(charges, delta) if charges else 0.0
+    delta = limit.delta if limit else math.fsum(s.delta for s in unit.spends)
+    spent = epsilon_spent(unit.spends, delta) if charges else 0.0
     return {
         "data_set": name,
-        "unit": charges[0].unit if charges else None,
-        "entries": [{"seq": e.seq, **msgspec.to_builtins(e.charge)} for e in mine],
+        "unit": unit.words,
+        "entries": [
+            {"seq": e.seq, **msgspec.to_builtins(e.charge), "counted_as": n}
+            for e, n in zip(mine, unit.units, strict=True)
+        ],
         "spent": {"epsilon": _finite(spent), "delta": delta},
         "limit": msgspec.to_builtins(limit),
-        "left": None if limit is None else _left(charges, limit),
+        "left": None if limit is None else _left(unit.spends, limit),
+        "warnings": unit.warnings,
     }
 
 
-def _left(charges: list[Charge], limit: Limit) -> dict[str, float]:
+def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
     """What one more run may cost: a plain epsilon without delta, or the mu of Gaussian noise."""
     return {
-        "epsilon": epsilon_left(charges, limit.epsilon, limit.delta),
-        "mu": mu_left(charges, limit.epsilon, limit.delta),
+        "epsilon": epsilon_left(spends, limit.epsilon, limit.delta),
+        "mu": mu_left(spends, limit.epsilon, limit.delta),
     }
+
+
+def ledger_warnings(job: Job) -> list[str]:
+    """What whoever runs the job should know about the data set's ledger, if there is one."""
+    if job.ledger is None or not Path(job.ledger.path).exists():
+        return []
+    entries = read_ledger(job.ledger.path)
+    return composed([e.charge for e in entries if e.data_set == job.ledger.data_set]).warnings
 
 
 def _finite(figure: float) -> float | None:
@@ -86,19 +102,31 @@ def text(found: dict[str, Any]) -> str:
         lines += [f"Data set  {one['data_set']}", f"Unit      {one['unit'] or 'none yet'}"]
         for entry in one["entries"]:
             epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
-            noise = f", mu {entry['mu']:.4g}" if entry["mu"] is not None else ""
+            noise = f", mu {up(entry['mu'], 4)}" if entry["mu"] is not None else ""
             lines.append(
                 f"{entry['seq']:>7}   {entry['kind']:<8} {entry['run_id']}{epoch}  "
-                f"({entry['epsilon']:g}, {entry['delta']:g}){noise}"
+                f"({up(entry['epsilon'])}, {up(entry['delta'])}){noise}{_counted(entry)}"
             )
         spent = one["spent"]["epsilon"]
-        told = "more than any epsilon" if spent is None else f"epsilon {spent:.6g}"
-        lines.append(f"Spent     {told} at delta {one['spent']['delta']:g} per unit, all together")
+        told = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
+        lines.append(
+            f"Spent     {told} at delta {up(one['spent']['delta'])} per unit, all together"
+        )
         if one["left"] is not None:
             limit, left = one["limit"], one["left"]
-            lines.append(f"Limit     epsilon {limit['epsilon']:g} at delta {limit['delta']:g}")
             lines.append(
-                f"Left      epsilon {left['epsilon']:.6g} for a run without delta, or Gaussian "
-                f"noise of mu {left['mu']:.4g}"
+                f"Limit     epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}"
             )
+            lines.append(
+                f"Left      epsilon {down(left['epsilon'])} for a run without delta, or Gaussian "
+                f"noise of mu {down(left['mu'], 4)}"
+            )
+        lines += [f"Warning   {warning}" for warning in one["warnings"]]
     return "\n".join(lines or ["The ledger has no entry."]) + "\n"
+
+
+def _counted(entry: dict[str, Any]) -> str:
+    """As how many units of its own an entry is counted, where that is not one."""
+    if entry["counted_as"] == 1:
+        return ""
+    return f", counted {entry['counted_as']:,} times: {UnitIdentity.read(entry['identity']).words}"

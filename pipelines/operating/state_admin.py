@@ -10,17 +10,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accounting.budget import allocate
+from accounting.calibration import calibrated
 from accounting.errors import DpstreamError, PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
+from pipelines.begin import begun_epoch, charge_restored, key_source, prepare
 from pipelines.jobs.job import Job
 from pipelines.jobs.text import instant_micros
 from pipelines.operating.state_view import open_job_store, store_run
 from pipelines.sinks.manifest import resealed
 from pipelines.sinks.sink import sink_of
 from pipelines.sources.inputs import input_of
-from pipelines.stream import Progress, begun_epoch, charge_restored, key_source, prepare
+from pipelines.stream import Progress
 from state import life, moves
 from state import open as stores
 from state.copying import Abandon
@@ -196,7 +197,7 @@ def abandon(
         "epoch": new.epoch,
         "kept": aside and str(aside),
         "charged": job.ledger is not None,
-        **spent(job, new.epoch),
+        **spent(job, new),
     }
 
 
@@ -239,11 +240,12 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     return Abandon(max(1, *cuts), job.plan.privacy.contributions)
 
 
-def spent(job: Job, epoch: int) -> dict[str, float]:
+def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
     """What all epochs of a run cost together: epochs draw their noise afresh, so they compose."""
-    plan, budget, epochs = job.plan, allocate(job.plan), epoch + 1
+    plan, epochs = job.plan, identity.epoch + 1
+    budget = calibrated(plan, identity.calibration).budget
     thresholds = plan.privacy.contributions * budget.b
-    mu = math.sqrt(epochs) * budget.mu
+    mu = math.sqrt(epochs) * budget.mu * (1 + 1e-15)
     gaussian = plan.privacy.delta - thresholds
     return {
         "epochs": epochs,

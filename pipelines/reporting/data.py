@@ -36,12 +36,14 @@ _HELD_ROWS = 1_000_000
 
 
 class Release(NamedTuple):
-    """One file of the sink: its window and trigger, where it is, how many keys it holds."""
+    """One file of the sink: its window and trigger, where it is, how many keys it holds, and
+    whether its CSV is guarded (see `pipelines.sinks.formulas`)."""
 
     window: int
     trigger: int
     path: Path
     keys: int
+    guard: bool = True
 
 
 class Inventory(NamedTuple):
@@ -120,7 +122,8 @@ def inventory(job: Job) -> Inventory:
             run_ids |= set(part["run_id"].unique().to_pylist())
             if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
                 raise _foreign()
-        found.append(Release(_number(path.parent.name), _number(path.stem), path, rows))
+        numbers = _number(path.parent.name), _number(path.stem)
+        found.append(Release(*numbers, path, rows, job.sink.guarded))
     line = job.plan.timeline
     beyond = line.end is not None and any(r.window >= line.windows for r in found)
     if beyond or any(not 1 <= r.trigger <= line.triggers for r in found):
@@ -156,7 +159,7 @@ def newest(plan: Plan, releases: Sequence[Release]) -> Iterator[pa.Table]:
     # A selected key is published at every refresh: nothing older than the last one matters,
     # and what came after it are keys selected since, each once.
     for release in reversed(releases):
-        yield from read_parts(release.path, schema)
+        yield from read_parts(release.path, schema, release.guard)
         if publishes(plan, release.trigger):
             return
 
@@ -166,7 +169,7 @@ def _newest_of_rounds(plan: Plan, releases: Sequence[Release]) -> pa.Table:
     schema = value_schema(plan)
     held, rows, limit = [schema.empty_table()], 0, _HELD_ROWS
     for release in reversed(releases):
-        for part in read_parts(release.path, schema):
+        for part in read_parts(release.path, schema, release.guard):
             held.append(part)
             rows += part.num_rows
         if rows > limit:
@@ -258,10 +261,11 @@ def _series(plan: Plan, releases: Sequence[Release], keys: pa.Table) -> tuple[pa
         return ()
     held: list[list[pa.Table]] = [[] for _ in range(keys.num_rows)]
     for at in evenly(len(releases), DRAWN_TRIGGERS):
-        for part in read_parts(releases[at].path, value_schema(plan)):
+        release = releases[at]
+        for part in read_parts(release.path, value_schema(plan), release.guard):
             for row, tables in enumerate(held):
                 mine = part.filter(_is_key(plan, part, keys, row))
-                number = np.full(mine.num_rows, releases[at].trigger, np.int64)
+                number = np.full(mine.num_rows, release.trigger, np.int64)
                 tables.append(mine.append_column("trigger", pa.array(number)))
     return tuple(pa.concat_tables(tables) for tables in held)
 

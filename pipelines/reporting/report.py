@@ -5,6 +5,7 @@ releases.  ``truth`` is the exception: it reads raw records, marks the page as n
 makes its file readable for its owner only.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,14 @@ from typing import Any, NamedTuple
 from accounting.budget import Budget, allocate
 from accounting.errors import PolicyError, RunError, UsageError
 from accounting.guarantee import describe
+from accounting.shares import RULES
 from dp_transforms.batches import key_fields
 from pipelines.jobs.job import Job
 from pipelines.reporting.data import Findings, Inventory, collect, inventory
 from pipelines.reporting.text import key_label, settings
 from pipelines.reporting.truth import Decade, by_size
+from pipelines.sinks.sink import sink_of
+from state.drafts import drafted, sweep
 
 #: What a page begins with; a file that begins otherwise is never replaced.
 MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'
@@ -71,11 +75,18 @@ def build(job: Job, truth: Path | None = None) -> Report:
     Raises:
         UsageError: no folder of releases, releases of another plan, no such records.
     """
-    budget = allocate(job.plan)
     found = inventory(job)
+    budget = allocate(job.plan, _rules(job))
     findings = collect(job.plan, found)
     decades = None if truth is None else by_size(job, truth, found, findings)
     return Report(job, budget, describe(job.plan, budget), found, findings, decades)
+
+
+def _rules(job: Job) -> int:
+    """By which rules the run whose releases these are chose what the job leaves open."""
+    with contextlib.closing(sink_of(job)) as sink:
+        named = [manifest.rules for manifest in sink.manifests() if manifest is not None]
+    return min(named, default=RULES)
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -145,15 +156,10 @@ def write(report: Report, page: str, out: Path) -> None:
     try:
         if out.exists() and not _is_report(out):
             raise UsageError("--out", "exists and is no report", "choose another name")
-        draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-        mode = 0o600 if report.truth is not None else 0o666
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(page)
+        sweep(out.parent)
+        with drafted(out, 0o600 if report.truth is not None else 0o666) as draft:
+            draft.write_text(page, encoding="utf-8")
             os.replace(draft, out)
-        finally:
-            draft.unlink(missing_ok=True)
     except OSError:
         raise RunError("--out", "cannot be written", "check folder, disk, permissions") from None
 

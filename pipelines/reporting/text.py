@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accounting.guarantee import duration
+from accounting.figures import duration, exact, up
 from accounting.timeline import Timeline
 from pipelines.jobs.job import Job
 
@@ -31,6 +31,11 @@ def human(number: float | None) -> str:
     places = 0 if size >= 100 else 1 if size >= 10 else 2
     text = f"{number:,.{places}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def human_up(number: float | None) -> str:
+    """``human`` of a figure of the guarantee: never below itself."""
+    return human(number if number is None else float(up(number, 3)))
 
 
 def percent(part: float) -> str:
@@ -122,7 +127,7 @@ def settings(job: Job) -> list[tuple[str, str]]:
         limit = job.ledger.limit
         rows += [
             ("ledger.data_set", job.ledger.data_set),
-            ("ledger.limit", f"epsilon {limit.epsilon:g}, delta {limit.delta:g}"),
+            ("ledger.limit", f"epsilon {exact(limit.epsilon)}, delta {exact(limit.delta)}"),
         ]
     return [(name, _plain(value)) for name, value in rows]
 
@@ -144,4 +149,4 @@ def _plain(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(_plain(v) for v in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return exact(value) if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.errors import RunError, UsageError
+from accounting.errors import RunError
 from accounting.plan import Aggregate, Plan
 from dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
 from dp_transforms.bounding import Batch, expand, open_windows
@@ -24,7 +24,7 @@ from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
 from pipelines.reporting.data import Findings, Inventory, floats, newest
 from pipelines.sources.files import pieces, positioned, read_piece
-from pipelines.sources.recorded import recorded
+from pipelines.sources.recorded import named_by, recorded
 from pipelines.sources.rows import Rows
 
 Float64 = npt.NDArray[np.float64]
@@ -141,14 +141,12 @@ def _door(job: Job) -> Canonicaliser:
 
 def _batches(job: Job) -> Iterator[pa.RecordBatch]:
     try:
-        for piece in pieces(job):
+        with named_by("--truth"):
+            found = pieces(job)
+        for piece in found:
             for part in read_piece(piece, job.columns):
                 if isinstance(part, Rows):
                     yield from positioned(part, piece[1], job.performance.batch_rows)
-    except UsageError as error:
-        if error.field != "source.path":
-            raise
-        raise UsageError("--truth", error.rule, error.fix) from None
     except OSError:
         raise RunError("--truth", "cannot be read", "check permissions and disk") from None
 

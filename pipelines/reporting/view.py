@@ -7,13 +7,22 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from accounting.guarantee import NOT_SOUND, duration
+from accounting.figures import duration
+from accounting.guarantee import NOT_SOUND
 from accounting.plan import Aggregate
 from dp_transforms.batches import key_fields
 from pipelines.reporting import charts
 from pipelines.reporting.data import Release, floats, ranked_by
 from pipelines.reporting.report import MARK, TRUTH_LABEL, Report
-from pipelines.reporting.text import human, key_label, moment_of, percent, settings, window_name
+from pipelines.reporting.text import (
+    human,
+    human_up,
+    key_label,
+    moment_of,
+    percent,
+    settings,
+    window_name,
+)
 
 _TEMPLATE = "templates/report.html.j2"
 
@@ -23,7 +32,7 @@ def render(report: Report) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(human=human, percent=percent)
+    environment.filters.update(human=human, human_up=human_up, percent=percent)
     text = resources.files("pipelines").joinpath(_TEMPLATE).read_text("utf-8")
     return environment.from_string(text).render(context(report))
 

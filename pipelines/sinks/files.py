@@ -3,9 +3,12 @@
 ``run.json`` names the run, ``run-epoch-1.json`` a further epoch of it; the set of published
 releases is the listing of the folder.  A file is made whole or not at all, so it is its own seal:
 ``window-000012/trigger-000005.parquet``, written once, never changed.  Names, order and bytes are
-functions of the releases alone.
+functions of the releases alone.  A file that was damaged since is written again, by whoever comes
+to write the same release, or to compare it.
 """
 
+import functools
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,13 +20,14 @@ from typing_extensions import override
 from accounting.errors import PolicyError, RunError
 from accounting.limits import SINK_THREADS
 from pipelines.jobs.tables import SinkKind
+from pipelines.sinks.compare import Verdict, verdict
 from pipelines.sinks.formats import (
     encode,
+    put_again,
     put_entry,
     put_once,
     release_files,
     remove_drafts,
-    same_content,
     sync_folders,
 )
 from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
@@ -35,12 +39,15 @@ class FileSink(Sink):
     Args:
         folder: where they are.
         kind: ``parquet``, ``csv`` or ``jsonl``.
+        guard: whether CSV marks what a spreadsheet would compute; see `encode`.  What is there
+            already is the same release either way.
     """
 
     field, another = "sink.path", "an empty folder"
 
-    def __init__(self, folder: str | Path, kind: SinkKind) -> None:
-        self.folder, self.kind = Path(folder), kind
+    def __init__(self, folder: str | Path, kind: SinkKind, guard: bool = True) -> None:
+        self.folder, self.kind, self.guard = Path(folder), kind, guard
+        self._repairs = True
 
     @property
     @override
@@ -55,6 +62,7 @@ class FileSink(Sink):
     @override
     def prepare(self, restoring: bool = False) -> None:
         """Folders are made when the first file is; nothing is refused."""
+        self._repairs = not restoring
         remove_drafts(self.folder)
 
     @override
@@ -87,16 +95,20 @@ class FileSink(Sink):
 
     @override
     def same(self, one: Published, batch: pa.RecordBatch) -> bool:
-        kind = one.proof.suffix[1:]
-        return same_content(one.proof, encode(batch, kind), kind)
+        try:
+            return _compared(one.proof, batch, self._repairs, self.guard)
+        except OSError:
+            raise RunError(
+                "sink.path", "cannot be compared", "check disk and permissions"
+            ) from None
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        return compare_release(self.folder, self.kind, batch)
+        return compare_release(self.folder, self.kind, batch, self.guard)
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
-        return write_releases(self.folder, self.kind, batches, only_compare)
+        return write_releases(self.folder, self.kind, batches, only_compare, self.guard)
 
     @override
     def close(self) -> None:
@@ -127,12 +139,17 @@ def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, 
 
 
 def write_releases(
-    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool = False
+    folder: Path,
+    kind: str,
+    batches: Sequence[pa.RecordBatch],
+    only_compare: bool = False,
+    guard: bool = True,
 ) -> list[tuple[int, int]]:
     """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
 
     Args:
         only_compare: write none that is not there, as long as others remain to be compared.
+        guard: see `encode`.
     """
     if only_compare:
         there = [
@@ -141,10 +158,13 @@ def write_releases(
         batches = [batch for batch, found in zip(batches, there, strict=True) if found]
     try:
         if len(batches) == 1:
-            written = [_write(folder, kind, batches[0])]
+            written = [_write(folder, kind, batches[0], only_compare, guard)]
         else:
             with ThreadPoolExecutor(SINK_THREADS) as pool:
-                written = list(pool.map(lambda batch: _write(folder, kind, batch), batches))
+                write = functools.partial(
+                    _write, folder, kind, only_compare=only_compare, guard=guard
+                )
+                written = list(pool.map(write, batches))
         # Also of files that are there already: who made them may have died before this.
         sync_folders(written)
     except OSError:
@@ -152,27 +172,52 @@ def write_releases(
     return [name_of_release(batch) for batch in batches]
 
 
-def compare_release(folder: Path, kind: str, batch: pa.RecordBatch) -> bool:
+def compare_release(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool = True) -> bool:
     """Whether the sink has this release with this content."""
     path = folder / release_path(*name_of_release(batch), kind)
     try:
-        return path.exists() and same_content(path, encode(batch, kind), kind)
+        return path.exists() and verdict(path.read_bytes(), batch, kind, guard) is Verdict.SAME
     except OSError:
         raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
 
-def _write(folder: Path, kind: str, batch: pa.RecordBatch) -> Path:
+def _write(folder: Path, kind: str, batch: pa.RecordBatch, only_compare: bool, guard: bool) -> Path:
     """The release's file."""
     window, trigger = name_of_release(batch)
     path = folder / release_path(window, trigger, kind)
-    data = encode(batch, kind)
-    if not put_entry(path, data) and not same_content(path, data, kind):
+    new = not path.exists() and put_entry(path, encode(batch, kind, guard))
+    if not new and not _compared(path, batch, not only_compare, guard):
         raise PolicyError(
             "sink.path",
             f"holds another release of window {window}, trigger {trigger}",
-            "a published value never changes: use the state that made it, or another folder",
+            "a published value never changes: use the state that made it, or another folder; if"
+            " the file was damaged, remove it and run again",
         )
     return path
+
+
+def _compared(path: Path, batch: pa.RecordBatch, repairs: bool, guard: bool) -> bool:
+    """Whether a file is this release's, once it was written again if it was damaged.
+
+    Raises:
+        RunError: it is damaged, and it is what a restored store must be compared with.
+    """
+    kind = path.suffix[1:]
+    found = verdict(path.read_bytes(), batch, kind, guard)
+    if found is not Verdict.DAMAGED:
+        return found is Verdict.SAME
+    window, trigger = name_of_release(batch)
+    name = f"release of window {window}, trigger {trigger}"
+    if not repairs:
+        raise RunError(
+            "sink.file",
+            f"the {name} is damaged, so a restored store cannot be compared with it",
+            "bring back the file, or remove it: it is published again after the comparison",
+        )
+    put_again(path, encode(batch, kind, guard))
+    sync_folders([path])
+    print(f"The {name} was damaged in the sink; it is written again.", file=sys.stderr)
+    return True
 
 
 def manifest_path(folder: Path, epoch: int = 0) -> Path:

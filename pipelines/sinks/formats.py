@@ -4,8 +4,6 @@ import contextlib
 import errno
 import io
 import os
-import secrets
-import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -17,28 +15,33 @@ import pyarrow.parquet as pq
 from pyarrow import csv as pacsv
 
 from accounting.errors import UsageError
+from pipelines.sinks.formulas import guarded, unguarded
+from state.drafts import drafted, sweep
 
 KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
-#: What the names of files end in that are not whole yet, and the age at which nobody writes them.
-_DRAFT, _DRAFT_SECONDS = ".tmp", 86_400.0
 #: What a file system without hard links says, or one that has no more of them.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def encode(batch: pa.RecordBatch, kind: str) -> bytes:
+def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
     """The file's bytes: the same for the same content (no times, no environment).
 
     Schema metadata travels only in Parquet.  CSV and JSON Lines write bytes as hex digits;
     JSON Lines writes times in RFC 3339 and numbers that are not finite as null.
+
+    Args:
+        guard: of CSV, whether text that a spreadsheet would compute is marked as text (see
+            `pipelines.sinks.formulas`).
     """
     table = pa.Table.from_batches([batch])
     if kind == "jsonl":
         return msgspec.json.Encoder().encode_lines(as_hex(table).to_pylist())
     buffer = io.BytesIO()
     if kind == "csv":
-        pacsv.write_csv(as_hex(table).replace_schema_metadata(None), buffer)
+        plain = as_hex(table).replace_schema_metadata(None)
+        pacsv.write_csv(guarded(plain) if guard else plain, buffer)
     else:
         pq.write_table(
             table,
@@ -53,10 +56,13 @@ def encode(batch: pa.RecordBatch, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def put_once(path: Path, data: bytes) -> bool:
+def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
     """Make ``path`` with ``data``, atomically and on disk, unless it exists.
 
     On return the file is on disk also where another made it: who did may have died before that.
+
+    Args:
+        mode: of the file from its first byte on, less the process's umask.
 
     Returns:
         Whether the file is new.  Of two writers at once exactly one makes it (on a file system
@@ -65,7 +71,7 @@ def put_once(path: Path, data: bytes) -> bool:
     Raises:
         OSError: it cannot be written.
     """
-    fresh = put_entry(path, data)
+    fresh = put_entry(path, data, mode)
     sync_folders([path])
     for folder in path.parents[2:]:  # which may be new as well
         # One that cannot be opened to read was not made here.
@@ -74,17 +80,13 @@ def put_once(path: Path, data: bytes) -> bool:
     return fresh
 
 
-def put_entry(path: Path, data: bytes) -> bool:
+def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
     """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f".{path.name}.{secrets.token_hex(8)}{_DRAFT}"
-    try:
-        with open(draft, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with drafted(path, mode) as draft:
+        _fill(draft, data)
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -95,17 +97,27 @@ def put_entry(path: Path, data: bytes) -> bool:
             if path.exists():
                 return False
             os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
     return True
 
 
+def put_again(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
+    with drafted(path, 0o666) as draft:
+        _fill(draft, data)
+        os.replace(draft, path)
+
+
+def _fill(draft: Path, data: bytes) -> None:
+    with open(draft, "r+b") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def remove_drafts(folder: Path) -> None:
-    """Remove what writers that died left below a sink's folder a day ago or earlier."""
-    for draft in folder.glob(f"window-*/.trigger-*{_DRAFT}"):
-        with contextlib.suppress(OSError):
-            if time.time() - draft.stat().st_mtime > _DRAFT_SECONDS:
-                draft.unlink()
+    """Remove what writers that died have left below a sink's folder."""
+    for inside in [folder, *folder.glob("window-*")]:
+        sweep(inside, (".trigger-*.tmp", ".run*.json.*.tmp"))
 
 
 def sync_folders(paths: Iterable[Path]) -> None:
@@ -124,28 +136,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def same_content(path: Path, data: bytes, kind: str) -> bool:
-    """Whether the file at ``path`` holds what ``data`` holds.
-
-    Parquet made by another version of its library differs in bytes, not in content.
-    """
-    existing = path.read_bytes()
-    if existing == data or kind != "parquet":
-        return existing == data
-    try:
-        old, new = (pq.read_table(pa.BufferReader(x)) for x in (existing, data))
-    except (pa.ArrowException, OSError):
-        return False
-    return bool(old.equals(new, check_metadata=True))
-
-
-def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table:
+def read_releases(
+    path: str | Path, schema: pa.Schema | None = None, guard: bool = True
+) -> pa.Table:
     """Every release below a sink's folder, ordered by (window, trigger).
 
     Args:
         path: the folder given as ``sink.path``.
         schema: types of the columns.  CSV and JSON Lines do not keep them, and without it
             they are guessed (in CSV a key ``007`` becomes a number, in JSON a time stays text).
+        guard: whether CSV was written so; see `encode`.
 
     Returns:
         The rows of all files; a table without columns if there are none.
@@ -157,7 +157,8 @@ def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table
     for kind, files in groupby(release_files(path), lambda file: file.suffix[1:]):
         read = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": _read_jsonl}[kind]
         try:
-            tables.append(read(list(files), schema).replace_schema_metadata(None))
+            table = read(list(files), schema).replace_schema_metadata(None)
+            tables.append(unguarded(table) if guard and kind == "csv" else table)
         except (pa.ArrowException, OSError, ValueError):
             raise _unreadable(f"a {kind} file") from None
     if not tables:
@@ -165,7 +166,7 @@ def read_releases(path: str | Path, schema: pa.Schema | None = None) -> pa.Table
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def read_parts(file: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa.Table]:
     """The rows of one release file, only the columns of ``schema``.
 
     Parquet comes in parts of at most ``PART_ROWS`` rows, so that the memory needed does not
@@ -176,12 +177,13 @@ def read_parts(file: Path, schema: pa.Schema) -> Iterator[pa.Table]:
     """
     try:
         if file.suffix == ".parquet":
-            with pq.ParquetFile(file) as source:
+            with pq.ParquetFile(file, page_checksum_verification=True) as source:
                 for batch in source.iter_batches(PART_ROWS, columns=schema.names):
                     yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
         else:
             read = _read_csv if file.suffix == ".csv" else _read_jsonl
-            yield read([file], schema)
+            table = read([file], schema)
+            yield unguarded(table) if guard and file.suffix == ".csv" else table
     except (pa.ArrowException, OSError, ValueError, KeyError):
         raise _unreadable(f"{file.parent.name}/{file.name}") from None
 
@@ -214,16 +216,30 @@ def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:
     tables = []
     for file in files:
         try:
-            tables.append(pq.read_table(file, partitioning=None, schema=schema))
+            tables.append(_checked(file, schema))
         except (pa.ArrowException, OSError):
             raise _unreadable(f"{file.parent.name}/{file.name}") from None
     return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _checked(file: Path, schema: pa.Schema | None) -> pa.Table:
+    """The rows of a Parquet file, after a check of its pages' checksums."""
+    return pq.read_table(file, partitioning=None, schema=schema, page_checksum_verification=True)
 
 
 def _read_csv(files: list[Path], schema: pa.Schema | None) -> pa.Table:
     """All files as one text, so that types are guessed once."""
     header = files[0].read_bytes().partition(b"\n")[0] + b"\n"
     text = header + b"".join(file.read_bytes().partition(b"\n")[2] for file in files)
+    return _csv_of_text(text, schema)
+
+
+def table_of_text(text: bytes, kind: str, schema: pa.Schema) -> pa.Table:
+    """The rows of a CSV or JSON Lines file as `encode` writes it."""
+    return _csv_of_text(text, schema) if kind == "csv" else rows_of_text(text, schema)
+
+
+def _csv_of_text(text: bytes, schema: pa.Schema | None) -> pa.Table:
     table = pacsv.read_csv(
         pa.BufferReader(text),
         pacsv.ReadOptions(block_size=len(text) + 1),

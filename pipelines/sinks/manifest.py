@@ -46,6 +46,7 @@ def manifest_of(run: Run, kind: str) -> Manifest:
             "epoch": identity.epoch,
             "plan_hash": identity.plan_hash,
             "kind": kind,
+            "rules": run.budget().rules,
         },
         Manifest,
     )
@@ -167,7 +168,8 @@ def _refuse_foreign(mine: Manifest, sink: Sink) -> None:
             raise PolicyError(
                 sink.field,
                 "holds a manifest that this program cannot read",
-                f"use the program that wrote it, or {sink.another}",
+                f"use the program that wrote it, or {sink.another}; a damaged run.json may be"
+                " removed: it is written again",
             )
         if (found.run_id, found.plan_hash) != (mine.run_id, mine.plan_hash):
             raise PolicyError(

@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from accounting.errors import RunError
+from accounting.shares import FIRST_RULES
 from dp_transforms.batches import TRIGGER, WINDOW
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
@@ -34,7 +35,7 @@ FORMAT = 1
 Name = tuple[int, int]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Whose releases a sink holds.
 
     Attributes:
@@ -43,6 +44,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         epoch: epoch of the run from which on this manifest holds.
         plan_hash: the public plan.
         kind: of the sink.
+        rules: by which the run's defaults were chosen (``accounting.shares``); for reports.
     """
 
     format: int
@@ -50,6 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int
     plan_hash: str
     kind: SinkKind
+    rules: int = FIRST_RULES
 
 
 class Published(NamedTuple):
@@ -187,4 +190,4 @@ def sink_of(job: Job, run: Run | None = None) -> Sink:
         return BigQuerySink(sink.table or "", job.plan, run_id)
     from pipelines.sinks.files import FileSink
 
-    return FileSink(sink.path, sink.kind)
+    return FileSink(sink.path, sink.kind, sink.guarded)

@@ -6,7 +6,7 @@ sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
 
 Dead letters (positions and reasons; for the operator only) are files with every sink, in
 ``dead_letter/`` beside the releases' folder or the job file, so that who publishes the one does
-not publish the other.
+not publish the other.  Nobody but their owner can read them.
 """
 
 import hashlib
@@ -130,7 +130,8 @@ class WriteOrHold(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, releases: Any) -> Any:
         """``Outputs``: each element is published once, now or when the store has caught up."""
-        names = beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+        name = tuple[int, int]
+        names = beam.ParDo(self._dofn).with_output_types(name, **{HELD: name})
         outputs = releases | names.with_outputs(HELD, main="written")
         return Outputs(outputs.written, outputs[HELD])
 
@@ -185,7 +186,9 @@ def write_dead_letters(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path 
     order = [(name, "ascending") for name in DEAD_LETTER_SCHEMA.names]
     data = encode(table.sort_by(order).combine_chunks().to_batches()[0], "parquet")
     path = folder / f"part-{hashlib.blake2b(data, digest_size=16).hexdigest()}.parquet"
-    put_once(path, data)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # one that is there stays as its owner made it
+    put_once(path, data, mode=0o600)
     return path
 
 
@@ -208,4 +211,4 @@ class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, letters: Any) -> Any:
         """No output of interest: an empty collection."""
-        return letters | beam.ParDo(self._dofn)
+        return letters | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)

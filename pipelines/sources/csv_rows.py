@@ -2,7 +2,8 @@
 
 Every column comes out as string: the text as it stands, UTF-8 or null; empty and unquoted is
 null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
-quote cannot swallow other users' lines.
+quote cannot swallow other users' lines.  A byte order mark at the head of the file is none of its
+header's; anywhere else it is text like any other, whichever line of whatever block it begins.
 """
 
 import csv
@@ -102,6 +103,8 @@ def _parse(
     _, offsets, text = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
     data = text.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    if data[:3].to_pybytes() == BOM:
+        data = pa.py_buffer(BOM + data.to_pybytes())  # Arrow drops one, which was the row's own
     names = [str(i) for i in range(width)]
     needed = [names[i] for i in where]
     table = pacsv.read_csv(

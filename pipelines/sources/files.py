@@ -17,16 +17,24 @@ from accounting.errors import RunError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dp_transforms.telemetry import count, guarded
 from pipelines.jobs.job import Job
-from pipelines.sources.csv_rows import csv_header, csv_positions, read_csv
-from pipelines.sources.jsonl import read_jsonl
-from pipelines.sources.manifest import SourceFile, fingerprint_parts, manifest, unreadable
+from pipelines.sources.compression import checked_codec, plain, refuse_packed_parquet
+from pipelines.sources.csv_rows import csv_header, csv_positions
+from pipelines.sources.manifest import (
+    SourceFile,
+    fingerprint_parts,
+    manifest,
+    named,
+    unreadable,
+)
 from pipelines.sources.parquet import read_row_group, row_groups
 from pipelines.sources.rows import Part, Reason, Refused, Rows, refuse
+from pipelines.sources.texts import read_text
 
 __all__ = ["Piece", "ReadFiles", "Reason", "fingerprint_parts", "manifest", "pieces", "read_piece"]
 
 RECORDS, DEAD_LETTER = "records", "dead_letter"
-#: What one element of work is: (kind, partition, path, row group, first row).
+#: What one element of work is: (kind, partition, path, row group, first row).  The kind of a
+#: compressed file is ``csv+gzip`` or alike.
 Piece = tuple[str, int, str, int, int]
 
 
@@ -37,7 +45,8 @@ def pieces(job: Job) -> list[Piece]:
     cannot be read at all is a piece of kind ``unreadable``.
 
     Raises:
-        UsageError: no file, or a needed column is in a file's schema not just once.
+        UsageError: no file, a needed column is in a file's schema not just once, or a file is
+            compressed and cannot be unpacked (see `pipelines.sources.compression`).
         RunError: the operating system cannot read a file.
     """
     try:
@@ -51,16 +60,17 @@ def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
     if kind == "parquet":
         starts = row_groups(file.path, job.columns)
         if starts is None:
+            refuse_packed_parquet(file.path, "source.path", named(file))
             yield "unreadable", file.partition, file.path, 0, 0
         for group, first_row in enumerate(starts or ()):
             yield kind, file.partition, file.path, group, first_row
         return
-    if kind == "csv":
-        with open(file.path, "rb") as stream:
-            header = csv_header(stream)
-        if header is not None:
-            csv_positions(header, job.columns)
-    yield kind, file.partition, file.path, 0, 0
+    with open(file.path, "rb") as raw:
+        codec = checked_codec(raw, file.path, "source.path", named(file))
+        header = csv_header(plain(raw, codec)) if kind == "csv" else None
+    if header is not None:
+        csv_positions(header, job.columns)
+    yield kind if codec is None else f"{kind}+{codec}", file.partition, file.path, 0, 0
 
 
 def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
@@ -75,8 +85,9 @@ def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
     elif kind == "parquet":
         yield from read_row_group(path, columns, group, first_row)
     else:
-        with open(path, "rb") as stream:
-            yield from (read_csv if kind == "csv" else read_jsonl)(stream, columns)
+        text, _, codec = kind.partition("+")
+        with open(path, "rb") as raw:
+            yield from read_text(text, plain(raw, codec or None), columns)
 
 
 def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
@@ -123,6 +134,15 @@ class _ReadPiece(beam.DoFn):
             raise unreadable(partition) from None
 
 
+def reading(reader: beam.DoFn) -> Any:
+    """A reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
+
+    Beam would pickle elements of a type that it does not know.
+    """
+    read = beam.ParDo(reader).with_output_types(pa.RecordBatch, **{DEAD_LETTER: pa.RecordBatch})
+    return read.with_outputs(DEAD_LETTER, main=RECORDS)
+
+
 class ReadFiles(beam.PTransform):  # type: ignore[misc]
     """The records of a job's files.
 
@@ -146,10 +166,9 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
 
         One reshuffle is enough: Create's own would add a stage and five transforms.
         """
-        read = beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
         return (
             begin
             | "Pieces" >> beam.Create(self._pieces, reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> read.with_outputs(DEAD_LETTER, main=RECORDS)
+            | "Read" >> reading(self._dofn)
         )

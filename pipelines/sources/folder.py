@@ -29,7 +29,7 @@ from pipelines.jobs.job import Job
 from pipelines.jobs.text import duration_micros
 from pipelines.sources.brake import HELD_SECONDS, Brake
 from pipelines.sources.endless import TRACKER, WATERMARK, Bundle, advance, wall_micros
-from pipelines.sources.files import DEAD_LETTER, RECORDS, positioned, refusal
+from pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
 from pipelines.sources.folder_files import FilePiece, Files
 from pipelines.sources.folder_names import Place, place
 from pipelines.sources.folder_store import PATIENCE_SECONDS, Folder, away
@@ -197,8 +197,6 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
     @override
     def expand(self, begin: Any) -> Any:
         """``Impulse | watch | spread | pieces | spread | read``."""
-        read = beam.ParDo(_ReadFilePiece(self._files, self._batch_rows))
-        batches = read.with_output_types(pa.RecordBatch)
         return (
             begin
             | beam.Impulse()
@@ -206,5 +204,5 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
             | "SpreadFiles" >> beam.Reshuffle()
             | "Pieces" >> beam.ParDo(_Pieces(self._files)).with_output_types(Any)
             | "SpreadPieces" >> beam.Reshuffle()
-            | "Read" >> batches.with_outputs(DEAD_LETTER, main=RECORDS)
+            | "Read" >> reading(_ReadFilePiece(self._files, self._batch_rows))
         )

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from accounting.errors import UsageError
 from pipelines.jobs.tables import GIVEN_COLUMNS
-from pipelines.sources.csv_rows import read_csv
+from pipelines.sources.compression import plain_by_name
 from pipelines.sources.folder_names import Place, place
 from pipelines.sources.folder_store import Folder, patiently
 from pipelines.sources.folder_watch import ClosedFile
-from pipelines.sources.jsonl import read_jsonl
 from pipelines.sources.parquet import read_row_group, row_groups
-from pipelines.sources.rows import Part, Reason, Refused, Rows, refuse
+from pipelines.sources.rows import Part, Reason, Refused, Rows, after, refuse
+from pipelines.sources.texts import read_text
 
 #: (name, row group, first row, closed, rows that it should have or -1, bytes, last of the file)
 FilePiece = tuple[str, int, int, int, int, int, bool]
@@ -86,7 +86,7 @@ class Files(NamedTuple):
         reading = _Again(lambda: self._open(piece))
         try:
             while (part := patiently(reading.next)) is not None:
-                end = max(end, _end(part))
+                end = max(end, after(part))
                 yield where, self._shifted(part, where, closed)
         except UsageError:
             yield where, self._shifted(refuse(0, Reason.MISSING_COLUMN), where, closed)
@@ -116,8 +116,8 @@ class Files(NamedTuple):
                 yield from read_row_group(source, self.data_columns, group, row)
             return
         with self.folder.stream(name) as stream:
-            read = read_csv if self.kind == "csv" else read_jsonl
-            yield from read(stream, self.data_columns)
+            text = plain_by_name(stream, name, self.kind)
+            yield from read_text(self.kind, text, self.data_columns)
 
     @contextlib.contextmanager
     def _arrow(self, name: str) -> Iterator[Any]:
@@ -140,13 +140,6 @@ class Files(NamedTuple):
 
 def _batch(arrays: Sequence[pa.Array], names: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(arrays), list(names))
-
-
-def _end(part: Part) -> int:
-    """The row after a part."""
-    if isinstance(part, Refused):
-        return int(part.offsets[-1]) + 1
-    return int(part.offset + part.batch.num_rows)
 
 
 class _Again:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from accounting.errors import UsageError
 from dp_transforms.columns import instant
 from pipelines.jobs.text import instant_micros
+from pipelines.sources.compression import READ_SUFFIXES
 from pipelines.sources.folder_names import MARKERS, Place, is_hidden, is_name, place
 from pipelines.sources.folder_store import Folder, Found, of_the_name
 from pipelines.sources.jsonl import read_jsonl
@@ -181,12 +182,14 @@ class Settled:
 
     Args:
         folder: where.
-        suffix: of the names that count; hidden ones do not.
+        suffix: of the names that count, before that of a compression; hidden ones do not.
         settle: micros.
     """
 
     def __init__(self, folder: Folder, suffix: str, settle: int) -> None:
-        self.folder, self.suffix, self.settle = folder, suffix, settle
+        self.folder, self.settle = folder, settle
+        packed = () if suffix == ".parquet" else READ_SUFFIXES
+        self.suffixes = (suffix, *(suffix + more for more in packed))
 
     def steps(self, seen: Seen, now: int) -> Iterator[Step]:
         """Newly settled files in the order of their times of change.
@@ -217,4 +220,4 @@ class Settled:
 
     def _counts(self, found: Found) -> bool:
         name = found.name
-        return name.endswith(self.suffix) and is_name(name) and not is_hidden(name)
+        return name.endswith(self.suffixes) and is_name(name) and not is_hidden(name)

@@ -4,6 +4,9 @@ Every column comes out as string: JSON strings as they are, numbers and booleans
 shortest JSON text, so that the next stage reads all text sources alike.  Texts are
 decoded one by one (in C); a parser of whole blocks would let one malformed line, or one number
 where others have strings, decide about its neighbours.
+
+A byte order mark before a text is dropped: of any text, so that it does not matter which one a
+file begins with.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.sources.lines import MAX_LINE_BYTES, line_blocks, refused_lines, too_long
+from pipelines.sources.lines import BOM, MAX_LINE_BYTES, line_blocks, refused_lines, too_long
 from pipelines.sources.rows import Part, runs
 
 #: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
@@ -88,7 +91,7 @@ def _decode_one(decoder: _Decoder, text: bytes, most: int) -> Any:
         if step.cumsum().max() > MAX_DEPTH:
             return None
     try:
-        return decoder.decode(text)
+        return decoder.decode(text.removeprefix(BOM))
     except _BROKEN:
         return None
 

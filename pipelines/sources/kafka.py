@@ -45,7 +45,7 @@ from pipelines.sources.endless import (
     beam_time,
     wall_micros,
 )
-from pipelines.sources.files import DEAD_LETTER, RECORDS, positioned, refusal
+from pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
 from pipelines.sources.inputs import Input
 from pipelines.sources.jsonl import Objects
 from pipelines.sources.kafka_client import ASK_SECONDS, Kafka, check_topic, refused_at_start
@@ -339,13 +339,12 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         settle = duration_micros("source.settle", self._job.source.settle)
         kind = _ReadPartition if self._spread else _ReadTopic
         dofn = kind(self._job, self._kafka, settle, self._begin, self._brake)
-        batches = beam.ParDo(dofn).with_output_types(pa.RecordBatch)
         topic = begin | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
         if not self._spread:
-            return topic | "Read" >> batches.with_outputs(DEAD_LETTER, main=RECORDS)
+            return topic | "Read" >> reading(dofn)
         return (
             topic
             | "Watch" >> beam.ParDo(_Watch(self._kafka, settle)).with_output_types(int)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> batches.with_outputs(DEAD_LETTER, main=RECORDS)
+            | "Read" >> reading(dofn)
         )

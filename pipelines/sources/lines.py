@@ -25,10 +25,10 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
     bounded whatever the file holds.
 
     Args:
-        stream: an open file at its beginning; a byte order mark is dropped.
+        stream: an open file at its beginning.
         header: skip the first line.
     """
-    row, carry, first = 0, b"", True
+    row, carry = 0, b""
     while True:
         data = stream.read(BLOCK_BYTES)
         head, feed, tail = data.rpartition(b"\n")
@@ -36,9 +36,8 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
         carry = (tail if feed else carry + tail)[: MAX_LINE_BYTES + 2]
         if not data:
             block, carry = carry + b"\n" if carry else b"", b""
-        if block and first:
-            block = block.removeprefix(BOM)
-            block, first = block.partition(b"\n")[2] if header else block, False
+        if block and header:
+            block, header = block.partition(b"\n")[2], False
         lines = _lines(block)
         if len(lines):
             yield row, lines

@@ -3,9 +3,11 @@
 A file's partition is its index in the manifest; a row's offset is its number in the file.
 """
 
+import errno
 import glob
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,8 @@ from accounting.errors import RunError, UsageError
 from pipelines.jobs.job import Job
 
 MAX_FILES = 1 << 20
+#: What the system says of a link that leads to nothing, or in a circle.
+_NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 class SourceFile(NamedTuple):
@@ -27,13 +31,18 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
     """The source's files, sorted by name (code points of the POSIX form).
 
     Raises:
-        UsageError: no file, too many, or files inside the sink's folder.
+        UsageError: no file, too many, something that is none, or files inside the sink's folder.
+        RunError: the operating system does not tell what a name is of.
     """
     pattern = job.source.path
     root = _fixed_folder(pattern)
-    paths = [p for p in glob.glob(pattern, recursive=True) if os.path.isfile(p)]
+    paths = [path for path in glob.glob(pattern, recursive=True) if _is_file(path, pattern)]
     if not paths:
-        raise UsageError("source.path", "matches no file", "correct the path or the pattern")
+        raise UsageError(
+            "source.path",
+            f"matches no file: {_unescaped(pattern)}",
+            "correct the path or the pattern",
+        )
     if len(paths) > MAX_FILES:
         raise UsageError("source.path", f"matches more than {MAX_FILES} files", "narrow it")
     sink = job.sink.folder
@@ -43,6 +52,31 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
         )
     named = sorted((Path(os.path.relpath(p, root)).as_posix(), p) for p in paths)
     return tuple(SourceFile(i, name, path) for i, (name, path) in enumerate(named))
+
+
+def _is_file(path: str, pattern: str) -> bool:
+    """Whether a match is a file; what would be left out in silence is refused.
+
+    A folder is passed over where the pattern looks into any folders (``**``) and so matches the
+    folders themselves.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        if error.errno not in _NOWHERE:
+            raise RunError(
+                "source.path", "cannot be read", "check the permissions of files and folders"
+            ) from None
+        what = "a link that leads to no file"
+    else:
+        if stat.S_ISREG(mode):
+            return True
+        if stat.S_ISDIR(mode) and "**" in Path(pattern).parts:
+            return False
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+    raise UsageError(
+        "source.path", f"matches {what}", "take it away, or write a pattern that matches files only"
+    )
 
 
 def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
@@ -74,6 +108,11 @@ def stamps(job: Job) -> list[tuple[str, int, int]]:
             raise unreadable(file.partition) from None
         found.append((file.name, status.st_size, status.st_mtime_ns))
     return found
+
+
+def named(file: SourceFile) -> str:
+    """A file in words, without its name, which may be somebody's."""
+    return f"file {file.partition} of the manifest"
 
 
 def unreadable(partition: int) -> RunError:

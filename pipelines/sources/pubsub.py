@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
-import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
@@ -35,7 +34,7 @@ from pipelines.jobs.text import duration_micros
 from pipelines.sources import pubsub_client
 from pipelines.sources.brake import HELD_SECONDS, Brake
 from pipelines.sources.endless import TRACKER, WATERMARK, advance, beam_time, wall_micros
-from pipelines.sources.files import DEAD_LETTER, RECORDS, positioned, refusal
+from pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
 from pipelines.sources.inputs import Input
 from pipelines.sources.jsonl import Objects
 from pipelines.sources.pubsub_messages import LETTERS, MESSAGE_ID, PUBLISH_TIME, ROWS, parts
@@ -201,10 +200,9 @@ class ReadPubSub(beam.PTransform):  # type: ignore[misc]
     @override
     def expand(self, begin: Any) -> Any:
         """``Create(readers) | Reshuffle | read``."""
-        read = beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
         return (
             begin
             | "Readers" >> beam.Create(list(range(READERS)), reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> read.with_outputs(DEAD_LETTER, main=RECORDS)
+            | "Read" >> reading(self._dofn)
         )

@@ -4,13 +4,16 @@
 and message ids of its own, which no file has: there the event time is the stamp.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import PurePath
 
 import msgspec
 
-from accounting.errors import UsageError
+from accounting.errors import DpstreamError, UsageError
 from pipelines.jobs.job import Job
 from pipelines.jobs.tables import GIVEN_COLUMNS, FileKind
+from pipelines.sources.compression import unpacked_name
 
 _KINDS: dict[str, FileKind] = {
     ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"
@@ -30,7 +33,7 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
     replace, source = msgspec.structs.replace, job.source
     if not source.unbounded:
         return replace(job, source=replace(source, path=pattern))
-    kind = _KINDS.get(PurePath(pattern).suffix.lower()) or source.format
+    kind = _KINDS.get(PurePath(unpacked_name(pattern)).suffix.lower()) or source.format
     if kind not in ("parquet", "csv", "jsonl"):
         raise UsageError(
             field,
@@ -44,3 +47,14 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
         plan = replace(plan, record_id=None)
     files = type(source)(kind, pattern, plan.stamp)
     return replace(job, source=files, plan=plan)
+
+
+@contextlib.contextmanager
+def named_by(field: str) -> Iterator[None]:
+    """What is wrong with recorded files is said of the option that named them."""
+    try:
+        yield
+    except DpstreamError as error:
+        if error.field != "source.path":
+            raise
+        raise type(error)(field, error.rule, error.fix) from None

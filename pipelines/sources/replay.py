@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
-import pyarrow as pa
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
@@ -36,7 +35,7 @@ from pipelines.sources.endless import (
     beam_time,
     wall_micros,
 )
-from pipelines.sources.files import DEAD_LETTER, RECORDS, Piece, positioned, read_piece, refusal
+from pipelines.sources.files import DEAD_LETTER, Piece, positioned, read_piece, reading, refusal
 from pipelines.sources.manifest import unreadable
 from pipelines.sources.replay_index import (
     NEVER,
@@ -332,5 +331,4 @@ class Replay(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, begin: Any) -> Any:
         """``Impulse | read``: one element, which the runner cannot split."""
-        read = beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
-        return begin | beam.Impulse() | "Read" >> read.with_outputs(DEAD_LETTER, main=RECORDS)
+        return begin | beam.Impulse() | "Read" >> reading(self._dofn)

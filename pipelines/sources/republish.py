@@ -28,6 +28,7 @@ from pipelines.sources.folder_store import Folder
 from pipelines.sources.replay import Reels
 from pipelines.sources.replay_index import recording_of
 from pipelines.sources.rows import Rows
+from state.drafts import drafted
 
 #: A file of a folder is closed after so many rows, or so many seconds.
 FILE_ROWS, FILE_SECONDS = 100_000, 1.0
@@ -173,10 +174,10 @@ class IntoFolder(Target):
         if not self._folder.local:
             pq.write_table(table, path, filesystem=self._folder.open())
             return
-        draft = f"{Path(path).parent}/.{Path(path).name}.tmp"
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, draft)
-        os.replace(draft, path)
+        with drafted(Path(path), 0o666) as draft:
+            pq.write_table(table, draft)
+            os.replace(draft, path)
 
 
 class IntoKafka(Target):

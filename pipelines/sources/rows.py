@@ -57,6 +57,13 @@ def refuse(offset: int, reason: Reason) -> Refused:
     return Refused(np.array([offset], np.int64), [reason.value])
 
 
+def after(part: Part) -> int:
+    """The number of the row after a part."""
+    if isinstance(part, Refused):
+        return int(part.offsets[-1]) + 1
+    return int(part.offset + part.batch.num_rows)
+
+
 def runs(offsets: Int64, batch: pa.RecordBatch) -> Iterator[Rows]:
     """Rows at increasing ``offsets`` as runs of consecutive ones (slices, no copy)."""
     if len(offsets) == 0:

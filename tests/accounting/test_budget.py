@@ -272,6 +272,28 @@ def test_one_trigger_rule_may_assume_what_is_left(make_plan: Make, share: float 
             assert cost <= Fraction(budget.mu) ** 2 * left / count
 
 
+@pytest.mark.parametrize(
+    "case", [{"windows": 2}, {"weights": SelectionWeights(), "contributions": 4}], ids=str
+)
+def test_the_one_trigger_rule_is_for_one_window_without_weights(
+    make_plan: Make, case: dict
+) -> None:
+    """Elsewhere noise and thresholds share delta: what pairs a unit has left is not known."""
+    plan = make_plan(1, **case)
+    budget = allocate(plan)
+    count, delta = plan.privacy.contributions, plan.privacy.delta
+    assert budget.theta == plan.privacy.theta
+    assert delta_of(plan.privacy.epsilon, budget.mu) + count * budget.b <= delta
+    alone = allocate(make_plan(1, contributions=count))
+    assert alone.theta == 0
+    assert delta_of(plan.privacy.epsilon, alone.mu) + count * alone.b > 1.5 * delta
+    endless = msgspec.structs.replace(
+        plan, timeline=msgspec.structs.replace(plan.timeline, end=None, period=1_000_000)
+    )
+    with_period = allocate(endless)
+    assert delta_of(plan.privacy.epsilon, with_period.mu) + count * with_period.b <= delta
+
+
 def test_arrays_are_read_only_and_rounded_up(make_plan: Make) -> None:
     budget = allocate(make_plan())
     assert budget.selection is not None

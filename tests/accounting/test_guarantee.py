@@ -10,7 +10,7 @@ import pytest
 from accounting.budget import allocate
 from accounting.errors import UsageError
 from accounting.gaussian import delta_of
-from accounting.guarantee import NOT_SOUND, describe, duration, text
+from accounting.guarantee import NOT_SOUND, describe, text
 from accounting.plan import Aggregate, Plan
 
 Make = Callable[..., Plan]
@@ -123,16 +123,3 @@ def test_tiny_and_huge_epsilons_are_warned_of(make_plan: Make) -> None:
     assert "Warning" in text(plan, allocate(plan))
     plan = make_plan(epsilon=30.0)
     assert any("above 20" in w for w in describe(plan, allocate(plan))["warnings"])
-
-
-def test_durations() -> None:
-    second = 1_000_000
-    assert [duration(d * second) for d in (1, 90, 120, 3600, 86400, 604800)] == [
-        "1 second",
-        "90 seconds",
-        "2 minutes",
-        "1 hour",
-        "1 day",
-        "7 days",
-    ]
-    assert duration(1500) == "1500 microseconds"

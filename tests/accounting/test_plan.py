@@ -35,6 +35,18 @@ def test_value_streams(make_plan: Make) -> None:
     assert odd.sensitivity == max(odd.hi - odd.mid, odd.mid - odd.lo) == 3
 
 
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+def test_the_larger_end_of_a_clamp_is_its_sensitivity(make_plan: Make, kind: str) -> None:
+    """Also where it is the lower one: a sum clamped to [-9, 3] moves by 9."""
+    for clamp in ((-9.0, 3.0), (-9.0, -1.0), (-3.0, 9.0), (1.0, 9.0), (-5.0, 0.0), (-8.0, 3.0)):
+        aggregate = Aggregate("v", kind, "x", clamp)  # type: ignore[arg-type]
+        stream = make_plan(aggregates=(aggregate,)).value_streams[-1]
+        values = range(int(clamp[0]), int(clamp[1]) + 1)
+        assert stream.sensitivity == max(abs(value - stream.mid) for value in values)
+        if kind == "sum":
+            assert stream.mid == 0 and stream.sensitivity == max(map(abs, clamp))
+
+
 def test_derived_switches(make_plan: Make) -> None:
     plan = make_plan()
     assert plan.selects and plan.counts_units and not plan.keeps_counting_units

@@ -19,6 +19,7 @@ from pipelines.auditing.view import text
 from pipelines.jobs.job import Job, load_job
 from tests.audit.sabotage import Twin, with_tau
 from tests.audit.twins import TWINS
+from tests.budgets import budgets
 from tests.statistical.trials import smaller_noise
 
 FIXED = Fixed("11" * 32, "2a" * 16)
@@ -228,7 +229,7 @@ BROKEN = {
         {"per_key_bound": "1", "public": True, "contributions": 12, "triggers": 12},
     ),
     "threshold six sds lower": Broken(
-        _wrapped(step, "allocate", with_tau(_six_sds_lower)), "alone"
+        _wrapped(step, "calibrated", budgets(with_tau(_six_sds_lower))), "alone"
     ),
     "published only with new data": Broken(
         TWINS["published only with new data"].twin, "values", ("count",), {"public": True}

@@ -21,6 +21,7 @@ from dp_transforms.records import Canonicaliser
 from state.idtable import PairSet
 from state.sqlite import SqliteStore
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
+from tests.budgets import budgets
 
 
 def _every_pair(real: Any) -> Any:
@@ -218,11 +219,11 @@ TWINS = {
         SqliteStore, "commit_units", _forgotten_counters, "periods", "flood", "bound"
     ),
     "threshold less one": replaced(
-        step, "allocate", with_tau(lambda _, b: b.tau - (1 << DECODE_BITS)),
+        step, "calibrated", budgets(with_tau(lambda _, b: b.tau - (1 << DECODE_BITS))),
         "sticky", "ordinary", "threshold",
     ),
     "threshold without the union over triggers": replaced(
-        step, "allocate", with_tau(_no_union), "rounds", "ordinary", "threshold"
+        step, "calibrated", budgets(with_tau(_no_union)), "rounds", "ordinary", "threshold"
     ),
     "round left out of the name": replaced(
         NoiseStream, "names", _round_left_out, "rounds", "ordinary", "names"

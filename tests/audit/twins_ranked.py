@@ -11,20 +11,18 @@ import numpy as np
 from accounting.budget import allocate
 from accounting.limits import DECODE_BITS
 from accounting.plan import Plan
-from accounting.weights import SelectionWeights
 from dp_transforms import aggregation, bounding, step
 from dp_transforms.batches import ids_of, numbers
 from dp_transforms.noise.continuous import ContinuousGaussian
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
+from tests.budgets import budgets
 
 
 def _rounded_up(real: Any) -> Any:
     """The states add weights that are rounded up: their squares add up to more than 1."""
-    integers = SelectionWeights.integers
 
-    def aggregate(plan: Any, *rest: Any) -> Any:
-        with mock.patch.object(SelectionWeights, "integers", lambda w, c: integers(w, c) + 1):
-            return real(plan, *rest)
+    def aggregate(plan: Any, states: Any, rows: Any, ids: Any, weights: Any) -> Any:
+        return real(plan, states, rows, ids, weights + 1)
 
     return aggregate
 
@@ -54,11 +52,10 @@ def _ranked_by_arrival(real: Any) -> Any:
 def _weight_added_again(real: Any) -> Any:
     """A unit's later pairs in one (key, round) add their weights too."""
 
-    def aggregate(plan: Any, states: Any, rows: Any, ids: Any) -> Any:
+    def aggregate(plan: Any, states: Any, rows: Any, ids: Any, weights: Any) -> Any:
         before = states.values[: states.size, -1].copy()
-        out = real(plan, states, rows, ids)
+        out = real(plan, states, rows, ids, weights)
         slots = states.table.find(ids)
-        weights = plan.privacy.weights.integers(plan.privacy.contributions)
         states.values[: states.size, -1] = 0
         states.values[: len(before), -1] = before
         open_ = states.round[slots] == 0
@@ -228,7 +225,7 @@ RANKED_TWINS = {
         step, "aggregate", _weight_added_again, "weights", "flood", "sensitivity"
     ),
     "weights calibrated as plain counts": replaced(
-        step, "allocate", _weights_as_if_plain, "weights", "flood", "sensitivity"
+        step, "calibrated", budgets(_weights_as_if_plain), "weights", "flood", "sensitivity"
     ),
     "every record of a key adds values": replaced(
         step, "aggregate", _every_record_of_a_key, "per_key", "flood", "sensitivity"
@@ -240,7 +237,7 @@ RANKED_TWINS = {
         aggregation, "_fresh_units", _set_forgotten_once_selected, "per_key", "ordinary", "counts"
     ),
     "shares of a bound per key without it": replaced(
-        step, "allocate", _shares_of_one_record_a_key, "toeplitz", "first", "sensitivity"
+        step, "calibrated", budgets(_shares_of_one_record_a_key), "toeplitz", "first", "sensitivity"
     ),
     "weighted stream published": replaced(
         step, "publish", _weights_published, "weights_units", "ordinary", "noise"
@@ -249,23 +246,24 @@ RANKED_TWINS = {
         _units_from_the_selection_stream, "combined_units", "ordinary", "noise"
     ),
     "combined threshold without alone": replaced(
-        step, "allocate", _tau_without("all"), "combined", "ordinary", "threshold"
+        step, "calibrated", budgets(_tau_without("all")), "combined", "ordinary", "threshold"
     ),
     "combined threshold of the plain count alone": replaced(
-        step, "allocate", _tau_without("weights"), "combined_units", "ordinary", "threshold"
+        step, "calibrated", budgets(_tau_without("weights")),
+        "combined_units", "ordinary", "threshold",
     ),
     "combined threshold of the weights alone": replaced(
-        step, "allocate", _tau_without("count"), "combined", "ordinary", "threshold"
+        step, "calibrated", budgets(_tau_without("count")), "combined", "ordinary", "threshold"
     ),
     "combined threshold of one noise": replaced(
-        step, "allocate", with_tau(_tau_of_the_weighted_noise),
+        step, "calibrated", budgets(with_tau(_tau_of_the_weighted_noise)),
         "combined_buffered", "ordinary", "threshold",
     ),
     "combined test with noise of its own": replaced(
         step.Stepper, "_needs", _noise_of_its_own, "combined", "ordinary", "selection"
     ),
     "toeplitz calibrated to the real matrix": replaced(
-        step, "allocate", _sigma_of_the_real_matrix, "toeplitz", "first", "sensitivity"
+        step, "calibrated", budgets(_sigma_of_the_real_matrix), "toeplitz", "first", "sensitivity"
     ),
     "toeplitz with noise off the lattice": replaced(
         step, "_sampler", _real_nodes, "toeplitz", "ordinary", "noise"

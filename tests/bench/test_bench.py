@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.jobs.job import load_job
-from tests.bench import front, growth, peer_runs, peers, week
+from tests.bench import figures, front, growth, peer_runs, peers, week
 from tests.oracle.simulation import admit, ranked, table1_records
 
 AT = [1, 2, 4, 8]
@@ -114,3 +114,15 @@ def test_a_recorded_week(tmp_path: Path) -> None:
     table = pq.read_table(sorted((tmp_path / "in").iterdir()))
     assert table.num_rows == 1000 and job.plan.timeline.windows == 2
     assert job.plan.timeline.period == week.DAY * 1_000_000
+
+
+def test_figures_off_their_record_are_named() -> None:
+    recorded = {"a: cpu": 2.0, "a: memory": 1.0, "a, default: keys": 100.0, "old: cpu": 1.0}
+    assert figures.compare(recorded, recorded) == []
+    found = {"a: cpu": 2.39, "a: memory": 0.91, "a, default: keys": 109.0, "old: cpu": 0.81}
+    assert figures.compare(found, recorded) == []
+    found = {"a: cpu": 2.41, "a: memory": 0.89, "a, default: keys": 111.0, "new: cpu": 1.0}
+    wrong = figures.compare(found, recorded)
+    assert [line.rpartition(": ")[0] for line in wrong] == [
+        "a, default: keys", "a: cpu", "a: memory", "new: cpu", "old: cpu"
+    ]  # fmt: skip

@@ -1,7 +1,9 @@
 """Beam YAML: the example is run as a user runs it, and its rows are those of ``dpstream run``."""
 
 import json
+import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +26,8 @@ from pipelines.sinks.write import dead_letter_folder, read_dead_letters
 from pipelines.stream import run_job
 from state import open as stores
 
-EXAMPLE = Path(__file__).parents[2] / "deploy" / "beam_yaml"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "deploy" / "beam_yaml"
 FIXED = f'insecure_test_key = "{"0f" * 32}"\ninsecure_test_run_id = "{"0e" * 16}"'
 CANARY = "CANARY7741"
 
@@ -56,6 +59,34 @@ def run_yaml(folder: Path) -> subprocess.CompletedProcess[str]:
         [*program, "--yaml_pipeline_file=pipeline.yaml", "--runner=FnApiRunner"],
         cwd=folder, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+
+
+def commands(text: str) -> str:
+    """The commands of the example in the text of a README."""
+    [found] = re.findall(r"^```sh beam-yaml\n(.*?)^```$", text, flags=re.M | re.S)
+    return str(found)
+
+
+def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    """As they stand, on what git has; nothing else is needed, and dead letters are told of."""
+    listed = subprocess.run(["git", "ls-files", "deploy"], cwd=ROOT, capture_output=True, text=True,
+                            check=True)  # fmt: skip
+    for name in listed.stdout.splitlines():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    text = commands((tmp_path / "deploy" / "README.md").read_text())
+    assert text.startswith("cd deploy/beam_yaml\n") and len(text.splitlines()) == 4
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", text], cwd=tmp_path, env={**os.environ, "PATH": path},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "deploy" / "beam_yaml"
+    rows = published(folder)
+    assert {row["product"] for row in rows} >= {"apples", "bread"}
+    assert len(rows) == read_releases(folder / "releases").num_rows
+    assert read_dead_letters(folder / "dead_letter" / "releases").num_rows == 20
 
 
 def published(folder: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from accounting.budget import StreamNoise
+from accounting.budget import StreamNoise, encoder_of
 from accounting.limits import MAX_REAL_SIGMA
 from accounting.strategies import make_strategy, toeplitz
 from accounting.strategies.base import ExactNoise
@@ -231,7 +231,7 @@ def stream_of(name: str, triggers: int = TRIGGERS) -> NoiseStream:
     strategy = make_strategy(name, triggers)
     sigma = 3.7 if name == "blt" else 300.0
     sampler = RoundedGaussian(sigma) if strategy.rounds_nodes else ContinuousGaussian(sigma)
-    noise = StreamNoise("n", name, triggers, strategy.col2, 1.0, 1.0, sigma)
+    noise = StreamNoise("n", encoder_of(name, triggers), strategy.col2, 1.0, 1.0, sigma)
     return NoiseStream(KEYS.ring(), (b"run",), (0, 1), "value", noise, sampler)
 
 

@@ -4,21 +4,27 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import flint
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.budget import StreamNoise
+from accounting.budget import StreamNoise, encoder_of
+from accounting.errors import RunError
 from accounting.strategies import BltStrategy, TreeStrategy, make_strategy
 from dp_transforms.noise import paths
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.noise.paths import NoiseStream, Paths, Sampler
 from dp_transforms.noise.sampler import RoundedGaussian
-from tests.streams import KEYS
+from dp_transforms.perturbation import publish
+from dp_transforms.step import Stepper
+from state import open as stores
+from tests.streams import KEYS, UNITS, begin, make_plan
 
 Int64 = npt.NDArray[np.int64]
 RING = KEYS.ring()
@@ -34,7 +40,7 @@ def noise_of(name: str, triggers: int, sigma: float = 3.7) -> StreamNoise:
     """Noise of a sd in counts: nodes of the integer Toeplitz lattice are 2^6 as fine."""
     scale = 64.0 if name == "toeplitz" else 1.0
     col2 = make_strategy(name, triggers).col2
-    return StreamNoise("n", name, triggers, col2, 1.0, 1.0, sigma * scale)
+    return StreamNoise("n", encoder_of(name, triggers), col2, 1.0, 1.0, sigma * scale)
 
 
 def stream_of(triggers: int, sigma: float = 3.7, name: str = "tree") -> NoiseStream:
@@ -70,15 +76,16 @@ def test_any_pieces_give_the_same_path(name: str, seed: int, triggers: int, long
     while table.leaf[order].min() < triggers:
         some = np.flatnonzero(rng.random(count) < 0.6)
         leaf = table.leaf[order[some]].copy()
-        upto = np.minimum(triggers, leaf + rng.integers(0, longest + 1, len(some)))
         width = int(rng.choice([1, longest]))
+        upto = np.minimum(triggers, leaf + rng.integers(width == 1, longest + 1, len(some)))
+        some, leaf, upto = (x[(upto > leaf) | (width > 1)] for x in (some, leaf, upto))
         got = table.advance(order[some], upto, width)
         assert got.shape == (len(some), width)
         for i, key in enumerate(some):
             drawn = expected[key, leaf[i] : upto[i]]
             if width > 1:
                 assert got[i, : len(drawn)].tolist() == drawn.tolist()
-            elif len(drawn):
+            else:
                 assert got[i, 0] == drawn[-1]
         assert (table.leaf[order[some]] == upto).all()
 
@@ -106,6 +113,40 @@ def test_a_restarted_path_begins_anew(name: str) -> None:
     expected = whole(stream, key_ids(3), np.array([1, 0, 0]))
     assert (got[:2] == expected[:2]).all()
     assert got[2, :8].tolist() == expected[2, 1:].tolist()
+
+
+@STRATEGIES
+def test_a_prefix_is_never_handed_out_without_its_noise(name: str) -> None:
+    """At a leaf that a path has reached there is nothing to fold: 0 would be the exact count."""
+    table, rows = Paths(stream_of(9, name=name)), np.arange(3)
+    table.start(rows, key_ids(3), np.zeros(3, np.int64))
+    table.advance(rows, np.array([4, 5, 4]))
+    for upto in ([5, 5, 5], [5, 4, 5], [5, 6, 0]):
+        with pytest.raises(RunError, match="noise: a prefix is asked for at a leaf"):
+            table.advance(rows, np.array(upto))
+    # A prediction looks ahead over many leaves, and may have all of them for some keys.
+    assert table.advance(rows, np.array([6, 5, 6]), 3)[1].tolist() == [0, 0, 0]
+    # Nor does a path go back when it is sought at an earlier leaf.
+    table.seek(rows, np.array([2, 7, 2]))
+    assert table.leaf[rows].tolist() == [6, 7, 6]
+    expected = whole(stream_of(9, name=name), key_ids(3), np.zeros(3, np.int64))
+    assert table.advance(rows, np.full(3, 9))[:, 0].tolist() == expected[:, 8].tolist()
+
+
+@STRATEGIES
+def test_publishing_a_count_twice_at_one_leaf_is_refused(name: str, tmp_path: Path) -> None:
+    """As a refresh between two tests of a key would, were it not refused when planning."""
+    plan = make_plan(triggers=4, aggregates=(UNITS,), strategy=name)
+    run = begin(plan, tmp_path / "s.db", 1)
+    stepper = Stepper(plan, RING, run.open())
+    states = run.open().key_shard(0, 0)
+    slots = states.intern(key_ids(2), pa.record_batch({"page": ["a", "b"]}))
+    shown = stepper._paths(states, 0)
+    first = publish(plan, stepper.budget, states, shown, slots, 1).values["people"]
+    assert (first != 0).all()  # the exact counts are 0
+    with pytest.raises(RunError, match="noise: a prefix"):
+        publish(plan, stepper.budget, states, shown, slots, 1)
+    stores.close_all()
 
 
 @STRATEGIES

@@ -18,6 +18,7 @@ from dp_transforms.flow import BoundCallback, ReleaseCallback
 from dp_transforms.noise.prf import KeyRing
 from dp_transforms.records import CanonicaliserFactory
 from state import open as stores
+from tests.budgets import budgeted
 from tests.dp_transforms.exhaustive import LATTICE, slow_weights
 from tests.dp_transforms.reference import admitted
 from tests.dp_transforms.runs import (
@@ -132,11 +133,11 @@ def test_an_order_of_arrival_is_noticed(
 def per_key_ignored(real: Any) -> Any:
     """Every record adds its values."""
 
-    def aggregate(plan: Plan, states: Any, rows: Any, ids: Any) -> Any:
+    def aggregate(plan: Plan, *rest: Any) -> Any:
         privacy = msgspec.structs.replace(plan.privacy, per_key_bound=None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Plan, "keeps_counting_units", True)
-            return real(msgspec.structs.replace(plan, privacy=privacy), states, rows, ids)
+            return real(msgspec.structs.replace(plan, privacy=privacy), *rest)
 
     return aggregate
 
@@ -224,7 +225,7 @@ def test_without_noise_it_is_each_units_first_record(
     }  # fmt: skip
     database = duckdb.connect()
     database.register("pairs", pa.table(table))
-    monkeypatch.setattr(step, "allocate", without_noise)
+    monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
     monkeypatch.setattr(step.NoiseStream, "advance", _no_noise)
     seen = 0
     for (window, trigger), rows in run(plan, store_paths).items():

@@ -1,5 +1,6 @@
 """Records that an id names: wherever and however often they are delivered, they count once."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,43 @@ def test_a_copy_at_a_later_cut_is_the_same_record(tmp_path: Path) -> None:
             again = [("x", 0.5, 1.5 + 0.1 * i, i) for i in range(1, number + 1)]
             assert pairs(plan, store, [*again, *late], 2) == [("y", 2)] * len(late)
             stores.close_all()
+
+
+#: Copies of one record of a unit, with one stamp and different (event, key, value).
+COPIES = {
+    "keys": [(0.5, "b", 1.0), (0.5, "a", 1.0), (0.5, "c", 1.0)],
+    "values": [(0.5, "a", 2.0), (0.5, "a", -1.0), (0.5, "a", 3.0)],
+    "times": [(0.9, "b", 1.0), (1.2, "a", 1.0), (0.2, "c", 1.0)],
+}
+
+
+@pytest.mark.parametrize("copies", COPIES.values(), ids=list(COPIES))
+def test_delivery_does_not_choose_between_copies(tmp_path: Path, copies: list[Any]) -> None:
+    """Others' records can change what comes first, so that must not decide what counts."""
+    plan, seen = stamped_plan(), set()
+    instant = pa.timestamp("us", "UTC")
+    for number, order in enumerate(itertools.permutations([*copies, (0.1, "z", 0.0)])):
+        events, keys, values = zip(*order, strict=True)
+        columns = {
+            "user": ["x"] * 4,
+            "page": keys,
+            "time": pa.array([START + int(t * STEP) for t in events]).cast(instant),
+            "arrived": pa.array([START + int(1.5 * STEP)] * 4).cast(instant),
+            "value": pa.array(values),
+            "id": pa.array([b"2" if key == "z" else b"1" for key in keys], pa.binary()),
+        }
+        records, dead = Canonicaliser(plan, KEYS.ring())(positioned(columns))
+        assert dead.num_rows == 0
+        store = begin(plan, tmp_path / f"{number}.db", 1).open()
+        out, *_ = bound(plan, store, 0, records, 2, 1)
+        # Again, from the committed decisions.
+        again, *_ = bound(plan, store, 0, records, 2, 1)
+        for got in (out, again):
+            assert got.num_rows == 2
+            names = ("page", "v1", "leaf", "window")
+            seen.add(tuple(sorted(zip(*(got[n].to_pylist() for n in names), strict=True))))
+        stores.close_all()
+    assert len(seen) == 1
 
 
 def test_a_position_kept_twice_shifts_nobody_elses() -> None:

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from accounting.budget import StreamNoise, allocate
+from accounting.budget import StreamNoise, allocate, encoder_of
 from accounting.limits import MAX_SIGMA
 from accounting.thresholds import published_thresholds
 from dp_transforms.noise.paths import NoiseStream
@@ -301,7 +301,9 @@ OTHER: dict[str, dict[str, object]] = {
 def named(ring: KeyRing, **changes: object) -> Int64:
     """(2000, 40) noise of 2000 keys' paths under a name."""
     parts = BASE | changes
-    noise = StreamNoise(str(parts["name"]), str(parts["strategy"]), 40, 6, 1.0, 1.0, 1.0)
+    noise = StreamNoise(
+        str(parts["name"]), encoder_of(str(parts["strategy"]), 40), 6, 1.0, 1.0, 1.0
+    )
     of = sampler(float(parts["sigma"]))  # type: ignore[arg-type]
     stream = NoiseStream(
         ring,

@@ -19,6 +19,7 @@ from dp_transforms.noise.prf import KeyRing
 from dp_transforms.records import CanonicaliserFactory
 from state import open as stores
 from state.sqlite import SqliteStore
+from tests.budgets import budgeted
 from tests.dp_transforms.reference import Pair, admitted
 from tests.dp_transforms.runs import (
     MODES,
@@ -137,7 +138,7 @@ def unit_counts(plan: Plan, pairs: list[Pair], window: int, trigger: int) -> dic
 @pytest.fixture
 def noise_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "_sampler", Silent)
-    monkeypatch.setattr(step, "allocate", without_noise)
+    monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
 
 
 @pytest.mark.parametrize("mode", ["sticky", "rounds"])
@@ -151,7 +152,7 @@ def test_no_key_is_tested_below_the_pre_threshold(
         budget = allocate(plan)
         return msgspec.structs.replace(budget, tau=np.full_like(budget.tau, -(1 << 20)))
 
-    monkeypatch.setattr(step, "allocate", wide_open)
+    monkeypatch.setattr(step, "calibrated", budgeted(wide_open))
     plan = make_plan(mode=mode, pre_threshold=least)
     stream = stream_of(plan)
     got = run(plan, store_paths, stream)

@@ -114,6 +114,7 @@ def work(name: str, store: str, out: Path, in_beam: bool, seed: int | None = Non
 
 
 def _in_beam(run: Run, batches: list[pa.RecordBatch], out: Path) -> None:
+    run = run._replace(performance=run.performance._replace(threads=SHARDS))
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         output = pipeline | beam.Create(batches) | DPStream(run.plan, run)
         _ = output.releases | beam.Map(lambda batch: sinks.write_release(out, "parquet", batch))

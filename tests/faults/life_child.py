@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from state import life, moves, sqlite_backup
+from state import drafts, life, moves, sqlite_backup
 from state import open as stores
 from state.sqlite import SqliteStore
 from tests.faults.child import plan_of
 
 #: Calls before and after which a process may die; each is one step towards the new file.
 CALLS: tuple[tuple[Any, str], ...] = (
-    (sqlite_backup, "_sync"), (sqlite_backup, "_move_sides"), (sqlite_backup, "_remove"),
+    (sqlite_backup, "_sync"), (sqlite_backup, "_move_sides"), (drafts, "sweep"),
+    (drafts, "_made"),
     (sqlite_backup.os, "link"), (sqlite_backup.os, "replace"),
     (moves, "create_store"), (moves, "copy_store"), (moves, "check_file"), (moves, "replace_file"),
     (sqlite_backup, "check_file"),

@@ -65,6 +65,7 @@ def check(command: str, folder: Path) -> None:
     shards = stores.identity_of(url, plan).shards
     assert shards in ((2, 5) if command == "reshard" else (2,))
     run = job("sticky", folder / "s.db", shards)
+    assert not list(folder.glob(".*"))  # whoever begins sweeps them
     assert released(run, redelivered(plan, 9)) == undisturbed()
     stores.close_all()
     if command in ("reshard", "restore") and shards == 2:

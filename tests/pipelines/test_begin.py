@@ -1,7 +1,9 @@
 """Beginning a run: cut off anywhere it is charged once; the sink's manifest; many at once."""
 
+import json
 import multiprocessing
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.errors import PolicyError, RunError
-from pipelines import stream
+from pipelines import begin as beginning
+from pipelines.begin import begin
 from pipelines.jobs.job import load_job
 from pipelines.sinks import files as sink_files
 from pipelines.sinks.files import manifest_path
 from pipelines.sinks.sink import Manifest
-from pipelines.stream import begin
 from state import ledger as ledgers
 from state import open as stores
 from state import tokens
 from state.ledger import Ledger
 from state.sqlite import SqliteStore
+from state.sqlite_tables import put_meta, read_meta
 from tests.audit.replays import Place, new_place
 
 
@@ -85,15 +88,15 @@ def cut_off(owner: Any, name: str, nth: int, after: bool) -> Any:
 POINTS: list[tuple[Any, str, int]] = [
     (Ledger, "check", 1),
     (stores, "create_store", 1),
-    (stream, "begin_run", 1),
-    (stream, "check_sink", 1),
+    (beginning, "begin_run", 1),
+    (beginning, "check_sink", 1),
     (Ledger, "charge_within", 1),
     (tokens, "_announce", 1),
     (tokens, "_remember", 1),
     (SqliteStore, "swap_note", 1),
     (SqliteStore, "swap_note", 2),
     (tokens, "_accept", 2),
-    (stream, "write_manifest", 1),
+    (beginning, "write_manifest", 1),
     (sink_files, "put_once", 1),
 ]
 
@@ -188,7 +191,7 @@ def test_the_manifest_is_a_function_of_plan_and_run(done: Place) -> None:
     text = (done.folder / "out" / "run.json").read_bytes()
     found = msgspec.json.decode(text, type=Manifest)
     plan, run_id = done.job().plan, done.entries()[0].run_id
-    assert found == Manifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet")
+    assert found == Manifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet", rules=2)
     table = pq.read_table(done.folder / "out" / "window-000001" / "trigger-000004.parquet")
     assert set(table["run_id"].to_pylist()) == {found.run_id}
     # Begun again, elsewhere, or exported: the same bytes.
@@ -243,14 +246,22 @@ def test_a_file_that_is_no_release(done: Place) -> None:
         begun(done)
 
 
+def in_epoch(place: Place, epoch: int) -> None:
+    stores.close_all()
+    with sqlite3.connect(place.folder / "state" / "s.db") as db:
+        identity = json.loads(read_meta(db, "identity") or "")
+        put_meta(db, "identity", json.dumps(identity | {"epoch": epoch}))
+    db.close()
+
+
 def test_a_further_epoch_is_charged_and_named(place: Place) -> None:
     """What a restore without replay asks for: the same run, charged again, under its epoch."""
     run_id = begun(place)
-    place.sql("state/s.db", "UPDATE meta SET value = replace(value, '\"epoch\":0', '\"epoch\":1')")
+    in_epoch(place, 1)
     assert begun(place) == run_id == begun(place)
     assert [(c.run_id, c.epoch) for c in place.entries()] == [(run_id, 0), (run_id, 1)]
     assert sorted(place.files()) == ["run-epoch-1.json", "run.json"]
-    place.sql("state/s.db", "UPDATE meta SET value = replace(value, '\"epoch\":1', '\"epoch\":0')")
+    in_epoch(place, 0)
     with pytest.raises(PolicyError, match="restored in a later epoch"):
         begun(place)
 

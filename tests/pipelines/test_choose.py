@@ -3,129 +3,33 @@
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from accounting.errors import PolicyError
+from pipelines.begin import begin
 from pipelines.choosing import choose as module
-from pipelines.commands.main import cli
 from pipelines.jobs.job import load_job
-from pipelines.jobs.keys import new_key
-from pipelines.stream import begin
-from state import open as stores
 from state.choices import ChoiceLedger
-from state.ledger import Ledger
-
-JOB = """\
-# Deliveries, hourly.  KEEP THIS COMMENT.
-[source]
-kind = "csv"
-path = "in/*.csv"  # and this one
-[schema]
-unit = { column = "user" }
-key = [{ column = "key" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "records"
-kind = "count"
-[[aggregate]]
-name = "total"
-kind = "sum"
-column = "value"
-grid = 0.5
-[time]
-start = "2024-01-01T00:00:00Z"
-end = "2024-01-03T00:00:00Z"
-window = "1d"
-trigger_every = "6h"
-[privacy]
-strategy = "tree"
-epsilon = 2.0
-delta = 1e-8
-key_file = "keys/noise.key"
-[ledger]
-path = "ledger.db"
-data_set = "deliveries"
-limit = { epsilon = 3.0, delta = 1e-6 }
-[sink]
-kind = "parquet"
-path = "releases"
-[choice]
-range = { total = [-100, 200] }
-"""
-CANARY = "CANARY9313"
-USERS = 1500
-ASK = ("--first", "12h", "--epsilon", "1")
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    with mock.patch("pipelines.commands.main._silence"):
-        yield
-    stores.close_all()
-
-
-def pairs_of(user: int) -> int:
-    """Records of a user in the first 12 hours: 1 .. 6."""
-    return 1 + user % 6
-
-
-def value_of(user: int) -> float:
-    return -20.0 + user % 41  # -20 .. 20, alike
-
-
-def records(users: int, hour: int = 0) -> str:
-    rows = [
-        f"{CANARY}u{u},k{u % 7},2024-01-01T{hour + i:02d}:30:00Z,{value_of(u)}"
-        for u in range(users)
-        for i in range(pairs_of(u))
-    ]
-    # Outside the first hours: another day, and noise that would move every figure.
-    rows += [f"{CANARY}x{u},k1,2024-01-02T10:00:00Z,199" for u in range(3 * users)]
-    return "user,key,time,value\n" + "\n".join(rows) + "\n"
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "keys").mkdir()
-    (tmp_path / "in" / "a.csv").write_text(records(USERS))
-    new_key(tmp_path / "keys" / "noise.key")
-    (tmp_path / "job.toml").write_text(JOB)
-    return tmp_path / "job.toml"
-
-
-def call(*args: str | Path) -> Result:
-    result = CliRunner().invoke(cli, [str(a) for a in args])
-    assert CANARY not in result.output
-    return result
-
-
-def choose(job: Path, out: str = "new.toml", *flags: str, ask: tuple[str, ...] = ASK) -> Result:
-    return call("choose", job, *ask, "--out", job.parent / out, *flags)
-
-
-def done(result: Result) -> Result:
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def entries(job: Path) -> int:
-    if not job.with_name("ledger.db").exists():
-        return 0
-    ledger = Ledger(job.with_name("ledger.db"), "deliveries")
-    try:
-        return len(ledger.entries())
-    finally:
-        ledger.close()
-
-
-# --- what is chosen ------------------------------------------------------------------------------
+from tests.pipelines.choosing import (  # noqa: F401
+    ASK,
+    JOB,
+    USERS,
+    call,
+    choose,
+    closed,
+    done,
+    entries,
+    job_file,
+    load,
+    pairs_of,
+    records,
+    value_of,
+)
 
 
 def test_choose_writes_a_job_that_runs(job: Path) -> None:
@@ -282,114 +186,6 @@ def test_what_cannot_be_charged_is_refused(job: Path, old: str, new: str, field:
 
 
 # --- receipts -------------------------------------------------------------------------------------
-
-
-def load(path: Path) -> str:
-    """The field a job is refused for, or nothing."""
-    try:
-        load_job(path)
-    except PolicyError as error:
-        return error.field
-    return ""
-
-
-EDITS = {
-    "privacy.contributions": (r"contributions = \d+", "contributions = 3"),
-    "aggregate.total.clamp": (r"clamp = \[.*\]", "clamp = [-1, 1]"),
-    "choice.epsilon": (r"epsilon = 1.0", "epsilon = 0.5"),
-    "choice.mu": (r"mu = [\d.]+", "mu = 0.1"),
-    "choice.first": (r'first = "12h"', 'first = "6h"'),
-    "choice.clamps": (r'clamps = \["total"\]', "clamps = []"),
-    "choice.run_id": (r'run_id = "..', 'run_id = "zz'),
-    "choice.receipt": (r'receipt = "..', 'receipt = "zz'),
-    "choice.question": (r'question = "..', 'question = "zz'),
-    "choice.how": (r'how = "private"', 'how = "proxy"'),
-    "schema.unit": (r'unit = \{ column = "user" \}', 'unit = { column = "key" }'),
-    "ledger": (r"(?s)\[ledger\].*\[sink\]", "[sink]"),
-}
-
-
-def test_edited_figures_are_refused(job: Path) -> None:
-    done(choose(job))
-    text, edited = job.with_name("new.toml").read_text(), job.with_name("edited.toml")
-    assert load(job.with_name("new.toml")) == ""
-    for field, (old, new) in EDITS.items():
-        assert re.search(old, text), field
-        edited.write_text(re.sub(old, new, text))
-        assert load(edited) == field
-    edited.write_text(text.replace("epsilon = 2.0", "epsilon = 1.5"))  # the stream's own budget
-    assert load(edited) == ""
-
-
-def test_a_choice_without_its_charge_is_refused(job: Path) -> None:
-    """Also by ``begin``, for a job that was loaded in time."""
-    done(choose(job))
-    made = load_job(job.with_name("new.toml"))
-    for sql in ("UPDATE choices SET receipt = NULL", "DELETE FROM choices", "DELETE FROM entries"):
-        with sqlite3.connect(job.with_name("ledger.db")) as db:
-            db.execute(sql)
-        with pytest.raises(PolicyError):
-            begin(made)
-    job.with_name("ledger.db").unlink()
-    assert load(job.with_name("new.toml")) == "choice.run_id"
-    assert not job.with_name("ledger.db").exists()
-
-
-def test_an_uncharged_twin_is_caught(job: Path) -> None:
-    with (
-        mock.patch.object(ChoiceLedger, "charge_within"),
-        mock.patch.object(ChoiceLedger, "_digest", lambda *_: "0" * 32),
-    ):
-        done(choose(job))
-    assert entries(job) == 0 and load(job.with_name("new.toml")) != ""
-
-
-def test_chosen_by_looking_is_refused_and_public_is_not(job: Path) -> None:
-    text = JOB.replace("delta = 1e-8", "delta = 1e-8\ncontributions = 4")
-    text = text.replace("grid = 0.5", "grid = 0.5\nclamp = [0, 9]")
-    for how, field in (("data", "choice.how"), ("public", ""), ("proxy", "")):
-        job.write_text(text.replace("[choice]", f'[choice]\nhow = "{how}"'))
-        assert load(job) == field
-
-
-# --- other data -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["path", "copy", "link", "glob"])
-def test_the_jobs_own_data_is_no_proxy(job: Path, tmp_path: Path, how: str) -> None:
-    """Its exact figures would be a release without noise and without a charge."""
-    own = job.parent / "in" / "a.csv"
-    proxy = {"path": own, "copy": tmp_path / "c.csv", "link": tmp_path / "l.csv"}.get(how, own)
-    if how == "copy":
-        proxy.write_bytes(own.read_bytes())
-    if how == "link":
-        proxy.hardlink_to(own)
-    pattern = own.parent / "*.csv" if how == "glob" else proxy
-    result = choose(job, "new.toml", "--json", ask=("--proxy", str(pattern)))
-    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "--proxy"
-    assert not job.with_name("new.toml").exists()
-
-
-def test_proxy_is_exact_uncharged_and_labelled(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job.parent / "old.csv").write_text(records(50).replace("2024", "2020"))
-    monkeypatch.chdir(job.parent)
-    job.write_text(JOB[: JOB.index("[ledger]")] + JOB[JOB.index("[sink]") :])
-    flags = ("--proxy", "old.csv", "--proxy-start", "2020-01-01T00:00:00Z")
-    made = json.loads(done(choose(job, "a.toml", "--json", ask=(*flags, "--first", "12h"))).stdout)
-    pairs = [pairs_of(u) for u in range(50)]
-    assert made["contributions"] == 4 * np.quantile(pairs, 0.9, method="inverted_cdf")
-    assert made["run_id"] is None and entries(job) == 0
-    told = done(call("plan", job.with_name("a.toml"))).stdout
-    assert "contributions and clamps of total chosen from other data: no charge" in told
-    whole = json.loads(done(choose(job, "b.toml", "--json", ask=flags)).stdout)
-    everyone = pairs + [1] * 150
-    assert whole["contributions"] == np.quantile(everyone, 0.9, method="inverted_cdf")
-    assert choose(job, "c.toml", "--epsilon", "1", ask=flags).exit_code == 2
-    empty = choose(job, "c.toml", ask=(*flags[:2], "--proxy-start", "1999-01-01T00:00:00Z"))
-    assert empty.exit_code == 2 and "no usable record" in empty.stderr
-
-
-# --- bad input ------------------------------------------------------------------------------------
 
 
 def test_too_few_units_say_nothing_of_how_few(job: Path) -> None:

@@ -96,10 +96,10 @@ def test_the_example_of_the_design(tmp_path: Path) -> None:
 
 def test_the_plan_depends_on_no_folder_and_on_no_performance_setting(tmp_path: Path) -> None:
     plans = []
-    for name, rows in (("a", 20000), ("b", 7)):
+    for name, more in (("a", "batch_rows = 20000"), ("b", "batch_rows = 7"), ("c", "threads = 5")):
         (tmp_path / name).mkdir()
-        plans.append(load(tmp_path / name, "batch_rows = 20000", f"batch_rows = {rows}").plan)
-    assert plans[0].hash == plans[1].hash
+        plans.append(load(tmp_path / name, "batch_rows = 20000", more).plan)
+    assert len({plan.hash for plan in plans}) == 1
 
 
 def test_relative_and_absolute_job_paths_are_one(
@@ -175,6 +175,8 @@ def test_unknown_keys_are_refused_at_every_level(tmp_path: Path, where: str) -> 
         ('window = "7d"', 'window = "7d"\nslide = "14d"', "time.slide", "must not exceed"),
         ("shards = 4", "shards = 0", "state.shards", "1 to"),
         ("batch_rows = 20000", "batch_rows = -1", "performance.batch_rows", "1 to"),
+        ("batch_rows = 20000", "threads = 0", "performance.threads", "1 to"),
+        ("batch_rows = 20000", "threads = 65", "performance.threads", "1 to"),
         ("sqlite:flights.db", "redis://x", "state.store", "sqlite:PATH"),
         ('path = "releases/"', 'path = ""', "sink.path", "empty"),
         ("[time]", "[time", "job file", "line 18"),

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting.composition import within
+from accounting.figures import down
 from accounting.gaussian import epsilon_of, mu_of
 from pipelines.commands.main import cli
 from state.ledger import Charge, Ledger
@@ -71,7 +72,7 @@ def test_what_is_left_fits_and_no_more(book: Path) -> None:
             one = Charge("aa" * 16, "p", UNIT, *figures, 0.0)
             assert within([*have, one], 4.0, 0.004) is fits
     text = call(book, *limit).stdout
-    assert f"Left      epsilon {left['epsilon']:.6g}" in text and "Limit     epsilon 4" in text
+    assert f"Left      epsilon {down(left['epsilon'])}" in text and "Limit     epsilon 4" in text
     assert "epoch 1" in text and "weather" not in text
     used_up = call(book, "--data-set", "visits", "--epsilon", "1", "--delta", "0.0005")
     assert "more than any epsilon" in used_up.stdout and "Left      epsilon 0" in used_up.stdout

@@ -1,5 +1,6 @@
 """The report: its figures are the plan's and the releases', its page safe for any key."""
 
+import gzip
 import json
 import logging
 import math
@@ -16,7 +17,7 @@ from dp_transforms.release import stamped_run_id
 from pipelines.jobs.job import Job
 from pipelines.reporting.charts import WIDTH
 from pipelines.reporting.report import STAMPS
-from pipelines.reporting.text import human, visible
+from pipelines.reporting.text import human, human_up, visible
 from state.store import RunIdentity
 from tests.reports import RUN, call, check_page, edit, put, report, row, three_triggers
 
@@ -74,10 +75,10 @@ def test_figures_are_those_of_the_plan(make_job: MakeJob, tmp_path: Path) -> Non
     assert promised["guarantee"]["words"] + "." in page.of("p")
     shown = {name: after for (tag, name), (_, after) in pairwise(page.parts) if tag == "dt"}
     assert shown["epsilon"] == "6" and shown["delta"] == "1e-9"
-    assert shown["mu (Gaussian DP)"] == human(promised["split"]["mu"])
+    assert shown["mu (Gaussian DP)"] == human_up(promised["split"]["mu"])
     assert shown["theta, part of delta for thresholds"] == "0.4"
-    assert shown["b, chance per key and round"] == human(promised["split"]["b"])
-    assert shown["delta for thresholds"] == human(promised["split"]["delta_thresholds"])
+    assert shown["b, chance per key and round"] == human_up(promised["split"]["b"])
+    assert shown["delta for thresholds"] == human_up(promised["split"]["delta_thresholds"])
     chosen, cells = promised["selection"], page.of("td")
     assert f"{chosen['units_for_half_chance_easiest']} units" in page.of("strong")
     assert f", and {chosen['units_for_half_chance_last']} at the last" in page.text
@@ -220,6 +221,8 @@ def test_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     assert other.read_text() == "mine"
     assert refused(job, "--out", tmp_path / "none" / "page.html") == (4, "--out")
     assert refused(job, "--out", out, "--truth", tmp_path / "none.csv") == (2, "--truth")
+    (tmp_path / "half.csv.gz").write_bytes(gzip.compress(b"user,key,time,value\n")[:-9])
+    assert refused(job, "--out", out, "--truth", tmp_path / "half.csv.gz") == (2, "--truth")
     (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n")
     inside = Path(job.sink.path) / "page.html"
     assert refused(job, "--out", inside, "--truth", tmp_path / "in" / "a.csv") == (3, "--out")

@@ -5,25 +5,33 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from pipelines.jobs.job import Job
+from pipelines.jobs.tables import SinkKind
 from pipelines.sinks import files as sink_files
 from pipelines.sinks import formats as sink_formats
 from pipelines.sinks import write as sinks
-from pipelines.sinks.files import FileSink, release_path, write_release, write_releases
-from pipelines.sinks.formats import read_releases
-from pipelines.sinks.sink import name_of_release
+from pipelines.sinks.compare import verdict
+from pipelines.sinks.files import (
+    FileSink,
+    compare_release,
+    release_path,
+    write_release,
+    write_releases,
+)
+from pipelines.sinks.formats import encode, read_releases
+from pipelines.sinks.sink import Published, name_of_release
 from pipelines.sinks.write import (
     WriteDeadLetters,
     WriteReleases,
@@ -31,6 +39,7 @@ from pipelines.sinks.write import (
     read_dead_letters,
     write_dead_letters,
 )
+from state.drafts import drafted
 
 MakeJob = Callable[..., Job]
 KINDS = ("parquet", "csv", "jsonl")
@@ -136,9 +145,6 @@ def test_writing_again_is_a_no_op_and_other_content_is_refused(tmp_path: Path, k
             write_release(tmp_path, kind, other)
         assert "CANARY" not in str(caught.value)
     assert path.read_bytes() == content
-    path.write_bytes(content[:-3])
-    with pytest.raises(PolicyError):
-        write_release(tmp_path, kind, first)
     assert list(files(tmp_path)) == [f"window-000003/trigger-000004.{kind}"]
 
 
@@ -146,11 +152,96 @@ def test_parquet_of_another_library_version_is_the_same_content(tmp_path: Path) 
     batch = release(3, 4, ["a"])
     path = tmp_path / release_path(3, 4, "parquet")
     path.parent.mkdir()
-    pq.write_table(pa.Table.from_batches([batch]), path, compression="none", version="1.0",
-                   coerce_timestamps="us")  # fmt: skip
+    here = f"version {pa.__version__}".encode()
+    for version in (b"version 19.0.0", b"version 99.0.0"):
+        there = encode(batch, "parquet").replace(here, version)
+        assert there.count(version) == 1
+        path.write_bytes(there)
+        write_release(tmp_path, "parquet", batch)
+        assert path.read_bytes() == there
+        with pytest.raises(PolicyError):
+            write_release(tmp_path, "parquet", release(3, 4, ["a"], 0.2))
+        assert path.read_bytes() == there
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    """The bytes with one bit changed."""
+    out = bytearray(data)
+    out[bit // 8] ^= 1 << bit % 8
+    return bytes(out)
+
+
+def test_every_bit_of_a_parquet_release_is_noticed_and_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = release(3, 4, ["a", "b"])
     write_release(tmp_path, "parquet", batch)
-    with pytest.raises(PolicyError):
-        write_release(tmp_path, "parquet", release(3, 4, ["a"], 0.2))
+    path = tmp_path / release_path(3, 4, "parquet")
+    whole, found = path.read_bytes(), Counter[str]()
+    for bit in range(0, 8 * len(whole), 5):  # odd steps: every bit of a byte in turn
+        damaged = flipped(whole, bit)
+        found[verdict(damaged, batch, "parquet").value] += 1
+        assert damaged != whole
+    # "same" is a flip that makes the version of the library another one; nothing else is.
+    assert found["other"] == 0 and found["same"] <= 20 and found["damaged"] > 2_000, found
+    path.write_bytes(flipped(whole, 100))
+    assert not compare_release(tmp_path, "parquet", batch)
+    assert FileSink(tmp_path, "parquet").same(Published(3, 4, path), batch)
+    assert path.read_bytes() == whole
+    assert "window 3, trigger 4 was damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_release_that_was_cut_is_written_again_or_refused(
+    tmp_path: Path, kind: SinkKind, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = release(3, 4, ["a", "b"])
+    write_release(tmp_path, kind, batch)
+    path = tmp_path / release_path(3, 4, kind)
+    whole, mended = path.read_bytes(), 0
+    for left in range(0, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:left])
+        try:
+            write_release(tmp_path, kind, batch)
+        except PolicyError as error:
+            assert "remove it and run again" in error.fix and kind != "parquet"
+            assert path.read_bytes() == whole[:left]
+        else:
+            mended += 1
+            assert path.read_bytes() == whole
+            assert "is written again" in capsys.readouterr().err
+    assert mended >= 20
+
+
+def test_a_flipped_number_of_a_text_is_noticed(tmp_path: Path) -> None:
+    """It may be another release: that is for a person to tell."""
+    batch = release(3, 4, ["a"], 0.25)
+    for kind in ("csv", "jsonl"):
+        write_release(tmp_path, kind, batch)
+        path = tmp_path / release_path(3, 4, kind)
+        path.write_bytes(path.read_bytes().replace(b"0.25", b"0.35"))
+        with pytest.raises(PolicyError, match="another release"):
+            write_release(tmp_path, kind, batch)
+        path.write_bytes(path.read_bytes().replace(b"0.35", b"0.\xb5"))
+        write_release(tmp_path, kind, batch)
+        assert b"0.25" in path.read_bytes()
+
+
+def test_what_a_restored_store_is_compared_with_is_not_mended(tmp_path: Path) -> None:
+    batch = release(3, 4, ["a"])
+    write_release(tmp_path, "parquet", batch)
+    path = tmp_path / release_path(3, 4, "parquet")
+    damaged = flipped(path.read_bytes(), 100)
+    path.write_bytes(damaged)
+    sink = FileSink(tmp_path, "parquet")
+    sink.prepare(restoring=True)
+    for attempt in (
+        lambda: sink.same(Published(3, 4, path), batch),
+        lambda: sink.write([batch], only_compare=True),
+    ):
+        with pytest.raises(RunError, match="damaged"):
+            attempt()
+    assert path.read_bytes() == damaged
 
 
 def test_bytes_depend_on_the_content_only() -> None:
@@ -211,14 +302,16 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_hard_links_the_first_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    theirs = encode(release(1, 1, ["b"]), "csv")
+
     def beaten(_: object, path: Path) -> None:
-        path.write_bytes(b"of another writer")
+        path.write_bytes(theirs)
         raise PermissionError(1, "no links here")
 
     monkeypatch.setattr(os, "link", beaten)
     with pytest.raises(PolicyError, match="holds another release"):
         write_release(tmp_path, "csv", release(1, 1, ["a"]))
-    assert files(tmp_path) == {"window-000001/trigger-000001.csv": b"of another writer"}
+    assert files(tmp_path) == {"window-000001/trigger-000001.csv": theirs}
 
 
 def test_a_failed_link_is_no_reason_to_overwrite(
@@ -272,15 +365,22 @@ def test_a_manifest_is_flushed_with_the_folders_above_it(
         assert above <= set(flushed)
 
 
-def test_old_drafts_are_removed(tmp_path: Path) -> None:
+def test_drafts_of_the_dead_are_removed(tmp_path: Path) -> None:
+    """Those of earlier versions, which held no lock, after a day; those of the living never."""
     write_release(tmp_path, "csv", release(1, 1, ["a"]))
     window = tmp_path / "window-000001"
     old, young = (window / f".trigger-000001.csv.{n}.tmp" for n in range(2))
-    for draft in (old, young):
+    dead = [
+        window / ".trigger-000002.csv.0.dpstream-draft",
+        tmp_path / ".run.json.0.dpstream-draft",
+    ]
+    for draft in (old, young, *dead):
         draft.write_bytes(b"half")
     os.utime(old, (0, 0))
-    FileSink(tmp_path, "csv").prepare()
-    assert sorted(window.iterdir()) == [young, window / "trigger-000001.csv"]
+    with drafted(window / "trigger-000003.csv") as alive:
+        FileSink(tmp_path, "csv").prepare()
+        assert sorted(window.iterdir()) == [young, alive, window / "trigger-000001.csv"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["window-000001"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "link", "mkdir"])

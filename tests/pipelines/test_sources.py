@@ -31,6 +31,7 @@ from pipelines.sources.rows import Reason, Refused, Rows
 MakeJob = Callable[..., Job]
 COLUMNS = ("user", "key", "time", "value")
 CANARY = "CANARY7741"
+BOM = b"\xef\xbb\xbf"
 
 
 def table(rows: int, first: int = 0) -> pa.Table:
@@ -163,17 +164,6 @@ def test_folders_with_wildcard_characters(tmp_path: Path, make_job: MakeJob) -> 
     assert [f.name for f in manifest(load_job(odd / "job.toml"))] == ["x.csv"]
 
 
-def test_no_files_and_files_in_the_sink(tmp_path: Path, make_job: MakeJob) -> None:
-    job = make_job("parquet")
-    with pytest.raises(UsageError, match="matches no file"):
-        ReadFiles(job)
-    job = make_job("parquet", pattern="**/*.parquet")
-    (tmp_path / "releases").mkdir()
-    write(tmp_path / "releases" / "x.parquet", "parquet", table(1))
-    with pytest.raises(UsageError, match=r"sink\.path"):
-        ReadFiles(job)
-
-
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_missing_columns_are_refused_at_construction(
     tmp_path: Path, make_job: MakeJob, kind: str
@@ -235,6 +225,13 @@ CSV_LINES: list[tuple[bytes, Any]] = [
     (b'"a"b,c', Reason.MALFORMED),
     (b"a\rb,c", Reason.MALFORMED),
     (b'"a\rb",c', Reason.MALFORMED),
+    (BOM + b"x,y", ("\ufeffx", "y")),
+    (BOM + BOM + b"x," + BOM, ("\ufeff\ufeffx", "\ufeff")),
+    (BOM + b",y\r", ("\ufeff", "y")),
+    (b'"' + BOM + b'x",y', ("\ufeffx", "y")),
+    (BOM + b'"x",y', Reason.MALFORMED),
+    (BOM[:2] + b",y", (None, "y")),
+    (BOM, Reason.FIELD_COUNT),
     (b"x" * ((1 << 20) + 1) + b",y", Reason.LINE_TOO_LONG),
 ]
 
@@ -264,6 +261,12 @@ JSON_LINES: list[tuple[bytes, Any]] = [
     (b'{"c": ' + b"[" * 5000 + b"]" * 5000 + b"}", Reason.MALFORMED),
     (b'{"c": ' + b"[" * 250 + b"]" * 250 + b"}", Reason.MALFORMED),
     (b'{"a": "x", "c": [' + b"[1]," * 500 + b"[1]]}", ("x", None)),
+    (BOM + b'{"a": "x"}', ("x", None)),
+    (BOM + b' {"a": 1}\r', ("1", None)),
+    (b'{"a": "' + BOM + b'x"}', ("\ufeffx", None)),
+    (BOM + BOM + b'{"a": "x"}', Reason.MALFORMED),
+    (b" " + BOM + b'{"a": "x"}', Reason.MALFORMED),
+    (BOM, Reason.MALFORMED),
     (b'{"a": "' + b"x" * (1 << 20) + b'"}', Reason.LINE_TOO_LONG),
 ]
 

@@ -21,6 +21,7 @@ from state import open as stores
 from state.ledger import Ledger
 from state.log import from_bytes, to_bytes
 from state.sqlite import SqliteStore
+from state.sqlite_rows import snapshot_row, step_blobs
 from tests.pipelines.test_state_view import JOB, files
 
 DAYS = 4
@@ -213,13 +214,15 @@ def test_other_input_is_refused_after_a_restore(job: Path, tmp_path: Path) -> No
 def forge(path: Path) -> None:
     """Add one to a count of a key in a store."""
     db = sqlite3.connect(path)
-    where = "WHERE states IS NOT NULL ORDER BY window LIMIT 1"
-    rowid, blob = db.execute(f"SELECT rowid, states FROM snapshots {where}").fetchone()
-    batch = from_bytes(blob)
+    window, shard, *blobs = db.execute("SELECT * FROM snapshots ORDER BY window").fetchone()
+    keys, states, pairs = (bytes(b) for b in step_blobs((window, shard, 0), blobs, "snapshots"))
+    batch = from_bytes(states)
     at = batch.schema.names.index("v0")
     more = pa.array([v + 1 for v in batch.column("v0").to_pylist()], pa.int64())
     forged = to_bytes(batch.set_column(at, "v0", more))
-    db.execute("UPDATE snapshots SET states = ? WHERE rowid = ?", (forged, rowid))
+    row = snapshot_row(window, shard, 0, (keys, forged, pairs))  # with digests that fit
+    where = "WHERE window = ? AND shard = ?"
+    db.execute(f"UPDATE snapshots SET states = ? {where}", (row[3], window, shard))
     db.commit()
     db.close()
 

@@ -1,11 +1,22 @@
-"""Ten jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
+"""Eleven jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
 
-Noise is on, under the test key and a fixed run id; `digest` is what a run has published.
+Noise is on, under the test key and a fixed run id; `digest` is what a run has published.  The
+numbers of each job (what its defaults and its calibration came to) are recorded as well, and its
+runs begin with them: other defaults and other processors change none of its bytes.
+
+    python -m tests.runners.golden FOLDER NAME ...
+
+runs some of them below a folder and prints their digests.
 """
 
+import contextlib
 import hashlib
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -15,9 +26,14 @@ import pyarrow.parquet as pq
 import tomlkit
 from pyarrow import csv as pacsv
 
+from dp_transforms import run
 from pipelines.jobs.job import Job, load_job
+from pipelines.stream import run_job
 from pipelines.synth import Synth, batches
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+#: Name -> digest of all published bytes; name -> committed numbers.
+DIGESTS, NUMBERS = GOLDEN / "streams.json", GOLDEN / "calibrations.json"
 START = "2024-01-01T00:00:00Z"
 DAY = {"start": START, "end": "2024-01-02T00:00:00Z", "window": "1d", "trigger_every": "1h"}
 COUNT = {"name": "n", "kind": "count"}
@@ -43,6 +59,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "fused": {"privacy": {"per_key_bound": 1}, "aggregate": [PEOPLE]},
     "combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
+    "shared": {"privacy": {"contributions": 8}, "aggregate": [COUNT, MEAN]},
     "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
 }
 
@@ -128,3 +145,33 @@ def digest(files: dict[str, bytes]) -> str:
     for name, data in sorted(files.items()):
         whole.update(f"{name}\0{len(data)}\0".encode() + data)
     return whole.hexdigest()
+
+
+def recorded_in(path: Path) -> dict[str, str]:
+    """A file of recorded texts by job."""
+    found: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+@contextlib.contextmanager
+def recorded_numbers(name: str) -> Iterator[None]:
+    """Runs begin with the numbers recorded for a golden job."""
+    numbers = recorded_in(NUMBERS)[name]
+    with mock.patch.object(run, "calibrate", lambda plan: numbers):
+        yield
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Run some jobs; print name and digest of each."""
+    stream = folder / "recorded"
+    stream.mkdir()
+    write_stream(stream)
+    for name in names:
+        job = golden_job(name, stream, folder / name)
+        with recorded_numbers(name):
+            run_job(job)
+        print(name, digest(published(job)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

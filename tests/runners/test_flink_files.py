@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pipelines.commands.main import run
 from pipelines.runners import worker_pool
+from pipelines.runners.table import RUNNERS, _refuse_unknown
 from tests.runners.engines import ROOT
 from tests.runners.flink import session
 
@@ -16,8 +18,31 @@ FOLDER = ROOT / "deploy" / "flink"
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Any]:
     """The Kubernetes objects, by kind."""
-    text = (FOLDER / "session-cluster.yaml").read_text()
-    return {found["kind"]: found for found in yaml.safe_load_all(text)}
+    texts = [(FOLDER / name).read_text() for name in ("session-cluster.yaml", "launch.yaml")]
+    return {found["kind"]: found for text in texts for found in yaml.safe_load_all(text)}
+
+
+def pods(objects: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pods' specifications: of task managers, of the job server, of a launcher."""
+    return {
+        "workers": objects["FlinkDeployment"]["spec"]["taskManager"]["podTemplate"]["spec"],
+        "server": objects["Deployment"]["spec"]["template"]["spec"],
+        "launcher": objects["Job"]["spec"]["template"]["spec"],
+    }
+
+
+def containers(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Its containers by name, those that run before it too."""
+    return {c["name"]: c for c in [*pod.get("initContainers", ()), *pod["containers"]]}
+
+
+def launcher(objects: dict[str, Any]) -> dict[str, Any]:
+    return containers(pods(objects)["launcher"])["launcher"]
+
+
+def mounts(container: dict[str, Any]) -> dict[str, str]:
+    """Path -> volume."""
+    return {m["mountPath"]: m["name"] for m in container.get("volumeMounts", ())}
 
 
 def test_the_manifest_can_be_read() -> None:
@@ -48,25 +73,82 @@ def test_both_clusters_keep_what_jobs_rest_on(objects: dict[str, Any]) -> None:
 
 def test_ports_and_versions_agree(objects: dict[str, Any]) -> None:
     spec = objects["FlinkDeployment"]["spec"]
-    pods = spec["taskManager"]["podTemplate"]["spec"]["containers"]
-    pool = next(c for c in pods if c["name"] == "worker-pool")
+    pool = containers(pods(objects)["workers"])["worker-pool"]
     command = pool["command"]
     assert command[:3] == ["python", "-m", worker_pool.__name__] and "args" not in pool
     given = worker_pool.parser().parse_args(command[3:])
     assert given.container_executable == "/opt/apache/beam/boot"
     port = given.service_port
     assert "ports" not in pool and str(port) in pool["readinessProbe"]["exec"]["command"][-1]
-    text = (FOLDER / "session-cluster.yaml").read_text()
-    assert f"--environment_config=localhost:{port}" in text
+    assert f"--environment_config=localhost:{port}" in launcher(objects)["args"]
     version = re.search(r"flink-statebackend-rocksdb</artifactId>\s*<version>([\d.]+)", _pom())
     assert version is not None
     assert spec["flinkVersion"] == "v" + "_".join(version[1].split(".")[:2])
-    assert f"FROM flink:{version[1]}-" in (FOLDER / "Dockerfile").read_text()
     server = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     asked = {int(a.partition("=")[2]) for a in server["args"] if "-port=8" in a}
     assert asked == {p["port"] for p in objects["Service"]["spec"]["ports"]}
     name = objects["FlinkDeployment"]["metadata"]["name"]
     assert f"--flink-master={name}-rest:8081" in server["args"]
+
+
+def test_task_managers_have_what_was_staged(objects: dict[str, Any]) -> None:
+    """The job server and every task manager mount one claim, which many may, under one path."""
+    server = containers(pods(objects)["server"])["job-server"]
+    [folder] = [a.partition("=")[2] for a in server["args"] if a.startswith("--artifacts-dir=")]
+    claims = set()
+    for name, container in (("server", "job-server"), ("workers", "flink-main-container")):
+        pod = pods(objects)[name]
+        volume = mounts(containers(pod)[container])[folder]
+        [found] = [v for v in pod["volumes"] if v["name"] == volume]
+        claims.add(found["persistentVolumeClaim"]["claimName"])
+    claim = objects["PersistentVolumeClaim"]
+    assert claims == {claim["metadata"]["name"]}
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_the_key_is_a_file_of_the_workers_user_alone(objects: dict[str, Any]) -> None:
+    """A copy of mode 0400 in memory; the secret itself is seen by the container that copies it."""
+    for name, readers in (("workers", {"worker-pool"}), ("launcher", {"store", "launcher"})):
+        pod = pods(objects)[name]
+        found = containers(pod)
+        assert not [c for c in found.values() for e in c.get("env", ()) if "valueFrom" in e]
+        copy = found["noise-key"]
+        assert copy["command"][:2] == ["install", "--mode=0400"]
+        made = mounts(copy)
+        source, target = (made[word.rpartition("/")[0]] for word in copy["command"][2:])
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        assert "secret" in volumes[source] and volumes[target]["emptyDir"]["medium"] == "Memory"
+        seen = {name for name, c in found.items() if source in mounts(c).values()}
+        reads = {name for name, c in found.items() if mounts(c).get("/run/secrets") == target}
+        assert seen == {"noise-key"} and reads == readers
+        users = [pod.get("securityContext", {}) | found[c].get("securityContext", {})
+                 for c in ("noise-key", *readers)]  # fmt: skip
+        assert all(u["runAsNonRoot"] and u["runAsUser"] == 10001 for u in users)
+        assert all(u["allowPrivilegeEscalation"] is False for u in users)
+
+
+def test_what_goes_on_is_probed(objects: dict[str, Any]) -> None:
+    for pod, name in (("workers", "worker-pool"), ("server", "job-server"),
+                      ("launcher", "launcher")):  # fmt: skip
+        assert "livenessProbe" in containers(pods(objects)[pod])[name]
+    assert pods(objects)["server"]["securityContext"]["runAsUser"] == 9999
+
+
+def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
+    """Every flag is the program's or Beam's, and names services that are there."""
+    found = launcher(objects)
+    words = [*found["command"], *found["args"]]
+    assert words[:2] == ["dpstream", "run"]
+    with run.make_context("run", words[2:]) as context:
+        assert context.params["metrics_port"] == found["ports"][0]["containerPort"]
+        _refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
+    named = {word.partition("=")[2] for word in words}
+    service = objects["Service"]["metadata"]["name"]
+    assert {f"{service}:{p['port']}" for p in objects["Service"]["spec"]["ports"]} <= named
+    assert f"{objects['FlinkDeployment']['metadata']['name']}-rest:8081" in named
+    before = pods(objects)["launcher"]["initContainers"]
+    assert [c["name"] for c in before] == ["noise-key", "store"]
+    assert before[1]["command"] == ["dpstream", "state", "init", words[2]]
 
 
 def test_policies_let_in_only_whom_flink_needs(objects: dict[str, Any]) -> None:

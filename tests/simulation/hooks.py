@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from accounting.budget import allocate
-from dp_transforms import bounding, flow, release, step
+from accounting.calibration import calibrate
+from dp_transforms import bounding, flow, release, run, step
 from state import sqlite, sqlite_file
 
 #: Between the calls of a store: states in memory are half changed when these fail.
@@ -18,7 +18,7 @@ WORK = [
     (bounding, "admit"), (bounding, "expand"), (step, "aggregate"),
     (step, "select"), (step, "publish"), (step, "predict"),
 ]  # fmt: skip
-_allocated = functools.lru_cache(maxsize=256)(allocate)
+_calibrated = functools.lru_cache(maxsize=256)(calibrate)
 
 
 def _struck(world: Any, name: str, real: Any) -> Any:
@@ -79,7 +79,7 @@ def watched(world: Any) -> Iterator[None]:
 def fast() -> Iterator[None]:
     """Budgets computed once, files that are not synchronised."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(step, "allocate", _allocated))
+        stack.enter_context(mock.patch.object(run, "calibrate", _calibrated))
         for owner in (sqlite, sqlite_file):
             stack.enter_context(mock.patch.object(owner, "connect", _fast(owner.connect)))
         yield

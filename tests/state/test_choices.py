@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import PolicyError, RunError
+from accounting.errors import PolicyError
 from accounting.gaussian import mu_of
 from state.choices import ChoiceLedger
 from state.ledger import Charge
@@ -86,5 +86,5 @@ def test_unknown_runs_have_no_receipt(ledger: ChoiceLedger, tmp_path: Path) -> N
 
 def test_a_file_that_is_no_ledger(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("not a database, for sure" * 100)
-    with pytest.raises(RunError):
+    with pytest.raises(PolicyError, match="no ledger"):
         ChoiceLedger(tmp_path / "x.db", "flights")

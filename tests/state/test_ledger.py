@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,12 @@ import pytest
 from accounting.composition import within
 from accounting.errors import PolicyError, RunError
 from accounting.gaussian import delta_of, mu_of
+from accounting.unit import UnitIdentity
 from state import ledger as module
+from state.choices import ChoiceLedger
 from state.ledger import Charge, Head, Ledger, read_ledger
+from state.ledger_seal import put_seal
+from state.tokens import begun_epoch, promise
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -109,9 +114,60 @@ def test_a_broken_chain_is_noticed(ledger: Ledger, tmp_path: Path, statement: st
             attempt()
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM tokens",
+        "UPDATE tokens SET previous = 'x'",
+        "UPDATE tokens SET run_id = run_id || 'x'",
+        "UPDATE entries SET run_id = 'x' WHERE seq = 2",
+        "DELETE FROM entries WHERE seq = 3",
+        "DELETE FROM choices",
+        "UPDATE choices SET request = 'x'",
+        "DELETE FROM ledger_meta WHERE name = 'seal'",
+    ],
+)
+def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = ChoiceLedger(path, "flights")
+    ledger.charge(charge(1), EPSILON, DELTA)
+    ledger.begin(charge(2), charge(3), "question", (EPSILON, DELTA))
+    promise(ledger, charge(4), EPSILON, DELTA)
+    ledger.entries()
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    db.close()
+    for attempt in (
+        lambda: ledger.charge(charge(9), EPSILON, DELTA),
+        lambda: begun_epoch(ledger, charge(4).run_id),
+        lambda: read_ledger(path),
+    ):
+        with pytest.raises(PolicyError, match=r"ledger.path: is damaged"):
+            attempt()
+    ledger.close()
+
+
+def test_a_ledger_without_digest_gets_one(ledger: Ledger, tmp_path: Path) -> None:
+    """One of version 2, which had all but that."""
+    path = tmp_path / "data" / "ledger.db"
+    ledger.charge(charge(1), EPSILON, DELTA)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE ledger_meta SET value = '2' WHERE name = 'schema_version'")
+        db.execute("DELETE FROM ledger_meta WHERE name = 'seal'")
+    db.close()
+    assert len(read_ledger(path)) == 1
+    again = Ledger(path, "flights")
+    again.charge(charge(2), EPSILON, DELTA)
+    again.close()
+    with sqlite3.connect(path) as db:
+        assert len(db.execute("SELECT * FROM ledger_meta").fetchall()) == 2
+    db.close()
+    assert len(read_ledger(path)) == 2
+
+
 def test_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(RunError, match="SQLITE_NOTADB"):
+    with pytest.raises(PolicyError, match="is damaged, or no ledger"):
         Ledger(tmp_path / "ledger.db", "flights")
 
 
@@ -165,6 +221,65 @@ def test_another_privacy_unit_is_refused(ledger: Ledger) -> None:
         with pytest.raises(PolicyError, match="another privacy unit"):
             act(other, EPSILON, DELTA)
     assert len(ledger.entries()) == 1
+
+
+DAY = 86_400_000_000
+
+
+def of_unit(run: int, period: int, phase: int = 0, event_time: str = "time", **more: Any) -> Charge:
+    unit = UnitIdentity("user", "string", event_time, period, phase)
+    words = f"user per period of {period / 1e6:g} s"
+    return msgspec.structs.replace(
+        charge(run), unit=words, **{"identity": unit.text, "periods": 4, **more}
+    )
+
+
+def test_units_that_only_look_alike_are_not_one(ledger: Ledger) -> None:
+    """Half a month later, 4 s longer: composed as what they have in common, all records."""
+    month = of_unit(1, 30 * DAY)
+    for other in (of_unit(2, 30 * DAY, 15 * DAY), of_unit(2, 30 * DAY + 4)):
+        assert other.unit == month.unit  # the words that used to decide
+        mu = math.sqrt(2 * 4) * MU
+        delta = delta_of(EPSILON, mu) + 8 * 0.4e-7
+        assert delta > delta_of(EPSILON, math.sqrt(2) * MU) + 2 * 0.4e-7  # what was composed
+        book = Ledger(":memory:", "flights")
+        assert book.charge(month, EPSILON, delta * 1.001)
+        with pytest.raises(PolicyError, match="spend more"):
+            book.charge(other, EPSILON, delta * 0.999)
+        assert book.charge(other, EPSILON, delta * 1.001)
+        book.close()
+    assert ledger.charge(msgspec.structs.replace(month, periods=None), EPSILON, DELTA)
+    for other, words in (
+        (of_unit(2, 30 * DAY, 15 * DAY), "no last period"),
+        (of_unit(2, 30 * DAY, event_time="arrival"), "another privacy unit by the event time"),
+        (of_unit(2, 30 * DAY, identity=UnitIdentity("user", "int").text), "by name or type"),
+    ):
+        for act in (ledger.charge, ledger.check):
+            with pytest.raises(PolicyError, match=words):
+                act(other, 1e6, 0.5)
+    assert ledger.charge(of_unit(3, 30 * DAY, periods=None), EPSILON, DELTA)
+    assert len(ledger.entries()) == 2
+
+
+def test_an_edited_unit_breaks_the_chain(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.charge(of_unit(1, 30 * DAY, 15 * DAY), EPSILON, DELTA)
+    assert ledger.entries()[0].identity.startswith("unit/1 {")
+    with sqlite3.connect(tmp_path / "data" / "ledger.db") as db:
+        db.execute(f"UPDATE entries SET entry = replace(entry, '{15 * DAY}', '0')")
+    db.close()
+    with pytest.raises(PolicyError, match="chain is broken"):
+        ledger.entries()
+
+
+def test_entries_without_an_identity_are_read_as_before(ledger: Ledger) -> None:
+    old = msgspec.structs.replace(of_unit(1, 30 * DAY), identity="", periods=1)
+    assert ledger.charge(old, EPSILON, DELTA)
+    assert ledger.charge(of_unit(2, 30 * DAY, 15 * DAY), EPSILON, DELTA)
+    with pytest.raises(PolicyError, match="older program"):
+        ledger.charge(of_unit(3, 30 * DAY), EPSILON, DELTA)
+    with pytest.raises(PolicyError, match="another privacy unit or period"):
+        ledger.charge(of_unit(4, 31 * DAY), EPSILON, DELTA)
+    assert ledger.charge(old, EPSILON, DELTA) is False
 
 
 def test_a_check_writes_nothing(ledger: Ledger) -> None:
@@ -242,10 +357,10 @@ def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
 def test_a_ledger_of_a_newer_program_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "data" / "ledger.db"
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE ledger_meta SET value = '3'")
+        db.execute("UPDATE ledger_meta SET value = '4' WHERE name = 'schema_version'")
     db.close()
     for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
-        with pytest.raises(PolicyError, match="schema version is beyond 2"):
+        with pytest.raises(PolicyError, match="schema version is beyond 3"):
             attempt()
 
 
@@ -282,7 +397,7 @@ def test_a_busy_ledger_says_so(
 
 
 def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_path: Path) -> None:
-    """The chain of what is left holds; only a remembered end tells."""
+    """Chain and digest of what is left hold; only a remembered end tells."""
     start, ends = ledger.head(), []
     for run in range(3):
         ledger.charge(charge(run), EPSILON, DELTA)
@@ -291,6 +406,7 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
         ledger.refuse_older(seen)
     with sqlite3.connect(tmp_path / "data" / "ledger.db") as db:
         db.execute("DELETE FROM entries WHERE seq = 3")
+        put_seal(db)
     db.close()
     assert len(ledger.entries()) == 2
     for seen in (start, *ends[:2]):

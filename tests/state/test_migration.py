@@ -1,6 +1,8 @@
 """A store of schema version 1 is upgraded: ``version1.store``, written by the code of that version.
 
 The file holds what ``test_sqlite.WORK`` does: decisions, an open window and a closed one.
+``version2.store`` holds what a reshard of ``life_conformance.sample`` and an expiry leave:
+snapshots, carried releases, progress of unit shards.
 """
 
 import os
@@ -13,15 +15,21 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 
-from accounting.errors import DpstreamError, PolicyError, RunError
-from state import sqlite_file
+from accounting.errors import PolicyError, RunError
+from state import sqlite_file, sqlite_upgrade
+from state.copying import copy_store
 from state.sqlite import SqliteStore
+from state.sqlite_backup import check_file
 from state.sqlite_file import create_store
+from state.sqlite_tables import put_meta
 from state.store import NEVER, KeyShard
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Ids, change, decide, take_step
+from tests.state.life_conformance import LINE, sample, whole
+from tests.state.life_conformance import OLD as OLD_IDENTITY
 from tests.state.test_sqlite import WORK, SqliteBench, final
 
 OLD = Path(__file__).with_name("version1.store")
@@ -39,10 +47,11 @@ def opened(path: Path) -> SqliteStore:
 
 
 def version(path: Path) -> str:
+    """The number behind its digest, if it has one."""
     with sqlite3.connect(path) as db:
         (found,) = db.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
     db.close()
-    return found
+    return found.rpartition(" ")[2]
 
 
 def change_then(states: KeyShard, keys: list[int], seed: int, named: Ids | None = None) -> Any:
@@ -66,7 +75,7 @@ def expected(folder: Path) -> list[object]:
 def test_nothing_is_lost(old: Path, tmp_path: Path) -> None:
     assert version(old) == "1"
     store = opened(old)
-    assert store.identity == IDENTITY and version(old) == "2"
+    assert store.identity == IDENTITY and version(old) == "3"
     assert final(store) == expected(tmp_path)
     # And it goes on like a new one.
     decide(store, 4, [1], [1], first=9)
@@ -79,12 +88,12 @@ def test_nothing_is_lost(old: Path, tmp_path: Path) -> None:
 
 
 def test_creating_what_exists_upgrades_it(old: Path) -> None:
-    assert create_store(old, IDENTITY) == IDENTITY and version(old) == "2"
+    assert create_store(old, IDENTITY) == IDENTITY and version(old) == "3"
 
 
 def test_two_that_upgrade_at_once_agree(old: Path) -> None:
     """The second waits, finds the work done, and does nothing."""
-    honest, met = sqlite_file._version, []
+    honest, met = sqlite_upgrade.version_of, []
 
     def slow(db: sqlite3.Connection) -> int:
         found = honest(db)
@@ -93,22 +102,21 @@ def test_two_that_upgrade_at_once_agree(old: Path) -> None:
             opened(old).close()  # another process is faster
         return found
 
-    with mock.patch.object(sqlite_file, "_version", slow):
+    with mock.patch.object(sqlite_upgrade, "version_of", slow):
         opened(old).close()
-    assert version(old) == "2"
+    assert version(old) == "3"
 
 
-STATEMENTS = [s for s in sqlite_file._VERSION_2.split(";") if s.strip()]
+#: Writes of the upgrade of ``version1.store``.
+WRITES = 15
 
 
-@pytest.mark.parametrize("nth", (0, 3, len(STATEMENTS)))
+@pytest.mark.parametrize("nth", (0, 3, 9, WRITES - 1))
 def test_a_migration_cut_short_changes_nothing(old: Path, tmp_path: Path, nth: int) -> None:
     """Killed after the nth statement: the old version or the new one, all of it."""
     child = f"""
 import os, signal, sqlite3
-from state import sqlite_file
-from state.sqlite import SqliteStore
-from tests.state.conformance import KEY_SCHEMA, STREAMS
+from state import sqlite_file, sqlite_upgrade
 real = sqlite_file.connect
 class Db:
     def __init__(self, db): self.db, self.left = db, {nth}
@@ -116,19 +124,19 @@ class Db:
     def __enter__(self): return self.db.__enter__()
     def __exit__(self, *e): return self.db.__exit__(*e)
     def execute(self, text, *values):
-        if text.strip().startswith(("CREATE", "UPDATE")):
+        if text.strip().startswith(("CREATE", "DROP", "INSERT", "REPLACE")):
             self.left -= 1
             if self.left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.db.execute(text, *values)
-sqlite_file._upgrade(Db(real({str(old)!r})))
+sqlite_upgrade.upgrade(Db(real({str(old)!r})))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     code = subprocess.run([sys.executable, "-c", child], env=environment, check=False).returncode
     assert code == -signal.SIGKILL
     assert version(old) == "1"
     store = opened(old)
-    assert final(store) == expected(tmp_path) and version(old) == "2"
+    assert final(store) == expected(tmp_path) and version(old) == "3"
     store.close()
 
 
@@ -149,19 +157,93 @@ def test_a_full_disk_leaves_the_old_version(old: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", ["3", "0", "x", ""])
-def test_other_versions_are_refused_and_left_alone(old: Path, found: str) -> None:
+def test_a_version_that_no_program_wrote_is_damage(old: Path, found: str) -> None:
+    """The third writes it with a digest."""
     with sqlite3.connect(old) as db:
         db.execute("UPDATE meta SET value = ? WHERE name = 'schema_version'", (found,))
     db.close()
     for attempt in (lambda: opened(old), lambda: create_store(old, IDENTITY)):
-        with pytest.raises(PolicyError, match="schema version"):
+        with pytest.raises(PolicyError, match="is damaged"):
             attempt()
     assert version(old) == found
+
+
+def test_a_newer_version_is_refused_and_left_alone(old: Path) -> None:
+    with sqlite3.connect(old) as db:
+        put_meta(db, "schema_version", "4")
+    db.close()
+    for attempt in (lambda: opened(old), lambda: create_store(old, IDENTITY)):
+        with pytest.raises(PolicyError, match="schema version is beyond 3"):
+            attempt()
+    assert version(old) == "4"
 
 
 def test_a_store_without_identity_is_refused(old: Path) -> None:
     with sqlite3.connect(old) as db:
         db.execute("DELETE FROM meta WHERE name = 'identity'")
     db.close()
-    with pytest.raises(DpstreamError, match="identity"):
+    with pytest.raises(PolicyError, match="is damaged"):
         opened(old)
+
+
+OLD_2 = Path(__file__).with_name("version2.store")
+
+
+def resharded_today(folder: Path) -> SqliteStore:
+    """What was done to make ``version2.store``."""
+    old, new = folder / "old.db", folder / "new.db"
+    create_store(old, OLD_IDENTITY)
+    source = opened(old)
+    sample(source, uneven=True)
+    create_store(new, msgspec.structs.replace(OLD_IDENTITY, shards=3))
+    target = opened(new)
+    copy_store(source, target, LINE)
+    source.close(), target.close()
+    target = opened(new)
+    target.set_note("x", "a")
+    for shard in range(3):
+        target.forget_positions(shard, 2)
+    target.compact()
+    return target
+
+
+def all_of(store: SqliteStore) -> list[object]:
+    return [
+        whole(store),
+        store.identity,
+        store.note("x"),
+        store.leads,
+        [store.unit_progress(shard) for shard in range(3)],
+        sorted(store.progress()),
+    ]
+
+
+def test_a_store_of_version_2_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    shutil.copy(OLD_2, path)
+    assert version(path) == "2"
+    store, today = opened(path), resharded_today(tmp_path)
+    assert version(path) == "3" and all_of(store) == all_of(today)
+    store.close(), today.close()
+    assert check_file(path).shards == 3  # every digest fits
+
+
+@pytest.mark.parametrize("old_store", [OLD, OLD_2], ids=["1", "2"])
+def test_damage_from_before_the_digests_is_noticed_as_far_as_it_can_be(
+    tmp_path: Path, old_store: Path
+) -> None:
+    """No error that is not coded; where Arrow or SQLite see it, that of damage."""
+    path, whole_file, noticed = tmp_path / "s.db", old_store.read_bytes(), 0
+    for byte in range(40, len(whole_file), len(whole_file) // 150):
+        data = bytearray(whole_file)
+        data[byte] ^= 0x10
+        path.write_bytes(bytes(data))
+        try:
+            store = opened(path)
+            store.close()
+        except PolicyError as error:
+            noticed += 1
+            assert error.field == "state.store"
+        for side in ("-wal", "-shm"):
+            Path(f"{path}{side}").unlink(missing_ok=True)
+    assert noticed >= 15

@@ -13,6 +13,7 @@ from dp_transforms.run import KeySource, begin_run
 from state import open as stores
 from state.sqlite import SqliteStore
 from state.sqlite_file import create_store, store_exists
+from state.sqlite_tables import put_meta
 from state.store import OvertakenError, RunIdentity, Store
 from tests.state.conformance import (
     IDENTITY,
@@ -296,7 +297,9 @@ def test_fingerprints_are_keyed(tmp_path: Path) -> None:
 
 
 def test_another_schema_version_is_refused(bench: SqliteBench) -> None:
-    bench.rows("UPDATE meta SET value = '3' WHERE name = 'schema_version'")
+    with sqlite3.connect(bench.path) as db:
+        put_meta(db, "schema_version", "4")
+    db.close()
     with pytest.raises(PolicyError, match="schema version"):
         bench.open()
 

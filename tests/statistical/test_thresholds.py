@@ -17,6 +17,7 @@ from accounting.limits import DECODE_BITS
 from accounting.plan import Plan
 from accounting.weights import SelectionWeights
 from dp_transforms import step
+from tests.budgets import budgeted
 from tests.statistical.trials import least_mu, lower, released, smaller_noise, upper
 from tests.streams import COUNT, UNITS, make_plan
 
@@ -42,7 +43,7 @@ def tau_less_one_sd() -> Iterator[None]:
         sd = (budget.statistic.sd * (1 << DECODE_BITS)).astype(np.int64)
         return msgspec.structs.replace(budget, tau=budget.tau - sd)
 
-    with mock.patch.object(step, "allocate", less):
+    with mock.patch.object(step, "calibrated", budgeted(less)):
         yield
 
 

@@ -1,0 +1,233 @@
+"""What a run's defaults and calibration came to: computed once, when the run begins.
+
+Sigma names the noise (``dp_transforms.noise.paths``), and thresholds, coefficients and sds show
+in what is released.  Computed by every worker, they would follow its processor (numpy, BLAS and
+FFT round differently on different instruction sets) and its version of this program: shards of
+one window would disagree, or the same data would be drawn a second time, uncharged.  So the
+text that ``calibrate`` gives is committed with the run id, and every worker reads its numbers
+from there.  Reading uses correctly rounded float operations only; floats are written with all
+their digits.
+
+A store from before there were such texts has none: its numbers are computed by the rules of
+that time (``shares.FIRST_RULES``).
+"""
+
+import base64
+import functools
+import zlib
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
+from accounting.errors import PolicyError
+from accounting.plan import Plan
+from accounting.shares import FIRST_RULES
+from accounting.strategies import make_strategy
+from accounting.strategies.base import Float64, Int64
+from accounting.weights import Statistic
+
+#: Layout of the text.
+FORMAT = 1
+
+
+class Calibrated(NamedTuple):
+    """A plan with its defaults spelled out, and its budget; the plan's hash is NOT the run's."""
+
+    plan: Plan
+    budget: Budget
+
+
+class _Encoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    strategy: str
+    triggers: int
+    parameters: str
+    sd_factors: str
+
+
+class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    encoder: int
+    col2: float
+    sensitivity: float
+    share: float
+    sigma: float
+
+
+class _Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    weighted: int
+    counted: int
+    alone: int
+    sd: str
+    rounding: str
+
+
+class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The text; arrays are base64 of compressed little-endian int64 or float64.
+
+    Attributes:
+        selection, units, values: numbers of entries of ``streams``.
+        weights: of a unit's pairs, in units of 2^-WEIGHT_BITS.
+        statistic: what keys are tested on; ``tau``: against what.
+    """
+
+    format: int
+    rules: int
+    refresh_every: int
+    select_every: int
+    epsilon: float
+    delta: float
+    mu: float
+    theta: float
+    b: float
+    encoders: list[_Encoder]
+    streams: list[_Stream]
+    selection: int | None
+    units: int | None
+    values: list[int]
+    weights: str | None
+    statistic: _Statistic | None
+    tau: str | None
+
+
+def calibrate(plan: Plan) -> str:
+    """The numbers of a run that begins now; all public.
+
+    Raises:
+        UsageError, PolicyError: the plan cannot be run, as ``allocate`` says.
+    """
+    budget = allocate(plan)
+    selection, units = budget.selection, budget.units
+    counts = [noise for noise in (selection, units) if noise is not None]
+    counts = counts[:1] if units is selection else counts
+    streams = [*counts, *budget.values]
+    encoders = list({noise.encoder: None for noise in streams})
+    text = _Text(
+        format=FORMAT,
+        rules=budget.rules,
+        refresh_every=plan.refresh_every,
+        select_every=plan.select_every,
+        epsilon=float(budget.epsilon),
+        delta=float(budget.delta),
+        mu=budget.mu,
+        theta=float(budget.theta),
+        b=budget.b,
+        encoders=[_encoder_text(encoder) for encoder in encoders],
+        streams=[_stream_text(noise, encoders) for noise in streams],
+        selection=None if selection is None else 0,
+        units=None if units is None else len(counts) - 1,
+        values=list(range(len(counts), len(streams))),
+        weights=None if budget.weights is None else _packed(budget.weights),
+        statistic=None if budget.statistic is None else _statistic_text(budget.statistic),
+        tau=None if budget.tau is None else _packed(budget.tau),
+    )
+    return msgspec.json.encode(text).decode()
+
+
+@functools.lru_cache(maxsize=16)
+def calibrated(plan: Plan, text: str) -> Calibrated:
+    """What was committed when a run began.
+
+    Args:
+        plan: the run's plan; text: what ``calibrate`` gave then, empty for a run from before.
+
+    Raises:
+        PolicyError: the text is damaged, or a newer program's.
+    """
+    if not text:
+        return Calibrated(
+            _explicit(plan, plan.refresh_every, plan.select_every), allocate(plan, FIRST_RULES)
+        )
+    try:
+        found = msgspec.json.decode(text, type=_Text)
+        if found.format != FORMAT:
+            raise ValueError
+        budget = _budget(found)
+    except (msgspec.DecodeError, ValueError, IndexError, zlib.error):
+        raise PolicyError(
+            "state.store",
+            "its committed numbers cannot be read: it is damaged, or a newer program's",
+            "restore it from a backup, or use the program that wrote it",
+        ) from None
+    return Calibrated(_explicit(plan, found.refresh_every, found.select_every), budget)
+
+
+def _explicit(plan: Plan, refresh_every: int, select_every: int) -> Plan:
+    """The plan with the defaults that decide when something is published or tested."""
+    if plan.privacy.mode != "sticky":
+        return plan  # tests and publishes at every trigger; there the two must be left out
+    privacy = msgspec.structs.replace(
+        plan.privacy, refresh_every=refresh_every, select_every=select_every
+    )
+    return msgspec.structs.replace(plan, privacy=privacy)
+
+
+def _encoder_text(encoder: Encoder) -> _Encoder:
+    strategy = encoder.strategy
+    parameters, factors = _packed(strategy.parameters), _packed(encoder.sd_factors)
+    return _Encoder(strategy.name, strategy.triggers, parameters, factors)
+
+
+def _stream_text(noise: StreamNoise, encoders: list[Encoder]) -> _Stream:
+    at = encoders.index(noise.encoder)
+    return _Stream(noise.name, at, noise.col2, noise.sensitivity, noise.share, noise.sigma)
+
+
+def _statistic_text(statistic: Statistic) -> _Statistic:
+    sd, rounding = _packed(statistic.sd), _packed(statistic.rounding)
+    return _Statistic(statistic.weighted, statistic.counted, statistic.alone, sd, rounding)
+
+
+def _budget(found: _Text) -> Budget:
+    encoders = [
+        Encoder(make_strategy(e.strategy, e.triggers, _floats(e.parameters)), _floats(e.sd_factors))
+        for e in found.encoders
+    ]
+    streams = [
+        StreamNoise(s.name, encoders[s.encoder], s.col2, s.sensitivity, s.share, s.sigma)
+        for s in found.streams
+    ]
+    tested, statistic = found.statistic, None
+    if tested is not None:
+        arrays = _floats(tested.sd), _floats(tested.rounding)
+        statistic = Statistic(tested.weighted, tested.counted, tested.alone, *arrays)
+    return Budget(
+        found.epsilon,
+        found.delta,
+        found.mu,
+        found.theta,
+        found.b,
+        None if found.selection is None else streams[found.selection],
+        None if found.units is None else streams[found.units],
+        tuple(streams[i] for i in found.values),
+        statistic,
+        None if found.tau is None else _integers(found.tau),
+        ASSUMPTIONS,
+        None if found.weights is None else _integers(found.weights),
+        found.rules,
+    )
+
+
+def _packed(numbers: npt.NDArray[Any]) -> str:
+    """Compressed little-endian numbers, byte planes apart: neighbours share their high bytes."""
+    whole = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
+    planes = whole.view(np.uint8).reshape(-1, 8).T.tobytes()
+    return base64.b85encode(zlib.compress(planes, 9)).decode()
+
+
+def _unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
+    planes = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
+    whole = np.ascontiguousarray(planes.reshape(8, -1).T).view(dtype).reshape(-1)
+    native = whole.astype(whole.dtype.newbyteorder("="))
+    native.setflags(write=False)
+    return native
+
+
+def _floats(text: str) -> Float64:
+    return _unpacked(text, "<f8")
+
+
+def _integers(text: str) -> Int64:
+    return _unpacked(text, "<i8")

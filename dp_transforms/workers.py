@@ -1,0 +1,136 @@
+"""Work of one stage on several threads, handed back in the order in which it was given.
+
+A runner calls a stage from one thread and fires the timers of its shards one by one.  Where a
+stage's input is complete when it begins (bounded input in one process), its calls can be asked
+for as they come and collected when the runner's bundle ends: what comes out, and in which order,
+does not depend on the threads.
+"""
+
+import contextlib
+import functools
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from dp_transforms.telemetry import Counts, add_counts, counted_apart
+
+Tool = TypeVar("Tool")
+
+
+class Threads(NamedTuple):
+    """How many threads a stage may use, and for which run.
+
+    Attributes:
+        number: of threads; 1: the runner's own.
+        run_id: whose end stops them; see ``stop_workers``.
+    """
+
+    number: int = 1
+    run_id: str = ""
+
+    def ahead(self, each: int) -> int:
+        """How many calls may be under way while the next are prepared, ``each`` for a thread."""
+        return each * self.number if self.number > 1 else 0
+
+
+class _StoppedError(Exception):
+    """The work is not wanted any more."""
+
+
+class Workers(Generic[Tool]):
+    """Calls on several threads whose results come back in the order of the calls.
+
+    With one thread a call is made when its results are asked for, on the caller's own.
+
+    Args:
+        make: gives what a call works with and no two calls use at once (a key ring's ciphers
+            have buffers of their own); called once for each thread.
+        threads: see ``Threads``.
+    """
+
+    def __init__(self, make: Callable[[], Tool], threads: Threads) -> None:
+        self._tools: queue.SimpleQueue[Tool] = queue.SimpleQueue()
+        for _ in range(threads.number):
+            self._tools.put(make())
+        self._pool = _pool(threads.number) if threads.number > 1 else None
+        self._own: deque[Callable[[Tool], Iterable[Any]]] = deque()
+        self._asked: deque[Future[tuple[list[Any], Counts]]] = deque()
+        self._stopped = threading.Event()
+        with _LOCK:
+            _LIVE.setdefault(threads.run_id, weakref.WeakSet()).add(self)
+
+    def ask(self, work: Callable[[Tool], Iterable[Any]]) -> None:
+        """Have a call made by some thread, soon."""
+        if self._pool is None:
+            self._own.append(work)
+        else:
+            self._asked.append(self._pool.submit(self._work, work))
+
+    def answers(self, leave: int = 0) -> Iterator[Any]:
+        """What the calls gave, in order; waits until at most ``leave`` of them are left.
+
+        Raises:
+            Whatever the first call raised that failed, first in the order of the calls.  Those
+            after it are given up, and none of them is running any more.
+        """
+        while self._own:
+            tool = self._tools.get()
+            try:
+                yield from self._own.popleft()(tool)
+            finally:
+                self._tools.put(tool)
+        while len(self._asked) > leave:
+            asked = self._asked.popleft()
+            try:
+                found, counts = asked.result()
+            except BaseException:
+                self._asked.append(asked)
+                self.stop()
+                raise
+            add_counts(counts)
+            del asked
+            yield from found
+
+    def stop(self) -> None:
+        """Give up what is left, and wait for the calls that are running."""
+        self._stopped.set()
+        for asked in self._asked:
+            asked.cancel()
+        wait(self._asked)
+        self._asked.clear()
+
+    def _work(self, work: Callable[[Tool], Iterable[Any]]) -> tuple[list[Any], Counts]:
+        tool, found = self._tools.get(), []
+        try:
+            with counted_apart() as counts:
+                for one in work(tool):
+                    found.append(one)
+                    if self._stopped.is_set():
+                        raise _StoppedError
+        finally:
+            self._tools.put(tool)
+        return found, counts
+
+
+_LOCK = threading.Lock()
+#: Of this process, by run.
+_LIVE: dict[str, weakref.WeakSet[Workers[Any]]] = {}
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """The threads of this process, shared by its stages: one of them works at a time."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="dpstream")
+
+
+def stop_workers(run_id: str) -> None:
+    """Give up what threads of this process are still asked for by a run that has ended."""
+    with _LOCK:
+        live = list(_LIVE.pop(run_id, ()))
+    for workers in live:
+        with contextlib.suppress(Exception):
+            workers.stop()

@@ -1,0 +1,91 @@
+"""Files that are not whole yet: hidden beside their place, and swept once their writer is gone.
+
+A draft has a random name, and its writer holds a lock on it (``flock``) for as long as it lives;
+the kernel lets go of the lock when the process ends, however it ends.  So a draft whose lock is
+free is nobody's, at once and whatever its age: process ids come again, and clocks of machines that
+share a folder differ.  Between making a draft and locking it there is an instant in which it may be
+swept; its writer then finds it gone and makes another.  Where a file system has no such locks, a
+draft counts as nobody's when it is a day old.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_SUFFIX = ".dpstream-draft"
+_DAY = 86_400.0
+#: Beside a draft that is a database; their lock is the draft's.
+SIDES = ("-wal", "-shm", "-journal")
+#: Drafts in a row that were swept before they were locked: somebody sweeps without end.
+_ATTEMPTS = 100
+
+
+@contextlib.contextmanager
+def drafted(out: Path, mode: int = 0o600) -> Iterator[Path]:
+    """An empty draft beside ``out``, which is to be linked or renamed to it within the block.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    descriptor, draft = _made(out, mode)
+    try:
+        yield draft
+    finally:
+        for name in ("", *SIDES):
+            with contextlib.suppress(OSError):
+                Path(f"{draft}{name}").unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _made(out: Path, mode: int) -> tuple[int, Path]:
+    for _ in range(_ATTEMPTS):
+        draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}{_SUFFIX}")
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        with contextlib.suppress(OSError):  # no locks here: its age protects it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if draft.exists():
+            return descriptor, draft
+        os.close(descriptor)
+    raise FileNotFoundError
+
+
+def sweep(folder: Path, older: tuple[str, ...] = ()) -> None:
+    """Remove the drafts of a folder that are nobody's; what cannot be removed stays.
+
+    Args:
+        older: patterns of drafts that earlier versions made without a lock: removed after a day.
+    """
+    found = {draft: _nobodys for draft in folder.glob(f".*{_SUFFIX}*")}
+    found |= {draft: _old for pattern in older for draft in folder.glob(pattern)}
+    for draft, unused in found.items():
+        with contextlib.suppress(OSError):
+            if unused(draft):
+                draft.unlink(missing_ok=True)
+
+
+def _nobodys(draft: Path) -> bool:
+    owner = draft.with_name(draft.name.rpartition(_SUFFIX)[0] + _SUFFIX)
+    if not owner.exists():
+        return True  # beside a database that is gone
+    if owner.stat().st_nlink > 1:
+        # It has its name already.  To open and close it would drop SQLite's locks on the file of
+        # that name, if this process has it open.
+        return True
+    descriptor = os.open(owner, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return _old(owner)
+    finally:
+        os.close(descriptor)
+
+
+def _old(draft: Path) -> bool:
+    return time.time() - draft.stat().st_mtime > _DAY

@@ -1,0 +1,85 @@
+"""Digests that stand with everything a store keeps, so that damage is noticed where it is read.
+
+A digest covers the bytes and the name of their place (table, row, column): a flipped bit, a lost
+piece and a row that stands in another's place are all noticed, up to collisions of 128 bits.  It
+is the tag of AES-GMAC under a public key, with a BLAKE2b digest of the name as its nonce.  The
+threat is damage, not somebody who can write to the store, so nothing about it is secret.  It
+is ten to twenty times as fast as BLAKE2b or SHA-256 over the bytes themselves, which would add a
+third to the cost of a commit; AES is what the noise is made with, so it is fast wherever noise is.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from accounting.errors import PolicyError
+
+#: Bytes of a digest.
+SIZE = 16
+_NONCE = 12
+_MAC = AESGCM(b"dpstream digests")
+#: Hex digits and a space stand before a text.
+_TEXT = 2 * SIZE + 1
+
+
+def digest(name: str, data: bytes | memoryview) -> bytes:
+    """16 bytes that bind data to the name of its place."""
+    nonce = hashlib.blake2b(name.encode(), digest_size=_NONCE, person=b"dpstream-place")
+    return _MAC.encrypt(nonce.digest(), b"", data)
+
+
+def sealed(name: str, data: bytes) -> bytes:
+    """The data with its digest in front."""
+    return digest(name, data) + data
+
+
+def unsealed(name: str, blob: object) -> memoryview:
+    """The data of a sealed blob, not copied.
+
+    Raises:
+        PolicyError: it is not what was written there.
+    """
+    if not isinstance(blob, bytes) or len(blob) < SIZE:
+        raise damaged()
+    data = memoryview(blob)[SIZE:]
+    if digest(name, data) != blob[:SIZE]:
+        raise damaged()
+    return data
+
+
+def sealed_text(name: str, text: str) -> str:
+    """The text with its digest in front, for columns of texts."""
+    # What cannot be a text any more is read as one that no digest fits (`sqlite_file.connect`).
+    return f"{digest(name, text.encode(errors='surrogateescape')).hex()} {text}"
+
+
+def unsealed_text(name: str, sealed: object) -> str:
+    """The text of a sealed one.
+
+    Raises:
+        PolicyError: it is not what was written there.
+    """
+    if not isinstance(sealed, str) or sealed_text(name, sealed[_TEXT:]) != sealed:
+        raise damaged()
+    return sealed[_TEXT:]
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """What libraries raise over bytes that make no sense becomes the one error of damage."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError):
+        raise damaged() from None
+
+
+def damaged() -> PolicyError:
+    """The store is not what was written."""
+    return PolicyError(
+        "state.store",
+        "is damaged",
+        "restore it from a backup: `dpstream state restore JOB BACKUP --replace`",
+    )

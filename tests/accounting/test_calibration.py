@@ -1,0 +1,123 @@
+"""The numbers of a run: what is read back is what was computed, to the bit."""
+
+from collections.abc import Callable
+from unittest import mock
+
+import msgspec
+import numpy as np
+import pytest
+
+from accounting import shares
+from accounting.budget import Budget, StreamNoise, allocate
+from accounting.calibration import calibrate, calibrated
+from accounting.errors import PolicyError
+from accounting.plan import Aggregate, Plan
+from accounting.strategies import blt_table, make_strategy
+from accounting.weights import SelectionWeights
+
+Make = Callable[..., Plan]
+UNITS = Aggregate("people", "units")
+SUM = Aggregate("units", "sum", "x", (-3.0, 9.0))  # another stream's name, on purpose
+MEAN = Aggregate("selection", "mean", "x", (-2.0, 6.0), 0.25)
+CASES = {
+    "tree": {},
+    "blt": {"strategy": "blt", "aggregates": (SUM, MEAN)},
+    "toeplitz": {"strategy": "toeplitz", "aggregates": (UNITS, SUM)},
+    "rounds": {"mode": "rounds", "triggers": 24, "contributions": 6},
+    "paper": {"mode": "paper", "allow_unsound": True},
+    "public": {"public_keys": "list", "aggregates": (UNITS, SUM)},
+    "weights": {"weights": SelectionWeights(), "strategy": "blt", "aggregates": (UNITS, SUM)},
+    "combined": {
+        "weights": SelectionWeights(), "per_key_bound": 1, "combine": True, "strategy": "blt",
+        "triggers": 1000, "refresh_every": 20, "select_every": 5,
+    },
+    "once": {"triggers": 1},
+}  # fmt: skip
+
+
+def streams(budget: Budget) -> list[StreamNoise | None]:
+    return [budget.selection, budget.units, *budget.values]
+
+
+def check_same(ours: Budget, theirs: Budget) -> None:
+    plain = ("epsilon", "delta", "mu", "theta", "b", "assumptions", "rules")
+    assert [getattr(ours, name) for name in plain] == [getattr(theirs, name) for name in plain]
+    for a, b in zip(streams(ours), streams(theirs), strict=True):
+        assert (a is None) == (b is None)
+        if a is None or b is None:
+            continue
+        numbers = ("name", "strategy", "triggers", "col2", "sensitivity", "share", "sigma")
+        assert [getattr(a, name) for name in numbers] == [getattr(b, name) for name in numbers]
+        np.testing.assert_array_equal(a.sd, b.sd)
+        np.testing.assert_array_equal(a.strategy_object.parameters, b.strategy_object.parameters)
+    for mine, other in ((ours.tau, theirs.tau), (ours.weights, theirs.weights)):
+        assert (mine is None) == (other is None)
+        np.testing.assert_array_equal(mine, other)
+    assert (ours.statistic is None) == (theirs.statistic is None)
+    if ours.statistic is not None and theirs.statistic is not None:
+        for name in ("weighted", "counted", "alone", "sd", "rounding"):
+            np.testing.assert_array_equal(
+                getattr(ours.statistic, name), getattr(theirs.statistic, name)
+            )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_read_back_to_the_bit(name: str, make_plan: Make) -> None:
+    plan = make_plan(**CASES[name])
+    given = allocate(plan)
+    found = calibrated(plan, calibrate(plan))
+    check_same(found.budget, given)
+    assert (given.units is given.selection) == (found.budget.units is found.budget.selection)
+    assert (found.plan.refresh_every, found.plan.select_every) == (
+        plan.refresh_every,
+        plan.select_every,
+    )
+    found.plan.check()
+
+
+def test_a_later_program_changes_nothing(make_plan: Make) -> None:
+    """Other defaults, another table of coefficients, another calibration: the text decides."""
+    plan = make_plan(weights=SelectionWeights(), strategy="blt", triggers=250)
+    text, given = calibrate(plan), allocate(plan)
+    other = {row: ((0.5,), (0.3,)) for row in blt_table.EXPONENTIALS}
+    with (
+        mock.patch.dict(blt_table.EXPONENTIALS, other),
+        mock.patch.object(shares, "knee", lambda costs: 0.5),
+        mock.patch.object(Plan, "refresh_every", 7),
+        mock.patch.object(Plan, "select_every", 7),
+    ):
+        assert make_strategy("blt", 250).parameters.tolist() == [0.5, 0.3]
+        calibrated.cache_clear()
+        found = calibrated(plan, text)
+    check_same(found.budget, given)
+    assert found.plan.privacy.refresh_every == found.plan.privacy.select_every == 2
+
+
+def test_a_run_from_before_keeps_the_old_rules(make_plan: Make) -> None:
+    plan = make_plan(weights=SelectionWeights(), strategy="blt")
+    found = calibrated(plan, "")
+    assert found.budget.selection is not None
+    assert found.budget.selection.share == 0.97 and found.budget.rules == 1
+    check_same(found.budget, allocate(plan, shares.FIRST_RULES))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[:-9],
+        lambda text: text.replace('"format":1', '"format":2'),
+        lambda text: text.replace('"tau":"', '"tau":"0'),
+        lambda text: text.replace('"encoder":0', '"encoder":5', 1),
+        lambda text: text.replace('"strategy":"tree"', '"strategy":"oak"'),
+        lambda text: text.replace('"rules"', '"rule"'),
+    ],
+)
+def test_damage(spoil: Callable[[str], str], make_plan: Make) -> None:
+    plan = make_plan()
+    with pytest.raises(PolicyError, match="committed numbers") as caught:
+        calibrated(plan, spoil(calibrate(plan)))
+    assert caught.value.__cause__ is None
+
+
+def test_the_text_is_a_function_of_the_plan(make_plan: Make) -> None:
+    assert calibrate(make_plan()) == calibrate(msgspec.structs.replace(make_plan()))

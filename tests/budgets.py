@@ -1,0 +1,18 @@
+"""Runs whose budget a test has changed: what a step reads as committed is replaced."""
+
+from collections.abc import Callable
+from typing import Any
+
+from accounting.budget import Budget, allocate
+from accounting.calibration import Calibrated, calibrated
+from accounting.plan import Plan
+
+
+def budgeted(change: Callable[[Any], Budget]) -> Callable[[Plan, str], Calibrated]:
+    """In place of ``calibrated``: the budget that ``change`` gives a plan."""
+    return lambda plan, text: Calibrated(calibrated(plan, text).plan, change(plan))
+
+
+def budgets(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same for what replaces ``allocate`` by ``make(allocate)``."""
+    return lambda _: budgeted(make(allocate))

@@ -1,0 +1,301 @@
+"""Several threads give the bytes of one: results in order, errors in order, nothing shared."""
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pytest
+
+from accounting.errors import DpstreamError, RunError
+from accounting.plan import Plan
+from dp_transforms import flow, split
+from dp_transforms.clock import Announced
+from dp_transforms.flow import DPStream
+from dp_transforms.hold import HoldUntilCut
+from dp_transforms.noise.prf import Prf
+from dp_transforms.run import Run
+from dp_transforms.telemetry import first_error, forget_error, operator_totals
+from dp_transforms.workers import Threads, Workers, stop_workers
+from state import open as stores
+from tests.dp_transforms.test_flow import MODES, in_memory, options, ordered, through_beam
+from tests.streams import begin, generate, make_plan
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    forget_error()
+    yield
+    stores.close_all()
+
+
+def on(run: Run, threads: int) -> Run:
+    return run._replace(performance=run.performance._replace(threads=threads))
+
+
+# --- the threads alone -----------------------------------------------------------------
+
+
+def slowly(number: int, tool: int) -> Iterator[tuple[int, int]]:
+    """Later calls are done sooner."""
+    time.sleep(0.03 / (1 + number))
+    for part in range(2):
+        yield number, part
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_answers_come_in_the_order_of_the_calls(threads: int) -> None:
+    found: list[tuple[int, int]] = []
+    team = Workers(lambda: 0, Threads(threads, "run"))
+    for number in range(12):
+        team.ask(partial(slowly, number))
+        found += team.answers(Threads(threads).ahead(2))
+        assert len(found) // 2 >= number + 1 - (2 * threads if threads > 1 else 0)
+    found += team.answers()
+    assert found == [(number, part) for number in range(12) for part in range(2)]
+
+
+def test_one_thread_is_the_callers_own() -> None:
+    team = Workers(lambda: 0, Threads())
+    team.ask(lambda _: iter([threading.get_ident()]))
+    assert list(team.answers()) == [threading.get_ident()]
+
+
+def test_no_two_calls_have_the_same_tool_at_once() -> None:
+    taken: list[list[int]] = []
+
+    def work(tool: list[int]) -> Iterator[int]:
+        tool.append(1)
+        assert len(tool) == 1
+        time.sleep(0.002)
+        yield tool.pop()
+
+    def make() -> list[int]:
+        taken.append([])
+        return taken[-1]
+
+    team = Workers(make, Threads(3, "run"))
+    for _ in range(30):
+        team.ask(work)
+    assert sum(team.answers()) == 30
+    assert len(taken) == 3
+
+
+def test_the_first_error_is_the_first_in_order_and_nothing_works_on_after_it() -> None:
+    at_work, done = set[int](), set[int]()
+
+    def work(number: int, _: int) -> Iterator[int]:
+        at_work.add(number)
+        time.sleep(0.05 if number == 1 else 0.0)
+        if number in (1, 2):
+            raise ValueError(number)
+        for part in range(1000):
+            time.sleep(0.001)
+            yield part
+        done.add(number)
+
+    team = Workers(lambda: 0, Threads(3, "run"))
+    for number in (1, 2, 3, 4, 5):
+        team.ask(partial(work, number))
+    with pytest.raises(ValueError, match="1"):
+        list(team.answers())
+    begun = set(at_work)
+    time.sleep(0.05)
+    assert at_work == begun and not done, "a call went on, or was begun, after the error"
+    assert list(team.answers()) == []
+
+
+def test_the_end_of_a_run_stops_its_threads() -> None:
+    going, ended = threading.Event(), threading.Event()
+
+    def work(_: int) -> Iterator[int]:
+        try:
+            going.set()
+            while True:
+                time.sleep(0.001)
+                yield 0
+        finally:
+            ended.set()
+
+    team = Workers(lambda: 0, Threads(2, "a run"))
+    team.ask(work)
+    assert going.wait(10)
+    stop_workers("another run")
+    assert not ended.is_set()
+    stop_workers("a run")
+    assert ended.is_set()
+
+
+# --- the flow --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dithering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that take turns at random."""
+    rng, lock, real = np.random.default_rng(3), threading.Lock(), Workers._work
+
+    def work(self: Workers[Any], call: Any) -> Any:
+        with lock:
+            wait = float(rng.uniform(0, 0.02))
+        time.sleep(wait)
+        return real(self, call)
+
+    monkeypatch.setattr(Workers, "_work", work)
+
+
+@MODES
+def test_any_number_of_threads_gives_the_same_bytes(
+    plan: Plan, store_paths: Iterator[str], tmp_path: Path, dithering: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(flow, "SPLIT_BUFFER_ROWS", 500)
+    monkeypatch.setattr(split, "SPLIT_BUFFER_ROWS", 500)
+    source = generate(plan).batches(300)
+    expected, letters = in_memory(plan, next(store_paths), source)
+    totals = []
+    for threads in (1, 2, 3, 8):
+        operator_totals.clear()
+        run = on(begin(plan, next(store_paths), **options(plan)), threads)  # type: ignore[arg-type]
+        got, dead = through_beam(DPStream(plan, run), source, tmp_path / str(threads))
+        assert got == expected
+        assert ordered(dead) == ordered(letters)
+        totals.append(dict(operator_totals))
+        stores.close_all()
+    assert totals[0]["operator_records_in"] == sum(batch.num_rows for batch in source)
+    assert totals == [totals[0]] * 4
+
+
+class Halves(beam.PTransform):
+    """A clock that announces the cuts of bounded input in two parts."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self._pulses = [(1, 1, last // 2), (1, last // 2 + 1, last)]
+
+    def expand(self, begin: Any) -> Any:
+        return begin | beam.Create(self._pulses, reshuffle=False)
+
+
+@pytest.mark.parametrize(("bounded", "announced"), [(True, True), (True, False), (False, True)])
+def test_only_what_ends_at_one_cut_is_given_to_threads(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch, bounded: bool, announced: bool
+) -> None:
+    """Elsewhere rows may wait for later cuts, and a bundle's end is no place to emit."""
+    seen: list[int] = []
+    real = HoldUntilCut.__init__
+
+    def init(self: HoldUntilCut, *args: Any, threads: Threads = Threads(), **more: Any) -> None:  # noqa: B008
+        seen.append(threads.number)
+        real(self, *args, threads=threads, **more)
+
+    monkeypatch.setattr(HoldUntilCut, "__init__", init)
+    plan = make_plan()
+    line = plan.timeline
+    clock = Announced(line.last_cut) if announced else Halves(line.last_cut)
+    transform = DPStream(plan, on(begin(plan, next(store_paths)), 4), clock=clock)
+    records = beam.Pipeline() | beam.Create(generate(plan).batches(300), reshuffle=False)
+    records.is_bounded = bounded
+    _ = records | transform
+    assert seen == [4 if bounded and announced else 1] * 2
+
+
+class Once(Prf):
+    """Says when two threads use it at once."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(key)
+        self._at_work = threading.Lock()
+
+    def blocks(self, blocks: Any) -> Any:
+        assert self._at_work.acquire(blocking=False), "two threads in one cipher"
+        try:
+            time.sleep(0.0002)
+            return super().blocks(blocks)
+        finally:
+            self._at_work.release()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_cipher_is_used_by_two_threads(
+    store_paths: Iterator[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """``shared``: the test notices if the threads were to share a callback."""
+    monkeypatch.setattr("dp_transforms.noise.prf.Prf", Once)
+    if shared:
+        real = Workers.__init__
+
+        def init(self: Workers[Any], make: Any, threads: Threads) -> None:
+            one = make()
+            real(self, lambda: one, threads)
+
+        monkeypatch.setattr(Workers, "__init__", init)
+    plan = make_plan()
+    run = on(begin(plan, next(store_paths), 8), 4)
+    source = generate(plan).batches(100)
+    if shared:
+        with pytest.raises(Exception, match="AssertionError"):
+            through_beam(DPStream(plan, run), source, tmp_path / "out")
+    else:
+        through_beam(DPStream(plan, run), source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["bound", "step"])
+def test_the_error_of_the_first_shard_is_the_runs(
+    kind: str, store_paths: Iterator[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shard 2 fails at once, shard 1 later: the error is always shard 1's."""
+    at_work = [0]
+
+    def failing(shard: int) -> None:
+        at_work[0] += 1
+        try:
+            time.sleep({0: 0.02, 1: 0.05}.get(shard, 0.0))
+            if shard:
+                raise RunError("state.store", f"failed at {shard}", "look")
+        finally:
+            at_work[0] -= 1
+
+    if kind == "bound":
+        real = flow.decide_records
+
+        def decide(plan: Any, store: Any, shard: int, *rest: Any) -> Any:
+            failing(shard)
+            return real(plan, store, shard, *rest)
+
+        monkeypatch.setattr(flow, "decide_records", decide)
+    else:
+        steps = flow.Stepper.steps
+
+        def some(self: Any, shard: int, group: Any) -> Any:
+            failing(shard)
+            return steps(self, shard, group)
+
+        monkeypatch.setattr(flow.Stepper, "steps", some)
+    plan = make_plan()
+    run = on(begin(plan, next(store_paths), 4), 3)
+    with pytest.raises(Exception, match="failed at 1"):
+        through_beam(DPStream(plan, run), generate(plan).batches(300), tmp_path / "out")
+    assert at_work == [0], "a thread worked on after the run had failed"
+    found = first_error()
+    assert isinstance(found, DpstreamError) and found.rule == "failed at 1"
+
+
+def test_an_unforeseen_error_of_a_thread_shows_its_class_only(
+    store_paths: Iterator[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(*_: Any) -> Any:
+        raise ValueError("CANARY 7741")
+
+    monkeypatch.setattr(flow, "decide_records", decide)
+    plan = make_plan()
+    run = on(begin(plan, next(store_paths), 4), 3)
+    with pytest.raises(Exception, match="failed with ValueError") as caught:
+        through_beam(DPStream(plan, run), generate(plan).batches(300), tmp_path / "out")
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "CANARY" not in str(error)
+        error = error.__cause__ or error.__context__

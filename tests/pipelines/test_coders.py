@@ -1,0 +1,134 @@
+"""Between stages records are written by the coder of batches; nothing that holds one is pickled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+from apache_beam import coders
+
+from dp_transforms import flow
+from dp_transforms.batches import ArrowBatchCoder
+from pipelines import stream
+from pipelines.jobs.job import Job, load_job
+from pipelines.sinks.sink import sink_of
+from pipelines.sources import pubsub_client
+from pipelines.sources.inputs import input_of
+from pipelines.sources.kafka import KafkaInput
+from pipelines.sources.replay import Replay
+from state import open as stores
+from tests.pipelines.test_unbounded_cli import job_file
+
+#: Coders that say what they write.  All others of Beam's fall back on pickles.
+KNOWN = (
+    ArrowBatchCoder,
+    coders.BytesCoder,
+    coders.IterableCoder,
+    coders.coders.ListCoder,
+    coders.coders.PaneInfoCoder,
+    coders.StrUtf8Coder,
+    coders.TupleCoder,
+    coders.VarIntCoder,
+)
+#: Producers without records: the time stamps that Beam's reshuffle keeps, and the files of a
+#: folder (names and places).
+WITHOUT_RECORDS = ("/ReshufflePerKey/", "Source/Watch", "Source/Pieces", "Source/SpreadFiles/",
+                   "Source/SpreadPieces/")  # fmt: skip
+#: Stages whose outputs are batches.
+BATCHES = ("Source/Read/", "DPStream/Records", "ByUnit", "UnitInput", "Bound/Bound", "KeyInput",
+           "Release/Release", "Gather", "Seal", "AllDead")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    stores.close_all()
+
+
+def a_job(folder: Path, kind: str) -> Job:
+    """A job on a source that need not be there."""
+    path = job_file(folder, kind if kind in ("kafka", "pubsub") else "folder")
+    if kind not in ("kafka", "pubsub", "folder"):
+        lines = path.read_text().split("[schema]", 1)[1]
+        end = '[time]\nend = "2024-01-02T00:00:00Z"'
+        path.write_text(
+            f'[source]\nkind = "csv"\npath = "in/*.csv"\n[schema]{lines}'.replace("[time]", end)
+        )
+        (folder / "in" / "a.csv").write_text("user,page,time,value\nu,p,2024-01-01T00:00:00Z,1\n")
+    return load_job(path)
+
+
+def collections(job: Job, kind: str) -> dict[str, list[Any]]:
+    """Of each collection of a job's pipeline, by its producer: all coders in its coder."""
+    source, ends = input_of(job), kind != "flink"
+    run, _ = stream.begin(job, source=[b"here"])
+    reader: Any = None
+    if source.bounded:
+        reader = source.read() if kind == "files" else Replay(job)
+    pipeline = beam.Pipeline()
+    stream._connect(
+        pipeline, job, sink_of(job, run), run, source, reader, source.bounded and ends, ends
+    )
+    proto, context = pipeline.to_runner_api(return_context=True)
+    found: dict[str, list[Any]] = {}
+    for transform in proto.components.transforms.values():
+        for tag, name in transform.outputs.items():
+            if not transform.subtransforms:
+                coder = context.coders.get_by_id(proto.components.pcollections[name].coder_id)
+                found[f"{transform.unique_name}[{tag}]"] = list(parts_of(coder))
+    return found
+
+
+def parts_of(coder: Any) -> Iterator[Any]:
+    yield coder
+    for part in coder._get_component_coders() or ():
+        yield from parts_of(part)
+
+
+def pickled(found: dict[str, list[Any]]) -> set[str]:
+    """Producers of collections that a coder without a type writes."""
+    return {
+        name
+        for name, parts in found.items()
+        if not all(isinstance(part, KNOWN) for part in parts)
+        and not any(without in name for without in WITHOUT_RECORDS)
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline can be looked at where no broker is."""
+    monkeypatch.setattr(KafkaInput, "_topic_id", lambda self: "an id")
+    described = SimpleNamespace(topic="t", ack_deadline=60)
+    monkeypatch.setattr(pubsub_client, "described", lambda subscription: described)
+    monkeypatch.setattr(pubsub_client, "seek", lambda subscription, begin: None)
+
+
+@pytest.mark.parametrize("kind", ["files", "replay", "flink", "folder", "kafka", "pubsub"])
+def test_no_record_is_pickled_between_stages(tmp_path: Path, kind: str) -> None:
+    found = collections(a_job(tmp_path, kind), kind)
+    for stage in BATCHES:
+        here = [parts for name, parts in found.items() if stage in name]
+        assert here, stage
+        assert all(any(isinstance(p, ArrowBatchCoder) for p in parts) for parts in here), stage
+    assert pickled(found) == set()
+
+
+def test_a_lost_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(self: flow.Bound, pcolls: Any) -> Any:
+        records, pulses = pcolls
+        schema = flow.record_schema(self._run.plan)
+        split = beam.ParDo(flow.SplitByShard("unit", self._run.shards, schema))
+        return (
+            (records | "ByUnit" >> split, pulses | "P" >> flow._to_shards(self._run, schema))
+            | "UnitInput" >> beam.Flatten()
+            | "Bound" >> beam.ParDo(self.hold()).with_output_types(tuple[int, pa.RecordBatch])
+        )
+
+    monkeypatch.setattr(flow.Bound, "expand", lost)
+    found = collections(a_job(tmp_path, "files"), "files")
+    names = {name.split("/")[-1] for name in pickled(found)}
+    assert names == {"ByUnit[None]", "UnitInput[None]"}

@@ -1,0 +1,112 @@
+"""The same bytes on other processors: golden jobs under numpy's, BLAS's and LLVM's least
+instructions, and the numbers of a run under an emulated older processor."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from accounting.budget import Budget
+from accounting.calibration import calibrated
+from tests.runners.golden import DIGESTS, NUMBERS, golden_job, recorded_in, write_stream
+
+#: The one job whose numbers differ on a processor without AVX-512, and one for each encoder.
+NAMES = ("rounds", "tree", "toeplitz", "combined")
+
+
+def least_instructions() -> dict[str, str]:
+    """An environment in which numpy and BLAS use what every x86-64 processor has."""
+    from numpy._core import _multiarray_umath as umath
+
+    present = [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)]
+    return {"NPY_DISABLE_CPU_FEATURES": " ".join(present), "OPENBLAS_CORETYPE": "Nehalem"}
+
+
+OLD_JIT = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": ""}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param(OLD_JIT, marks=pytest.mark.slow)], ids=["numpy", "compiled"]
+)
+def test_golden_bytes(more: dict[str, str], tmp_path: Path) -> None:
+    env = os.environ | least_instructions() | more
+    if more:
+        env["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
+    command = [sys.executable, "-m", "tests.runners.golden", str(tmp_path), *NAMES]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = dict(line.split() for line in done.stdout.splitlines())
+    digests = recorded_in(DIGESTS)
+    assert found == {name: digests[name] for name in NAMES}
+
+
+def figures(budget: Budget) -> list[float | int | list[float]]:
+    """Everything of a budget that draws, tests or is published."""
+    streams = [budget.selection, budget.units, *budget.values]
+    out: list[float | int | list[float]] = [budget.mu, budget.b]
+    for noise in streams:
+        if noise is not None:
+            out += [noise.sigma, noise.sd.tolist(), noise.strategy_object.parameters.tolist()]
+    if budget.tau is not None:
+        out.append(budget.tau.tolist())
+    if budget.weights is not None:
+        out.append(budget.weights.tolist())
+    return out
+
+
+SHOWN = """
+import json, sys
+from accounting.calibration import calibrated
+from pathlib import Path
+from pipelines.jobs.job import load_job
+from tests.runners.test_instruction_sets import figures
+for name, text in json.loads(Path(sys.argv[1]).read_text()).items():
+    plan = load_job(Path(sys.argv[2], name, "job.toml")).plan
+    print(json.dumps([name, figures(calibrated(plan, text).budget)]))
+"""
+
+
+@pytest.mark.slow
+def test_numbers_on_an_older_processor(tmp_path: Path) -> None:
+    """What is read there is what was committed here, to the bit (qemu-user, Nehalem)."""
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("no qemu-x86_64: install qemu-user")
+        pytest.skip("no qemu-x86_64: apt-get install qemu-user")
+    stream = tmp_path / "recorded"
+    stream.mkdir()
+    write_stream(stream, users=10)
+    numbers, ours = recorded_in(NUMBERS), {}
+    for name, text in numbers.items():
+        job = golden_job(name, stream, tmp_path / name)
+        ours[name] = figures(calibrated(job.plan, text).budget)
+    command = [emulator, "-cpu", "Nehalem", sys.executable, "-c", SHOWN, NUMBERS, tmp_path]
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert theirs == ours
+
+
+def test_a_run_takes_its_numbers_from_the_store(tmp_path: Path) -> None:
+    """One part in 10^15 of a sigma is other noise: the recorded numbers are the ones in use."""
+    stream = tmp_path / "recorded"
+    stream.mkdir()
+    write_stream(stream, users=10)
+    plan = golden_job("plain", stream, tmp_path / "plain").plan
+    text = recorded_in(NUMBERS)["plain"]
+    found = json.loads(text)
+    found["streams"][0]["sigma"] = float(np.nextafter(found["streams"][0]["sigma"], np.inf))
+    other = calibrated(plan, msgspec.json.encode(found).decode()).budget
+    ours = calibrated(plan, text).budget
+    assert other.selection is not None and ours.selection is not None
+    assert other.selection.sigma > ours.selection.sigma and other.mu == ours.mu
