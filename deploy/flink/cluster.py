@@ -26,7 +26,7 @@ from assemble import OPENS
 
 _MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 _WORKER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
-_START_SECONDS = 60
+_START_SECONDS = 300
 _STOP_SECONDS = 10
 
 SETTINGS = """\
@@ -108,7 +108,7 @@ class Cluster:
         """Start all processes and wait until every task manager has reported.
 
         Raises:
-            RuntimeError: they did not within a minute.
+            RuntimeError: they did not within five minutes.
         """
         self.manager = self._java(_MANAGER, "jobmanager", 256)
         for _ in range(workers):
