@@ -174,6 +174,7 @@ class Broker:
         """Give a topic more partitions, and wait until clients are told of them."""
         from confluent_kafka.admin import NewPartitions
 
+        self._producer = None  # it knows of fewer
         self.admin_do("create_partitions", [NewPartitions(topic, partitions)])
         end, admin = time.monotonic() + _PATIENCE, self.admin()
         while len(admin.list_topics(topic, timeout=30).topics[topic].partitions) < partitions:
