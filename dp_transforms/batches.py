@@ -18,6 +18,7 @@ from typing_extensions import override
 from accounting.errors import RunError
 from accounting.plan import Plan
 from dp_transforms.telemetry import guarded
+from state.log import to_bytes
 from state.open import key_schema
 
 Ids = npt.NDArray[np.uint64]
@@ -87,10 +88,7 @@ class ArrowBatchCoder(beam.coders.Coder):
         ticket = HAND_OVER.give(value)
         if ticket is not None:
             return ticket
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, value.schema) as writer:
-            writer.write_batch(value)
-        return bytes(sink.getvalue().to_pybytes())
+        return to_bytes(value)
 
     @guarded("coder")
     def decode(self, encoded: bytes) -> pa.RecordBatch:
