@@ -11,7 +11,7 @@ import apache_beam as beam
 
 from accounting.budget import Budget, allocate
 from accounting.calibration import calibrated
-from accounting.errors import PolicyError, RunError, UsageError
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from accounting.unit import together
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
@@ -36,7 +36,15 @@ from pipelines.sinks.manifest import (
     refuse_lost_store,
     write_manifest,
 )
-from pipelines.sinks.restored import Catching, catch_up, diverged, publish_missing
+from pipelines.sinks.restored import (
+    Catching,
+    catch_up,
+    complete,
+    diverged,
+    finished,
+    note_complete,
+    publish_missing,
+)
 from pipelines.sinks.sink import Sink, sink_of
 from pipelines.sinks.write import (
     WriteDeadLetters,
@@ -51,6 +59,7 @@ from state import open as stores
 from state import tokens
 from state.drafts import sweep
 from state.ledger import Charge, Ledger
+from state.life import expire
 from state.store import RunIdentity
 
 #: Told (steps done, steps in all); both are public.
@@ -254,6 +263,9 @@ def run_job(
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
+    Of a run that has committed its last step the input is not read again but for its identity; the
+    sink is compared with the store, and gets what it lacks.
+
     Args:
         job: a checked job.
         runner: see ``pipelines.runners.table``.
@@ -274,6 +286,11 @@ def run_job(
     run, resumed = begin(job)
     run = _on_threads(run, job, engine)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
+    if source.bounded and not detach and not restoring and finished(run):
+        _complete(job, run, source, before, sink, engine)
+        if progress is not None:
+            progress(steps, steps)
+        return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, {})
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
     _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
@@ -295,12 +312,27 @@ def run_job(
             _finish(job, run, source, before, sink if restoring and ends else None)
             if engine.streaming and ends:
                 publish_missing(run, sink)
+            if source.bounded:
+                with contextlib.suppress(DpstreamError):  # then the next run compares
+                    note_complete(run, sink)
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
     stopped = stop is not None and stop.is_set()
     totals = dict(operator_totals)
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
+
+
+def _complete(job: Job, run: Run, source: Input, before: Any, sink: Sink, engine: Engine) -> None:
+    """What is left to do of a run whose steps are all committed: the sink's part, and to let go."""
+    try:
+        complete(run, sink)
+        expire(run.open(), run.plan.timeline)
+        _finish(job, run, source, before, None)
+    except Exception as error:
+        raise coded(error) from None
+    finally:
+        _let_go(run, sink, engine)
 
 
 def _on_threads(run: Run, job: Job, engine: Engine) -> Run:
