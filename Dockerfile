@@ -29,9 +29,10 @@ COPY --from=build /wheels /tmp/wheels
 RUN pip install --no-cache-dir --no-index --no-deps /tmp/wheels/*.whl && rm -r /tmp/wheels
 COPY --from=beam /opt/apache/beam/boot /opt/apache/beam/LICENSE /opt/apache/beam/NOTICE /opt/apache/beam/
 # Workers run with the packages above: boot makes no environment of its own.  Compiled functions are
-# kept where any user can write (`docker run --user`), who need not have a home.
+# kept where any user can write (`docker run --user`).
 ENV RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1 NUMBA_CACHE_DIR=/tmp/numba MPLCONFIGDIR=/tmp/matplotlib
-# The user of all but Dataflow's images; the number is also in compose.yaml and deploy/flink.
+# The user of all but Dataflow's images; the number is also in compose.yaml and deploy/flink.  It has
+# a name, because boot ends at once under a number that the image does not know.
 RUN groupadd --gid 10001 dpstream && useradd --uid 10001 --gid 10001 --create-home dpstream \
  && install --directory --owner=dpstream --group=dpstream /releases
 # An image that cannot start a job is not built.

@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check locks bench prism flink kafka crane clean
+.PHONY: demo test slow check figures locks bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -21,6 +21,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The headline figures against the recorded ones (tests/bench/figures.json).
+figures: $(READY)
+	$(BIN)/python -m tests.bench.figures
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl

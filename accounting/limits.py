@@ -40,6 +40,8 @@ DEFAULT_BATCH_ROWS = 20_000
 MAX_BATCH_ROWS = 1_000_000
 #: Rows gathered over all shards before a split, so that pieces do not shrink.
 SPLIT_BUFFER_ROWS = 400_000
+#: Their bytes, where rows are large: what is gathered is there twice while it is split.
+SPLIT_BUFFER_BYTES = 64 << 20
 #: Threads of a run in one process: each works on a shard of its own, and holds it in memory.
 MAX_THREADS = 64
 #: Key shards of a store.

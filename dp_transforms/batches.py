@@ -221,17 +221,19 @@ def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     Raises:
         RunError: a text column would exceed Arrow's 2 GiB; rows are never dropped instead.
     """
-    table = pa.Table.from_batches(list(batches), schema=schema).combine_chunks()
-    parts = table.to_batches()
-    if len(parts) > 1:
-        raise RunError("state.shards", "a shard's text exceeds 2 GiB", "use more shards")
-    return parts[0] if parts else empty(schema)
+    columns = pa.Table.from_batches(batches, schema=schema).columns
+    del batches
+    columns.reverse()
+    try:
+        # One by one, so that what a column was made of can go: a shard is not there twice.
+        arrays = [_one_array(columns.pop()) for _ in schema]
+    except pa.ArrowInvalid:
+        raise RunError("state.shards", "a shard's text exceeds 2 GiB", "use more shards") from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of at most ``rows`` rows (no copy)."""
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def split_by_shard(

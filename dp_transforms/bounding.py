@@ -7,6 +7,7 @@ record keeps its admission, window and leaf, because all three are functions of 
 records.  Decisions are committed before they are seen, so a replay repeats them.
 """
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -34,35 +35,46 @@ Int64 = npt.NDArray[np.int64]
 def _admit(
     order: Int64,
     unit: Int64,
+    partition: Int32,
+    offset: Int64,
     wanted: Int64,
-    repeat: Bool,
     counts: Int32,
     limit: int,
     out: Int64,
     rank: Int32,
 ) -> None:  # pragma: no cover - compiled
+    before = -1
     for k in range(order.size):
         row = order[k]
         slot = unit[row]
         rank[row] = counts[slot]
-        if repeat[k]:
+        repeats = before >= 0 and unit[before] == slot
+        if repeats and offset[before] == offset[row] and partition[before] == partition[row]:
             out[row] = 0
             continue
+        before = row
         take = min(wanted[row], np.int64(limit - counts[slot]))
         counts[slot] += take
         out[row] = take
 
 
+@njit(cache=True, nogil=True)
+def _tied(stamp: Int64, order: Int64, at: Int64) -> int:  # pragma: no cover - compiled
+    """Places in the order whose stamp is that of a neighbour; returns how many there are."""
+    found, last = 0, order.size - 1
+    for k in range(order.size):
+        here = stamp[order[k]]
+        if (k > 0 and stamp[order[k - 1]] == here) or (k < last and stamp[order[k + 1]] == here):
+            at[found] = k
+            found += 1
+    return found
+
+
 def stamp_order(stamp: Int64, partition: Int32, offset: Int64, unit: Int64 | None = None) -> Int64:
     """Permutation that sorts by (stamp, partition, offset, unit)."""
     order = np.argsort(stamp, kind="stable")
-    sorted_stamp = stamp[order]
-    tied = np.zeros(len(order), np.bool_)
-    if len(order):
-        equal = sorted_stamp[1:] == sorted_stamp[:-1]
-        tied[1:] |= equal
-        tied[:-1] |= equal
-    at = np.flatnonzero(tied)
+    at = np.empty(len(order), np.int64)
+    at = at[: _tied(stamp, order, at)].copy()
     rows = order[at]
     ties = (offset[rows], partition[rows], stamp[rows])
     order[at] = rows[np.lexsort(ties if unit is None else (unit[rows], *ties))]
@@ -77,6 +89,7 @@ def admit(
     wanted: Int64,
     counts: Int32,
     limit: int,
+    order: Int64 | None = None,
 ) -> tuple[Int64, Int32]:
     """How many of each record's windows are admitted; ``counts`` is updated.
 
@@ -87,17 +100,16 @@ def admit(
         wanted: (n,) windows that are still open for the record.
         counts: admitted pairs of each unit slot so far.
         limit: C.
+        order: ``stamp_order`` of the records, where the caller has it.
 
     Returns:
         (n,) pairs admitted, 0 .. wanted (a record delivered twice is admitted once), and the
         (n,) rank of its first: pairs of the unit admitted before it.
     """
-    order = stamp_order(stamp, partition, offset, unit)
-    repeat = np.zeros(len(order), np.bool_)
-    where, at, whose = partition[order], offset[order], unit[order]
-    repeat[1:] = (where[1:] == where[:-1]) & (at[1:] == at[:-1]) & (whose[1:] == whose[:-1])
+    if order is None:
+        order = stamp_order(stamp, partition, offset, unit)
     out, rank = np.empty(len(order), np.int64), np.empty(len(order), np.int32)
-    _admit(order, unit, wanted, repeat, counts, limit, out, rank)
+    _admit(order, unit, partition, offset, wanted, counts, limit, out, rank)
     return out, rank
 
 
@@ -152,9 +164,31 @@ class Bounded(NamedTuple):
     waiting: pa.RecordBatch
 
 
+class Decided(NamedTuple):
+    """``Bounded`` before the admitted pairs are laid out.
+
+    Attributes:
+        pieces: gives the admitted pairs in batches of about as many rows as are asked for.
+        counts, waiting: as there.
+    """
+
+    pieces: Callable[[int], Iterator[pa.RecordBatch]]
+    counts: dict[str, int]
+    waiting: pa.RecordBatch
+
+
 def bound(
     plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int = 0
 ) -> Bounded:
+    """``decide`` with all admitted pairs in one batch."""
+    pieces, counts, waiting = decide(plan, store, shard, records, upto, since)
+    admitted, *_ = pieces(max(1, counts["operator_pairs_admitted"]))
+    return Bounded(admitted, counts, waiting)
+
+
+def decide(
+    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int = 0
+) -> Decided:
     """Decide all records of stamp cuts up to ``upto``, commit, and return what is admitted.
 
     Args:
@@ -194,6 +228,7 @@ class Batch:
         cut: trigger at which it was or will be decided; known: decided before.
         undelivered: turned up when no open cut was left.
         settled: nothing can become of it any more.
+        order: ``stamp_order`` of all rows, where all were decided now.
         least: the first window that was not abandoned.
     """
 
@@ -203,19 +238,22 @@ class Batch:
         self.partition = numbers(records.column("partition"))
         self.offset = numbers(records.column("offset"))
         self.ids = ids_of(records.column("unit"))
-        self.event_cut = event_cuts(plan, records)
+        stamp_cut = plan.timeline.cut_of(self.stamp)
+        of_event = plan.stamp != "event_time"
+        self.event_cut = event_cuts(plan, records) if of_event else stamp_cut
         # A stamp may lie before the start (by max_skew): it belongs to the first cut.
-        self.cut = np.maximum(1, plan.timeline.cut_of(self.stamp))
+        self.cut = np.maximum(1, stamp_cut)
         self.unit, self.pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.rank = np.zeros(rows, np.int32)
         self.known, self.undelivered = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self.settled = np.zeros(rows, np.bool_)
+        self.order: Int64 | None = None
 
 
 def _decide(
     plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int
-) -> Bounded:
-    """See ``bound``; changes the counters in memory before they are committed."""
+) -> Decided:
+    """See ``decide``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
     batch = Batch(plan, records, store.marks.abandoned)
     store.load_units(shard, units, batch.ids)
@@ -228,18 +266,27 @@ def _decide(
         late, rejected = _admit_new(plan, store, shard, batch, upto)
     # A decision cut short may have gone further than this one does.
     now = (batch.pairs > 0) & (batch.cut > since) & (batch.cut <= upto)
-    rows = _unrepeated(np.flatnonzero(now), batch)
-    order = stamp_order(batch.stamp[rows], batch.partition[rows], batch.offset[rows])
-    out = expand(plan, records, rows[order], batch)
+    if batch.order is not None:
+        rows, batch.order = batch.order[now[batch.order]], None
+    else:
+        rows = _unrepeated(np.flatnonzero(now), batch)
+        rows = rows[stamp_order(batch.stamp[rows], batch.partition[rows], batch.offset[rows])]
+    pairs = int(batch.pairs[rows].sum())
     counts = {
-        "operator_pairs_admitted": out.num_rows,
+        "operator_pairs_admitted": pairs,
         "operator_pairs_rejected": rejected,
         "operator_pairs_late": late,
         "operator_records_undelivered": int(batch.undelivered.sum()),
     }
     waits = (batch.cut > upto) & ~batch.settled
     waiting = records.filter(pa.array(waits)) if waits.any() else records.slice(0, 0)
-    return Bounded(out, counts, waiting)
+
+    def pieces(size: int) -> Iterator[pa.RecordBatch]:
+        step = max(1, size * len(rows) // max(1, pairs))
+        for begin in range(0, max(1, len(rows)), step):
+            yield expand(plan, records, rows[begin : begin + step], batch)
+
+    return Decided(pieces, counts, waiting)
 
 
 def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
@@ -277,24 +324,26 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
 def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> tuple[int, int]:
     """Decide what is undecided up to a cut and commit it; returns (late, rejected) pairs."""
     units = _enter(plan, store, shard, batch)
-    new = np.flatnonzero(~batch.known & (batch.cut <= upto) & ~batch.undelivered)
+    fresh = ~batch.known & (batch.cut <= upto) & ~batch.undelivered
+    # Of all rows, as a run decides that is not begun again, no column is copied.
+    whole = plan.record_id is None and bool(fresh.all())
+    new: Int64 | slice = slice(None) if whole else np.flatnonzero(fresh)
     if plan.record_id is not None:  # copies of a record can have other stamps
-        new = _firsts(new, batch)
+        new = _firsts(np.flatnonzero(fresh), batch)
     event_cut = batch.event_cut[new]
     line, leaf_cut = plan.timeline, np.maximum(event_cut, batch.cut[new])
     _, wanted = open_windows(line, event_cut, leaf_cut, batch.least)
-    _, possible = open_windows(line, event_cut, event_cut)
-    taken, rank = admit(
-        batch.unit[new],
-        batch.stamp[new],
-        batch.partition[new],
-        batch.offset[new],
-        wanted,
-        units.counts,
-        plan.privacy.contributions,
-    )
+    late = 0
+    if batch.least or (leaf_cut != event_cut).any():
+        late = int((open_windows(line, event_cut, event_cut)[1] - wanted).sum())
+    unit, position = batch.unit[new], (batch.stamp[new], batch.partition[new], batch.offset[new])
+    order = stamp_order(*position, unit)
+    limit = plan.privacy.contributions
+    taken, rank = admit(unit, *position, wanted, units.counts, limit, order)
     batch.pairs[new], batch.rank[new] = taken, rank
-    kept = new[taken > 0]
+    batch.order = order if whole else None
+    kept = np.flatnonzero(taken > 0)
+    kept = kept if isinstance(new, slice) else new[kept]
     admitted = Admitted(
         batch.partition[kept],
         batch.offset[kept],
@@ -304,7 +353,7 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
         batch.rank[kept] if plan.ranked else None,
     )
     store.commit_units(shard, upto, units, admitted)
-    return int((possible - wanted).sum()), int((wanted - taken).sum())
+    return late, int((wanted - taken).sum())
 
 
 def _unrepeated(rows: Int64, batch: Batch) -> Int64:
@@ -359,15 +408,18 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     stride = line.slide // line.trigger_every
     event_cut, pairs = batch.event_cut[rows], batch.pairs[rows]
     leaf_cut = np.maximum(event_cut, batch.cut[rows])
-    first, _ = open_windows(line, event_cut, leaf_cut, batch.least)
-    repeated = np.repeat(np.arange(len(rows)), pairs)
-    nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
-    window = first[repeated] + nth
-    leaf = leaf_cut[repeated] - window * stride
+    window, _ = open_windows(line, event_cut, leaf_cut, batch.least)
+    rank = batch.rank[rows]
+    if (pairs != 1).any():
+        repeated = np.repeat(np.arange(len(rows)), pairs)
+        nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+        rows, leaf_cut = rows[repeated], leaf_cut[repeated]
+        window, rank = window[repeated] + nth, rank[repeated] + nth
+    leaf = leaf_cut - window * stride
     own = [pa.array(window.astype(np.int32)), pa.array(leaf.astype(np.int32))]
     if plan.ranked:
-        own.append(pa.array((batch.rank[rows][repeated] + nth).astype(np.int32)))
-    take = pa.array(rows[repeated])
+        own.append(pa.array(rank.astype(np.int32)))
+    take = pa.array(rows)
     names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]
     arrays = [records.column(name).take(take) for name in names]
     return pa.RecordBatch.from_arrays([*own, *arrays], schema=admitted_schema(plan))

@@ -11,15 +11,12 @@ step of a cut runs when the public clock has announced the cut and the watermark
 with bounded input all cuts are announced at once and one callback of a shard steps through them.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 import msgspec
 import pyarrow as pa
-from apache_beam.transforms.window import GlobalWindows, TimestampedValue
-from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from accounting.errors import PolicyError, UsageError
 from accounting.limits import SPLIT_BUFFER_ROWS
@@ -30,13 +27,12 @@ from dp_transforms.batches import (
     concat,
     ids_of,
     record_schema,
-    slices,
     split_by_shard,
 )
-from dp_transforms.bounding import bound
+from dp_transforms.bounding import Decided
+from dp_transforms.bounding import decide as decide_records
 from dp_transforms.clock import Announced, ToShards, WallClock
 from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
-from dp_transforms.ids import key_ids
 from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
 from dp_transforms.release import (
     Gather,
@@ -48,9 +44,10 @@ from dp_transforms.release import (
     steps_through,
 )
 from dp_transforms.run import KeySource, Run, begin_run
+from dp_transforms.split import IdsOf, KeyIds, SplitByShard, unit_ids
 from dp_transforms.step import Stepper, run_name
-from dp_transforms.telemetry import count, guarded, step_done, timed
-from dp_transforms.workers import Threads, Workers
+from dp_transforms.telemetry import count, step_done, timed
+from dp_transforms.workers import Threads
 from state.idtable import shard_of
 from state.life import expire
 
@@ -157,23 +154,38 @@ class Bound(beam.PTransform):
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
         run, (records, pulses) = self._run, pcolls
-        schema = record_schema(run.plan)
+        schema, typed = record_schema(run.plan), tuple[int, pa.RecordBatch]
         # Beam would pickle records of a type that it does not know, past the coder of batches.
-        split = beam.ParDo(
-            SplitByShard("unit", run.shards, schema, self._threads)
-        ).with_output_types(tuple[int, pa.RecordBatch])
-        return (
-            (records | "ByUnit" >> split, pulses | "UnitPulses" >> _to_shards(run, schema))
+        by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, self._threads))
+        hold = beam.ParDo(self.hold())
+        held = (
+            (
+                records | "ByUnit" >> by_unit.with_output_types(typed),
+                pulses | "UnitPulses" >> _to_shards(run, schema),
+            )
             | "UnitInput" >> beam.Flatten()
-            | "Bound" >> beam.ParDo(self.hold()).with_output_types(tuple[int, pa.RecordBatch])
+            | "Bound" >> hold.with_output_types(pa.RecordBatch if self._gathers else typed)
         )
+        if not self._gathers:
+            return held
+        split = SplitByShard(KeyIds(run), run.shards, admitted_schema(run.plan), self._threads)
+        return held | "ByKey" >> beam.ParDo(split).with_output_types(typed)
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the pairs of all unit shards are gathered before they are split by key: split by
+        themselves, those of many shards would be shards * shards tiny batches.
+
+        What leaves a stream's stage must leave it in its timer's own call.
+        """
+        return self._stride is None
 
     def hold(self) -> HoldUntilCut:
         """The stage itself."""
         run = self._run
         return HoldUntilCut(
             run.plan.timeline,
-            BoundCallback(run),
+            BoundCallback(run, self._gathers),
             stride=self._stride,
             anew=True,
             threads=self._threads,
@@ -215,7 +227,11 @@ class Release(beam.PTransform):
         """The stage itself."""
         run, line = self._run, self._run.plan.timeline
         return HoldUntilCut(
-            line, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride, threads=self._threads
+            line,
+            ReleaseCallback(run, self._stride is None),
+            RELEASE_TICKS,
+            stride=self._stride,
+            threads=self._threads,
         )
 
 
@@ -225,107 +241,62 @@ def _to_shards(run: Run, schema: pa.Schema) -> beam.PTransform:
     return pulses.with_output_types(tuple[int, pa.RecordBatch])
 
 
-class SplitByShard(beam.DoFn):
-    """Routes rows to shards by their keyed id, gathering many rows before each split.
+class BoundCallback:
+    """Builds BOUND's worker side: decide, commit, emit by key shard.
 
-    What leaves has the least time of what was gathered: with a later one a watermark could pass
-    a cut while rows of it are on their way.
+    Args:
+        run: the run.
+        gathers: emit batches that are still to be split by key shard.
     """
 
-    def __init__(
-        self,
-        column: str,
-        shards: int,
-        schema: pa.Schema,
-        threads: Threads = Threads(),  # noqa: B008 - immutable
-    ) -> None:
-        self._column, self._shards, self._schema = column, shards, schema
-        self._threads = threads
-
-    def setup(self) -> None:
-        """Threads to split on."""
-        self._workers = Workers(lambda: None, self._threads)
-
-    def start_bundle(self) -> None:
-        """Begin with nothing gathered."""
-        self._held: list[pa.RecordBatch] = []
-        self._rows, self._least = 0, MAX_TIMESTAMP
-
-    @guarded("split")
-    def process(
-        self,
-        element: pa.RecordBatch,
-        timestamp: Any = beam.DoFn.TimestampParam,
-    ) -> Iterator[Any]:
-        """Gather; split when there is enough."""
-        self._held.append(element)
-        self._rows += element.num_rows
-        self._least = min(self._least, timestamp)
-        if self._rows >= SPLIT_BUFFER_ROWS:
-            self._give()
-            yield from self._workers.answers(self._threads.ahead(1))
-
-    @guarded("split")
-    def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """Split the rest; everything lives in the global window."""
-        if self._held:
-            self._give()
-        for pair in self._workers.answers():
-            yield GlobalWindows.windowed_value(pair.value, pair.timestamp)
-
-    def _give(self) -> None:
-        """Have what is gathered split."""
-        work = functools.partial(self._split, self._held, self._least)
-        self._held, self._rows, self._least = [], 0, MAX_TIMESTAMP
-        self._workers.ask(work)
-
-    def _split(
-        self, held: list[pa.RecordBatch], least: Timestamp, _: None
-    ) -> Iterator[TimestampedValue]:
-        with timed("split"):
-            batch = concat(held, self._schema)
-            held.clear()
-            shard = shard_of(ids_of(batch.column(self._column)), self._shards)
-            parts = list(split_by_shard(batch, shard, self._shards))
-        for pair in parts:
-            yield TimestampedValue(pair, least)
-
-
-class BoundCallback:
-    """Builds BOUND's worker side: decide, commit, emit by key shard."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, gathers: bool = False) -> None:
+        self._run, self._gathers = run, gathers
 
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
-        run, store, ring = self._run, self._run.open(), self._run.keys.ring()
-        schema = record_schema(run.plan)
+        run, store = self._run, self._run.open()
+        schema, ids = record_schema(run.plan), None if self._gathers else KeyIds(run)()
 
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Held:
             with timed("bound"):
                 records = concat(batches, schema)
-                admitted, counts, waiting = bound(run.plan, store, shard, records, upto, since)
-            for name, amount in counts.items():
+                decided = decide_records(run.plan, store, shard, records, upto, since)
+            for name, amount in decided.counts.items():
                 count(name, amount)
-            return Held(by_key(admitted), waiting)
+            pieces = laid_out(decided)
+            return Held(pieces if ids is None else by_key(pieces, ids), decided.waiting)
 
-        def by_key(admitted: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-            target = shard_of(key_ids(run.plan, ring.key, admitted), run.shards)
-            for number, part in split_by_shard(admitted, target, run.shards):
-                for piece in slices(part, SPLIT_BUFFER_ROWS):
-                    yield number, piece
+        def laid_out(decided: Decided) -> Iterator[pa.RecordBatch]:
+            pieces = decided.pieces(SPLIT_BUFFER_ROWS)
+            while True:
+                with timed("bound"):
+                    piece = next(pieces, None)
+                if piece is None:
+                    return
+                yield piece
+
+        def by_key(
+            pieces: Iterator[pa.RecordBatch], ids: IdsOf
+        ) -> Iterator[tuple[int, pa.RecordBatch]]:
+            for piece in pieces:
+                yield from split_by_shard(piece, shard_of(ids(piece), run.shards), run.shards)
 
         return decide
 
 
 class ReleaseCallback:
-    """Builds RELEASE's worker side: one transaction per few steps, then what was committed."""
+    """Builds RELEASE's worker side: one transaction per few steps, then what was committed.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    Args:
+        run: the run.
+        bounded: this process takes all steps of all shards.
+    """
+
+    def __init__(self, run: Run, bounded: bool = False) -> None:
+        self._run, self._bounded = run, bounded
+        self._done: set[int] = set()
 
     def __call__(self) -> ShardCallback:
         """Open store and key on the worker."""
@@ -355,6 +326,11 @@ class ReleaseCallback:
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
+            if self._bounded and upto == line.last_cut:
+                # Nothing of a window can go before its last shard is done.
+                self._done.add(shard)
+                if len(self._done) < run.shards:
+                    return
             with timed("expire"):
                 expire(store, line, least=line.window // line.trigger_every)
 

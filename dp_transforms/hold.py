@@ -155,7 +155,7 @@ class HoldUntilCut(beam.DoFn):
             self._at = instant(self._line, upto, self._ticks)
             rows.clear()
         else:
-            held = self._callback(shard, rows.read(), upto, since)
+            held = self._callback(shard, _drained(list(rows.read())), upto, since)
             yield from held.outputs
             rows.clear()
             if held.waiting is not None and held.waiting.num_rows:
@@ -175,4 +175,11 @@ def _outputs(
     shard: int, batches: list[pa.RecordBatch], upto: int, since: int, callback: ShardCallback
 ) -> Iterator[Any]:
     """All that a shard gives at its last cut."""
-    yield from callback(shard, batches, upto, since).outputs
+    yield from callback(shard, _drained(batches), upto, since).outputs
+
+
+def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each of them, let go of here: the list stays with the call for as long as it takes."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()

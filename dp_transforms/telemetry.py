@@ -95,18 +95,21 @@ operator_totals: Counter[str] = Counter()
 #: Seconds this process spent in each stage, of all its threads together; for the operator and the
 #: benchmarks.
 stage_seconds: defaultdict[str, float] = defaultdict(float)
+#: The same in seconds of CPU.
+stage_cpu_seconds: defaultdict[str, float] = defaultdict(float)
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def timed(stage: str) -> Iterator[None]:
-    """Add the block's wall time to ``stage_seconds``."""
-    start = time.perf_counter()
+    """Add the block's time to ``stage_seconds`` and its thread's to ``stage_cpu_seconds``."""
+    start, cpu = time.perf_counter(), time.thread_time()
     try:
         yield
     finally:
         with _lock:
             stage_seconds[stage] += time.perf_counter() - start
+            stage_cpu_seconds[stage] += time.thread_time() - cpu
 
 
 class Latency:
@@ -192,6 +195,11 @@ def step_done() -> None:
     global _steps_done
     with _lock:
         _steps_done += 1
+
+
+def steps_done() -> int:
+    """Steps of this process so far (a public number)."""
+    return _steps_done
 
 
 @contextlib.contextmanager

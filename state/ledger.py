@@ -135,7 +135,7 @@ class Ledger:
             except BaseException:
                 self._db.close()
                 raise
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeError) as error:
             raise _failed(error) from None
 
     def _upgrade(self) -> None:
@@ -171,7 +171,7 @@ class Ledger:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise _failed(error) from None
 
     def charge(self, charge: Charge, epsilon: float, delta: float) -> bool:
@@ -230,7 +230,7 @@ class Ledger:
     def _lines(self) -> Sequence[Entry]:
         try:
             return _chained(self._db)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise _failed(error) from None
 
     def head(self) -> Head:
@@ -288,7 +288,7 @@ def read_ledger(path: str | Path) -> list[Entry]:
             return _chained(db)
         finally:
             db.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise _failed(error) from None
 
 
@@ -344,7 +344,7 @@ def _failed(error: Exception) -> RunError | PolicyError:
             f"the ledger is busy: another process has held it for {PATIENCE:g} s",
             "let that process end, then run again; nothing was charged",
         )
-    if code.startswith(DAMAGE):
+    if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
         return damaged()
     if code == "SQLITE_NOTADB":
         fix = damaged().fix

@@ -38,7 +38,8 @@ from state.spanner_fill import KEY_MUTATIONS, PROGRESS, STEP
 from state.spanner_keys import SpannerKeyShard
 from state.spanner_life import SpannerLife
 from state.spanner_rows import cell
-from state.spanner_schema import BOUND, FORGOTTEN, GENERATION, REACH, read_identity
+from state.spanner_schema import BOUND, FORGOTTEN, REACH, read_identity
+from state.spanner_seals import GENERATION
 from state.spanner_units import ROW_MUTATIONS, SpannerUnitShard
 from state.store import (
     Admitted,

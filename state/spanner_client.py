@@ -29,6 +29,7 @@ from google.cloud.spanner_v1.session import Session
 
 from accounting.errors import DpstreamError, RunError, UsageError
 from accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
+from state.spanner_seals import Sealing, format_of, opened, with_keys
 
 _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
 _EMULATOR = "SPANNER_EMULATOR_HOST"
@@ -180,10 +181,13 @@ def _read(
     snapshot: Any,
 ) -> list[list[Any]]:
     once: dict[str, Any] = {"retry": None, "timeout": CALL_SECONDS}
+    every = with_keys(table, columns)
     if snapshot is not None:
-        return list(snapshot.read(table, columns, keyset, **once))
-    with database.snapshot() as latest:
-        return list(latest.read(table, columns, keyset, **once))
+        rows = list(snapshot.read(table, every, keyset, **once))
+    else:
+        with database.snapshot() as latest:
+            rows = list(latest.read(table, every, keyset, **once))
+    return opened(format_of(database), table, every, len(columns), rows)
 
 
 def query(database: Database, statement: str, values: dict[str, int]) -> list[list[Any]]:
@@ -251,7 +255,7 @@ def commit(database: Database, fill: Callable[[Any], None], requires: bool = Fal
 
 def _commit(database: Database, fill: Callable[[Any], None]) -> None:
     with database.batch(timeout_secs=_OWN_RETRY_SECONDS) as batch:
-        fill(batch)
+        fill(Sealing(batch, format_of(database)))
 
 
 def transact(database: Database, work: Callable[[Any], Any]) -> Any:
@@ -260,8 +264,9 @@ def transact(database: Database, work: Callable[[Any], Any]) -> Any:
     It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
     see by itself what an earlier attempt has written.
     """
+    known = format_of(database)
     try:
-        return _RETRY(database.run_in_transaction)(work)
+        return _RETRY(database.run_in_transaction)(lambda real: work(Sealing(real, known)))
     except (exceptions.GoogleAPIError, GoogleAuthError) as error:
         raise refused(error) from None
 

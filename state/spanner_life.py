@@ -50,7 +50,8 @@ from state.spanner_rows import (
     unpack_columns,
     unpack_states,
 )
-from state.spanner_schema import BOUND, FORGOTTEN, GENERATION, REACH, clear
+from state.spanner_schema import BOUND, FORGOTTEN, REACH, clear
+from state.spanner_seals import CELL_SEAL, GENERATION
 from state.spanner_units import SpannerUnitShard
 from state.store import Admitted, RunIdentity
 
@@ -217,7 +218,7 @@ class SpannerLife(LifeStore):
             for window, rows, amount in query(self._db, statement, self._bounds()):
                 before = sizes.get((name, window), (0, 0))
                 sizes[name, window] = before[0] + rows, before[1] + (amount or 0)
-        head = len(pack_headers(np.zeros(1, np.int64), np.zeros(1, np.int64))[0])
+        head = len(pack_headers(np.zeros(1, np.int64), np.zeros(1, np.int64))[0]) + CELL_SEAL
         statement = f"SELECT COUNT(*), SUM(BYTE_LENGTH(Records)) FROM Units {mine}"
         [[rows, amount]] = query(self._db, statement, self._bounds())
         sizes["units", None] = rows, rows * (16 + head)

@@ -27,6 +27,7 @@ from google.cloud.spanner_v1.database import Database
 
 from accounting.errors import PolicyError, RunError, UsageError
 from accounting.limits import CELL_CHARACTERS
+from state.seals import reading
 from state.spanner_client import (
     ExistsError,
     NothingThereError,
@@ -37,11 +38,12 @@ from state.spanner_client import (
     transact,
 )
 from state.spanner_notes import read_note, swap_note
+from state.spanner_seals import GENERATION, Format, format_of, sealed_rows
 from state.store import RunIdentity
 
-SCHEMA_VERSION = 1
-#: Shards of one generation.
-GENERATION = 1 << 15
+_PLAIN = "1"
+#: Version 2: cells have digests (`state.spanner_seals`); the tables are those of version 1.
+SCHEMA_VERSION = 2
 #: ``WindowIndex`` of BOUND's progress and decisions; of the cut up to which positions are
 #: forgotten; of the cut that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3
@@ -178,9 +180,11 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
     Raises:
         RunError: another generation is, or one was claimed since.
     """
-    pieces = _pieces(identity)
+    pieces, known = _pieces(identity), format_of(database)
 
     def work(transaction: Any) -> bool:
+        version = spanner.KeySet(keys=[["schema_version"]])
+        known.plain_meta = transaction.read("Meta", ("Value",), version) == [[_PLAIN]]
         keys = [["generation"], [_CLAIMED], *([name] for name, _ in pieces)]
         found = dict(transaction.read("Meta", ("Name", "Value"), spanner.KeySet(keys=keys)))
         claimed = found.pop(_CLAIMED, None)
@@ -189,12 +193,17 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
         before = None if old is None else str(old)
         if (found.get("generation"), claimed) != (before, str(new)):
             return False
-        rows = [["generation", str(new)], ["schema_version", str(SCHEMA_VERSION)], *pieces]
+        rows = [("generation", str(new)), ("schema_version", str(SCHEMA_VERSION)), *pieces]
+        if known.plain_meta:  # from now on all rows have digests
+            everything = spanner.KeySet(all_=True)
+            every = dict(transaction.read("Meta", ("Name", "Value"), everything)) | dict(rows)
+            rows = sealed_rows(Format(), "Meta", ("Name", "Value"), list(every.items()))
         transaction.insert_or_update("Meta", ("Name", "Value"), rows)
         return True
 
     if not transact(database, work):
         raise RunError("state.store", "was changed by another command", "run this one again")
+    known.plain_meta = False
 
 
 def clear(database: Database, generation: int) -> None:
@@ -217,13 +226,14 @@ def read_identity(database: Database) -> tuple[RunIdentity, int]:
     meta = _meta(database)
     if "identity" not in meta:
         raise UsageError("state.store", "holds no run yet", "run `dpstream state init`")
-    if meta.get("schema_version") != str(SCHEMA_VERSION):
+    if meta.get("schema_version") not in (_PLAIN, str(SCHEMA_VERSION)):
         raise PolicyError(
             "state.store",
-            f"its schema version is not {SCHEMA_VERSION}, the one of this program",
+            f"its schema version is not one of 1 to {SCHEMA_VERSION}, those of this program",
             "use the program version that wrote it",
         )
-    return _whole(meta), int(meta["generation"])
+    with reading():
+        return _whole(meta), int(meta["generation"])
 
 
 def _pieces(identity: RunIdentity) -> list[tuple[str, str]]:
@@ -242,4 +252,11 @@ def _whole(meta: dict[str, str]) -> RunIdentity:
 
 
 def _meta(database: Database) -> dict[str, str]:
-    return dict(read_rows(database, "Meta", ("Name", "Value")))
+    """All rows; what version 1 wrote is read without digests from now on."""
+    version = [("schema_version",)]
+    found = next(read_rows(database, "Meta", ("Value",), version), [None])[0]
+    format_of(database).plain_meta = found == _PLAIN
+    meta = dict(read_rows(database, "Meta", ("Name", "Value")))
+    if found == _PLAIN and meta.get("generation", "").isdecimal():
+        format_of(database).plain.add(int(meta["generation"]))
+    return meta

@@ -46,7 +46,7 @@ def create_store(path: str | Path, identity: RunIdentity) -> RunIdentity:
                 put_meta(db, "identity", msgspec.json.encode(identity).decode())
         return read_identity(db)
     except sqlite3.Error as error:
-        raise failed(error) from None
+        raise failed(error, path) from None
     finally:
         db.close()
 
@@ -71,7 +71,7 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
             )
         upgrade(db)
         text = read_meta(db, "identity")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise failed(error) from None
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
@@ -88,7 +88,7 @@ def check_structure(db: sqlite3.Connection) -> None:
         if answer != "ok" or dict(db.execute(_SCHEMA)) != _schema():
             raise damaged()
         check_small(db)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise failed(error) from None
 
 
@@ -148,7 +148,7 @@ DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
 
 
 def failed(
-    error: sqlite3.Error | OSError, path: str | Path | None = None
+    error: sqlite3.Error | OSError | UnicodeError, path: str | Path | None = None
 ) -> RunError | UsageError | PolicyError:
     """SQLite's error by its public code; its text can hold a path or a value.
 
@@ -168,7 +168,10 @@ def failed(
             )
         if not code.startswith("SQLITE_READONLY"):
             return UsageError("state.store", f"cannot be opened ({code})", "check the path")
-    if code.startswith(DAMAGE):
+        if path is not None:
+            return damaged()  # only its own header says so
+    # A name of a column that is no text any more.
+    if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
         return damaged()
     return RunError("state.store", f"the database refused ({code})", "check disk and rights")
 

@@ -392,7 +392,9 @@ class SqliteLife(LifeStore):
     ) -> Iterator[Any]:
         """Rows of a query; SQLite's errors become coded ones."""
         try:
-            yield from self._db.execute(statement, values)
+            # Not `yield from`, which closes the cursor of one that is given up, maybe too late.
+            for row in self._db.execute(statement, values):  # noqa: UP028
+                yield row
         except sqlite3.Error as error:
             raise failed(error) from None
 

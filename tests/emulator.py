@@ -20,6 +20,7 @@ import pytest
 from google.api_core import exceptions
 
 from state.spanner_client import connect
+from tests import guarded
 
 HOST = "SPANNER_EMULATOR_HOST"
 PROJECT, INSTANCE = "test-project", "test-instance"
@@ -65,7 +66,7 @@ def running(*flags: str) -> Iterator[str]:
     if program is None:
         missing()
     host = f"127.0.0.1:{free_port()}"
-    process = subprocess.Popen(
+    process = guarded.start(
         [program, f"--host_port={host}", *flags],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -75,8 +76,7 @@ def running(*flags: str) -> Iterator[str]:
         _instance()
         yield host
     finally:
-        process.kill()
-        process.wait()
+        guarded.kill(process)
         os.environ.pop(HOST)
         if before:
             os.environ[HOST] = before
@@ -93,7 +93,7 @@ def missing() -> None:
 
 def _await(host: str, process: subprocess.Popen[bytes]) -> None:
     name, port = host.split(":")
-    for _ in range(200):
+    for _ in range(2_400):
         with closing(socket.socket()) as probe:
             if probe.connect_ex((name, int(port))) == 0:
                 return

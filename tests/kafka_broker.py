@@ -20,10 +20,13 @@ from typing import Any
 
 import pytest
 
+from tests import guarded
 from tests.emulator import free_port
 
 _HEAP = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
+#: Seconds that a broker may take for what was asked of it, on a busy machine.
+_PATIENCE = 120.0
 _numbers = itertools.count(1)
 
 
@@ -50,6 +53,7 @@ class Broker:
         self.port, self._controller = free_port(), free_port()
         self.servers = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._producer: Any = None
 
     def __enter__(self) -> "Broker":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,10 +112,11 @@ class Broker:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
+        self._producer = None
         from confluent_kafka import KafkaException
 
         with (self.folder / "stderr").open("wb") as told:
-            self._process = subprocess.Popen(
+            self._process = guarded.start(
                 self._java("kafka.Kafka", self._config), stdout=subprocess.DEVNULL, stderr=told
             )
         admin = self.admin()
@@ -127,13 +132,12 @@ class Broker:
         """Shut down in order."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(60)
+            self._process.wait(_PATIENCE)
 
     def kill(self) -> None:
         """End it at once, as a lost machine would."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            guarded.kill(self._process)
 
     def topic(self, partitions: int = 1, **config: str) -> str:
         """A new topic with the broker's stamps; ``config`` are settings (``_`` for dots)."""
@@ -148,6 +152,33 @@ class Broker:
         from confluent_kafka.admin import NewTopic
 
         self.admin_do("create_topics", [NewTopic(name, partitions, 1, config=config)])
+
+    def recreate(self, name: str, partitions: int, config: dict[str, str]) -> None:
+        """Delete a topic and make it again under its name, once the broker has let it go."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        self._producer = None  # it counts the messages of the old one
+        self.admin_do("delete_topics", [name])
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self.create(name, partitions, config)
+                return
+            except KafkaException as error:
+                exists = error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+                if not exists or time.monotonic() > end:
+                    raise
+            time.sleep(0.05)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions, and wait until clients are told of them."""
+        from confluent_kafka.admin import NewPartitions
+
+        self.admin_do("create_partitions", [NewPartitions(topic, partitions)])
+        end, admin = time.monotonic() + _PATIENCE, self.admin()
+        while len(admin.list_topics(topic, timeout=30).topics[topic].partitions) < partitions:
+            assert time.monotonic() < end, "no partitions in time"
+            time.sleep(0.05)
 
     def set(self, topic: str, name: str, value: str) -> None:
         """Change a setting of a topic."""
@@ -178,7 +209,7 @@ class Broker:
         """An admin call for each of ``what``, and its end."""
         admin = self.admin()  # an answer is lost with its client
         for answer in getattr(admin, method)(what).values():
-            answer.result(30)
+            answer.result(_PATIENCE)
 
     def produce(self, topic: str, values: Iterable[Any], partition: int = 0) -> list[int]:
         """Append messages (bytes, ``None``, or something to write as JSON); their offsets."""
@@ -188,12 +219,16 @@ class Broker:
             assert error is None, error
             offsets.append(message.offset())
 
-        producer = self.producer()
+        # Sent again after a slow answer, messages would else come twice, or in another order.
+        # Its number is asked for once: a new client for each call would take most of the time.
+        if self._producer is None:
+            self._producer = self.producer(enable_idempotence=True)
+        producer = self._producer
         for value in values:
             producer.produce(topic, raw(value), partition=partition, on_delivery=told)
             if producer.poll(0) == 0 and len(producer) > 50_000:
-                producer.flush(60)
-        assert producer.flush(60) == 0
+                producer.flush(_PATIENCE)
+        assert producer.flush(_PATIENCE) == 0
         return offsets
 
     def producer(self, **settings: Any) -> Any:

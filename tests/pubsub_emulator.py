@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import guarded
 from tests.emulator import free_port
 
 HOST = "PUBSUB_EMULATOR_HOST"
@@ -50,7 +51,7 @@ def running() -> Iterator["Emulator"]:
         if program is None or shutil.which("java") is None:
             _missing()
         host = f"127.0.0.1:{free_port()}"
-        process = subprocess.Popen(
+        process = guarded.start(
             [str(program), "--host=127.0.0.1", f"--port={host.split(':')[1]}"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -63,8 +64,7 @@ def running() -> Iterator["Emulator"]:
         source_pubsub.PULLERS.close()
         pubsub_client.client.cache_clear()
         if process is not None:
-            process.kill()
-            process.wait()
+            guarded.kill(process)
             os.environ.pop(HOST)
 
 
@@ -78,7 +78,7 @@ def _missing() -> None:
 
 def _await(host: str, process: subprocess.Popen[bytes]) -> None:
     name, port = host.split(":")
-    for _ in range(600):
+    for _ in range(4_800):
         with closing(socket()) as probe:
             if probe.connect_ex((name, int(port))) == 0:
                 return

@@ -1,8 +1,9 @@
 """A Flink session cluster of processes on this machine, from the jars that `make flink` fetched.
 
 ``python deploy/flink/cluster.py --folder RUN --task-managers 2`` starts one job manager and the
-task managers, prints their address and ends them when it is interrupted.  Checkpoints are taken
-every second into RUN/checkpoints; a failed job starts again from the last one.
+task managers, prints their address and ends them when it is interrupted; they end with it if it is
+killed.  Checkpoints are taken every second into RUN/checkpoints; a failed job starts again from
+the last one.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from pipelines.runners.guard import with_parent
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assemble import OPENS
@@ -160,7 +163,7 @@ class Cluster:
             "-cp", f"{self._lib}/*", main, "--configDir", str(self.folder),
         ]  # fmt: skip
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            return subprocess.Popen(with_parent(command), stdout=log, stderr=subprocess.STDOUT)
 
 
 @contextlib.contextmanager

@@ -330,17 +330,18 @@ def _silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    # Threads of a runner's client die with tracebacks when their server goes.
-    threading.excepthook = lambda _: None
 
 
-def _say_nothing(_error: threading.ExceptHookArgs) -> None:
-    """A worker thread that fails is told of by the job, in coded words."""
+def _tell(failed: threading.ExceptHookArgs) -> None:
+    """A thread that fails is named with the class of its error, whose text may hold data."""
+    if failed.exc_type is not SystemExit:
+        name = "" if failed.thread is None else failed.thread.name
+        click.echo(f"A thread failed with {failed.exc_type.__name__} ({name}).", err=True)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    threading.excepthook = _say_nothing
+    threading.excepthook = _tell
     cli(prog_name="dpstream")
 
 

@@ -18,17 +18,18 @@ import pyarrow.parquet as pq
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from pipelines.jobs.job import Job
+from pipelines.sources.manifest import manifest
 
 
 def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
     """Seconds, rate, seconds by stage, peak memory and size of the state of one run.
 
     Args:
-        job: a job on one Parquet file with a fresh store; run: runs it to its end.
+        job: a job on Parquet files; run: runs it to its end.
     """
-    from dp_transforms.telemetry import stage_seconds
+    from dp_transforms.telemetry import stage_cpu_seconds, stage_seconds
 
-    records = pq.ParquetFile(job.source.path).metadata.num_rows
+    records = sum(pq.read_metadata(file.path).num_rows for file in manifest(job))
     start, cpu = time.perf_counter(), time.process_time()
     run(job)
     seconds = time.perf_counter() - start
@@ -40,6 +41,7 @@ def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
         "cpu_seconds": round(time.process_time() - cpu, 2),
         "records_per_second": round(records / seconds),
         "stage_seconds": {k: round(v, 2) for k, v in stage_seconds.items()},
+        "stage_cpu_seconds": {k: round(v, 2) for k, v in stage_cpu_seconds.items()},
         "peak_gib": round(peak_gib(), 3),
         "state_mib": round(state / 2**20, 1),
     }

@@ -13,7 +13,7 @@ from apache_beam.transforms.environments import ExternalEnvironment
 from typing_extensions import override
 
 from pipelines.runners.job_servers import GuardedJobServer, LoopbackFlink, LoopbackPrism
-from pipelines.runners.worker_pool import LoopbackPool
+from pipelines.runners.worker_pool import LoopbackPool, Served
 
 
 class LoopbackRunner(PortableRunner):  # type: ignore[misc]
@@ -21,7 +21,7 @@ class LoopbackRunner(PortableRunner):  # type: ignore[misc]
     server lives to the end of the process."""
 
     _server: GuardedJobServer | None = None
-    _pools: tuple[Any, ...] = ()
+    _pools: tuple[Served, ...] = ()
 
     def check(self) -> None:
         """Refuse, and end, a job server that other machines can reach.
@@ -32,14 +32,22 @@ class LoopbackRunner(PortableRunner):  # type: ignore[misc]
         if self._server is not None:
             self._server.check()
 
+    def drain(self) -> None:
+        """Let the bundles of workers in this process come to their end: the job is to be
+        cancelled."""
+        for served in self._pools:
+            served.pool.drain()
+
     def close(self) -> None:
-        """End what was started: the engine first, so that no worker loses one that it serves."""
+        """End what was started: workers first, while their engine can still let them go."""
         server, self._server = self._server, None
         pools, self._pools = self._pools, ()
+        for served in pools:
+            served.pool.finish()
         if server is not None:
             server.stop()
-        for pool in pools:
-            pool.stop()
+        for served in pools:
+            served.stop()
 
     @override
     def start_and_replace_loopback_environments(self, pipeline: Any, options: Any) -> list[Any]:

@@ -106,6 +106,11 @@ class Engine(NamedTuple):
         if (check := getattr(self.runner, "check", None)) is not None:
             check()
 
+    def drain(self) -> None:
+        """Let what workers in this process have begun come to its end, before a cancel."""
+        if (drain := getattr(self.runner, "drain", None)) is not None:
+            drain()
+
     def close(self) -> None:
         """End what the runner has started on this machine, once nobody waits for it any more."""
         if (close := getattr(self.runner, "close", None)) is not None:

@@ -1,19 +1,21 @@
 """Waiting for a pipeline that may never end by itself."""
 
 import contextlib
-import signal
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from accounting.errors import DpstreamError
 from dp_transforms.delivery import delivered_through
 from dp_transforms.run import Run
-from dp_transforms.telemetry import deliveries
+from dp_transforms.telemetry import deliveries, steps_done
+from pipelines.runners.stillness import Stillness
+from pipelines.runners.table import Engine
 
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.
 _ASK_EVERY = 5
+#: Looks between two at the engine's ports.
+_CHECK_EVERY = 10
 #: A terminal's interrupt ends a runner's processes too, perhaps before this one has heard of it.
 _HEAR_SECONDS = 1.0
 
@@ -23,7 +25,8 @@ def wait_or_stop(
     run: Run,
     bounded: bool,
     stop: threading.Event | None = None,
-    cancel: Callable[[], None] | None = None,
+    engine: Engine | None = None,
+    stillness: Stillness | None = None,
 ) -> bool:
     """Wait until a pipeline ends, is told to stop, or has delivered the plan's last cut.
 
@@ -34,16 +37,14 @@ def wait_or_stop(
         run: the run.
         bounded: the input ends, and the pipeline with it.
         stop: set to cancel the pipeline.
-        cancel: to be called after the runner's own cancel (see `pipelines.runners.table.Engine`).
+        engine: what runs it: drained before a cancel, refused if other machines reach it.
+        stillness: is shown what has been done.
 
     Returns:
         Whether it was cancelled.  What the runner raises for other reasons goes through, and so
-        does what ``cancel`` raises.
+        does what the engine's own ``cancel`` and ``check`` raise.
     """
-    if bounded and stop is None:
-        result.wait_until_finish()
-        return False
-    watcher = _Watcher(result, run, bounded, stop, cancel)
+    watcher = _Watcher(result, run, bounded, stop, engine, stillness)
     watcher.start()
     try:
         result.wait_until_finish()
@@ -68,11 +69,13 @@ class _Watcher(threading.Thread):
         run: Run,
         bounded: bool,
         stop: threading.Event | None,
-        cancel: Callable[[], None] | None,
+        engine: Engine | None,
+        stillness: Stillness | None,
     ) -> None:
         super().__init__(daemon=True)
         self._result, self._run, self._bounded = result, run, bounded
-        self._stop_event, self._cancel, self._ended = stop, cancel, threading.Event()
+        self._stop_event, self._engine, self._still = stop, engine, stillness
+        self._ended = threading.Event()
         self.cancelled = False
         self.failed: DpstreamError | None = None
 
@@ -84,21 +87,38 @@ class _Watcher(threading.Thread):
             # A store that does not answer now is asked again: a watcher that died of it would
             # never see the stop.
             with contextlib.suppress(Exception):
-                through = self._look(not self._bounded and looks % _ASK_EVERY == 0)
+                through = self._look(looks)
 
-    def _look(self, ask: bool) -> bool:
+    def _look(self, looks: int) -> bool:
+        delivered = None
+        if not self._bounded and looks % _ASK_EVERY == 0:
+            delivered = _delivered(self._run)
         told = self._stop_event is not None and self._stop_event.is_set()
-        if not told and not (ask and _complete(self._run)):
+        done = delivered is not None and _complete(self._run, delivered)
+        if self._engine is not None and looks % _CHECK_EVERY == 0:
+            self._check(self._engine)
+        if not told and not done and self.failed is None:
+            if self._still is not None and (self._bounded or delivered is not None):
+                self._still.look((steps_done(), delivered))
             return False
         self.cancelled = True
+        if self._engine is not None and self.failed is None:
+            self._engine.drain()
         with contextlib.suppress(Exception):  # it may have ended, or its runner gone
             self._result.cancel()
         try:
-            if self._cancel is not None:
-                self._cancel()
+            if self._engine is not None and self._engine.cancel is not None:
+                self._engine.cancel()
         except DpstreamError as error:
             self.failed = error
         return True
+
+    def _check(self, engine: Engine) -> None:
+        """Whether the engine has opened a port to other machines since it began."""
+        try:
+            engine.check()
+        except DpstreamError as error:
+            self.failed = error
 
     def end(self) -> None:
         """The pipeline has ended."""
@@ -106,19 +126,14 @@ class _Watcher(threading.Thread):
         self.join()
 
 
-def _complete(run: Run) -> bool:
+def _delivered(run: Run) -> int:
+    """Last cut that is delivered, as the store knows."""
     line, through = run.plan.timeline, delivered_through(run.open())
     if through:  # known here whatever process the sink's stage runs in
         deliveries.reached(line.cut_time(through))
+    return through
+
+
+def _complete(run: Run, through: int) -> bool:
+    line = run.plan.timeline
     return line.end is not None and through >= line.last_cut
-
-
-@contextlib.contextmanager
-def own_signals() -> Iterator[None]:
-    """SIGINT keeps its handler: Beam's would end the job server while its job is being stopped."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)

@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from pipelines.runners import listeners
 from pipelines.runners.guard import with_parent
+from pipelines.runners.harness import Harness
 from pipelines.runners.job_servers import LOOPBACK
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ _HERE = frozenset({LOOPBACK, "localhost", "[::1]"})
 #: Seconds between two looks at the workers; that a connection must have lasted to count, because a
 #: worker connects before it says who it is; that an ended worker is given to end.
 _LOOK, _SETTLED, _STOP = 0.5, 3.0, 10.0
+#: Seconds that the bundles of a worker may take to end before their job is cancelled.
+DRAIN_SECONDS = 15.0
 #: How often a worker is started again.
 RESTARTS = 5
 _WORKER = """\
@@ -59,6 +62,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         super().__init__(**settings)
         self._lock = threading.Lock()
         self._workers: dict[str, _Worker] = {}
+        self._harnesses: dict[str, Harness] = {}
         self._closed = threading.Event()
 
     @classmethod
@@ -70,8 +74,8 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         state_cache_size: int = 0,
         data_buffer_time_limit_ms: int = -1,
         container_executable: str | None = None,
-    ) -> tuple[str, Any]:
-        """Listen; returns the address and what has ``stop``."""
+    ) -> tuple[str, "Served"]:
+        """Listen; returns the address, and what stops it."""
         server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=_OPTIONS)
         bound = server.add_insecure_port(f"{LOOPBACK}:{port}")
         pool = cls(
@@ -84,7 +88,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         server.start()
         if use_process:
             threading.Thread(target=pool._watch, daemon=True).start()
-        return f"{LOOPBACK}:{bound}", _Served(pool, server)
+        return f"{LOOPBACK}:{bound}", Served(pool, server)
 
     @override
     def StartWorker(self, start_worker_request: Any, unused_context: Any) -> Any:
@@ -92,12 +96,16 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         endpoint = start_worker_request.control_endpoint.url
         if endpoint.rpartition(":")[0] not in _HERE:
             return beam_fn_api_pb2.StartWorkerResponse(error="the engine is on another machine")
-        if not self._use_process:
-            return super().StartWorker(start_worker_request, unused_context)
+        name = start_worker_request.worker_id
         try:
-            with self._lock:
-                name = start_worker_request.worker_id
-                self._workers[name] = _Worker(self._command(start_worker_request), endpoint)
+            if self._use_process:
+                worker = _Worker(self._command(start_worker_request), endpoint)
+                with self._lock:
+                    self._workers[name] = worker
+            else:
+                harness = self._harness(endpoint, name)
+                with self._lock:
+                    self._harnesses[name] = harness
         except Exception:
             return beam_fn_api_pb2.StartWorkerResponse(error=traceback.format_exc())
         return beam_fn_api_pb2.StartWorkerResponse()
@@ -105,22 +113,51 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
     @override
     def StopWorker(self, stop_worker_request: Any, unused_context: Any) -> Any:
         """End a worker; it is not started again."""
+        name = stop_worker_request.worker_id
         with self._lock:
-            worker = self._workers.pop(stop_worker_request.worker_id, None)
+            worker, harness = self._workers.pop(name, None), self._harnesses.get(name)
         if worker is not None:
             worker.stop()
-            return beam_fn_api_pb2.StopWorkerResponse()
-        return super().StopWorker(stop_worker_request, unused_context)
+        if harness is not None:
+            harness.hang_up()
+        return beam_fn_api_pb2.StopWorkerResponse()
+
+    def drain(self) -> None:
+        """Let the bundles of this process's workers come to their end, and begin none."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        with self._lock:
+            harnesses = list(self._harnesses.values())
+        for harness in harnesses:
+            harness.drain(deadline)
+
+    def finish(self) -> None:
+        """End the workers of this process while their engine is still there."""
+        deadline = time.monotonic() + _STOP
+        with self._lock:
+            harnesses, self._harnesses = list(self._harnesses.values()), {}
+        for harness in harnesses:
+            harness.finish(deadline)
 
     def close(self) -> None:
-        """End all workers that are processes."""
+        """End all workers."""
         self._closed.set()
+        self.finish()
         with self._lock:
             workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
             worker.stop()
+
+    def _harness(self, endpoint: str, name: str) -> Harness:
+        harness = Harness(
+            endpoint,
+            worker_id=name,
+            state_cache_size=self._state_cache_size,
+            data_buffer_time_limit_ms=self._data_buffer_time_limit_ms,
+        )
+        harness.start()
+        return harness
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK):
@@ -183,17 +220,16 @@ class _Worker:
         return subprocess.Popen(with_parent(self._command))
 
 
-class _Served:
+class Served:
     """A pool and the server that it answers on."""
 
     def __init__(self, pool: LoopbackPool, server: Any) -> None:
-        self._pool, self._server = pool, server
+        self.pool, self._server = pool, server
 
-    def stop(self, grace: float | None = None) -> Any:
+    def stop(self, grace: float | None = None) -> None:
         """Take no more requests, and end all workers."""
-        stopped = self._server.stop(grace)
-        self._pool.close()
-        return stopped
+        self._server.stop(grace)
+        self.pool.close()
 
 
 def parser() -> argparse.ArgumentParser:

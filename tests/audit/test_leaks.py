@@ -21,13 +21,14 @@ from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.records import Canonicaliser
 from dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
 from pipelines import stream
+from pipelines.begin import begin
 from pipelines.commands import main as cli
 from pipelines.sinks import files as sink_files
 from pipelines.sinks import write as sinks
 from pipelines.sinks.formats import read_releases
 from pipelines.sources import files as sources
 from pipelines.sources.files import ReadFiles
-from pipelines.stream import begin, run_job
+from pipelines.stream import run_job
 from state import log, sqlite
 from state import open as stores
 from state.idtable import PairSet

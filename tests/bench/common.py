@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ def emit(result: dict[str, Any], out: Path | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "a", encoding="utf-8") as file:
             file.write(text + "\n")
+
+
+def child_seconds() -> float:
+    """CPU seconds of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tree_seconds() -> float:

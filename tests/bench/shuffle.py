@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dp_transforms.batches import ID, id_array
-from dp_transforms.flow import SplitByShard
+from dp_transforms.split import SplitByShard, unit_ids
 from pipelines.runners.loopback import LoopbackPrismRunner
 from tests.bench.common import emit, machine
 
@@ -64,7 +64,7 @@ def seconds(rows: int, shards: int, prism: Path | None) -> float:
             | beam.Create(range(rows // BATCH))
             | beam.Reshuffle()
             | beam.ParDo(Batches()).with_output_types(pa.RecordBatch)
-            | beam.ParDo(SplitByShard("unit", shards, SCHEMA)).with_output_types(
+            | beam.ParDo(SplitByShard(unit_ids, shards, SCHEMA)).with_output_types(
                 tuple[int, pa.RecordBatch]
             )
             | beam.GroupByKey()

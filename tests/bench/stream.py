@@ -107,7 +107,9 @@ def read_only(job: Job, runner: str, flags: list[str]) -> float:
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     _ = (pipeline | Replay(job)).records | beam.Map(lambda batch: batch.num_rows)
     pipeline.run().wait_until_finish()
-    return time.perf_counter() - begin
+    taken = time.perf_counter() - begin
+    engine.close()
+    return taken
 
 
 def throughput(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:

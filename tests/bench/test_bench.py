@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.jobs.job import load_job
-from tests.bench import front, growth, peer_runs, peers, week
+from tests.bench import figures, front, growth, peer_runs, peers, week
 from tests.oracle.simulation import admit, ranked, table1_records
 
 AT = [1, 2, 4, 8]
@@ -44,10 +44,20 @@ def test_start_up_does_not_hide_growth() -> None:
 def test_each_size_is_doubled_alone() -> None:
     base = growth.Size()
     series = growth.sizes(base, 3)
-    assert set(series) == {"users", "keys", "triggers", "contributions", "shards"}
+    assert set(series) == {"users", "keys", "triggers", "contributions", "shards", "files"}
     for name, points in series.items():
-        assert [getattr(point, name) // getattr(base, name) for point in points] == AT
+        first = growth.FILES if name == "files" else getattr(base, name)
+        assert [getattr(point, name) // first for point in points] == AT
         assert all(p._replace(**{name: getattr(base, name)}) == base for p in points)
+
+
+def test_many_files_hold_the_same_records(tmp_path: Path) -> None:
+    size = growth.Size(users=200, keys=50)
+    whole = pq.read_table(growth.write_data(size, tmp_path))
+    parts = growth.write_data(size._replace(files=7), tmp_path)
+    assert len(list(parts.iterdir())) == 7 and pq.read_table(parts).equals(whole)
+    ran = growth.run(size._replace(triggers=2, files=7), tmp_path, "sticky")
+    assert ran["records"] == len(whole) and ran["again_cpu_seconds"] > 0
 
 
 def test_a_missing_peer_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,3 +124,15 @@ def test_a_recorded_week(tmp_path: Path) -> None:
     table = pq.read_table(sorted((tmp_path / "in").iterdir()))
     assert table.num_rows == 1000 and job.plan.timeline.windows == 2
     assert job.plan.timeline.period == week.DAY * 1_000_000
+
+
+def test_figures_off_their_record_are_named() -> None:
+    recorded = {"a: cpu": 2.0, "a: memory": 1.0, "a, default: keys": 100.0, "old: cpu": 1.0}
+    assert figures.compare(recorded, recorded) == []
+    found = {"a: cpu": 2.39, "a: memory": 0.91, "a, default: keys": 109.0, "old: cpu": 0.81}
+    assert figures.compare(found, recorded) == []
+    found = {"a: cpu": 2.41, "a: memory": 0.89, "a, default: keys": 111.0, "new: cpu": 1.0}
+    wrong = figures.compare(found, recorded)
+    assert [line.rpartition(": ")[0] for line in wrong] == [
+        "a, default: keys", "a: cpu", "a: memory", "new: cpu", "old: cpu"
+    ]  # fmt: skip

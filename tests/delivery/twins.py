@@ -115,8 +115,10 @@ TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
     "watermark from event times": (
         _replaced(world, "watermark", _data_driven), "others", "far_future", "buffered",
     ),
-    "rows that wait are dropped": (_replaced(flow, "bound", _nothing_waits), "lost", None, None),
-    "since is ignored": (_replaced(flow, "bound", _since_ignored), "counted", None, None),
+    "rows that wait are dropped": (
+        _replaced(flow, "decide_records", _nothing_waits), "lost", None, None,
+    ),
+    "since is ignored": (_replaced(flow, "decide_records", _since_ignored), "counted", None, None),
     "timers a millisecond early": (_replaced(hold, "instant", _early), "lost", None, None),
     "release with BOUND": (_replaced(flow, "RELEASE_TICKS", lambda _: 0), "counted", None, None),
     "strides before they are complete": (

@@ -70,7 +70,7 @@ def test_only_dataflows_images_run_as_root() -> None:
         "beam": [], "launcher-base": [], "build": [], "base": [], "dataflow": ["0:0"],
         "launcher": ["0:0"], "worker": ["10001:10001"],
     }  # fmt: skip
-    assert "useradd --uid 10001 " in stages()["base"]
+    assert "useradd --uid 10001 --gid 10001 --create-home dpstream" in stages()["base"]
     flink = (DEPLOY / "flink" / "Dockerfile").read_text()
     assert flink.rstrip().endswith("USER 9999:9999")
     root = [name for name, service in SERVICES.items() if str(service.get("user", "")) == "0:0"]
@@ -176,7 +176,10 @@ def test_the_job_of_the_stack() -> None:
         mounts = [v.split(":") for v in SERVICES[service]["volumes"]]
         assert any(m[0] == "releases" and job.sink.path.startswith(m[1] + "/") for m in mounts)
     assert SERVICES["workers"]["network_mode"] == "service:taskmanager"
-    assert "init job.toml" in SERVICES["store"]["command"]
+    # The store is made before the job, and looks at the key and the topic while it is.
+    assert SERVICES["store"]["command"] == "state init job.toml"
+    assert "store" in needs(SERVICES["job"])
+    assert {"spanner-instance", "kafka-topics", "noise-key"} <= set(needs(SERVICES["store"]))
 
 
 def test_the_jobs_command_line() -> None:

@@ -199,7 +199,7 @@ def test_errors_leave_a_stage_without_what_they_say(
     def leaking(*_: object) -> None:
         raise KeyError(secret)
 
-    monkeypatch.setattr(flow, "bound", leaking)
+    monkeypatch.setattr(flow, "decide_records", leaking)
     run = begin(plan, next(store_paths))
     with pytest.raises(Exception, match="failed with KeyError") as caught:
         through_beam(DPStream(plan, run), source, tmp_path / "out")

@@ -13,7 +13,7 @@ import pytest
 
 from accounting.errors import DpstreamError, RunError
 from accounting.plan import Plan
-from dp_transforms import flow
+from dp_transforms import flow, split
 from dp_transforms.clock import Announced
 from dp_transforms.flow import DPStream
 from dp_transforms.hold import HoldUntilCut
@@ -153,6 +153,7 @@ def test_any_number_of_threads_gives_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(flow, "SPLIT_BUFFER_ROWS", 500)
+    monkeypatch.setattr(split, "SPLIT_BUFFER_ROWS", 500)
     source = generate(plan).batches(300)
     expected, letters = in_memory(plan, next(store_paths), source)
     totals = []
@@ -259,13 +260,13 @@ def test_the_error_of_the_first_shard_is_the_runs(
             at_work[0] -= 1
 
     if kind == "bound":
-        real = flow.bound
+        real = flow.decide_records
 
-        def bound(plan: Any, store: Any, shard: int, *rest: Any) -> Any:
+        def decide(plan: Any, store: Any, shard: int, *rest: Any) -> Any:
             failing(shard)
             return real(plan, store, shard, *rest)
 
-        monkeypatch.setattr(flow, "bound", bound)
+        monkeypatch.setattr(flow, "decide_records", decide)
     else:
         steps = flow.Stepper.steps
 
@@ -286,10 +287,10 @@ def test_the_error_of_the_first_shard_is_the_runs(
 def test_an_unforeseen_error_of_a_thread_shows_its_class_only(
     store_paths: Iterator[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bound(*_: Any) -> Any:
+    def decide(*_: Any) -> Any:
         raise ValueError("CANARY 7741")
 
-    monkeypatch.setattr(flow, "bound", bound)
+    monkeypatch.setattr(flow, "decide_records", decide)
     plan = make_plan()
     run = on(begin(plan, next(store_paths), 4), 3)
     with pytest.raises(Exception, match="failed with ValueError") as caught:

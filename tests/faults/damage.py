@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from accounting.errors import DpstreamError
 from dp_transforms.flow import run_in_memory
+from pipelines.begin import begin
 from pipelines.jobs.job import Job, load_job
 from pipelines.operating import state_admin
 from pipelines.sinks.sink import sink_of
 from pipelines.sources.files import pieces, positioned, read_piece
 from pipelines.sources.rows import Rows
-from pipelines.stream import begin
 from state import open as stores
 from state import tokens
 from state.ledger import Ledger, read_ledger
@@ -206,7 +206,8 @@ def _export(case: Path) -> None:
     """``dpstream state releases``: the store's own releases."""
     from pipelines.operating.state_view import export
 
-    export(load_job(case / "job.toml"), case / "again", "parquet")
+    job = load_job(case / "job.toml")
+    export(job, case / "again", job.sink.file_kind)
 
 
 def places(made: Images, seed: int) -> Iterator[tuple[str, str, int]]:
@@ -214,7 +215,9 @@ def places(made: Images, seed: int) -> Iterator[tuple[str, str, int]]:
     as anywhere else."""
     rng = random.Random(seed)
     out = made.folder / "done" / "out"
-    releases = [f"out/{path.relative_to(out)}" for path in sorted(out.rglob("*.*"))]
+    releases = [
+        f"out/{path.relative_to(out)}" for path in sorted(out.rglob("*.*")) if path.stat().st_size
+    ]
     while True:
         for image, name in (
             ("resting", STORE),

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from accounting.errors import DpstreamError
+from accounting.errors import DpstreamError, UsageError
 from dp_transforms.flow import run_in_memory
 from dp_transforms.run import Run
 from pipelines.sinks.files import write_release
@@ -84,6 +84,19 @@ def test_a_run_on_a_full_disk(disk: Path, tmp_path: Path) -> None:
         (disk / "ballast").unlink()
         assert stores.identity_of(run.store, run.plan).run_id == run.run_id
     assert refusals >= 3
+    assert released(run, redelivered(run.plan, 3)) == expected
+
+
+def test_a_read_only_disk_says_so(disk: Path, tmp_path: Path) -> None:
+    expected = calm("sticky")
+    run = job("sticky", disk / "s.db")
+    stores.close_all()
+    for path in (disk / "s.db", disk / "new.db"):
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(UsageError, match="is read-only here"):
+            job("sticky", path)
+        stores.close_all()
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     assert released(run, redelivered(run.plan, 3)) == expected
 
 
@@ -213,7 +226,7 @@ def test_rights_that_are_lost(tmp_path: Path) -> None:
     os.chmod(path, 0o444)
     attempt = f"""
 import os, sqlite3
-from accounting.errors import DpstreamError
+from accounting.errors import DpstreamError, UsageError
 from state.sqlite_file import connect, failed
 os.setgid(65534)
 os.setuid(65534)

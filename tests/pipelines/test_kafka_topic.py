@@ -53,9 +53,7 @@ def test_identity(kafka: Broker, tmp_path: Path) -> None:
 
 def again(kafka: Broker, topic: str) -> None:
     """Delete a topic and make it again under its name."""
-    kafka.admin_do("delete_topics", [topic])
-    time.sleep(0.5)
-    kafka.create(topic, 1, {"message.timestamp.type": "LogAppendTime"})
+    kafka.recreate(topic, 1, {"message.timestamp.type": "LogAppendTime"})
 
 
 def look(watch: _Watch, topic_id: str, known: int | None) -> tuple[list[Any], int, Any]:

@@ -18,6 +18,7 @@ from pipelines.sources import pubsub_client, pubsub_messages, pubsub_puller
 from pipelines.sources.inputs import input_of
 from pipelines.sources.pubsub import PULLERS, PubSubInput, ReadPubSub
 from pipelines.sources.pubsub_puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
+from tests import guarded
 from tests.drive import Drive, letters_of
 from tests.pipelines.conftest import TEMPLATE
 from tests.pubsub_emulator import Emulator, running
@@ -84,7 +85,7 @@ class Reader(Drive):
         self.dead: list[pa.RecordBatch] = []
         self.mark: int | None = None
 
-    def until(self, done: Callable[[], bool], seconds: float = 20.0) -> None:
+    def until(self, done: Callable[[], bool], seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         while not done():
             assert time.monotonic() < end, "did not happen in time"
@@ -270,8 +271,7 @@ def test_an_outage(monkeypatch: pytest.MonkeyPatch, make_pubsub_job: MakePubSubJ
         _, subscription = own.subscription()
         reader = Reader(make_pubsub_job(subscription))
         reader.until(lambda: reader.mark is not None)
-        own.process.kill()
-        own.process.wait()
+        guarded.kill(own.process)
         monkeypatch.setattr(pubsub_puller, "PAUSE_SECONDS", 0.02)
         time.sleep(0.1)
         reader.step()

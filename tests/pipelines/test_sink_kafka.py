@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import PolicyError, RunError
+from pipelines.begin import begin, prepare
 from pipelines.jobs.job import load_job
 from pipelines.operating import state_admin
 from pipelines.operating.state_view import export, publish
@@ -21,7 +22,6 @@ from pipelines.sinks.kafka_topic import KafkaTopic
 from pipelines.sinks.manifest import write_manifest
 from pipelines.sinks.messages import Messages, is_row, messages_of, seal_key
 from pipelines.sinks.sink import sink_of
-from pipelines.stream import begin, prepare
 from state import open as stores
 from state.life_store import LifeStore
 from tests.kafka_broker import Broker, running
@@ -253,9 +253,7 @@ def test_a_topic_made_again_under_a_stream_is_refused_and_filled(
     assert sum(key.startswith("seal-") for key in before) == 7
     writer = sink_of(job)
     assert len(list(writer.published())) == 7
-    broker.admin_do("delete_topics", [topic])
-    time.sleep(0.5)
-    broker.create(topic, 3, {"cleanup.policy": "compact"})
+    broker.recreate(topic, 3, {"cleanup.policy": "compact"})
     with pytest.raises(PolicyError, match="lacks messages that it has acknowledged"):
         list(writer.published())  # one that still runs
     with pytest.raises(PolicyError, match=r"sink\.topic: is empty, but the store says"):

@@ -54,6 +54,7 @@ def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> 
     try:
         yield result
     finally:
+        engine.drain()
         with suppress(Exception):
             result.cancel()
         with suppress(Exception):
@@ -62,7 +63,7 @@ def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> 
 
 
 def results(
-    shape: spike.Shape, folder: Path, result: Any, seconds: float = 90.0
+    shape: spike.Shape, folder: Path, result: Any, seconds: float = 300.0
 ) -> dict[tuple[int, int], int]:
     """Sums by (shard, cut) once all are there, or the job or the time is at its end."""
     until = time.monotonic() + seconds

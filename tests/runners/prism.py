@@ -135,6 +135,7 @@ def running(source: beam.PTransform, bell: int | None = None) -> Iterator[tuple[
     try:
         yield seen, result
     finally:
+        runner.drain()
         with suppress(Exception):
             result.cancel()
         with suppress(Exception):
@@ -143,7 +144,7 @@ def running(source: beam.PTransform, bell: int | None = None) -> Iterator[tuple[
         del _SEEN[id(seen)]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 180.0) -> None:
     """Wait until something is so.
 
     Raises:

@@ -146,9 +146,9 @@ def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     service = objects["Service"]["metadata"]["name"]
     assert {f"{service}:{p['port']}" for p in objects["Service"]["spec"]["ports"]} <= named
     assert f"{objects['FlinkDeployment']['metadata']['name']}-rest:8081" in named
-    assert containers(pods(objects)["launcher"])["store"]["command"][:3] == [
-        "dpstream", "state", "init"
-    ]  # fmt: skip
+    before = pods(objects)["launcher"]["initContainers"]
+    assert [c["name"] for c in before] == ["noise-key", "store"]
+    assert before[1]["command"] == ["dpstream", "state", "init", words[2]]
 
 
 def test_policies_let_in_only_whom_flink_needs(objects: dict[str, Any]) -> None:

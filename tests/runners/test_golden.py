@@ -70,7 +70,6 @@ def test_prism(name: str, recorded: Path, tmp_path: Path) -> None:
     check(name, recorded, tmp_path, "PrismRunner", flags)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n == "plain" else pytest.mark.slow) for n in JOBS]
 )

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs.job import load_job
+from pipelines.jobs.job import Job, load_job
+from pipelines.sinks.write import dead_letter_folder, read_dead_letters
 from pipelines.sources.kafka_client import Kafka
 from tests.kafka_broker import Broker
 from tests.runners.prism import run_while, wait_for
@@ -86,6 +87,24 @@ def released(folder: Path) -> dict[tuple[datetime, str], float]:
     return {at: count for at, (trigger, count) in last.items()}
 
 
+def closed(folder: Path, last: float) -> bool:
+    """Whether the last release of the window of an instant (seconds) is there."""
+    window = datetime.fromtimestamp(last // WINDOW * WINDOW, UTC)
+    paths = list(folder.rglob(f"*-{WINDOW + 2:06d}.parquet"))
+    rows = (row for path in paths for row in pq.read_table(path).to_pylist())
+    return any(row["window_start"] == window for row in rows)
+
+
+def lost(job: Job, sent: Counter[tuple[datetime, str]]) -> int:
+    """Records that were sent and neither counted nor late: a machine that has no time for seconds
+    appends some after the lateness that is allowed."""
+    found = released(Path(job.sink.path))
+    missing = {at: count - round(found.get(at, 0)) for at, count in sent.items()}
+    assert min(missing.values()) >= 0, "counted twice"
+    letters = read_dead_letters(dead_letter_folder(job)).column("reason").to_pylist()
+    return sum(missing.values()) - letters.count("late")
+
+
 def from_the_end(self: Kafka, partition: int, millis: int) -> int:
     """Sabotaged `Kafka.at`: a restart that takes only what comes."""
     return self.end(partition)
@@ -109,13 +128,10 @@ def test_every_record_is_counted_over_a_restart(
 
     def until_published() -> None:
         sender.send(3)
-        closes = sender.last // WINDOW * WINDOW + WINDOW + 2
-        wait_for(lambda: time.time() > closes + 4, 60)
+        wait_for(lambda: closed(tmp_path / "releases", sender.last))
 
     second = run_while(load_job(path), until_published)
     assert second.resumed
     assert first.run_id == second.run_id
-    assert sender.number > 200
-    found = released(tmp_path / "releases")
-    exact = {at: round(found.get(at, -1)) for at in sender.sent} == dict(sender.sent)
-    assert exact != sabotaged
+    assert sender.number > 50
+    assert (lost(load_job(path), sender.sent) == 0) != sabotaged

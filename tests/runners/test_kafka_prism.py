@@ -13,7 +13,6 @@ from apache_beam.coders import BooleanCoder
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
-from confluent_kafka.admin import NewPartitions
 
 from pipelines.sources.inputs import input_of
 from tests.drive import letters_of
@@ -85,8 +84,7 @@ def test_every_message_once(kafka: Broker, tmp_path: Path) -> None:
     with running(source.read(spread=False)) as (seen, _):
         wait_for(lambda: given(seen) == 5_007)
         kafka.produce(topic, [record(7)], 1)
-        kafka.admin_do("create_partitions", [NewPartitions(topic, 3)])
-        time.sleep(0.2)
+        kafka.grow(topic, 3)
         kafka.produce(topic, [record(0)], 2)
         wait_for(lambda: given(seen) == 5_009)
         time.sleep(0.5)  # nothing comes twice
@@ -108,7 +106,7 @@ def test_the_watermark_goes_on_without_messages(kafka: Broker, tmp_path: Path) -
         fired = list(_FIRED)
     assert all(wall >= at + 100_000 for at, wall in fired), "not before the settled clock"
     waits = sorted(wall - at for at, wall in fired)
-    assert waits[len(waits) // 2] < 1_000_000, "and soon after it"
+    assert waits[len(waits) // 2] < 10_000_000, "and soon after it, on a busy machine too"
 
 
 def test_the_slowest_partition_holds_the_watermark(kafka: Broker, tmp_path: Path) -> None:

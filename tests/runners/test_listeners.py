@@ -26,8 +26,6 @@ from tests.runners.golden import golden_job, write_stream
 from tests.runners.spike import Shape, expected
 
 __all__ = ["cluster"]
-# Beam's worker threads end with an error when a job is cancelled.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 @pytest.fixture

@@ -25,8 +25,6 @@ Made = tuple[Published, pa.Table]
 on_both = pytest.mark.parametrize(
     "runner", ["PrismRunner", pytest.param("FlinkRunner", marks=pytest.mark.slow)]
 )
-# Beam's worker threads end with an error when a job on Flink is cancelled.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 @pytest.fixture

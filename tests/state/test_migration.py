@@ -1,6 +1,8 @@
 """A store of schema version 1 is upgraded: ``version1.store``, written by the code of that version.
 
 The file holds what ``test_sqlite.WORK`` does: decisions, an open window and a closed one.
+``version2.store`` holds what a reshard of ``life_conformance.sample`` and an expiry leave:
+snapshots, carried releases, progress of unit shards.
 """
 
 import os
@@ -13,16 +15,21 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 
 from accounting.errors import PolicyError, RunError
 from state import sqlite_file, sqlite_upgrade
+from state.copying import copy_store
 from state.sqlite import SqliteStore
+from state.sqlite_backup import check_file
 from state.sqlite_file import create_store
 from state.sqlite_tables import put_meta
 from state.store import NEVER, KeyShard
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Ids, change, decide, take_step
+from tests.state.life_conformance import LINE, sample, whole
+from tests.state.life_conformance import OLD as OLD_IDENTITY
 from tests.state.test_sqlite import WORK, SqliteBench, final
 
 OLD = Path(__file__).with_name("version1.store")
@@ -177,3 +184,66 @@ def test_a_store_without_identity_is_refused(old: Path) -> None:
     db.close()
     with pytest.raises(PolicyError, match="is damaged"):
         opened(old)
+
+
+OLD_2 = Path(__file__).with_name("version2.store")
+
+
+def resharded_today(folder: Path) -> SqliteStore:
+    """What was done to make ``version2.store``."""
+    old, new = folder / "old.db", folder / "new.db"
+    create_store(old, OLD_IDENTITY)
+    source = opened(old)
+    sample(source, uneven=True)
+    create_store(new, msgspec.structs.replace(OLD_IDENTITY, shards=3))
+    target = opened(new)
+    copy_store(source, target, LINE)
+    source.close(), target.close()
+    target = opened(new)
+    target.set_note("x", "a")
+    for shard in range(3):
+        target.forget_positions(shard, 2)
+    target.compact()
+    return target
+
+
+def all_of(store: SqliteStore) -> list[object]:
+    return [
+        whole(store),
+        store.identity,
+        store.note("x"),
+        store.leads,
+        [store.unit_progress(shard) for shard in range(3)],
+        sorted(store.progress()),
+    ]
+
+
+def test_a_store_of_version_2_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    shutil.copy(OLD_2, path)
+    assert version(path) == "2"
+    store, today = opened(path), resharded_today(tmp_path)
+    assert version(path) == "3" and all_of(store) == all_of(today)
+    store.close(), today.close()
+    assert check_file(path).shards == 3  # every digest fits
+
+
+@pytest.mark.parametrize("old_store", [OLD, OLD_2], ids=["1", "2"])
+def test_damage_from_before_the_digests_is_noticed_as_far_as_it_can_be(
+    tmp_path: Path, old_store: Path
+) -> None:
+    """No error that is not coded; where Arrow or SQLite see it, that of damage."""
+    path, whole_file, noticed = tmp_path / "s.db", old_store.read_bytes(), 0
+    for byte in range(40, len(whole_file), len(whole_file) // 150):
+        data = bytearray(whole_file)
+        data[byte] ^= 0x10
+        path.write_bytes(bytes(data))
+        try:
+            store = opened(path)
+            store.close()
+        except PolicyError as error:
+            noticed += 1
+            assert error.field == "state.store"
+        for side in ("-wal", "-shm"):
+            Path(f"{path}{side}").unlink(missing_ok=True)
+    assert noticed >= 15

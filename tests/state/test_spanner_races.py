@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from state.spanner import SpannerStore
-from state.spanner_client import connect
+from state.spanner_client import commit, connect
 from state.spanner_schema import BOUND
 from state.store import OvertakenError
 from tests import emulator
@@ -133,8 +133,8 @@ def test_a_decision_cut_short_is_known_as_far_as_it_went(
 
 def bump(bench: SpannerBench) -> None:
     """What a restore or a reshard does last."""
-    with connect(bench.url).batch() as batch:
-        batch.update("Meta", ("Name", "Value"), [("generation", "1")])
+    row = [("generation", "1")]
+    commit(connect(bench.url), lambda batch: batch.update("Meta", ("Name", "Value"), row))
 
 
 def test_a_worker_of_an_old_generation_writes_where_nobody_reads(bench: SpannerBench) -> None:

@@ -1,0 +1,196 @@
+"""The headline figures, measured, and held against what is recorded.
+
+    make figures                                            # measure and compare
+    python -m tests.bench.figures --record "why it changed" # measure and record
+
+Speed and memory are ratios to a non-private pipeline of the same shape in the same run, or to
+another baseline beside it, so that they hold on a slower or busier machine; of CPU seconds the
+median of three pairs counts.  Keys and errors are those of a fixed test key: the same on every
+machine.  A figure that differs by more than its tolerance fails, whichever way: what the README
+says is then no longer true, and a change that was meant is recorded with its reason.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines import synth
+from pipelines.experiments.jobs import Frame, Setting, write_job
+from pipelines.experiments.metrics import errors
+from pipelines.experiments.modes import Mode, parse_mode
+from pipelines.experiments.one_run import in_child
+from pipelines.experiments.truth import Truth, load
+from pipelines.sinks.formats import read_releases
+from tests.bench import oneshot, sampler, state
+from tests.bench.common import child_seconds, emit, machine
+
+RECORDED = Path(__file__).with_name("figures.json")
+#: How far a figure may lie from the recorded one, by the last word of its name.
+TOLERANCES = {"cpu": 0.2, "speed": 0.2, "share": 0.2, "memory": 0.1, "keys": 0.1, "l1": 0.1}
+REPEATS = 3
+TRIGGERS, CONTRIBUTIONS = 100, 32
+
+Figures = dict[str, float]
+Say = Callable[[str], None]
+
+
+def stream(folder: Path, users: int, say: Say) -> Figures:
+    """The default job and the combined one on the synthetic day, beside the plain pipeline."""
+    params = synth.Synth(users=users, keys=1_000_000, seed=0).check()
+    data = folder / f"day-{users}.parquet"
+    synth.generate(params, data)
+    frame = Frame(data, "int", folder / "runs", 6.0, 1e-9, 4)
+    pairs = []
+    for number in range(REPEATS):
+        say(f"{users:,} users, pair {number + 1} of {REPEATS}")
+        job = _job(frame, "sticky")
+        pairs.append((run_of(job), in_child("tests.bench.one_run", str(job))))
+    combined = _job(frame, "combined")
+    say(f"{users:,} users, combined")
+    run_of(combined)
+    truth = Truth(load(data, users=False), TRIGGERS)
+    size = f"{users // 1000}k users"
+    found = {
+        f"{size}: cpu": median(own["cpu_seconds"] / plain["cpu_seconds"] for own, plain in pairs),
+        f"{size}: memory": median(own["peak_gib"] / plain["peak_gib"] for own, plain in pairs),
+        f"{size}: outside stages share": median(outside(own) for own, _ in pairs),
+    }
+    for name, path in (("default", job), ("combined", combined)):
+        score = errors(truth, read_releases(path.parent / "releases"))
+        found |= {f"{size}, {name}: keys": score["keys"], f"{size}, {name}: l1": score["l1"]}
+    return found
+
+
+def _job(frame: Frame, mode: str) -> Path:
+    """A job under a fixed key and run id: its keys and errors are the same on every machine."""
+    named = parse_mode(mode)
+    fixed = {**named.privacy, "insecure_test_run_id": "f1" * 16}
+    setting = Setting(Mode(named.name, fixed), TRIGGERS, CONTRIBUTIONS)
+    job = write_job(frame, setting)
+    (job.parent / "noise.key").write_text(hashlib.sha256(b"figures").hexdigest() + "\n")
+    return job
+
+
+def run_of(job: Path) -> dict[str, Any]:
+    """One run of a job in a process of its own."""
+    return in_child("pipelines.experiments.one_run", str(job))
+
+
+def outside(run: dict[str, Any]) -> float:
+    """The part of the CPU time that no stage of the flow has used."""
+    return 1 - float(sum(run["stage_cpu_seconds"].values())) / float(run["cpu_seconds"])
+
+
+def one_shot(folder: Path, say: Say) -> Figures:
+    """One trigger, a count and a sum, beside the plain pipeline."""
+    say("one shot")
+    data = folder / "shot.parquet"
+    oneshot.write_records(data, 1_000_000, 100_000, 1_000)
+    frame = Frame(data, "int", folder / "runs", 1.0, 1e-6, 2)
+    ratios = []
+    for _ in range(REPEATS):
+        job = write_job(frame, Setting(parse_mode("sticky"), 1, 10), oneshot.COUNT_AND_SUM)
+        plain = in_child("tests.bench.one_run", str(job))
+        ratios.append(run_of(job)["cpu_seconds"] / plain["cpu_seconds"])
+    return {"one shot: cpu": median(ratios)}
+
+
+def parts(say: Say) -> Figures:
+    """Noise beside numpy's normal; the embedded store beside a row for each key."""
+    say("sampler and store")
+    drawn = sampler.bench(1_500.0, 50_000, 64, 7)
+    own, rows = state.on_sqlite(200_000, 20_000, 7)
+    return {
+        "sampler: speed": drawn["ratio"],
+        "store: speed": own["committed_per_second"] / rows["committed_per_second"],
+    }
+
+
+def commands(folder: Path, say: Say) -> Figures:
+    """What a command costs before it does anything, beside the import of what it stands on."""
+    say("imports and commands")
+    job = Path(synth.__file__).with_name("examples") / "flights.toml"
+    base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
+    dpstream = [sys.executable, "-c", "from pipelines.commands.main import main; main()"]
+    asked = {
+        "import: cpu": [sys.executable, "-c", "import dp_transforms, pipelines.stream"],
+        "--help: cpu": [*dpstream, "--help"],
+        "plan: cpu": [*dpstream, "plan", str(job)],
+    }
+
+    def seconds(command: list[str]) -> float:
+        before = child_seconds()
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+        return child_seconds() - before
+
+    seconds(base)
+    found: dict[str, list[float]] = {name: [] for name in asked}
+    for _ in range(REPEATS):
+        least = seconds(base)
+        for name, command in asked.items():
+            found[name].append(seconds(command) / least)
+    return {name: median(ratios) for name, ratios in found.items()}
+
+
+def median(values: "list[float] | Iterator[float]") -> float:
+    """Middle value, to four digits."""
+    return float(f"{statistics.median(values):.4g}")
+
+
+def measure(sizes: list[int], folder: Path, say: Say) -> Figures:
+    """Every figure."""
+    found: Figures = {}
+    for users in sizes:
+        found |= stream(folder, users, say)
+    return found | one_shot(folder, say) | parts(say) | commands(folder, say)
+
+
+def compare(found: Figures, recorded: Figures) -> list[str]:
+    """What is not as recorded, in words."""
+    wrong = []
+    for name in sorted({*found, *recorded}):
+        if name not in found or name not in recorded:
+            wrong.append(f"{name}: {'not measured' if name in recorded else 'not recorded'}")
+            continue
+        change = found[name] / recorded[name] - 1
+        if abs(change) > tolerance(name):
+            wrong.append(f"{name}: {found[name]:g}, recorded {recorded[name]:g} ({change:+.0%})")
+    return wrong
+
+
+def tolerance(name: str) -> float:
+    """How far the figure may differ."""
+    return TOLERANCES[name.replace(":", " ").split()[-1]]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--users", type=int, nargs="+", default=[250_000, 1_000_000])
+    parser.add_argument("--record", metavar="REASON", help="record what is measured, and why")
+    parser.add_argument("--out", type=Path, help="append the JSON result to this file")
+    args = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = measure(args.users, Path(scratch), lambda what: print(what, file=sys.stderr))
+    emit({"benchmark": "figures", **machine(), "figures": found}, args.out)
+    before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"figures": {}}
+    if args.record:
+        whole = {"reason": args.record, "figures": found}
+        RECORDED.write_text(json.dumps(whole, indent=2) + "\n")
+        return
+    wrong = compare(found, before["figures"])
+    print("\n".join([*wrong, f"{len(found)} figures, {len(wrong)} not as recorded"]))
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A streaming run that succeeds ends without a traceback, whoever ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.live_jobs import Growing, Live
+from tests.runners.engines import ROOT, need_flink
+from tests.runners.golden import golden_job, write_stream
+from tests.runners.prism import binary, wait_for
+
+#: Runs a job as the command does, with all that is logged, and Python's own hook for threads.
+LOUD = """\
+import logging, sys
+logging.basicConfig(level=logging.WARNING)
+from pathlib import Path
+from pipelines.jobs.job import load_job
+from pipelines.commands.parts import stop_signals
+from pipelines.stream import run_job
+with stop_signals(True) as stop:
+    run_job(load_job(Path(sys.argv[1])), sys.argv[2], sys.argv[3:], stop=stop)
+print("done")
+"""
+#: What a thread, a bundle or a closed connection leaves on stderr.
+NOISE = ("Traceback", "Exception in thread", "ERROR", "were destroyed", "failed with")
+#: Prism's word for a bundle that it had asked for when its job was cancelled.
+TRUE = "ERROR:PrismRunner:Bundle Failed. (error='pipeline canceled')\n"
+
+
+def flags_of(runner: str) -> list[str]:
+    if runner == "FlinkRunner":
+        need_flink()
+        return ["--parallelism=2"]
+    return [f"--prism_location={binary()}"]
+
+
+def loud(folder: Path, runner: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LOUD, str(folder / "job.toml"), runner, *flags_of(runner)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (folder / "err").open("w") as err:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True,
+                                env=environment)  # fmt: skip
+
+
+def check(run: subprocess.Popen[str], folder: Path) -> None:
+    out, _ = run.communicate(timeout=600)
+    err = (folder / "err").read_text().replace(TRUE, "")
+    assert (out, run.returncode) == ("done\n", 0), err
+    assert not any(word in err for word in NOISE), err
+
+
+@pytest.mark.parametrize("runner", ["PrismRunner", "FlinkRunner"])
+def test_a_recording_to_its_end(runner: str, tmp_path: Path) -> None:
+    (tmp_path / "stream").mkdir()
+    write_stream(tmp_path / "stream", users=300)
+    golden_job("plain", tmp_path / "stream", tmp_path / "job")
+    check(loud(tmp_path / "job", runner), tmp_path / "job")
+
+
+@pytest.mark.parametrize("how", ["its last cut", "SIGTERM"])
+def test_a_growing_folder(how: str, tmp_path: Path) -> None:
+    """Its pipeline is cancelled, by the launcher or by a person, in the middle of its bundles."""
+    live: Live = Growing(tmp_path / "job")
+    feeder = live.feeding()
+    for _ in range(2 if how == "SIGTERM" else 1):
+        run = loud(tmp_path / "job", "PrismRunner")
+        if how == "SIGTERM" and not live.seen():
+            wait_for(lambda: live.seen() > 1)
+            run.send_signal(signal.SIGTERM)
+        check(run, tmp_path / "job")
+    feeder.join()
+    assert time.time() > live.end
+
+
+def test_the_command_says_nothing_more(tmp_path: Path) -> None:
+    live = Growing(tmp_path / "job")
+    feeder = live.feeding()
+    live.finish()
+    feeder.join()
+    told = (tmp_path / "job" / "job.errors").read_text()
+    assert not any(word in told for word in (*NOISE, "warning:")), told
+
+
+def test_the_command_tells_of_a_thread_that_fails() -> None:
+    """By its class: the text may hold data.  So silence above is not a hook that says nothing."""
+    program = (
+        "import threading; from pipelines.commands import main\n"
+        "main.cli = lambda **_: None\n"
+        "main.main()\n"
+        "def fails(): raise KeyError('CANARY')\n"
+        "t = threading.Thread(target=fails, name='x'); t.start(); t.join()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stderr.strip().splitlines()[-1] == "A thread failed with KeyError (x)."
+    assert "CANARY" not in done.stderr

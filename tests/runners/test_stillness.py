@@ -1,0 +1,82 @@
+"""A launcher says when nothing moves, in one plain line, ever more rarely."""
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import DpstreamError
+from pipelines.runners import waiting
+from pipelines.runners.stillness import QUIET_SECONDS, Stillness, quiet_seconds, say
+from state import open as stores
+from tests.runners.engines import started
+from tests.runners.prism import binary
+from tests.runners.spike import Shape
+from tests.streams import begin, make_plan
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def seconds_of(said: list[DpstreamError]) -> list[int]:
+    return [int(re.findall(r"for (\d+) seconds", error.rule)[0]) for error in said]
+
+
+def test_said_rarely_and_after_progress_anew() -> None:
+    said: list[DpstreamError] = []
+    clock = Clock()
+    still = Stillness(100.0, said.append, clock)
+    for second in range(0, 2_000, 5):
+        clock.now = 1000.0 + second
+        still.look((second // 1_500, 7))  # moves once, at 1,500
+    assert seconds_of(said) == [100, 200, 400, 800, 100, 200, 400]
+    assert {(error.field, error.kind) for error in said} == {("runner", "failed")}
+
+
+def test_what_moves_is_not_still() -> None:
+    said: list[DpstreamError] = []
+    clock = Clock()
+    still = Stillness(100.0, said.append, clock)
+    for second in range(0, 5_000, 90):
+        clock.now = 1000.0 + second
+        still.look(second)
+    assert said == []
+
+
+def test_two_triggers_are_nothing_special() -> None:
+    line = make_plan().timeline
+    hours = line.trigger_every / 3_600e6
+    assert quiet_seconds(line, None, live=False) == QUIET_SECONDS
+    assert quiet_seconds(line, None, live=True) == max(QUIET_SECONDS, 7_200 * hours)
+    paced = quiet_seconds(line, 60.0, live=False)
+    assert paced == max(QUIET_SECONDS, 120 * hours)
+
+
+def test_a_stream_that_hangs_is_told_of(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline that runs and delivers nothing: said while it is waited for, on stderr."""
+    run, stop, said = begin(make_plan(), tmp_path / "a.db"), threading.Event(), list[str]()
+
+    def warn(error: DpstreamError) -> None:
+        say(error)
+        said.append(str(error))
+        stop.set()
+
+    flags = [f"--prism_location={binary()}"]
+    with started("PrismRunner", flags, Shape(endless=True), tmp_path) as result:
+        stuck = threading.Timer(60, stop.set)
+        stuck.start()
+        try:
+            assert waiting.wait_or_stop(result, run, False, stop, None, Stillness(1.0, warn))
+        finally:
+            stuck.cancel()
+    assert len(said) == 1 and "has not done a step" in said[0]
+    assert f"warning: {said[0]}\n" in capfd.readouterr().err
+    stores.close_all()

@@ -1,0 +1,154 @@
+"""The pool of workers: with its own interpreter, again after an early death, gone with its
+parent."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
+
+from pipelines.runners import worker_pool as pools
+from pipelines.runners.guard import with_parent
+from tests.runners.engines import ROOT, Pool, worker_pool
+from tests.runners.prism import wait_for
+from tests.runners.test_guard import gone
+
+
+class Engine(beam_fn_api_pb2_grpc.BeamFnControlServicer):
+    """An engine that waits for its workers and gives them nothing to do."""
+
+    def __init__(self) -> None:
+        self.came: queue.Queue[str] = queue.Queue()
+        self.ended = threading.Event()
+
+    def Control(self, request_iterator: Any, context: Any) -> Iterator[Any]:
+        self.came.put(dict(context.invocation_metadata())["worker_id"])
+        self.ended.wait()
+        return iter(())
+
+
+@pytest.fixture
+def engine() -> Iterator[tuple[Engine, str]]:
+    """An engine on loopback and where it listens."""
+    servicer = Engine()
+    server = grpc.server(ThreadPoolExecutor(8))
+    beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield servicer, f"localhost:{port}"
+    servicer.ended.set()
+    server.stop(0)
+
+
+def ask(pool: Pool, method: str, request: Any) -> Any:
+    with grpc.insecure_channel(pool.address) as channel:
+        return getattr(beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub(channel), method)(request)
+
+
+def start(pool: Pool, address: str) -> int:
+    """Start a worker; the number of its process, seconds before it can have connected."""
+    request = beam_fn_api_pb2.StartWorkerRequest(worker_id="w1")
+    request.control_endpoint.url = address
+    assert ask(pool, "StartWorker", request).error == ""
+    wait_for(lambda: len(pool.workers()) == 1)
+    return pool.workers()[0]
+
+
+def test_a_worker_that_dies_before_it_connects_is_started_again(
+    engine: tuple[Engine, str],
+) -> None:
+    """Flink would wait for it for ever."""
+    servicer, address = engine
+    with worker_pool() as pool:
+        worker = start(pool, address)
+        for _ in range(2):  # each in its imports
+            os.kill(worker, signal.SIGKILL)
+            wait_for(lambda dead=worker: pool.workers() not in ([], [dead]))
+            [worker] = pool.workers()
+            assert servicer.came.empty()
+        assert servicer.came.get(timeout=300) == "w1"
+        assert servicer.came.empty()
+
+
+def test_one_that_has_served_is_not(engine: tuple[Engine, str]) -> None:
+    """Its engine has noticed, and asks for another if it needs one."""
+    servicer, address = engine
+    with worker_pool() as pool:
+        worker = start(pool, address)
+        assert servicer.came.get(timeout=300) == "w1"
+        threading.Event().wait(pools._SETTLED + 3 * pools._LOOK)
+        os.kill(worker, signal.SIGKILL)
+        wait_for(gone(worker))
+        with pytest.raises(queue.Empty):
+            servicer.came.get(timeout=6 * pools._LOOK)
+        assert pool.workers() == []
+
+
+def test_a_worker_that_is_stopped_stays_stopped(engine: tuple[Engine, str]) -> None:
+    with worker_pool() as pool:
+        worker = start(pool, engine[1])
+        ask(pool, "StopWorker", beam_fn_api_pb2.StopWorkerRequest(worker_id="w1"))
+        wait_for(gone(worker))
+        threading.Event().wait(4 * pools._LOOK)
+        assert pool.workers() == []
+
+
+def test_workers_have_the_interpreter_of_their_pool(
+    engine: tuple[Engine, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment that nobody has activated: another `python` is on the path, or none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with worker_pool() as pool:
+        worker = start(pool, engine[1])
+        program = Path(f"/proc/{worker}/cmdline").read_bytes().split(b"\0")[0].decode()
+        assert program == sys.executable
+        assert engine[0].came.get(timeout=300) == "w1"
+
+
+@pytest.mark.parametrize("who", ["parent", "pool"])
+def test_nothing_of_a_killed_pool_is_left(who: str, engine: tuple[Engine, str]) -> None:
+    """A parent of the pool that is killed, say by a time-out, or the pool itself."""
+    command = with_parent(
+        [sys.executable, "-m", "pipelines.runners.worker_pool", "--service_port=0"]
+    )
+    program = f"import os, subprocess, sys; c = {command!r}; c[4] = str(os.getpid()); " + (
+        "subprocess.run(c)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert command[4] == str(os.getpid())
+    with parent:
+        assert parent.stdout is not None
+        pool = Pool(parent.stdout.readline().split()[-1].rstrip("."), parent.pid)
+        worker = start(pool, engine[1])
+        own = [pid for pid in pools.listeners.descendants(parent.pid) if _is_pool(pid)]
+        assert len(own) == 1
+        if who == "parent":
+            parent.kill()
+        else:
+            os.kill(own[0], signal.SIGKILL)
+        wait_for(gone(worker, *own), 30)
+
+
+def _is_pool(pid: int) -> bool:
+    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"worker_pool" in line and b"guard.py" not in line and b"-c" not in line.split(b"\0")
+
+
+def test_a_port_that_another_pool_has_is_refused() -> None:
+    address, served = pools.LoopbackPool.start()
+    try:
+        with pytest.raises(RuntimeError, match="bind"):
+            pools.LoopbackPool.start(port=int(address.partition(":")[2]))
+    finally:
+        served.stop()
