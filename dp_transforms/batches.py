@@ -28,8 +28,10 @@ ID = pa.binary(16)
 DEAD_LETTER_SCHEMA = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("reason", pa.string())]
 )
-#: Metadata of a source batch: where its first row stands.
+#: Metadata of a source batch: where its first row stands.  A batch of several runs of consecutive
+#: rows has a list of each, with commas, and how many rows each run has.
 PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
+ROWS = b"dpstream.rows"
 WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
 #: Metadata of a pulse of the public clock (see `dp_transforms.clock`), and of a shard's step.
 FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through"

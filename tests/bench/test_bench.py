@@ -44,10 +44,20 @@ def test_start_up_does_not_hide_growth() -> None:
 def test_each_size_is_doubled_alone() -> None:
     base = growth.Size()
     series = growth.sizes(base, 3)
-    assert set(series) == {"users", "keys", "triggers", "contributions", "shards"}
+    assert set(series) == {"users", "keys", "triggers", "contributions", "shards", "files"}
     for name, points in series.items():
-        assert [getattr(point, name) // getattr(base, name) for point in points] == AT
+        first = growth.FILES if name == "files" else getattr(base, name)
+        assert [getattr(point, name) // first for point in points] == AT
         assert all(p._replace(**{name: getattr(base, name)}) == base for p in points)
+
+
+def test_many_files_hold_the_same_records(tmp_path: Path) -> None:
+    size = growth.Size(users=200, keys=50)
+    whole = pq.read_table(growth.write_data(size, tmp_path))
+    parts = growth.write_data(size._replace(files=7), tmp_path)
+    assert len(list(parts.iterdir())) == 7 and pq.read_table(parts).equals(whole)
+    ran = growth.run(size._replace(triggers=2, files=7), tmp_path, "sticky")
+    assert ran["records"] == len(whole) and ran["again_cpu_seconds"] > 0
 
 
 def test_a_missing_peer_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
