@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -107,15 +107,8 @@ def run_job(
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
     _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
-    operator_totals.clear()
-    forget_error()
     try:
-        with (
-            watch_steps(progress, steps),
-            HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
-        ):
-            started = pipeline.run()
-            engine.check()
+        with _started(pipeline, engine, progress, steps) as started:
             if not detach:
                 quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)
                 wait_or_stop(started, run, ends, stop, engine, Stillness(quiet, warn))
@@ -124,16 +117,37 @@ def run_job(
     else:
         if not detach:
             _finish(job, run, source, before, sink if restoring and ends else None)
-            if engine.streaming and ends:
-                publish_missing(run, sink)
-            if source.bounded:
-                with contextlib.suppress(DpstreamError):  # then the next run compares
-                    note_complete(run, sink)
+            _publish_rest(run, sink, source, engine.streaming and ends)
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
     told = dict(operator_totals), stop is not None and stop.is_set()
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *told)
+
+
+@contextlib.contextmanager
+def _started(
+    pipeline: beam.Pipeline, engine: Engine, progress: Progress | None, steps: int
+) -> Iterator[Any]:
+    """The pipeline at work, its steps watched."""
+    operator_totals.clear()
+    forget_error()
+    with (
+        watch_steps(progress, steps),
+        HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
+    ):
+        started = pipeline.run()
+        engine.check()
+        yield started
+
+
+def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
+    """Write what the pipeline left out, and note that the sink of a run that ends is complete."""
+    if missing:
+        publish_missing(run, sink)
+    if source.bounded:
+        with contextlib.suppress(DpstreamError):  # then the next run compares
+            note_complete(run, sink)
 
 
 def _complete(job: Job, run: Run, source: Input, before: Any, sink: Sink, engine: Engine) -> None:
