@@ -38,6 +38,7 @@ from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.one_run import in_child
 from pipelines.synth import Synth, generate
+from tests.bench import cliffs
 from tests.bench.common import emit, machine
 
 LIMIT = 1.15
@@ -169,6 +170,7 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         values = {m: [round(cost[m], 3) for cost in costs] for m in costs[0]}
         exponents = {m: exponent(at, values[m]) for m in MEASURES}
         growth[name] = {"at": at, **values, "exponents": exponents}
+    growth |= far_out(args, folder, start_up)
     steep = [
         f"{name}: {measure}"
         for name, data in growth.items()
@@ -189,6 +191,22 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if steep
         else "nothing grows faster than linearly",
     }
+
+
+def far_out(
+    args: argparse.Namespace, folder: Path, start_up: dict[str, float]
+) -> dict[str, dict[str, Any]]:
+    """Exponents of the shapes of `tests.bench.cliffs`, measured as the others are."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in args.cliffs:
+        series = cliffs.shapes(name, args.doublings)
+        runs = [[cliffs.run(s, folder, args.mode) for s in series] for _ in range(args.repeats)]
+        costs = [beyond(least(list(same)), start_up) for same in zip(*runs, strict=True)]
+        at = [getattr(shape, cliffs.CLIFFS[name][0]) for shape in series]
+        values = {m: [round(cost[m], 3) for cost in costs] for m in costs[0]}
+        exponents = {m: exponent(at, values[m]) for m in MEASURES}
+        found[name] = {"at": at, **values, "exponents": exponents}
+    return found
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -237,6 +255,7 @@ def main() -> None:
     for name, value in Size()._asdict().items():
         parser.add_argument(f"--{name}", type=int, default=value, help="base")
     parser.add_argument("--dimensions", nargs="+", choices=Size._fields, default=Size._fields)
+    parser.add_argument("--cliffs", nargs="*", choices=cliffs.CLIFFS, default=list(cliffs.CLIFFS))
     parser.add_argument("--doublings", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--mode", default="sticky")

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.jobs.job import load_job
-from tests.bench import figures, front, growth, peer_runs, peers, week
+from tests.bench import cliffs, figures, front, growth, peer_runs, peers, week
 from tests.oracle.simulation import admit, ranked, table1_records
 
 AT = [1, 2, 4, 8]
@@ -28,6 +28,23 @@ def test_noise_alone_is_not_growth() -> None:
     noisy = [1.0, 4.0, 3.0, 11.0]
     fitted = growth.exponent(AT, noisy)
     assert fitted["error"] > 0.1 and not growth.too_steep(fitted)
+
+
+@pytest.mark.parametrize("name", cliffs.CLIFFS)
+def test_a_cliffs_jobs_are_what_they_say(name: str, tmp_path: Path) -> None:
+    field, base = cliffs.CLIFFS[name]
+    (tmp_path / "runs").mkdir()
+    for n, shape in enumerate(cliffs.shapes(name, 3)):
+        assert getattr(shape, field) == getattr(base, field) << n
+        small = shape._replace(users=20, keys=10)
+        job = load_job(cliffs.write_shape(small, tmp_path, "sticky"))
+        line = job.plan.timeline
+        overlaps = line.window // line.slide
+        assert (job.state.shards, overlaps) == (shape.shards, shape.overlaps)
+        assert line.triggers == (shape.triggers if overlaps == 1 else overlaps)
+        assert line.windows == (shape.windows if overlaps == 1 else cliffs.SLIDES)
+        keys = pq.read_table(job.source.path)["key"].to_pylist()
+        assert {len(key) for key in keys} == {shape.key_bytes}
 
 
 def test_start_up_does_not_hide_growth() -> None:
