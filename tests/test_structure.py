@@ -161,7 +161,6 @@ ALLOWED = {
     "state/drafts.py": ["time.time", "secrets.token_hex"],
     # When a cut is announced; never what is in it.
     "dp_transforms/clock.py": ["time.time", "time.time"],
-    "state/drafts.py": ["time.time", "secrets.token_hex"],
 }
 
 
