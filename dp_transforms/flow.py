@@ -227,7 +227,11 @@ class Release(beam.PTransform):
         """The stage itself."""
         run, line = self._run, self._run.plan.timeline
         return HoldUntilCut(
-            line, ReleaseCallback(run), RELEASE_TICKS, stride=self._stride, threads=self._threads
+            line,
+            ReleaseCallback(run, self._stride is None),
+            RELEASE_TICKS,
+            stride=self._stride,
+            threads=self._threads,
         )
 
 
@@ -283,10 +287,16 @@ class BoundCallback:
 
 
 class ReleaseCallback:
-    """Builds RELEASE's worker side: one transaction per few steps, then what was committed."""
+    """Builds RELEASE's worker side: one transaction per few steps, then what was committed.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    Args:
+        run: the run.
+        bounded: this process takes all steps of all shards.
+    """
+
+    def __init__(self, run: Run, bounded: bool = False) -> None:
+        self._run, self._bounded = run, bounded
+        self._done: set[int] = set()
 
     def __call__(self) -> ShardCallback:
         """Open store and key on the worker."""
@@ -316,6 +326,11 @@ class ReleaseCallback:
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
+            if self._bounded and upto == line.last_cut:
+                # Nothing of a window can go before its last shard is done.
+                self._done.add(shard)
+                if len(self._done) < run.shards:
+                    return
             with timed("expire"):
                 expire(store, line, least=line.window // line.trigger_every)
 

@@ -155,7 +155,7 @@ class HoldUntilCut(beam.DoFn):
             self._at = instant(self._line, upto, self._ticks)
             rows.clear()
         else:
-            held = self._callback(shard, rows.read(), upto, since)
+            held = self._callback(shard, _drained(list(rows.read())), upto, since)
             yield from held.outputs
             rows.clear()
             if held.waiting is not None and held.waiting.num_rows:

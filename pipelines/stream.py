@@ -1,58 +1,50 @@
-"""Run a job: check and charge, build the pipeline, write what is committed."""
+"""Run a job that was begun: build the pipeline, write what is committed, end in order."""
 
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from accounting.budget import Budget, allocate
-from accounting.calibration import calibrated
-from accounting.errors import PolicyError, RunError, UsageError
-from accounting.unit import together
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, forget_delivered, resume_point
 from dp_transforms.flow import DPStream
-from dp_transforms.records import canonical_public_keys
-from dp_transforms.run import KeySource, Performance, Run, begin_run
+from dp_transforms.run import Run
 from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dp_transforms.workers import stop_workers
-from pipelines.choosing.check import check_choice, unit_in_words, unit_of
+from pipelines.begin import begin, opened_ledger
 from pipelines.jobs.job import Job
-from pipelines.jobs.keys import read_public_keys
 from pipelines.jobs.text import duration_micros
 from pipelines.runners.errors import coded
 from pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
 from pipelines.runners.table import Engine, make_runner
 from pipelines.runners.waiting import wait_or_stop
 from pipelines.sinks.delivered import CountDelivered
-from pipelines.sinks.manifest import (
-    check_sink,
-    published_epoch,
-    refuse_emptied,
-    refuse_lost_store,
-    write_manifest,
+from pipelines.sinks.restored import (
+    Catching,
+    catch_up,
+    complete,
+    diverged,
+    finished,
+    note_complete,
+    publish_missing,
 )
-from pipelines.sinks.restored import Catching, catch_up, diverged, publish_missing
 from pipelines.sinks.sink import Sink, sink_of
 from pipelines.sinks.write import (
     WriteDeadLetters,
     WriteOrHold,
     WriteReleases,
-    dead_letter_folder,
 )
 from pipelines.sources.brake import Brake
 from pipelines.sources.inputs import Input, input_of
 from pipelines.sources.replay import Replay, replay_bounds
 from state import open as stores
 from state import tokens
-from state.drafts import sweep
-from state.ledger import Charge, Ledger
-from state.store import RunIdentity
+from state.life import expire
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]
@@ -71,179 +63,6 @@ class Result(NamedTuple):
     stopped: bool = False
 
 
-def key_source(job: Job) -> KeySource:
-    """Where the job's noise key is."""
-    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
-        raise UsageError(
-            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
-        )
-    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
-
-
-def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
-    """Begin or resume the run of a job: store, run id and charge, before any draw.
-
-    The order is the guarantee.  The store commits the run id before the ledger charges it, so
-    a begin that is cut off charges nothing (no run id yet) or is found by its run id and not
-    charged again; what a charge would refuse is refused before the store is made.  The sink is
-    checked before the charge and named after it: a refused store costs nothing, and a manifest
-    without a store means that the store was lost.
-
-    Args:
-        source: parts that tell the input from others, where it is not the job's own source.
-
-    Returns:
-        (run, whether it goes on from an existing store).
-
-    Raises:
-        PolicyError: the store, the input, the sink or the ledger forbids it.
-    """
-    run, resumed, caught_up = prepare(job, source)
-    charge(job, run)
-    if run.open().restoring:
-        tokens.restored(run.open(), caught_up)
-    with contextlib.closing(sink_of(job)) as sink:
-        write_manifest(run, sink)
-    return run, resumed
-
-
-def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool, bool]:
-    """``begin`` up to the charge: the store exists and its run id is committed.
-
-    Returns:
-        (run, whether the store existed, whether it has committed all that is published).
-    """
-    keys, plan = key_source(job), job.plan
-    check_choice(job)
-    _refuse_private_in_sink(job)
-    sweep(dead_letter_folder(job))
-    own = input_of(job) if source is None else None
-    parts = (source or ()) if own is None else own.identity()
-    url = job.state.store or ""
-    sink = sink_of(job)
-    if not stores.exists(url):
-        refuse_lost_store(sink)
-        _check_charge(job)  # a refused charge leaves no store behind
-    public = None
-    if plan.public_keys is not None:
-        public = canonical_public_keys(plan, read_public_keys(job))
-    run, resumed = begin_run(
-        plan,
-        keys,
-        url,
-        job.state.shards,
-        source=parts,
-        run_id=job.privacy.insecure_test_run_id,
-        public=public,
-        performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
-    )
-    try:
-        caught_up = check_sink(run, sink, replaying=run.open().restoring)
-        if own is not None and not own.bounded:  # one that ends is read from its first row again
-            refuse_emptied(run, sink)
-    finally:
-        run.destroy_keys()  # those of the comparison; workers make their own
-        sink.close()
-    return run, resumed, caught_up
-
-
-def _refuse_private_in_sink(job: Job) -> None:
-    """What is published must not lie in one folder with what must never be."""
-    folder = job.sink.folder
-    private = {
-        "privacy.key_file": job.privacy.key_file,
-        "state.store": job.state.path and str(job.state.path),
-        "ledger.path": job.ledger and job.ledger.path,
-    }
-    for field, path in private.items():
-        if path and folder and folder.resolve() in Path(path).resolve().parents:
-            raise PolicyError(
-                field, "lies in the folder of the releases", "keep private files elsewhere"
-            )
-    store = job.state.path
-    if job.ledger and store and Path(job.ledger.path).resolve() == store.resolve():
-        raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
-
-
-def _check_charge(job: Job) -> None:
-    """Refuse now what ``charge`` would refuse; writes no entry."""
-    with _ledger(job) as ledger:
-        if job.ledger is not None and ledger is not None:
-            limit = job.ledger.limit
-            spend = spend_of(job, allocate(job.plan), "")
-            ledger.check(spend, limit.epsilon, limit.delta)
-
-
-def charge(job: Job, run: Run) -> None:
-    """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
-    store the one copy that goes on; see ``state.tokens``."""
-    store = run.open()
-    if job.ledger is None and tokens.remembered(store) is not None:
-        raise PolicyError(
-            "ledger", "this run was charged in a ledger, and the job names none", "name it again"
-        )
-    with _ledger(job) as ledger:
-        if job.ledger is not None and ledger is not None:
-            limit, identity = job.ledger.limit, store.identity
-            spend = spend_of(job, run.budget(), identity.run_id, identity.epoch)
-            tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
-
-
-def charge_restored(job: Job, identity: RunIdentity) -> None:
-    """Charge a further epoch of a run before its store is there; `begin` finds it charged."""
-    with _ledger(job) as ledger:
-        if job.ledger is not None and ledger is not None:
-            limit = job.ledger.limit
-            budget = calibrated(job.plan, identity.calibration).budget
-            spend = spend_of(job, budget, identity.run_id, identity.epoch)
-            tokens.promise(ledger, spend, limit.epsilon, limit.delta)
-
-
-def begun_epoch(job: Job, run_id: str) -> int:
-    """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
-    begun = [published_epoch(sink_of(job), run_id)]
-    with _ledger(job) as ledger:
-        if ledger is not None:
-            begun.append(tokens.begun_epoch(ledger, run_id))
-    return max(begun)
-
-
-@contextlib.contextmanager
-def _ledger(job: Job) -> Iterator[Ledger | None]:
-    """The job's ledger, if it names one."""
-    if job.ledger is None:
-        yield None
-        return
-    if job.plan.privacy.mode == "paper":
-        raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
-        )
-    ledger = Ledger(job.ledger.path, job.ledger.data_set)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
-
-
-def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the job costs."""
-    plan = job.plan
-    return Charge(
-        run_id=run_id,
-        plan_hash=plan.hash,
-        unit=unit_in_words(plan),
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        mu=budget.mu,
-        threshold_delta=plan.privacy.contributions * budget.b,
-        kind="stream",
-        epoch=epoch,
-        identity=unit_of(job).text,
-        periods=plan.timeline.periods,
-        together=together(plan),
-    )
-
-
 def run_job(
     job: Job,
     runner: str = "DirectRunner",
@@ -255,6 +74,9 @@ def run_job(
     warn: Warn = say,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
+
+    Of a run that has committed its last step the input is not read again but for its identity; the
+    sink is compared with the store, and gets what it lacks.
 
     Args:
         job: a checked job.
@@ -277,18 +99,16 @@ def run_job(
     run, resumed = begin(job)
     run = _on_threads(run, job, engine)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
+    if source.bounded and not detach and not restoring and finished(run):
+        _complete(job, run, source, before, sink, engine)
+        if progress is not None:
+            progress(steps, steps)
+        return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, {})
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
     _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
-    operator_totals.clear()
-    forget_error()
     try:
-        with (
-            watch_steps(progress, steps),
-            HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
-        ):
-            started = pipeline.run()
-            engine.check()
+        with _started(pipeline, engine, progress, steps) as started:
             if not detach:
                 quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)
                 wait_or_stop(started, run, ends, stop, engine, Stillness(quiet, warn))
@@ -297,14 +117,49 @@ def run_job(
     else:
         if not detach:
             _finish(job, run, source, before, sink if restoring and ends else None)
-            if engine.streaming and ends:
-                publish_missing(run, sink)
+            _publish_rest(run, sink, source, engine.streaming and ends)
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
-    stopped = stop is not None and stop.is_set()
-    totals = dict(operator_totals)
-    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, totals, stopped)
+    told = dict(operator_totals), stop is not None and stop.is_set()
+    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *told)
+
+
+@contextlib.contextmanager
+def _started(
+    pipeline: beam.Pipeline, engine: Engine, progress: Progress | None, steps: int
+) -> Iterator[Any]:
+    """The pipeline at work, its steps watched."""
+    operator_totals.clear()
+    forget_error()
+    with (
+        watch_steps(progress, steps),
+        HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
+    ):
+        started = pipeline.run()
+        engine.check()
+        yield started
+
+
+def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
+    """Write what the pipeline left out, and note that the sink of a run that ends is complete."""
+    if missing:
+        publish_missing(run, sink)
+    if source.bounded:
+        with contextlib.suppress(DpstreamError):  # then the next run compares
+            note_complete(run, sink)
+
+
+def _complete(job: Job, run: Run, source: Input, before: Any, sink: Sink, engine: Engine) -> None:
+    """What is left to do of a run whose steps are all committed: the sink's part, and to let go."""
+    try:
+        complete(run, sink)
+        expire(run.open(), run.plan.timeline)
+        _finish(job, run, source, before, None)
+    except Exception as error:
+        raise coded(error) from None
+    finally:
+        _let_go(run, sink, engine)
 
 
 def _on_threads(run: Run, job: Job, engine: Engine) -> Run:
@@ -341,7 +196,7 @@ def _finish(job: Job, run: Run, source: Input, before: Any, behind: Sink | None)
     if behind is not None:
         catch_up(run, behind)
     # A ledger that cannot be reached now only leaves copies of the running store unmarked.
-    with contextlib.suppress(RunError), _ledger(job) as ledger:
+    with contextlib.suppress(RunError), opened_ledger(job) as ledger:
         if ledger is not None:
             tokens.leave(ledger, run.open())
 

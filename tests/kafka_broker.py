@@ -53,6 +53,7 @@ class Broker:
         self.port, self._controller = free_port(), free_port()
         self.servers = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._producer: Any = None
 
     def __enter__(self) -> "Broker":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -111,6 +112,7 @@ class Broker:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
+        self._producer = None
         from confluent_kafka import KafkaException
 
         with (self.folder / "stderr").open("wb") as told:
@@ -155,6 +157,7 @@ class Broker:
         """Delete a topic and make it again under its name, once the broker has let it go."""
         from confluent_kafka import KafkaError, KafkaException
 
+        self._producer = None  # it counts the messages of the old one
         self.admin_do("delete_topics", [name])
         end = time.monotonic() + _PATIENCE
         while True:
@@ -171,6 +174,7 @@ class Broker:
         """Give a topic more partitions, and wait until clients are told of them."""
         from confluent_kafka.admin import NewPartitions
 
+        self._producer = None  # it knows of fewer
         self.admin_do("create_partitions", [NewPartitions(topic, partitions)])
         end, admin = time.monotonic() + _PATIENCE, self.admin()
         while len(admin.list_topics(topic, timeout=30).topics[topic].partitions) < partitions:
@@ -217,7 +221,10 @@ class Broker:
             offsets.append(message.offset())
 
         # Sent again after a slow answer, messages would else come twice, or in another order.
-        producer = self.producer(enable_idempotence=True)
+        # Its number is asked for once: a new client for each call would take most of the time.
+        if self._producer is None:
+            self._producer = self.producer(enable_idempotence=True)
+        producer = self._producer
         for value in values:
             producer.produce(topic, raw(value), partition=partition, on_delivery=told)
             if producer.poll(0) == 0 and len(producer) > 50_000:

@@ -10,13 +10,13 @@ from click.testing import CliRunner, Result
 
 from dp_transforms.batches import TRIGGER, WINDOW, release_schema
 from dp_transforms.flow import run_in_memory
+from pipelines.begin import begin
 from pipelines.commands.main import cli
 from pipelines.jobs.job import Job, load_job
 from pipelines.reporting.report import MARK
 from pipelines.sinks.files import write_release
 from pipelines.sources.files import pieces, positioned, read_piece
 from pipelines.sources.rows import Rows
-from pipelines.stream import begin
 from state import open as stores
 
 RUN = "ab" * 16

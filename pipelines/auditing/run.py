@@ -20,11 +20,12 @@ from dp_transforms.flow import released_table, run_in_memory
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import begin_run
 from pipelines.auditing.rows import Int64, key_columns
+from pipelines.begin import key_source
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import new_key, public_key_digest
 from pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
 from pipelines.sinks.formats import read_releases
-from pipelines.stream import key_source, run_job
+from pipelines.stream import run_job
 from state import open as stores
 
 _SHARDS = 4

@@ -19,6 +19,7 @@ from accounting.chosen import Figures, Receipt, read_off, rule_in_words
 from accounting.errors import PolicyError, UsageError
 from dp_transforms.choice import noisy
 from dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from pipelines.begin import key_source, spend_of
 from pipelines.choosing import file as choose_file
 from pipelines.choosing.ask import Asked
 from pipelines.choosing.check import unit_in_words, unit_of
@@ -29,7 +30,6 @@ from pipelines.jobs.text import instant_micros
 from pipelines.sources.files import pieces
 from pipelines.sources.manifest import fingerprint_parts, stamps
 from pipelines.sources.recorded import named_by, recorded
-from pipelines.stream import key_source, spend_of
 from state.choices import ChoiceLedger
 from state.ledger import Charge
 

@@ -1,8 +1,8 @@
 """Whether a job's noise key can be had on this machine and is the one of its store."""
 
 from accounting.errors import PolicyError
+from pipelines.begin import key_source
 from pipelines.jobs.job import Job
-from pipelines.stream import key_source
 from state import open as stores
 
 

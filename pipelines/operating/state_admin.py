@@ -14,13 +14,14 @@ from accounting.calibration import calibrated
 from accounting.errors import DpstreamError, PolicyError, UsageError
 from accounting.gaussian import epsilon_of
 from accounting.limits import MAX_SHARDS
+from pipelines.begin import begun_epoch, charge_restored, key_source, prepare
 from pipelines.jobs.job import Job
 from pipelines.jobs.text import instant_micros
 from pipelines.operating.state_view import open_job_store, store_run
 from pipelines.sinks.manifest import resealed
 from pipelines.sinks.sink import sink_of
 from pipelines.sources.inputs import input_of
-from pipelines.stream import Progress, begun_epoch, charge_restored, key_source, prepare
+from pipelines.stream import Progress
 from state import life, moves
 from state import open as stores
 from state.copying import Abandon

@@ -12,13 +12,14 @@ from typing import Any
 from accounting.errors import PolicyError, UsageError
 from dp_transforms.release import stamped_run_id
 from dp_transforms.run import Run
+from pipelines.begin import begun_epoch, key_source
 from pipelines.jobs.job import Job
 from pipelines.jobs.tables import FileKind
 from pipelines.sinks.files import FileSink
 from pipelines.sinks.manifest import check_sink, write_manifest
 from pipelines.sinks.restored import publish_committed
 from pipelines.sinks.sink import Sink, sink_of
-from pipelines.stream import Progress, begun_epoch, key_source
+from pipelines.stream import Progress
 from state import open as stores
 from state.life import reached, settled_cut
 from state.store import Store

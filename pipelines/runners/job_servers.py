@@ -155,7 +155,7 @@ class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]
     """Flink's job server, and the Flink inside it if the job names no cluster."""
 
     flag = "--flink_job_server_jar"
-    fix = "run `make flink`, whose job server listens on this machine only, and name that"
+    fix = "run `make flink`, name its job server, and leave out a FLINK_CONF_DIR of your own"
 
     @override
     def environment(self) -> dict[str, str]:

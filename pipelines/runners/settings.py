@@ -56,9 +56,14 @@ def fn_api(_options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
 
 
 def fn_api_runner() -> Any:
-    """Beam's engine in this process."""
-    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+    """Beam's engine in this process, without a cache of the state that is in this process anyway.
 
+    Beam weighs what it caches by a walk through the globals of all modules, half a millisecond for
+    each access to a shard's state, and holds what a shard has let go of.
+    """
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner, worker_handlers
+
+    worker_handlers.STATE_CACHE_SIZE_MB = 0
     return FnApiRunner()
 
 

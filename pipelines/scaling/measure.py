@@ -6,13 +6,13 @@ from pathlib import Path
 
 from dp_transforms.flow import run_in_memory
 from dp_transforms.run import begin_run
+from pipelines.begin import key_source
 from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
 from pipelines.jobs.job import load_job
 from pipelines.scaling.rates import RATES, Figure
 from pipelines.sources.files import pieces, positioned, read_piece
 from pipelines.sources.rows import Rows
-from pipelines.stream import key_source
 from pipelines.synth import Synth, generate
 from state import open as stores
 

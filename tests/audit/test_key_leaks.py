@@ -20,12 +20,13 @@ from dp_transforms.noise import prf
 from dp_transforms.noise.prf import KeyRing, Secret
 from dp_transforms.noise.references import read_key
 from dp_transforms.run import KeySource
-from pipelines import stream
+from pipelines import begin as beginning
+from pipelines.begin import begin
 from pipelines.jobs.job import Job
 from pipelines.sinks import write as sinks
 from pipelines.sinks.formats import read_releases
 from pipelines.sources.files import ReadFiles
-from pipelines.stream import begin, run_job
+from pipelines.stream import run_job
 from state import open as stores
 from tests.audit.leaks import Logs, kept, key_forms, make_job, opened, shown
 from tests.secret_server import NAME, REFERENCE, secret_server
@@ -182,7 +183,7 @@ class KeepsChild(KeepsKey):
 def test_a_source_that_keeps_the_key_is_caught(
     job: Job, monkeypatch: pytest.MonkeyPatch, twin: type[KeySource]
 ) -> None:
-    monkeypatch.setattr(stream, "KeySource", twin)
+    monkeypatch.setattr(beginning, "KeySource", twin)
     run, _ = begin(job)
     assert key_hits(pickle.dumps(run))
     pipeline = beam.Pipeline(runner=FnApiRunner())

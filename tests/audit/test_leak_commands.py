@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from accounting import guarantee
-from pipelines import stream
+from pipelines import begin as beginning
 from pipelines.auditing import run as audit_run
 from pipelines.auditing import values as audit_values
 from pipelines.choosing import choose
@@ -62,10 +62,10 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (AUDIT, audit_values, "read_trials"),
     ((*AUDIT, "--beam"), audit_run, "run_job"),
     (("run", JOB), inputs, "fingerprint_parts"),
-    (("run", JOB), stream, "begin_run"),
+    (("run", JOB), beginning, "begin_run"),
     (("run", JOB), Ledger, "charge_within"),
-    (("run", JOB), stream, "check_sink"),
-    (("run", JOB), stream, "write_manifest"),
+    (("run", JOB), beginning, "check_sink"),
+    (("run", JOB), beginning, "write_manifest"),
     (("ledger", "show", JOB), ledger_view, "read_ledger"),
     (("key", "new", "{out}/noise.key"), keys, "new_key"),
     (("doctor",), doctor, "examine"),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import DpstreamError, PolicyError
-from pipelines import stream
+from pipelines import begin as beginning
 from pipelines.sinks import manifest as sink_manifest
 from pipelines.sinks.formats import read_releases
 from state import open as stores
@@ -199,10 +199,10 @@ def any_token() -> Any:
     return mock.patch.object(tokens, "_accept", lambda db, run, t, _: real(db, run, t, True))
 
 
-LOST = without(stream, "refuse_lost_store")
+LOST = without(beginning, "refuse_lost_store")
 ATTACKS = {
     "an older store": Attack(
-        older_store, "older than its sink", without(stream, "check_sink", True)
+        older_store, "older than its sink", without(beginning, "check_sink", True)
     ),
     "a lost store": Attack(lost_store, "lost, moved or belongs elsewhere", LOST),
     "a lost store, unnamed": Attack(lost_store_unnamed, "lost, moved or belongs elsewhere", LOST),
@@ -232,7 +232,7 @@ ATTACKS = {
 def refusal(place: Place, ledger: bool) -> str:
     """The rule that refuses to begin, or nothing."""
     try:
-        stream.begin(place.job(ledger=ledger))
+        beginning.begin(place.job(ledger=ledger))
     except DpstreamError as error:
         assert isinstance(error, PolicyError)
         return error.rule

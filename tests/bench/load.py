@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dp_transforms.ids import typed_ids
+from pipelines.begin import key_source
 from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.one_run import in_child
 from pipelines.jobs.job import load_job
-from pipelines.stream import key_source
 from pipelines.synth import DAY_MICROS
 from state.idtable import shard_of
 from tests.bench.common import emit, machine

@@ -34,10 +34,10 @@ from dp_transforms.bounding import bound
 from dp_transforms.records import Canonicaliser
 from dp_transforms.run import Run, begin_run
 from dp_transforms.step import Stepper
+from pipelines.begin import key_source
 from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
 from pipelines.jobs.job import load_job
-from pipelines.stream import key_source
 from state import open as stores
 from state.spanner_client import connect
 from state.spanner_schema import create_tables

@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from accounting.errors import DpstreamError
 from dp_transforms.flow import run_in_memory
+from pipelines.begin import begin
 from pipelines.jobs.job import Job, load_job
 from pipelines.operating import state_admin
 from pipelines.sinks.sink import sink_of
 from pipelines.sources.files import pieces, positioned, read_piece
 from pipelines.sources.rows import Rows
-from pipelines.stream import begin
 from state import open as stores
 from state import tokens
 from state.ledger import Ledger, read_ledger

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.errors import PolicyError, RunError
-from pipelines import stream
+from pipelines import begin as beginning
+from pipelines.begin import begin
 from pipelines.jobs.job import load_job
 from pipelines.sinks import files as sink_files
 from pipelines.sinks.files import manifest_path
 from pipelines.sinks.sink import Manifest
-from pipelines.stream import begin
 from state import ledger as ledgers
 from state import open as stores
 from state import tokens
@@ -88,15 +88,15 @@ def cut_off(owner: Any, name: str, nth: int, after: bool) -> Any:
 POINTS: list[tuple[Any, str, int]] = [
     (Ledger, "check", 1),
     (stores, "create_store", 1),
-    (stream, "begin_run", 1),
-    (stream, "check_sink", 1),
+    (beginning, "begin_run", 1),
+    (beginning, "check_sink", 1),
     (Ledger, "charge_within", 1),
     (tokens, "_announce", 1),
     (tokens, "_remember", 1),
     (SqliteStore, "swap_note", 1),
     (SqliteStore, "swap_note", 2),
     (tokens, "_accept", 2),
-    (stream, "write_manifest", 1),
+    (beginning, "write_manifest", 1),
     (sink_files, "put_once", 1),
 ]
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from pipelines.begin import begin
 from pipelines.choosing import choose as module
 from pipelines.jobs.job import load_job
-from pipelines.stream import begin
 from state.choices import ChoiceLedger
 from tests.pipelines.choosing import (  # noqa: F401
     ASK,

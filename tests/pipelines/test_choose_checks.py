@@ -14,8 +14,8 @@ import pytest
 
 from accounting.chosen import Receipt
 from accounting.errors import PolicyError
+from pipelines.begin import begin
 from pipelines.jobs.job import load_job
-from pipelines.stream import begin
 from state.choices import ChoiceLedger
 from state.ledger import Charge
 from tests.pipelines.choosing import (  # noqa: F401

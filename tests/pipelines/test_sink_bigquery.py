@@ -20,6 +20,7 @@ from google.cloud.bigquery_storage_v1.types import AppendRowsResponse
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import release_schema
+from pipelines.begin import begin
 from pipelines.jobs.job import Job, load_job
 from pipelines.sinks import bigquery as sink_bigquery
 from pipelines.sinks import bigquery_rows, bigquery_table
@@ -27,7 +28,6 @@ from pipelines.sinks.bigquery import BigQuerySink, ddl
 from pipelines.sinks.bigquery_table import BigQueryTables
 from pipelines.sinks.messages import digest_of, messages_of
 from pipelines.sinks.sink import sink_of
-from pipelines.stream import begin
 from state import open as stores
 from tests.bigquery_server import (
     ANSWER_ERROR,

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import PolicyError, RunError
+from pipelines.begin import begin, prepare
 from pipelines.jobs.job import load_job
 from pipelines.operating import state_admin
 from pipelines.operating.state_view import export, publish
@@ -21,7 +22,6 @@ from pipelines.sinks.kafka_topic import KafkaTopic
 from pipelines.sinks.manifest import write_manifest
 from pipelines.sinks.messages import Messages, is_row, messages_of, seal_key
 from pipelines.sinks.sink import sink_of
-from pipelines.stream import begin, prepare
 from state import open as stores
 from state.life_store import LifeStore
 from tests.kafka_broker import Broker, running

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import PolicyError, RunError, UsageError
+from pipelines.begin import begin
 from pipelines.jobs.job import Job
 from pipelines.sinks.kafka import refuse_unfit
 from pipelines.sinks.kafka_library import answer, refuse
@@ -20,7 +21,6 @@ from pipelines.sinks.kafka_read import read_kafka_releases
 from pipelines.sinks.kafka_topic import Described, KafkaTopic
 from pipelines.sinks.messages import is_row
 from pipelines.sinks.sink import sink_of
-from pipelines.stream import begin
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_sinks import (
     broker,

@@ -19,6 +19,7 @@ import pytest
 
 from accounting.errors import PolicyError, RunError, UsageError
 from dp_transforms.batches import release_schema
+from pipelines.begin import begin
 from pipelines.jobs.job import Job
 from pipelines.operating import state_admin
 from pipelines.sinks import pubsub_topic, write_only
@@ -27,7 +28,6 @@ from pipelines.sinks.messages import Messages, digest_of, lines, messages_of
 from pipelines.sinks.pubsub import PubsubSink
 from pipelines.sinks.pubsub_topic import HELD_MESSAGES, Message, PubsubTopic
 from pipelines.sinks.sink import sink_of
-from pipelines.stream import begin
 from state import open as stores
 from tests import pubsub_emulator
 from tests.published import RUN_ID, RUNS, Published

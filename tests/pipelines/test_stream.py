@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from accounting.errors import PolicyError, UsageError
+from pipelines.begin import begin
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import new_key
 from pipelines.jobs.tables import LedgerConfig, Limit
 from pipelines.runners.table import make_runner
-from pipelines.stream import begin, run_job
+from pipelines.stream import run_job
 from state import open as stores
 
 Make = Callable[..., Job]

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting.errors import PolicyError
+from pipelines.begin import begin
 from pipelines.commands.main import cli
 from pipelines.jobs.job import Job, load_job
 from pipelines.sinks import restored
 from pipelines.sinks.sink import sink_of
-from pipelines.stream import begin
 from state import open as stores
 from tests.flowing import Flowing
 from tests.pipelines.test_cli import keep_logging

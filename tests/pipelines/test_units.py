@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from accounting.budget import allocate
 from accounting.gaussian import delta_of
 from accounting.unit import UnitIdentity
-from pipelines import stream
+from pipelines import begin as beginning
+from pipelines.begin import spend_of
 from pipelines.commands.main import cli
 from pipelines.jobs.job import load_job
-from pipelines.stream import spend_of
 from state import open as stores
 from tests.audit.replays import JOB
 
@@ -89,7 +89,7 @@ def test_half_a_month_apart_is_another_unit(tmp_path: Path) -> None:
 def test_without_the_phase_the_limit_would_be_exceeded(tmp_path: Path) -> None:
     """What the identity is for: with the old one the same second job is charged."""
     old = UnitIdentity("user", "int")
-    with mock.patch("pipelines.stream.unit_of", return_value=old):
+    with mock.patch("pipelines.begin.unit_of", return_value=old):
         for path in (write(tmp_path, "a"), write(tmp_path, "b", **HALF)):
             assert call("run", path, "--quiet").exit_code == 0
 
@@ -156,4 +156,4 @@ def test_what_a_run_spends(tmp_path: Path) -> None:
     assert (spend.mu, spend.name, spend.kind) == (budget.mu, "ab" * 16 + "/2", "stream")
     assert (spend.periods, spend.together) == (3, 1)
     assert UnitIdentity.read(spend.identity).period == 30 * 86_400_000_000
-    assert stream.unit_of(job).text == spend.identity
+    assert beginning.unit_of(job).text == spend.identity

@@ -67,10 +67,20 @@ def test_kills_change_nothing(tmp_path: Path, cluster: flink.session.Cluster, po
         cluster.workers[0].kill()
         cluster.add_worker()
         assert len(found(tmp_path)[0]) < 180, "killed while the stream goes on"
-        assert results(shape, tmp_path, result, 180) == expected(shape)
+        assert results(shape, tmp_path, result) == expected(shape)
 
 
-def _wait(result: Any, condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def test_a_worker_that_is_killed_while_it_starts(
+    tmp_path: Path, cluster: flink.session.Cluster, pool: Pool
+) -> None:
+    """It never comes to its task manager, which waits for it without a limit."""
+    with started("FlinkRunner", on(cluster, pool), ENDLESS, tmp_path) as result:
+        _wait(result, lambda: pool.workers() != [])
+        os.kill(pool.workers()[0], signal.SIGKILL)
+        assert results(ENDLESS, tmp_path, result) == expected(ENDLESS)
+
+
+def _wait(result: Any, condition: Callable[[], bool], seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "did not happen in time"

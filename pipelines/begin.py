@@ -1,0 +1,205 @@
+"""Begin a run: store, run id, charge and manifest, in the order that is the guarantee."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from accounting.budget import Budget, allocate
+from accounting.calibration import calibrated
+from accounting.errors import PolicyError, UsageError
+from accounting.unit import together
+from dp_transforms.records import canonical_public_keys
+from dp_transforms.run import KeySource, Performance, Run, begin_run
+from pipelines.choosing.check import check_choice, unit_in_words, unit_of
+from pipelines.jobs.job import Job
+from pipelines.jobs.keys import read_public_keys
+from pipelines.sinks.manifest import (
+    check_sink,
+    published_epoch,
+    refuse_emptied,
+    refuse_lost_store,
+    write_manifest,
+)
+from pipelines.sinks.sink import sink_of
+from pipelines.sinks.write import (
+    dead_letter_folder,
+)
+from pipelines.sources.inputs import input_of
+from state import open as stores
+from state import tokens
+from state.drafts import sweep
+from state.ledger import Charge, Ledger
+from state.store import RunIdentity
+
+
+def key_source(job: Job) -> KeySource:
+    """Where the job's noise key is."""
+    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
+        raise UsageError(
+            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
+        )
+    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
+
+
+def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
+    """Begin or resume the run of a job: store, run id and charge, before any draw.
+
+    The order is the guarantee.  The store commits the run id before the ledger charges it, so
+    a begin that is cut off charges nothing (no run id yet) or is found by its run id and not
+    charged again; what a charge would refuse is refused before the store is made.  The sink is
+    checked before the charge and named after it: a refused store costs nothing, and a manifest
+    without a store means that the store was lost.
+
+    Args:
+        source: parts that tell the input from others, where it is not the job's own source.
+
+    Returns:
+        (run, whether it goes on from an existing store).
+
+    Raises:
+        PolicyError: the store, the input, the sink or the ledger forbids it.
+    """
+    run, resumed, caught_up = prepare(job, source)
+    charge(job, run)
+    if run.open().restoring:
+        tokens.restored(run.open(), caught_up)
+    with contextlib.closing(sink_of(job)) as sink:
+        write_manifest(run, sink)
+    return run, resumed
+
+
+def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool, bool]:
+    """``begin`` up to the charge: the store exists and its run id is committed.
+
+    Returns:
+        (run, whether the store existed, whether it has committed all that is published).
+    """
+    keys, plan = key_source(job), job.plan
+    check_choice(job)
+    _refuse_private_in_sink(job)
+    sweep(dead_letter_folder(job))
+    own = input_of(job) if source is None else None
+    parts = (source or ()) if own is None else own.identity()
+    url = job.state.store or ""
+    sink = sink_of(job)
+    if not stores.exists(url):
+        refuse_lost_store(sink)
+        _check_charge(job)  # a refused charge leaves no store behind
+    public = None
+    if plan.public_keys is not None:
+        public = canonical_public_keys(plan, read_public_keys(job))
+    run, resumed = begin_run(
+        plan,
+        keys,
+        url,
+        job.state.shards,
+        source=parts,
+        run_id=job.privacy.insecure_test_run_id,
+        public=public,
+        performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
+    )
+    try:
+        caught_up = check_sink(run, sink, replaying=run.open().restoring)
+        if own is not None and not own.bounded:  # one that ends is read from its first row again
+            refuse_emptied(run, sink)
+    finally:
+        run.destroy_keys()  # those of the comparison; workers make their own
+        sink.close()
+    return run, resumed, caught_up
+
+
+def _refuse_private_in_sink(job: Job) -> None:
+    """What is published must not lie in one folder with what must never be."""
+    folder = job.sink.folder
+    private = {
+        "privacy.key_file": job.privacy.key_file,
+        "state.store": job.state.path and str(job.state.path),
+        "ledger.path": job.ledger and job.ledger.path,
+    }
+    for field, path in private.items():
+        if path and folder and folder.resolve() in Path(path).resolve().parents:
+            raise PolicyError(
+                field, "lies in the folder of the releases", "keep private files elsewhere"
+            )
+    store = job.state.path
+    if job.ledger and store and Path(job.ledger.path).resolve() == store.resolve():
+        raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
+
+
+def _check_charge(job: Job) -> None:
+    """Refuse now what ``charge`` would refuse; writes no entry."""
+    with opened_ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit = job.ledger.limit
+            spend = spend_of(job, allocate(job.plan), "")
+            ledger.check(spend, limit.epsilon, limit.delta)
+
+
+def charge(job: Job, run: Run) -> None:
+    """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
+    store the one copy that goes on; see ``state.tokens``."""
+    store = run.open()
+    if job.ledger is None and tokens.remembered(store) is not None:
+        raise PolicyError(
+            "ledger", "this run was charged in a ledger, and the job names none", "name it again"
+        )
+    with opened_ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit, identity = job.ledger.limit, store.identity
+            spend = spend_of(job, run.budget(), identity.run_id, identity.epoch)
+            tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
+
+
+def charge_restored(job: Job, identity: RunIdentity) -> None:
+    """Charge a further epoch of a run before its store is there; `begin` finds it charged."""
+    with opened_ledger(job) as ledger:
+        if job.ledger is not None and ledger is not None:
+            limit = job.ledger.limit
+            budget = calibrated(job.plan, identity.calibration).budget
+            spend = spend_of(job, budget, identity.run_id, identity.epoch)
+            tokens.promise(ledger, spend, limit.epsilon, limit.delta)
+
+
+def begun_epoch(job: Job, run_id: str) -> int:
+    """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
+    begun = [published_epoch(sink_of(job), run_id)]
+    with opened_ledger(job) as ledger:
+        if ledger is not None:
+            begun.append(tokens.begun_epoch(ledger, run_id))
+    return max(begun)
+
+
+@contextlib.contextmanager
+def opened_ledger(job: Job) -> Iterator[Ledger | None]:
+    """The job's ledger, if it names one."""
+    if job.ledger is None:
+        yield None
+        return
+    if job.plan.privacy.mode == "paper":
+        raise PolicyError(
+            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
+        )
+    ledger = Ledger(job.ledger.path, job.ledger.data_set)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+    """What a run of the job costs."""
+    plan = job.plan
+    return Charge(
+        run_id=run_id,
+        plan_hash=plan.hash,
+        unit=unit_in_words(plan),
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        mu=budget.mu,
+        threshold_delta=plan.privacy.contributions * budget.b,
+        kind="stream",
+        epoch=epoch,
+        identity=unit_of(job).text,
+        periods=plan.timeline.periods,
+        together=together(plan),
+    )
