@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from accounting import limits
-from accounting.errors import UsageError
+from accounting.errors import PolicyError, UsageError
 from accounting.gaussian import cdp_rho, mu_of
 from accounting.plan import Plan, ValueStream
-from accounting.shares import RULES, divide, strategy_of
+from accounting.shares import FIRST_RULES, RULES, divide, strategy_of
 from accounting.strategies import Strategy
 from accounting.strategies.base import Float64, Int64
 from accounting.thresholds import one_trigger_tail, published_thresholds, thresholds
@@ -107,7 +107,7 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         epsilon, delta: the guarantee for one unit (of one period).
         mu: Gaussian-DP parameter of everything drawn, rounded down.
         theta: part of delta kept for thresholds (0 without selection and with one trigger).
-        b: chance that a (key, round) of a single unit is selected, over all T triggers.
+        b: chance that a (key, round) of a single person is selected, over all T triggers.
         selection: noise of key selection (of weighted counts in 2^-WEIGHT_BITS), ``None``
             with public keys.
         units: noise of the published count of units (the selection stream itself when keys
@@ -200,6 +200,8 @@ def allocate(plan: Plan, rules: int = RULES) -> Budget:
         PolicyError: if the plan is unsound and does not say so.
     """
     plan.check()
+    if rules != FIRST_RULES:  # a run from before goes on as it began, and says what it lacks
+        _refuse_shared_windows(plan)
     if plan.privacy.selection_share is not None:
         fused = not plan.value_streams and not plan.units_stream_apart
         if not plan.selects or fused or plan.privacy.mode == "paper":
@@ -211,6 +213,22 @@ def allocate(plan: Plan, rules: int = RULES) -> Budget:
     budget = _paper(plan, rules) if plan.privacy.mode == "paper" else _sound(plan, rules)
     _check_ranges(plan, budget)
     return budget
+
+
+def _refuse_shared_windows(plan: Plan) -> None:
+    """Selected keys need windows that each lie in one period, or thresholds that know better."""
+    met = plan.timeline.periods_met
+    if not plan.selects or plan.privacy.mode == "paper" or met == 1:
+        return
+    if not plan.privacy.periods_share_windows:
+        raise PolicyError(
+            "privacy.period",
+            f"one window can meet {met} periods, so that one person counts as {met} units there "
+            "and would publish keys that nobody else has",
+            "use windows that do not overlap and a period that is a multiple of time.window, or "
+            "no period; or set privacy.periods_share_windows = true for thresholds that are "
+            f"{met - 1} units higher",
+        )
 
 
 def _sound(plan: Plan, rules: int) -> Budget:
@@ -227,7 +245,12 @@ def _sound(plan: Plan, rules: int) -> Budget:
     if selection is not None:
         statistic = _statistic(plan, selection, plain_count(plan, units, values))
         tau = thresholds(
-            tail, privacy.pre_threshold, statistic.sd, statistic.rounding, statistic.alone
+            tail,
+            privacy.pre_threshold,
+            statistic.sd,
+            statistic.rounding,
+            statistic.alone,
+            plan.units_alone,
         )
     given = privacy.epsilon, privacy.delta, mu, theta, tail
     weights = None

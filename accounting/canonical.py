@@ -71,7 +71,7 @@ def _timeline(line: "Timeline") -> dict[str, Any]:
 
 def _privacy(privacy: "Privacy") -> dict[str, Any]:
     weights = privacy.weights
-    return {
+    form = {
         "epsilon": privacy.epsilon,
         "delta": privacy.delta,
         "contributions": privacy.contributions,
@@ -88,3 +88,6 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         "combine": privacy.combine,
         "select_every": privacy.select_every,
     }
+    if privacy.periods_share_windows:
+        form["periods_share_windows"] = True
+    return form

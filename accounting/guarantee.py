@@ -16,6 +16,7 @@ from accounting.gaussian import epsilon_of
 from accounting.limits import DECODE_BITS
 from accounting.plan import Aggregate, Plan
 from accounting.strategies.base import Float64
+from accounting.unit import several_mu, together
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
 _MANY_UNITS = 100_000
@@ -31,8 +32,8 @@ _FOR_EVER = (
     "neither time.end nor privacy.period: one budget covers the stream for ever. A unit's C "
     "pairs count once for all time, after them it counts nowhere again, so releases fade as "
     "units are used up, and the state of every unit ever seen is kept for ever. Set "
-    "privacy.period (say '30d' or '365d'): fresh pairs for every unit and period, sqrt(k) mu "
-    "over k periods, and state that stays bounded"
+    "privacy.period (say '30d' or '365d', a multiple of the window): fresh pairs for every unit "
+    "and period, sqrt(k) mu over k periods, and state that stays bounded"
 )
 COMPUTATIONAL = (
     "delta grows by (blocks)^2/2^129 + (ids)^2/2^129 for AES-256 blocks drawn and unit ids "
@@ -50,10 +51,12 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         ``guarantee``, ``unit``, ``split`` of delta and mu^2, ``streams`` (sensitivity, sigma
         and sd_t per trigger in grid units; weighted counts in 2^-8 units), ``tau`` (per
         trigger, in counts of units that count in full),
-        ``selection``, ``columns`` (expected error in the column's units), ``periods``
-        (sqrt(k) mu), ``publishing``, ``warnings`` and ``assumptions``.  Figures keep the
-        safe direction of ``allocate``: mu and b rounded down; sigma, sd_t, tau_t, epsilon
-        and delta up.  ``unit.for_ever``: one budget covers a stream without end.
+        ``selection``, ``columns`` (expected error in the column's units), ``periods`` (what
+        holds for a person of k of them, by ``periods_rule``), ``publishing``,
+        ``warnings`` and ``assumptions``.  Figures keep the safe direction of ``allocate``: mu
+        and b rounded down; sigma, sd_t, tau_t, epsilon and delta up.  ``unit.periods_met``: the
+        most periods that one window can meet; ``unit.for_ever``: one budget covers a stream
+        without end.
     """
     sound = plan.privacy.mode != "paper"
     return {
@@ -70,6 +73,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
             "column": plan.unit.column,
             "period_micros": plan.timeline.period,
             "words": _unit(plan),
+            "periods_met": plan.timeline.periods_met,
             "contributions": plan.privacy.contributions,
             "for_ever": _for_ever(plan),
         },
@@ -86,6 +90,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
         "periods": _periods(plan, budget) if sound else [],
+        "periods_rule": _periods_rule(plan),
         "publishing": _publishing(plan),
         "choice": chosen.describe(plan, budget) if chosen else None,
         "warnings": _warnings(plan, budget) + (chosen.warnings() if chosen else []),
@@ -208,25 +213,41 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
     }
 
 
-def _period_count(plan: Plan) -> int:
-    line = plan.timeline
-    if line.period is None:
-        return 1
-    return _OPEN_PERIODS if line.end is None else -(-(line.end - line.start) // line.period)
+def _covered(plan: Plan) -> bool:
+    """Whether anything is promised to a person of several periods: not with thresholds of an
+    older program under windows that meet several."""
+    return not plan.selects or plan.units_alone == plan.timeline.periods_met
 
 
 def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
-    """Guarantee for a unit of k periods: k times the threshold failures, sqrt(k) mu."""
-    most, rows = _period_count(plan), []
+    """Guarantee for a person of k periods; ``accounting.unit`` and ``accounting.thresholds`` have
+    the argument."""
+    most = plan.timeline.periods or _OPEN_PERIODS
+    rows = list[dict[str, float]]()
+    if not _covered(plan):
+        most = 1
     gaussian = _delta_gaussian(plan, budget)
     powers = [1 << i for i in range(most.bit_length())]
     for k in sorted({*powers, most}):
-        mu = math.sqrt(k) * budget.mu * (1 + 1e-15)
+        mu = several_mu(budget.mu, k, together(plan))
         delta = (gaussian + k * plan.privacy.contributions * budget.b) * (1 + 1e-15)
         epsilon = budget.epsilon if k == 1 else epsilon_of(mu, gaussian)
         rows.append({"periods": k, "mu": mu, "epsilon": epsilon, "delta": min(delta, 1.0)})
     rows[0]["delta"] = budget.delta
     return rows
+
+
+def _periods_rule(plan: Plan) -> str:
+    """How ``periods`` follow from mu and b, in words."""
+    met = plan.timeline.periods_met
+    if met == 1:
+        return "a person of k periods has sqrt(k) mu"
+    share = f"one window can meet m = {met} periods, so"
+    if not plan.selects:
+        return f"{share} a person of k periods has sqrt(k min(k, m)) mu"
+    if not _covered(plan):
+        return f"{share} nothing is promised to a person of several periods"
+    return f"{share} a person of k periods has k mu and k times the thresholds' part of delta"
 
 
 def _publishing(plan: Plan) -> str:
@@ -250,9 +271,26 @@ def _warnings(plan: Plan, budget: Budget) -> list[str]:
         )
     if _for_ever(plan):
         found.append(_FOR_EVER)
+    found += _shared_windows(plan)
     if budget.epsilon > 20:
         found.append("an epsilon above 20 promises very little")
     return found
+
+
+def _shared_windows(plan: Plan) -> list[str]:
+    met = plan.timeline.periods_met
+    if plan.privacy.mode == "paper" or not plan.selects or met == 1:
+        return []
+    if not _covered(plan):
+        return [
+            f"one window can meet {met} periods, and this run was begun with thresholds that do "
+            "not allow for it: one person can publish a key that nobody else has. End it, and "
+            "begin a new run with privacy.periods_share_windows = true or another period"
+        ]
+    return [
+        f"one window can meet {met} periods, and one person counts as up to {met} units in a key; "
+        f"thresholds are {met - 1} units higher for it"
+    ]
 
 
 def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
@@ -348,11 +386,11 @@ def _period_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
     rows = figures["periods"]
     if len(rows) < 2:
         return []
-    head = "Periods     a unit of k periods has sqrt(k) mu; epsilon at delta:"
+    head = f"Periods     {figures['periods_rule']}; epsilon at delta:"
     if plan.timeline.end is None:
         head = (
             "Periods     the guarantee above is for each (unit, period); the stream has no end, so "
-            "none\n            holds for a unit in all its periods: in k of them it has sqrt(k) mu:"
+            f"none\n            holds for a person in all periods: {figures['periods_rule']}:"
         )
     shown = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
     return [head] + [

@@ -142,6 +142,9 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
             Fewer tests need less noise and lower thresholds; a key appears that much later.
         allow_unsound: needed by the ``paper`` preset.
+        periods_share_windows: a window may meet several privacy periods though keys are selected
+            (``Timeline.periods_met`` above 1): one person is several units in a key then, so
+            thresholds rise until that many publish nothing by themselves.
     """
 
     epsilon: float
@@ -159,6 +162,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: SelectionWeights | None = None
     combine: bool = False
     select_every: int | None = None
+    periods_share_windows: bool = False
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
@@ -377,6 +381,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def sums(self) -> int:
         """Integer sums kept per key: the value streams, and the weighted count of units."""
         return len(self.value_streams) + (self.privacy.weights is not None)
+
+    @property
+    def units_alone(self) -> int:
+        """The most units that one person can be in a (key, round), as thresholds allow for."""
+        return self.timeline.periods_met if self.privacy.periods_share_windows else 1
 
     @property
     def refresh_every(self) -> int:

@@ -17,9 +17,9 @@ coordinate, and by Cauchy-Schwarz, coordinate by coordinate,
     |x_1 + ... + x_k|^2 <= min(k, m) (|x_1|^2 + ... + |x_k|^2) <= k min(k, m) mu^2.
 
 With m = 1 that is sqrt(k) mu.  The bound is reached: m units with all their pairs in one key and
-leaf (late records share a leaf) add up to m times what one adds.  For selected keys and m > 1 the
-plan states the larger k mu (no tree is looked at: the triangle inequality), and C b k of delta;
-``accounting.thresholds`` says what thresholds must be for that.
+leaf (late records share a leaf) add up to m times what one adds, which is mu for the tree.  For
+selected keys and m > 1 the plan states the larger k mu (no tree is looked at: the triangle
+inequality), and k C b of delta; ``accounting.thresholds`` says what thresholds must be for that.
 
 **Different units in one ledger.**  The cost of a run is stated for neighbours that differ in ALL
 records of one of its units.  If the records of a unit B are a disjoint union of n complete units

@@ -18,6 +18,7 @@ from typing_extensions import override
 from accounting.errors import RunError
 from accounting.plan import Plan
 from dp_transforms.telemetry import guarded
+from state.log import to_bytes
 from state.open import key_schema
 
 Ids = npt.NDArray[np.uint64]
@@ -27,8 +28,10 @@ ID = pa.binary(16)
 DEAD_LETTER_SCHEMA = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("reason", pa.string())]
 )
-#: Metadata of a source batch: where its first row stands.
+#: Metadata of a source batch: where its first row stands.  A batch of several runs of consecutive
+#: rows has a list of each, with commas, and how many rows each run has.
 PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
+ROWS = b"dpstream.rows"
 WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
 #: Metadata of a pulse of the public clock (see `dp_transforms.clock`), and of a shard's step.
 FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through"
@@ -87,10 +90,7 @@ class ArrowBatchCoder(beam.coders.Coder):
         ticket = HAND_OVER.give(value)
         if ticket is not None:
             return ticket
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, value.schema) as writer:
-            writer.write_batch(value)
-        return bytes(sink.getvalue().to_pybytes())
+        return to_bytes(value)
 
     @guarded("coder")
     def decode(self, encoded: bytes) -> pa.RecordBatch:

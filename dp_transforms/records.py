@@ -28,6 +28,7 @@ from dp_transforms.batches import (
     DEAD_LETTER_SCHEMA,
     OFFSET,
     PARTITION,
+    ROWS,
     Ids,
     id_array,
     record_schema,
@@ -67,12 +68,12 @@ class Canonicaliser:
 
         Args:
             batch: rows with the plan's columns; schema metadata holds partition and offset
-                of the first row.
+                of the first row, or of each run of rows (see ``batches.ROWS``).
         """
         plan = self.plan
         reason = _Reasons(batch.num_rows)
         partition, offset = _position(batch)
-        where = self._named(batch, reason) or (np.full(batch.num_rows, partition), offset)
+        where = self._named(batch, reason) or (partition, offset)
         unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
         if plan.unit.type in ("string", "bytes"):
             ok &= columns._true(pc.greater(pc.binary_length(unit), 0))
@@ -169,17 +170,18 @@ class _Reasons:
         """Mask of the rows without a reason."""
         return pa.array(self._code < 0)
 
-    def letters(self, partition: int, offset: Int64) -> pa.RecordBatch:
+    def letters(self, partition: Int64, offset: Int64) -> pa.RecordBatch:
         """Dead letters: where the row stood and why; never what it held."""
         rows = np.flatnonzero(self._code >= 0)
         names = pa.array(REASONS).take(pa.array(self._code[rows].astype(np.int32)))
-        where = np.full(len(rows), partition, np.int32)
+        where = partition[rows].astype(np.int32)
         return pa.RecordBatch.from_arrays(
             [pa.array(where), pa.array(offset[rows]), names], schema=DEAD_LETTER_SCHEMA
         )
 
 
-def _position(batch: pa.RecordBatch) -> tuple[int, Int64]:
+def _position(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
+    """Partition and offset of every row."""
     metadata = batch.schema.metadata or {}
     if PARTITION not in metadata or OFFSET not in metadata:
         # A default would let records of different batches pass for one delivered twice.
@@ -188,8 +190,23 @@ def _position(batch: pa.RecordBatch) -> tuple[int, Int64]:
             "a batch does not say where its first row stands",
             f"set {PARTITION.decode()} and {OFFSET.decode()} in its schema's metadata",
         )
-    first, partition = int(metadata[OFFSET]), int(metadata[PARTITION])
-    return partition, np.arange(first, first + batch.num_rows, dtype=np.int64)
+    rows = np.array([batch.num_rows])
+    if ROWS in metadata:
+        rows = _numbers(metadata[ROWS])
+    partition, first = _numbers(metadata[PARTITION]), _numbers(metadata[OFFSET])
+    if not len(rows) == len(partition) == len(first) or rows.sum() != batch.num_rows:
+        raise UsageError(
+            "records",
+            "a batch does not say where its rows stand",
+            f"name a partition, an offset and, in {ROWS.decode()}, the rows of every run",
+        )
+    begins = np.cumsum(rows) - rows
+    offset = np.arange(batch.num_rows) + np.repeat(first - begins, rows)
+    return np.repeat(partition, rows), offset
+
+
+def _numbers(text: bytes) -> Int64:
+    return np.array(text.split(b","), np.int64)
 
 
 class Records(beam.DoFn):

@@ -7,6 +7,7 @@ are due; select; publish what the calendar says; predict.  Nothing is visible be
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,6 +84,7 @@ class Stepper:
         drawn = self.budget.selection or self.budget.units or self.budget.values[0]
         self._look_ahead = look_ahead or default_look_ahead(drawn.strategy_object)
         self._input = admitted_schema(plan)
+        self._nothing = empty(shard_release_schema(plan))
         self._leads = store.leads
 
     def step(
@@ -100,17 +102,27 @@ class Stepper:
             return self._step_again(window, shard, trigger, rows)
 
     def _step_again(
-        self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
+        self,
+        window: int,
+        shard: int,
+        trigger: int,
+        rows: pa.RecordBatch | None,
+        ids: Ids | None = None,
     ) -> tuple[pa.RecordBatch, bool]:
         """``step``, begun again as often as another worker is faster."""
         # Whoever is overtaken, another worker has made progress: at most a few times a step.
         for _ in range(STEP_ATTEMPTS):
             with contextlib.suppress(OvertakenError):
-                return self._step_once(window, shard, trigger, rows)
+                return self._step_once(window, shard, trigger, rows, ids)
         raise RunError("state.store", "another worker is always faster", "let it run on")
 
     def _step_once(
-        self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
+        self,
+        window: int,
+        shard: int,
+        trigger: int,
+        rows: pa.RecordBatch | None,
+        ids: Ids | None = None,
     ) -> tuple[pa.RecordBatch, bool]:
         """``step``, but ``OvertakenError`` if another worker committed it meanwhile."""
         states = self.store.key_shard(window, shard)
@@ -125,7 +137,7 @@ class Stepper:
             self.store.forget(window, shard)
             raise OvertakenError
         try:
-            result = self._compute(states, window, shard, trigger, rows)
+            result = self._compute(states, window, shard, trigger, rows, ids)
             return self.store.commit_step(window, shard, trigger, states, result), True
         except BaseException:
             # Half-changed states must not count these rows again when the step is repeated.
@@ -136,21 +148,40 @@ class Stepper:
         self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
     ) -> list[tuple[pa.RecordBatch, bool]]:
         """``step`` for each (window, trigger, rows) in order, committed together."""
+        ids = self._ids_of([rows for _, _, rows in group])
+        work = [
+            (window, shard, *rest, own) for (window, *rest), own in zip(group, ids, strict=True)
+        ]
         with self.store.at_work("release", shard):
             try:
                 with self.store.grouped():
-                    return [self._step_once(window, shard, *rest) for window, *rest in group]
+                    return [self._step_once(*step) for step in work]
             except OvertakenError:
                 # Each by itself: what the other worker committed is read back.
-                return [self._step_again(window, shard, *rest) for window, *rest in group]
+                return [self._step_again(*step) for step in work]
+
+    def _ids_of(self, parts: Sequence[pa.RecordBatch]) -> list[Ids]:
+        """Key ids of the rows of several steps, computed together: a step may have few rows."""
+        names = [f.column for f in self.plan.key]
+        whole = [pa.concat_arrays([part.column(name) for part in parts]) for name in names]
+        ids = key_ids(self.plan, self.keys.key, pa.RecordBatch.from_arrays(whole, names=names))
+        ends = itertools.accumulate((part.num_rows for part in parts), initial=0)
+        return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def _compute(
-        self, states: KeyShard, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
+        self,
+        states: KeyShard,
+        window: int,
+        shard: int,
+        trigger: int,
+        rows: pa.RecordBatch | None,
+        ids: Ids | None,
     ) -> StepResult:
         rows = rows if rows is not None else empty(self._input)
-        ids = key_ids(self.plan, self.keys.key, rows)
+        ids = key_ids(self.plan, self.keys.key, rows) if ids is None else ids
         public, public_ids = self._public_of(window, shard, trigger)
-        self.store.load_keys(window, shard, trigger, states, np.concatenate([ids, public_ids]))
+        named = np.concatenate([ids, public_ids]) if len(public_ids) else ids
+        self.store.load_keys(window, shard, trigger, states, named)
         entered = _NO_SLOTS if public is None else self._enter_public(states, public, public_ids)
         before = states.due_at(trigger)
         if window in self._leads:  # of shards that were ahead at a reshard
@@ -175,7 +206,7 @@ class Stepper:
             published = publish(self.plan, self.budget, states, paths, chosen, trigger)
             releases = self._rows(states, chosen, published)
         else:
-            releases = self._no_rows(states)
+            releases = self._nothing
         if self.plan.privacy.mode != "sticky":
             self._restart(states, selected, trigger)
         changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
@@ -289,15 +320,13 @@ class Stepper:
         return NoiseStream(self.keys, self._run_name, bounds, role, noise, _sampler(noise))
 
     def _rows(self, states: KeyShard, slots: Int64, published: Published) -> pa.RecordBatch:
-        table = states.key_columns(slots)
-        table = table.append_column("_id", id_array(states.table.ids[slots]))
+        keys = states.key_columns(slots).combine_chunks().to_batches()[0]
+        more = {"_id": id_array(states.table.ids[slots])}
         for name, values in published.values.items():
-            table = table.append_column(name, pa.array(values))
-            table = table.append_column(f"{name}_sd", pa.array(published.sds[name]))
-        return table.combine_chunks().to_batches()[0]
-
-    def _no_rows(self, states: KeyShard) -> pa.RecordBatch:
-        return empty(shard_release_schema(self.plan))
+            more[name], more[f"{name}_sd"] = pa.array(values), pa.array(published.sds[name])
+        fields = [*keys.schema, *(pa.field(name, column.type) for name, column in more.items())]
+        arrays = [*keys.columns, *more.values()]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def run_name(identity: RunIdentity) -> tuple[bytes, ...]:

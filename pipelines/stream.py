@@ -3,12 +3,12 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from accounting.errors import PolicyError, RunError, UsageError
+from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, forget_delivered, resume_point
@@ -24,7 +24,15 @@ from pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
 from pipelines.runners.table import Engine, make_runner
 from pipelines.runners.waiting import wait_or_stop
 from pipelines.sinks.delivered import CountDelivered
-from pipelines.sinks.restored import Catching, catch_up, diverged, publish_missing
+from pipelines.sinks.restored import (
+    Catching,
+    catch_up,
+    complete,
+    diverged,
+    finished,
+    note_complete,
+    publish_missing,
+)
 from pipelines.sinks.sink import Sink, sink_of
 from pipelines.sinks.write import (
     WriteDeadLetters,
@@ -36,6 +44,7 @@ from pipelines.sources.inputs import Input, input_of
 from pipelines.sources.replay import Replay, replay_bounds
 from state import open as stores
 from state import tokens
+from state.life import expire
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]
@@ -66,6 +75,9 @@ def run_job(
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
+    Of a run that has committed its last step the input is not read again but for its identity; the
+    sink is compared with the store, and gets what it lacks.
+
     Args:
         job: a checked job.
         runner: see ``pipelines.runners.table``.
@@ -87,18 +99,16 @@ def run_job(
     run, resumed = begin(job)
     run = _on_threads(run, job, engine)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
+    if source.bounded and not detach and not restoring and finished(run):
+        _complete(job, run, source, before, sink, engine)
+        if progress is not None:
+            progress(steps, steps)
+        return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, {})
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
     _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
-    operator_totals.clear()
-    forget_error()
     try:
-        with (
-            watch_steps(progress, steps),
-            HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
-        ):
-            started = pipeline.run()
-            engine.check()
+        with _started(pipeline, engine, progress, steps) as started:
             if not detach:
                 quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)
                 wait_or_stop(started, run, ends, stop, engine, Stillness(quiet, warn))
@@ -107,13 +117,49 @@ def run_job(
     else:
         if not detach:
             _finish(job, run, source, before, sink if restoring and ends else None)
-            if engine.streaming and ends:
-                publish_missing(run, sink)
+            _publish_rest(run, sink, source, engine.streaming and ends)
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
     told = dict(operator_totals), stop is not None and stop.is_set()
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *told)
+
+
+@contextlib.contextmanager
+def _started(
+    pipeline: beam.Pipeline, engine: Engine, progress: Progress | None, steps: int
+) -> Iterator[Any]:
+    """The pipeline at work, its steps watched."""
+    operator_totals.clear()
+    forget_error()
+    with (
+        watch_steps(progress, steps),
+        HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
+    ):
+        started = pipeline.run()
+        engine.check()
+        yield started
+
+
+def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
+    """Write what the pipeline left out, and note that the sink of a run that ends is complete."""
+    if missing:
+        publish_missing(run, sink)
+    if source.bounded:
+        with contextlib.suppress(DpstreamError):  # then the next run compares
+            note_complete(run, sink)
+
+
+def _complete(job: Job, run: Run, source: Input, before: Any, sink: Sink, engine: Engine) -> None:
+    """What is left to do of a run whose steps are all committed: the sink's part, and to let go."""
+    try:
+        complete(run, sink)
+        expire(run.open(), run.plan.timeline)
+        _finish(job, run, source, before, None)
+    except Exception as error:
+        raise coded(error) from None
+    finally:
+        _let_go(run, sink, engine)
 
 
 def _on_threads(run: Run, job: Job, engine: Engine) -> Run:

@@ -19,7 +19,8 @@ from accounting.errors import PolicyError
 
 #: Bytes of a digest.
 SIZE = 16
-_NONCE = 12
+_PLACE = 11
+_COLUMNS = [bytes([column]) for column in range(256)]
 _MAC = AESGCM(b"dpstream digests")
 #: Hex digits and a space stand before a text.
 _TEXT = 2 * SIZE + 1
@@ -27,8 +28,18 @@ _TEXT = 2 * SIZE + 1
 
 def digest(name: str, data: bytes | memoryview) -> bytes:
     """16 bytes that bind data to the name of its place."""
-    nonce = hashlib.blake2b(name.encode(), digest_size=_NONCE, person=b"dpstream-place")
-    return _MAC.encrypt(nonce.digest(), b"", data)
+    return digest_at(place_of(name), 0, data)
+
+
+def place_of(name: str) -> bytes:
+    """What stands for a row's name in the digests of its columns."""
+    place = hashlib.blake2b(name.encode(), digest_size=_PLACE, person=b"dpstream-place")
+    return place.digest()
+
+
+def digest_at(place: bytes, column: int, data: bytes | memoryview) -> bytes:
+    """``digest`` of one of up to 256 columns of a row."""
+    return _MAC.encrypt(place + _COLUMNS[column], b"", data)
 
 
 def sealed(name: str, data: bytes) -> bytes:

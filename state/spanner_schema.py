@@ -197,7 +197,7 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
         if known.plain_meta:  # from now on all rows have digests
             everything = spanner.KeySet(all_=True)
             every = dict(transaction.read("Meta", ("Name", "Value"), everything)) | dict(rows)
-            rows = sealed_rows(Format(), "Meta", ("Name", "Value"), list(every.items()))
+            rows = list(sealed_rows(Format(), "Meta", ("Name", "Value"), list(every.items())))
         transaction.insert_or_update("Meta", ("Name", "Value"), rows)
         return True
 

@@ -15,10 +15,10 @@ reshard makes a new generation of the rows (``Format``).
 """
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from state.seals import damaged, digest, sealed_text, unsealed_text
+from state.seals import SIZE, damaged, digest_at, place_of
 
 #: Shards of one generation.
 GENERATION = 1 << 15
@@ -32,14 +32,16 @@ _KEYS = {
     "Meta": ("Name",),
 }
 _SEALED = {
-    "Progress": {"Reached"},
-    "Steps": {"Releases"},
-    "Keys": {"Columns", "State", "UnitIds"},
-    "KeyUnits": {"UnitIds"},
-    "KeysByDue": {"KeyIds"},
-    "Units": {"Records"},
-    "Meta": {"Value"},
+    "Progress": ("Reached",),
+    "Steps": ("Releases",),
+    "Keys": ("Columns", "State", "UnitIds"),
+    "KeyUnits": ("UnitIds",),
+    "KeysByDue": ("KeyIds",),
+    "Units": ("Records",),
+    "Meta": ("Value",),
 }
+#: Tables with BYTES in their key, and where.
+_BY_ID = {"Keys": 2, "KeyUnits": 2, "Units": 1}
 _MARK, _DIGITS = b"\0\2", 24
 #: Bytes that a cell is longer than what it holds.
 CELL_SEAL = 18
@@ -53,11 +55,11 @@ class Format:
         self.plain_meta = False
         self.plain: set[int] = set()
 
-    def bare(self, table: str, key: Sequence[Any]) -> bool:
-        """Whether a row has none."""
+    def bare(self, table: str, first: Any) -> bool:
+        """Whether the row whose key begins so has none."""
         if table == "Meta":
-            return self.plain_meta or key[0] == "schema_version"
-        return bool(self.plain) and key[0] // GENERATION in self.plain
+            return self.plain_meta or bool(first == "schema_version")
+        return bool(self.plain) and first // GENERATION in self.plain
 
 
 _FORMATS: dict[str, Format] = {}
@@ -70,7 +72,7 @@ def format_of(database: Any) -> Format:
 
 def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
     """The columns that must be read so that some can be checked."""
-    if not _SEALED.get(table, set()) & set(columns):
+    if not any(column in columns for column in _SEALED.get(table, ())):
         return columns
     return (*columns, *(key for key in _KEYS[table] if key not in columns))
 
@@ -86,74 +88,92 @@ def opened(
     at, keys = _places(table, columns)
     if not at:
         return rows
-    out = []
-    for row in rows:
-        key, new = [_text(row[i]) for i in keys], list(row)
-        if not known.bare(table, key):
-            name = "/".join(map(str, (table, *key)))
-            for i, column in at:
-                if row[i] is not None:
-                    new[i] = _open(f"{name}/{column}", row[i], table == "Meta")
-        out.append(new[:wanted])
-    return out
+    opener: Any = {"Meta": _open_text, "Progress": _open_number}.get(table, _open_cell)
+    return [
+        row[:wanted]
+        if known.bare(table, row[keys[0]])
+        else _changed(table, row, at, keys, opener)[:wanted]
+        for row in rows
+    ]
 
 
 def sealed_rows(
     known: Format, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> list[Any]:
+) -> Sequence[Any]:
     """Rows with their digests."""
     at, keys = _places(table, columns)
-    out: list[Any] = []
-    for row in rows:
-        key = [_text(row[i]) for i in keys]
-        if not at or known.bare(table, key):
-            out.append(row)
-            continue
-        name, new = "/".join(map(str, (table, *key))), list(row)
-        for i, column in at:
-            if row[i] is not None:
-                new[i] = _seal(f"{name}/{column}", row[i], table == "Meta")
-        out.append(new)
-    return out
+    if not at:
+        return rows
+    sealer: Any = {"Meta": _seal_text, "Progress": _seal_number}.get(table, _seal_cell)
+    return [
+        row if known.bare(table, row[keys[0]]) else _changed(table, row, at, keys, sealer)
+        for row in rows
+    ]
 
 
-def _places(table: str, columns: Sequence[str]) -> tuple[list[tuple[int, str]], list[int]]:
-    """(places and names of columns with digests, places of the key)."""
-    some = _SEALED.get(table, set())
-    at = [(i, column) for i, column in enumerate(columns) if column in some]
+def _places(table: str, columns: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
+    """(place and number of each column with digests, places of the key)."""
+    some = _SEALED.get(table, ())
+    at = [(columns.index(column), n) for n, column in enumerate(some) if column in columns]
     return at, [columns.index(key) for key in _KEYS[table]] if at else []
 
 
-def _seal(name: str, value: Any, meta: bool) -> Any:
-    if isinstance(value, int):
-        return value | _check(name, value) << 32
-    text = _text(value)
-    if meta:
-        return sealed_text(name, text)
-    return b64encode(_MARK + digest(name, text.encode())).decode() + text
+def _changed(
+    table: str,
+    row: Sequence[Any],
+    at: list[tuple[int, int]],
+    keys: list[int],
+    change: Callable[[bytes, int, Any], Any],
+) -> list[Any]:
+    """A copy of a row with some cells changed."""
+    new, key = list(row), [row[i] for i in keys]
+    if table in _BY_ID:  # the client takes BYTES as text and gives them as bytes
+        key[_BY_ID[table]] = _text(key[_BY_ID[table]])
+    place = place_of(f"{table}/{key}")
+    for i, column in at:
+        value = row[i]
+        if value is not None:
+            new[i] = change(place, column, value)
+    return new
 
 
-def _open(name: str, value: Any, meta: bool) -> Any:
-    if isinstance(value, int):
-        found = value & _LOW
-        if value < 0 or value >> 32 != _check(name, found):
-            raise damaged()
-        return found
-    text = _text(value)
-    if meta:
-        return unsealed_text(name, text)
-    data = text[_DIGITS:]
-    if text[:_DIGITS] != b64encode(_MARK + digest(name, data.encode())).decode():
+def _seal_cell(place: bytes, column: int, value: Any) -> str:
+    text: str = _text(value)
+    return b64encode(_MARK + digest_at(place, column, text.encode())).decode() + text
+
+
+def _open_cell(place: bytes, column: int, value: Any) -> bytes:
+    raw: bytes = value if isinstance(value, bytes) else value.encode()
+    data = raw[_DIGITS:]
+    if raw[:_DIGITS] != b64encode(_MARK + digest_at(place, column, data)):
         raise damaged()
-    return data.encode()
+    return data
 
 
-def _check(name: str, number: int) -> int:
-    return int.from_bytes(digest(name, number.to_bytes(8, "little"))[:4], "little") >> 1
+def _seal_number(place: bytes, column: int, value: int) -> int:
+    check = digest_at(place, column, value.to_bytes(8, "little"))
+    return value | int.from_bytes(check[:4], "little") >> 1 << 32
 
 
-def _text(value: Any) -> Any:
-    """A cell as text: the client takes and gives BYTES as base64, one as text, one as bytes."""
+def _open_number(place: bytes, column: int, value: int) -> int:
+    found = value & _LOW
+    if value != _seal_number(place, column, found):
+        raise damaged()
+    return found
+
+
+def _seal_text(place: bytes, column: int, text: str) -> str:
+    return f"{digest_at(place, column, text.encode()).hex()} {text}"
+
+
+def _open_text(place: bytes, column: int, value: str) -> str:
+    text = value[2 * SIZE + 1 :]
+    if value != _seal_text(place, column, text):
+        raise damaged()
+    return text
+
+
+def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 

@@ -168,8 +168,8 @@ def failed(
             )
         if not code.startswith("SQLITE_READONLY"):
             return UsageError("state.store", f"cannot be opened ({code})", "check the path")
-        if path is not None:
-            return damaged()  # only its own header says so
+        fix = "check disk and rights; if both are right its header is damaged: restore a backup"
+        return RunError("state.store", f"the database refused ({code})", fix)
     # A name of a column that is no text any more.
     if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
         return damaged()

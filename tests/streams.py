@@ -51,6 +51,8 @@ def make_plan(
     Its small epsilon-delta pair gives thresholds of 10 to 20 units, so that streams of a few
     thousand records select many keys, some of them by noise alone.
     """
+    if period is not None:  # where windows meet several periods, thresholds must allow for it
+        privacy = {"periods_share_windows": True, **privacy}
     window = (triggers - lateness) * STEP
     hop = window if slide is None else slide * STEP
     settings = {"strategy": "tree", "epsilon": 6.0, "delta": 1e-3, "contributions": 3, **privacy}

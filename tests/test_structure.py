@@ -151,7 +151,8 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 
 #: The run id is the one draw that no key determines; it is committed before the first noise.
-#: A commit's own mark only tells its writer from others, a token which copy of a store goes on.
+#: A commit's own mark only tells its writer from others, a token which copy of a store goes on;
+#: a draft's name and age decide which file is swept.
 ALLOWED = {
     "dp_transforms/run.py": ["secrets.token_hex"],
     "state/spanner_batch.py": ["secrets.token_hex"],

@@ -128,10 +128,12 @@ def audit(job: Job, ask: Ask, progress: Progress | None = None) -> Result:
         progress: told (trials done, trials in all).
 
     Raises:
-        UsageError: figures out of range, or a key without room for numbers.
+        UsageError, PolicyError: figures out of range, a key without room for numbers, or a plan
+            that cannot be run.
     """
     ask.check()
     numbered_field(job.plan)
+    allocate(job.plan)  # what the job itself is refused for
     began = time.monotonic()
     with folder_of_its_own() as folder:
         runner = Runner(job, folder, ask.beam, ask.fixed)
@@ -202,7 +204,7 @@ class _Work:
         keys = 2 * self.ask.trials
         hits, _ = alone_released(self.runner, keys, self._told)
         at_least = rate_below(hits, keys, self._tail(False))
-        return Alone(hits, keys, at_least, self.plan.privacy.pre_threshold + 1)
+        return Alone(hits, keys, at_least, self.plan.privacy.pre_threshold + self.plan.units_alone)
 
 
 def _words(design: Design) -> str:

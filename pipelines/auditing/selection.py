@@ -142,10 +142,10 @@ def _inputs(plan: Plan) -> dict[str, tuple[float, float]]:
 
 
 def alone_released(runner: Runner, keys: int, told: Told) -> tuple[int, int]:
-    """(keys ever released, rows fed) of so many keys that too few units have: one more than
-    are never tested, each with its first pair, which counts most."""
+    """(keys ever released, rows fed) of so many keys that too few units have: one person's more
+    than are never tested, each with its first pair, which counts most."""
     plan, hits, fed = runner.plan, 0, 0
-    few = plan.privacy.pre_threshold + 1
+    few = plan.privacy.pre_threshold + plan.units_alone
     for trials in chunks(keys, few, plan.timeline.triggers):
         none = np.zeros(len(trials), np.bool_)
         nobody = np.zeros(0, np.int64)

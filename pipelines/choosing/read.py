@@ -6,6 +6,7 @@ tally.  What is counted of a record is a function of that record alone.
 """
 
 import msgspec
+import pyarrow as pa
 
 from accounting.plan import Plan
 from accounting.strategies.base import Int64
@@ -16,9 +17,7 @@ from dp_transforms.records import Canonicaliser, canonical_public_keys, public_k
 from pipelines.choosing.ask import Asked
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
-from pipelines.sources.files import pieces, positioned, read_piece
-from pipelines.sources.manifest import unreadable
-from pipelines.sources.rows import Rows
+from pipelines.sources.files import groups, read_group
 
 
 def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
@@ -37,14 +36,10 @@ def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> lis
     plan = msgspec.structs.replace(job.plan, timeline=ends)
     canonical = Canonicaliser(plan, ring, _public_ids(job, plan, ring))
     counted = Tally(plan, ring, name, asked.design.histograms, asked.question.values_per_unit)
-    for piece in pieces(job):
-        try:
-            for part in read_piece(piece, job.columns):
-                if isinstance(part, Rows):
-                    for batch in positioned(part, piece[1], job.performance.batch_rows):
-                        counted.add(canonical(batch)[0])
-        except OSError:
-            raise unreadable(piece[1]) from None
+    for group in groups(job):
+        for found in read_group(group, job.columns, job.performance.batch_rows):
+            if isinstance(found, pa.RecordBatch):
+                counted.add(canonical(found)[0])
     return counted.counts()
 
 

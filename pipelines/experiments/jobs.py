@@ -18,7 +18,8 @@ class Frame(NamedTuple):
     """What all runs of an experiment share.
 
     Attributes:
-        data: Parquet file with user, key and time of 2024-01-01; user_type: ``int``, ``string``.
+        data: Parquet file, or a folder of some, with user, key and time of 2024-01-01;
+            user_type: ``int``, ``string``.
         folder: where runs are kept; epsilon, delta: the guarantee; shards: key shards.
     """
 
@@ -51,7 +52,7 @@ def write_job(
     folder = Path(tempfile.mkdtemp(prefix=name, dir=frame.folder))
     new_key(folder / "noise.key")
     tables = {
-        "source": {"kind": "parquet", "path": glob.escape(str(frame.data.absolute()))},
+        "source": {"kind": "parquet", "path": _pattern(frame.data)},
         "schema": {
             "unit": {"column": "user", "type": frame.user_type},
             "key": [{"column": "key", "type": "string"}],
@@ -76,6 +77,11 @@ def write_job(
     path = folder / "job.toml"
     path.write_text(_toml({"aggregate": list(aggregates), **tables}), encoding="utf-8")
     return path
+
+
+def _pattern(data: Path) -> str:
+    path = glob.escape(str(data.absolute()))
+    return f"{path}/*.parquet" if data.is_dir() else path
 
 
 def _toml(tables: dict[str, Any]) -> str:

@@ -18,17 +18,18 @@ import pyarrow.parquet as pq
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from pipelines.jobs.job import Job
+from pipelines.sources.manifest import manifest
 
 
 def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
     """Seconds, rate, seconds by stage, peak memory and size of the state of one run.
 
     Args:
-        job: a job on one Parquet file with a fresh store; run: runs it to its end.
+        job: a job on Parquet files; run: runs it to its end.
     """
     from dp_transforms.telemetry import stage_cpu_seconds, stage_seconds
 
-    records = pq.ParquetFile(job.source.path).metadata.num_rows
+    records = sum(pq.read_metadata(file.path).num_rows for file in manifest(job))
     start, cpu = time.perf_counter(), time.process_time()
     run(job)
     seconds = time.perf_counter() - start

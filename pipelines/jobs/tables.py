@@ -135,6 +135,7 @@ class PrivacyConfig(_Table, frozen=True):
     weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
     combine: bool = False
     select_every: int | None = None
+    periods_share_windows: bool = False
     key_file: str | None = None
     key: str | None = None
     insecure_test_key: str | None = None

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.errors import RunError
 from accounting.plan import Aggregate, Plan
 from dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
 from dp_transforms.bounding import Batch, expand, open_windows
@@ -23,9 +22,8 @@ from dp_transforms.records import Canonicaliser, canonical_public_keys, public_k
 from pipelines.jobs.job import Job
 from pipelines.jobs.keys import read_public_keys
 from pipelines.reporting.data import Findings, Inventory, floats, newest
-from pipelines.sources.files import pieces, positioned, read_piece
+from pipelines.sources.files import groups, read_group
 from pipelines.sources.recorded import named_by, recorded
-from pipelines.sources.rows import Rows
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -140,15 +138,11 @@ def _door(job: Job) -> Canonicaliser:
 
 
 def _batches(job: Job) -> Iterator[pa.RecordBatch]:
-    try:
-        with named_by("--truth"):
-            found = pieces(job)
-        for piece in found:
-            for part in read_piece(piece, job.columns):
-                if isinstance(part, Rows):
-                    yield from positioned(part, piece[1], job.performance.batch_rows)
-    except OSError:
-        raise RunError("--truth", "cannot be read", "check permissions and disk") from None
+    with named_by("--truth"):
+        for group in groups(job):
+            for found in read_group(group, job.columns, job.performance.batch_rows):
+                if isinstance(found, pa.RecordBatch):
+                    yield found
 
 
 def _beside(plan: Plan, totals: pa.Table, shown: pa.Table) -> pa.Table:

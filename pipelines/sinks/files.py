@@ -8,6 +8,7 @@ to write the same release, or to compare it.
 """
 
 import functools
+import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,18 @@ class FileSink(Sink):
                     "use an empty folder",
                 )
             yield Published(int(numbers[0]), int(numbers[1]), path)
+
+    @override
+    def content(self) -> str | None:
+        whole = hashlib.blake2b(digest_size=16)
+        try:
+            for path in release_files(self.folder):
+                data = path.read_bytes()
+                name = path.relative_to(self.folder).as_posix()
+                whole.update(f"{name}\0{len(data)}\0".encode() + hashlib.blake2b(data).digest())
+        except OSError:
+            return None
+        return whole.hexdigest()
 
     @override
     def same(self, one: Published, batch: pa.RecordBatch) -> bool:

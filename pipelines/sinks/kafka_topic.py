@@ -263,6 +263,12 @@ def _text(key: bytes | None) -> str:
 
 
 def _has_no_leader(error: Exception) -> bool:
-    """A topic that was just made has no leaders yet; the client does not ask again here."""
+    """A topic that was just made has no leaders yet, or a broker has not heard of its newest one;
+    the client does not ask again here."""
     name = getattr(error.args[0], "name", str)() if error.args else ""
-    return name in ("NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
+    return name in (
+        "NOT_LEADER_FOR_PARTITION",
+        "LEADER_NOT_AVAILABLE",
+        "UNKNOWN_LEADER_EPOCH",
+        "FENCED_LEADER_EPOCH",
+    )

@@ -200,5 +200,6 @@ def _refuse_forked(run: Run, store: Store, sink: Sink, latest: dict[int, Publish
                 "state.store",
                 f"is a fork: release of window {one.window}, trigger {one.trigger} was published "
                 "with other content",
-                f"go on with the store that made it, or use {sink.another} and a new store",
+                f"go on with the store that made it, or use {sink.another} and a new store; a file"
+                " that was damaged may be removed: it is written again",
             )

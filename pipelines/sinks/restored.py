@@ -7,10 +7,14 @@ bounded run (`catch_up`), in the midst of one without end (`Catching`, for DELIV
 
 from collections.abc import Callable, Iterator, Sequence
 
+import pyarrow as pa
+
 from accounting.errors import DpstreamError, PolicyError
+from accounting.limits import SINK_RELEASES, SINK_ROWS
 from dp_transforms.run import Run
 from pipelines.sinks.manifest import resealed
 from pipelines.sinks.sink import Sink
+from state.life import reached
 from state.store import Store
 
 
@@ -44,6 +48,10 @@ def catch_up(run: Run, sink: Sink) -> None:
             )
     publish_committed(run, sink)
     store.finish_restoring()
+
+
+#: Note of a store: the content of its sink when it was last found complete.
+_PUBLISHED = "published"
 
 
 class Catching:
@@ -108,11 +116,57 @@ def publish_committed(
     names = [name for name in names if name[0] >= dropped]
     batches = resealed(run, store, iter(names))  # refuses another key
     begin()
-    for number, batch in enumerate(batches, 1):
-        sink.write([batch])
+    written = 0
+    for some in _together(batches):
+        sink.write(some)
+        written += len(some)
         if progress is not None:
-            progress(number, len(names))
+            progress(written, len(names))
     return len(names)
+
+
+def complete(run: Run, sink: Sink) -> None:
+    """Publish what a finished run's sink lacks, and compare all else with the store.
+
+    Where the sink is as it was when it was last found complete, there is nothing to compare.
+
+    Raises:
+        PolicyError: something else is published under one of the names.
+    """
+    noted = run.open().note(_PUBLISHED)
+    if noted is None or noted != sink.content():
+        publish_committed(run, sink)
+        note_complete(run, sink)
+
+
+def note_complete(run: Run, sink: Sink) -> None:
+    """Remember the sink's content, if the run is finished and all of its releases are there."""
+    content = sink.content() if finished(run) else None
+    if content is None:
+        return
+    store, there = run.open(), {(one.window, one.trigger) for one in sink.published()}
+    dropped = store.marks.dropped
+    if all(name in there for name in committed_names(run, store) if name[0] >= dropped):
+        store.set_note(_PUBLISHED, content)
+
+
+def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Releases that a sink writes at once: their waits for the disk overlap."""
+    held, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if len(held) >= SINK_RELEASES or rows >= SINK_ROWS:
+            yield held
+            held, rows = [], 0
+    if held:
+        yield held
+
+
+def finished(run: Run) -> bool:
+    """Whether all steps of a run that has an end are committed."""
+    line = run.plan.timeline
+    return line.end is not None and reached(run.open(), line).complete >= line.windows
 
 
 def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:

@@ -123,6 +123,11 @@ class Sink(ABC):
             PolicyError: it holds something that is no release.
         """
 
+    def content(self) -> str | None:
+        """A digest of the names and bytes of all that is published, where that is cheap to tell:
+        two that are equal mean that nothing was changed, lost or added."""
+        return None
+
     def unsealed(self) -> Iterator[Name]:
         """Releases of which some rows are there and no seal, in order: someone was cut off, and
         whoever goes on must write these rows again."""

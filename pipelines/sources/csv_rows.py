@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pyarrow import csv as pacsv
 
 from accounting.errors import UsageError
-from pipelines.sources.lines import BOM, MAX_LINE_BYTES, line_blocks, refused_lines, too_long
-from pipelines.sources.rows import Bool, Part, Reason, refuse, repair_text, runs
+from pipelines.sources.lines import BOM, MAX_LINE_BYTES, Lines, line_blocks, lines_of, too_long
+from pipelines.sources.rows import Bool, Part, Reason, Refused, refuse, repair_text, runs
 
 _FIELD = r'(?:"(?:[^"\r\n]|"")*"|[^",\r\n]*)'
 _WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"
@@ -67,15 +67,27 @@ def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
     where = csv_positions(header, columns)
     stream.seek(0)
     for row, lines in line_blocks(stream, header=True):
-        malformed, miscounted = _faults(lines, len(header))
-        longer = too_long(lines)
-        good = ~(malformed | miscounted | longer)
-        if not good.all():
-            yield refused_lines(row, malformed, miscounted, longer)
-        rows = lines if good.all() else lines.filter(pa.array(good))
-        if len(rows):
-            batch = _parse(rows, len(header), where, columns)
-            yield from runs(row + np.flatnonzero(good), batch)
+        found = csv_lines(lines, len(header), where, columns)
+        if found.reasons:
+            yield Refused(row + found.bad, found.reasons)
+        if found.batch is not None:
+            yield from runs(row + found.good, found.batch)
+
+
+def csv_lines(
+    lines: pa.BinaryArray, width: int, where: Sequence[int], columns: Sequence[str]
+) -> Lines:
+    """What lines of a file with ``width`` columns become, each on its own.
+
+    Args:
+        where: the needed columns' places; ``columns``: their names.
+    """
+    malformed, miscounted = _faults(lines, width)
+    longer = too_long(lines)
+    good = ~(malformed | miscounted | longer)
+    rows = lines if good.all() else lines.filter(pa.array(good))
+    batch = _parse(rows, width, where, columns) if len(rows) else None
+    return lines_of(good, malformed, longer, batch)
 
 
 def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:

@@ -2,14 +2,16 @@
 
 Contract with the next stage: every batch has the columns ``job.columns``, in that order, of
 consecutive rows of one file, and schema metadata ``dpstream.partition`` (index of the file in
-the manifest) and ``dpstream.offset`` (int64 number of the first row), decimal ASCII.  A row's
-position depends on the files alone, never on ``batch_rows`` or on the runner.
+the manifest) and ``dpstream.offset`` (int64 number of the first row), decimal ASCII; or, where
+files are small, of runs of such rows with a list of each (``batches.ROWS``).  A row's position
+depends on the files alone, never on ``batch_rows``, on the runner or on what is read together.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 
@@ -27,15 +29,30 @@ from pipelines.sources.manifest import (
     unreadable,
 )
 from pipelines.sources.parquet import read_row_group, row_groups
-from pipelines.sources.rows import Part, Reason, Refused, Rows, refuse
+from pipelines.sources.rows import Int64, Part, Reason, Refused, Rows, refuse
+from pipelines.sources.small import (
+    SMALL_BYTES,
+    TOGETHER_BYTES,
+    TOGETHER_FILES,
+    UnreadableError,
+    joined,
+    positioned_runs,
+    read_texts,
+)
 from pipelines.sources.texts import read_text
 
-__all__ = ["Piece", "ReadFiles", "Reason", "fingerprint_parts", "manifest", "pieces", "read_piece"]
+__all__ = [
+    "Piece", "ReadFiles", "Reason", "fingerprint_parts", "groups", "manifest", "pieces",
+    "read_group", "read_piece",
+]  # fmt: skip
 
+#: A batch with positions; or refused positions, with the partition of all or of each.
+Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
 RECORDS, DEAD_LETTER = "records", "dead_letter"
 #: What one element of work is: (kind, partition, path, row group, first row).  The kind of a
 #: compressed file is ``csv+gzip`` or alike.
 Piece = tuple[str, int, str, int, int]
+Group = tuple[Piece, ...]
 
 
 def pieces(job: Job) -> list[Piece]:
@@ -49,10 +66,26 @@ def pieces(job: Job) -> list[Piece]:
             compressed and cannot be unpacked (see `pipelines.sources.compression`).
         RunError: the operating system cannot read a file.
     """
+    return [piece for group in groups(job) for piece in group]
+
+
+def groups(job: Job) -> list[Group]:
+    """The pieces of the source, those of small files together; see `pieces`."""
+    files = manifest(job)
     try:
-        return [piece for file in manifest(job) for piece in _pieces_of(job, file)]
+        found = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
     except OSError:
         raise RunError("source.path", "cannot be read", "check permissions and disk") from None
+    out, size = list[list[Piece]](), 0
+    for piece, bytes_ in found:
+        alone = bytes_ > SMALL_BYTES or piece[0] not in ("parquet", "csv", "jsonl")
+        full = size + bytes_ > TOGETHER_BYTES or not out or len(out[-1]) >= TOGETHER_FILES
+        if alone or full:
+            out.append([])
+            size = 0
+        out[-1].append(piece)
+        size = TOGETHER_BYTES if alone else size + bytes_
+    return list(map(tuple, out))
 
 
 def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
@@ -97,17 +130,77 @@ def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.Recor
         yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
 
 
-def dead_letters(refused: Refused, partition: int) -> pa.RecordBatch:
-    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``."""
+def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
+    """Batches with positions and dead letters of pieces (the twin of `ReadFiles` without Beam).
+
+    Raises:
+        RunError: the operating system cannot read a file.
+    """
+    kind = group[0][0]
+    if len(group) == 1:
+        yield from _alone(group[0], columns, batch_rows)
+        return
+    try:
+        if kind == "parquet":
+            dead = list[Found]()
+            yield from _many_parquet(group, columns, batch_rows, dead)
+            yield from dead
+            return
+        for part in read_texts(kind, ((piece[1], piece[2]) for piece in group), columns):
+            if isinstance(part.found, pa.RecordBatch):
+                yield from positioned_runs(part, batch_rows)
+            else:
+                yield Refused(part.offset, part.found), part.partition
+    except UnreadableError as error:
+        raise unreadable(error.partition) from None
+
+
+def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
+    try:
+        for part in read_piece(piece, columns):
+            if isinstance(part, Refused):
+                yield part, piece[1]
+            else:
+                yield from positioned(part, piece[1], batch_rows)
+    except OSError:
+        raise unreadable(piece[1]) from None
+
+
+def _many_parquet(
+    group: Group, columns: tuple[str, ...], batch_rows: int, dead: list[Found]
+) -> Iterator[pa.RecordBatch]:
+    """Batches; refused positions are put into ``dead``."""
+
+    def rows() -> Iterator[tuple[int, Rows]]:
+        for piece in group:
+            try:
+                for part in read_piece(piece, columns):
+                    if isinstance(part, Refused):
+                        dead.append((part, piece[1]))
+                    else:
+                        yield piece[1], part
+            except OSError:
+                raise UnreadableError(piece[1]) from None
+
+    for some in joined(rows(), batch_rows):
+        yield from positioned_runs(some, batch_rows)
+
+
+def dead_letters(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
+    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``.
+
+    Args:
+        partition: of all of them, or of each.
+    """
     columns = [
-        pa.array([partition] * len(refused.offsets), pa.int32()),
+        pa.array(np.broadcast_to(partition, refused.offsets.shape).astype(np.int32)),
         pa.array(refused.offsets, pa.int64()),
         pa.array(refused.reasons, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
 
 
-def refusal(refused: Refused, partition: int) -> pa.RecordBatch:
+def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
     """The dead letters of refused positions, counted for the operator."""
     count("operator_dead_letters", len(refused.offsets))
     count("operator_dead_source", len(refused.offsets))
@@ -115,23 +208,19 @@ def refusal(refused: Refused, partition: int) -> pa.RecordBatch:
 
 
 class _ReadPiece(beam.DoFn):
-    """Piece -> batches; refused positions to the dead letter; errors carry no values."""
+    """Pieces -> batches; refused positions to the dead letter; errors carry no values."""
 
     def __init__(self, columns: tuple[str, ...], batch_rows: int) -> None:
         self.columns, self.batch_rows = columns, batch_rows
 
     @guarded("source")
-    def process(self, element: Piece) -> Iterable[Any]:
-        """Read one piece; yields `pa.RecordBatch` and tagged dead letters."""
-        partition = element[1]
-        try:
-            for part in read_piece(element, self.columns):
-                if isinstance(part, Refused):
-                    yield TaggedOutput(DEAD_LETTER, refusal(part, partition))
-                else:
-                    yield from positioned(part, partition, self.batch_rows)
-        except OSError:
-            raise unreadable(partition) from None
+    def process(self, element: Group) -> Iterable[Any]:
+        """Read some pieces; yields `pa.RecordBatch` and tagged dead letters."""
+        for found in read_group(element, self.columns, self.batch_rows):
+            if isinstance(found, pa.RecordBatch):
+                yield found
+            else:
+                yield TaggedOutput(DEAD_LETTER, refusal(*found))
 
 
 def reading(reader: beam.DoFn) -> Any:
@@ -158,17 +247,17 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        self._pieces = pieces(job)
+        self._groups = groups(job)
         self._dofn = _ReadPiece(job.columns, job.performance.batch_rows)
 
     def expand(self, begin: Any) -> Any:
-        """``Create(pieces) | Reshuffle | read``: runners can spread the pieces.
+        """``Create(groups) | Reshuffle | read``: runners can spread the pieces.
 
         One reshuffle is enough: Create's own would add a stage and five transforms.
         """
         return (
             begin
-            | "Pieces" >> beam.Create(self._pieces, reshuffle=False)
+            | "Pieces" >> beam.Create(self._groups, reshuffle=False)
             | "Spread" >> beam.Reshuffle()
             | "Read" >> reading(self._dofn)
         )

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.sources.lines import BOM, MAX_LINE_BYTES, line_blocks, refused_lines, too_long
-from pipelines.sources.rows import Part, runs
+from pipelines.sources.lines import BOM, MAX_LINE_BYTES, Lines, line_blocks, lines_of, too_long
+from pipelines.sources.rows import Part, Refused, runs
 
 #: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
 MAX_DEPTH = 200
@@ -31,15 +31,23 @@ def read_jsonl(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
     """Rows and refused positions of a JSON Lines file, in blocks, every column as string."""
     objects = Objects(columns)
     for row, lines in line_blocks(stream):
-        values = objects.decode(lines.to_pylist(), MAX_LINE_BYTES + 1)
-        good = np.ones(len(values), np.bool_)
-        if None in values:
-            good = np.array([v is not None for v in values])
-            yield refused_lines(row, ~good, np.zeros_like(good), too_long(lines))
-            values = [v for v in values if v is not None]
-        if values:
-            batch = pa.RecordBatch.from_arrays(objects.arrays(values), list(columns))
-            yield from runs(row + np.flatnonzero(good), batch)
+        found = json_lines(lines, objects, columns)
+        if found.reasons:
+            yield Refused(row + found.bad, found.reasons)
+        if found.batch is not None:
+            yield from runs(row + found.good, found.batch)
+
+
+def json_lines(lines: pa.BinaryArray, objects: "Objects", columns: Sequence[str]) -> Lines:
+    """What lines become, each on its own; ``objects`` decodes ``columns``."""
+    values, batch = objects.decode(lines.to_pylist(), MAX_LINE_BYTES + 1), None
+    good = np.ones(len(values), np.bool_)
+    if None in values:
+        good = np.array([v is not None for v in values])
+        values = [v for v in values if v is not None]
+    if values:
+        batch = pa.RecordBatch.from_arrays(objects.arrays(values), list(columns))
+    return lines_of(good, ~good, too_long(lines), batch)
 
 
 class Objects:

@@ -5,13 +5,13 @@ the size of a block, and nothing that is decided about a line depends on the blo
 """
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.sources.rows import Bool, Reason, Refused
+from pipelines.sources.rows import Bool, Int64, Reason
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20
@@ -38,7 +38,7 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
             block, carry = carry + b"\n" if carry else b"", b""
         if block and header:
             block, header = block.partition(b"\n")[2], False
-        lines = _lines(block)
+        lines = lines_in(block)
         if len(lines):
             yield row, lines
             row += len(lines)
@@ -46,10 +46,16 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
             return
 
 
-def _lines(block: bytes) -> pa.BinaryArray:
+def lines_in(block: bytes) -> pa.BinaryArray:
     """The non-blank lines of a block that is empty or ends in a line feed."""
+    lines, blank = split(block)
+    return lines.filter(pa.array(~blank)) if blank.any() else lines
+
+
+def split(block: bytes) -> tuple[pa.BinaryArray, Bool]:
+    """The lines of a block that is empty or ends in a line feed, and which of them are blank."""
     if not block:
-        return pa.array([], pa.binary())
+        return pa.array([], pa.binary()), np.zeros(0, np.bool_)
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10).astype(np.int32) + 1
     offsets = np.concatenate([np.zeros(1, np.int32), ends])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(block)]
@@ -58,7 +64,7 @@ def _lines(block: bytes) -> pa.BinaryArray:
     blank = size == 1
     if (size == 2).any():
         blank |= pc.equal(lines, b"\r\n").to_numpy(zero_copy_only=False)
-    return lines.filter(pa.array(~blank)) if blank.any() else lines
+    return lines, blank
 
 
 def too_long(lines: pa.BinaryArray) -> Bool:
@@ -67,9 +73,23 @@ def too_long(lines: pa.BinaryArray) -> Bool:
     return np.asarray(sizes > MAX_LINE_BYTES + 1)
 
 
-def refused_lines(row: int, malformed: Bool, miscounted: Bool, longer: Bool) -> Refused:
-    """Refused positions of a block of lines that starts at row ``row``."""
-    bad = np.flatnonzero(malformed | miscounted | longer)
+class Lines(NamedTuple):
+    """What lines have become.
+
+    Attributes:
+        good: numbers of the lines that are rows; ``batch``: these rows, if there are any.
+        bad: numbers of the others; ``reasons``: one for each.
+    """
+
+    good: Int64
+    batch: pa.RecordBatch | None
+    bad: Int64
+    reasons: list[str]
+
+
+def lines_of(good: Bool, malformed: Bool, longer: Bool, batch: pa.RecordBatch | None) -> Lines:
+    """Lines by what is wrong with them: too long, malformed, or else of another width."""
+    bad = np.flatnonzero(~good)
     reasons = np.where(malformed, Reason.MALFORMED.value, Reason.FIELD_COUNT.value)
     reasons = np.where(longer, Reason.LINE_TOO_LONG.value, reasons)
-    return Refused(row + bad.astype(np.int64), reasons[bad].tolist())
+    return Lines(np.flatnonzero(good), batch, bad, reasons[bad].tolist())

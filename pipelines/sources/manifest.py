@@ -8,6 +8,7 @@ import glob
 import hashlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +21,14 @@ _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 class SourceFile(NamedTuple):
-    """One file: its partition, its name below the pattern's fixed folder, and its path."""
+    """One file: its partition, its name below the pattern's fixed folder, its path, its size in
+    bytes and its time of change."""
 
     partition: int
     name: str
     path: str
+    size: int
+    changed: int
 
 
 def manifest(job: Job) -> tuple[SourceFile, ...]:
@@ -36,7 +40,9 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
     """
     pattern = job.source.path
     root = _fixed_folder(pattern)
-    paths = [path for path in glob.glob(pattern, recursive=True) if _is_file(path, pattern)]
+    folders = "**" in Path(pattern).parts
+    found = {path: _status(path, folders) for path in glob.glob(pattern, recursive=True)}
+    paths = {path: status for path, status in found.items() if status is not None}
     if not paths:
         raise UsageError(
             "source.path",
@@ -45,23 +51,43 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
         )
     if len(paths) > MAX_FILES:
         raise UsageError("source.path", f"matches more than {MAX_FILES} files", "narrow it")
-    sink = job.sink.folder
-    if sink is not None and any(sink.resolve() in Path(p).resolve().parents for p in paths):
+    if job.sink.folder is not None and _lies_in(job.sink.folder, paths):
         raise UsageError(
             "sink.path", "holds files of the source", "write releases to a folder of their own"
         )
-    named = sorted((Path(os.path.relpath(p, root)).as_posix(), p) for p in paths)
-    return tuple(SourceFile(i, name, path) for i, (name, path) in enumerate(named))
+    named = sorted((_name(path, root), path) for path in paths)
+    return tuple(
+        SourceFile(i, name, path, paths[path].st_size, paths[path].st_mtime_ns)
+        for i, (name, path) in enumerate(named)
+    )
 
 
-def _is_file(path: str, pattern: str) -> bool:
-    """Whether a match is a file; what would be left out in silence is refused.
+def _name(path: str, root: str) -> str:
+    """A path below the root, in one spelling."""
+    below = path.removeprefix(f"{root}/")
+    if below != path and os.sep == "/" and os.path.normpath(below) == below:
+        return below
+    return Path(os.path.relpath(path, root)).as_posix()
 
-    A folder is passed over where the pattern looks into any folders (``**``) and so matches the
-    folders themselves.
+
+def _lies_in(folder: Path, paths: Iterable[str]) -> bool:
+    """Whether some path is below a folder, wherever links lead; each parent is looked at once."""
+    inside, parents = os.path.realpath(folder), set[str]()
+    for path in paths:
+        parents.add(os.path.dirname(os.path.realpath(path) if os.path.islink(path) else path))
+    real = (os.path.realpath(parent) for parent in parents)
+    return any(os.path.commonpath([inside, parent]) == inside for parent in real)
+
+
+def _status(path: str, folders: bool) -> os.stat_result | None:
+    """A file's status; what is none would be left out in silence, and is refused.
+
+    Args:
+        folders: the pattern looks into any folders (``**``) and so matches the folders
+            themselves: they are passed over.
     """
     try:
-        mode = os.stat(path).st_mode
+        status = os.stat(path)
     except OSError as error:
         if error.errno not in _NOWHERE:
             raise RunError(
@@ -69,11 +95,11 @@ def _is_file(path: str, pattern: str) -> bool:
             ) from None
         what = "a link that leads to no file"
     else:
-        if stat.S_ISREG(mode):
-            return True
-        if stat.S_ISDIR(mode) and "**" in Path(pattern).parts:
-            return False
-        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+        if stat.S_ISREG(status.st_mode):
+            return status
+        if folders and stat.S_ISDIR(status.st_mode):
+            return None
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
     raise UsageError(
         "source.path", f"matches {what}", "take it away, or write a pattern that matches files only"
     )
@@ -100,14 +126,7 @@ def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
 
 def stamps(job: Job) -> list[tuple[str, int, int]]:
     """(name, bytes, time of change) of every file: cheap, to notice a change during a run."""
-    found = []
-    for file in manifest(job):
-        try:
-            status = os.stat(file.path)
-        except OSError:
-            raise unreadable(file.partition) from None
-        found.append((file.name, status.st_size, status.st_mtime_ns))
-    return found
+    return [(file.name, file.size, file.changed) for file in manifest(job)]
 
 
 def named(file: SourceFile) -> str:

@@ -23,6 +23,11 @@ def is_os_error(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno is not None
 
 
+def _opened(path: Any) -> Any:
+    """A path as an open file: to look for its file system costs more than to open it."""
+    return pa.OSFile(path) if isinstance(path, str) else path
+
+
 def row_groups(path: Any, columns: Sequence[str]) -> list[int] | None:
     """First row number of every row group; ``None`` if the file is not readable Parquet.
 
@@ -35,7 +40,7 @@ def row_groups(path: Any, columns: Sequence[str]) -> list[int] | None:
         OSError: the operating system cannot read the file.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(_opened(path), pre_buffer=False) as file:
             names = list(file.schema_arrow.names)
             meta = file.metadata
             sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
@@ -64,7 +69,8 @@ def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int
     """
     done, claimed = 0, None
     try:
-        with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
+        source = _opened(path)
+        with pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True) as file:
             claimed = file.metadata.row_group(group).num_rows
             for batch in file.iter_batches(
                 DECODE_ROWS, row_groups=[group], columns=list(columns), use_threads=False

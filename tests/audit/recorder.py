@@ -125,7 +125,7 @@ def record_bound_by_cuts(
             for upto in range(1, line.last_cut + 1):
                 for number in range(shards):
                     now = good.filter(pa.array((cut == upto) & (shard == number)))
-                    flow.bound(plan, store, number, now, upto)
+                    bounding.bound(plan, store, number, now, upto)
     finally:
         stores.close_all()
     return trace

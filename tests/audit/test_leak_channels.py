@@ -16,7 +16,6 @@ from apache_beam.metrics import Metrics
 from accounting import guarantee
 from accounting.errors import RunError
 from dp_transforms import flow, step, telemetry
-from dp_transforms.records import Canonicaliser
 from pipelines.sinks import files as sink_files
 from pipelines.sinks import write as sinks
 from state import open as stores
@@ -96,7 +95,9 @@ def _named_release() -> Leak:
 #: What leaks, and the channel that must show it.
 LEAKY: dict[str, tuple[Callable[[], Leak], str]] = {
     "a stage logs a unit": (
-        lambda: _first(flow, "bound", lambda: logging.getLogger("beam").info("unit %s", UNIT)),
+        lambda: _first(
+            flow, "decide_records", lambda: logging.getLogger("beam").info("unit %s", UNIT)
+        ),
         "logs",
     ),
     "a stage logs a value": (
@@ -109,7 +110,7 @@ LEAKY: dict[str, tuple[Callable[[], Leak], str]] = {
     "errors with their text": (_texts_in_errors, "exceptions"),
     "a counter named by a key": (
         lambda: _first(
-            Canonicaliser, "_times", lambda: Metrics.counter("dpstream", f"records of {KEY}").inc()
+            flow, "seal", lambda: Metrics.counter("dpstream", f"records of {KEY}").inc()
         ),
         "metrics",
     ),

@@ -15,7 +15,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from click.testing import CliRunner
 
 from accounting.errors import DpstreamError, RunError
-from dp_transforms import bounding, columns, flow, records, release, step
+from dp_transforms import bounding, columns, flow, records, release, split, step
 from dp_transforms.flow import DPStream
 from dp_transforms.noise.continuous import ContinuousGaussian
 from dp_transforms.records import Canonicaliser
@@ -66,8 +66,8 @@ PLACES: list[tuple[Any, str]] = [
     (columns, "identity"), (columns, "measure"), (columns, "instant"), (records, "typed_ids"),
     (records.CanonicaliserFactory, "__call__"), (flow.BoundCallback, "__call__"),
     (flow.ReleaseCallback, "__call__"), (flow.SealFactory, "__call__"),
-    (flow, "split_by_shard"), (flow, "shard_of"), (flow, "concat"),
-    (flow, "bound"), (bounding, "admit"), (bounding, "expand"), (bounding, "stamp_order"),
+    (split, "split_by_shard"), (split, "shard_of"), (flow, "concat"),
+    (flow, "decide_records"), (bounding, "admit"), (bounding, "expand"), (bounding, "stamp_order"),
     (flow, "steps_through"), (step, "aggregate"), (step, "candidates"), (step, "select"),
     (step, "predict"), (step, "publish"), (step, "id_array"),
     (ContinuousGaussian, "draw"), (PairSet, "add"), (KeyShard, "intern"), (KeyShard, "key_columns"),

@@ -25,7 +25,7 @@ from tests.budgets import budgets
 
 
 def _every_pair(real: Any) -> Any:
-    return lambda unit, stamp, partition, offset, wanted, counts, limit: (
+    return lambda unit, stamp, partition, offset, wanted, *rest: (
         wanted.copy(),
         np.zeros(len(wanted), np.int32),
     )
@@ -34,11 +34,8 @@ def _every_pair(real: Any) -> Any:
 def _windows_once(real: Any) -> Any:
     """A record in several windows costs one of the C contributions."""
 
-    def admit(
-        unit: Any, stamp: Any, partition: Any, offset: Any, wanted: Any, counts: Any, limit: int
-    ) -> Any:
-        once = np.minimum(wanted, 1)
-        taken, rank = real(unit, stamp, partition, offset, once, counts, limit)
+    def admit(unit: Any, stamp: Any, partition: Any, offset: Any, wanted: Any, *rest: Any) -> Any:
+        taken, rank = real(unit, stamp, partition, offset, np.minimum(wanted, 1), *rest)
         return np.where(taken > 0, wanted, 0), rank
 
     return admit

@@ -1,12 +1,14 @@
-"""How cost grows: users, keys, T, C and shards doubled alone, through the real pipeline.
+"""How cost grows: users, keys, T, C, shards and files doubled alone, through the real pipeline.
 
     python -m tests.bench.growth --picture growth.png
 
-Each run is a child process (``experiments.one_run``) on generated data from an empty store.
+Each run is a child process (``experiments.one_run``) on generated data from an empty store; then
+another one begins on the finished store, which has nothing to do but to see that it has not.
 Rounds of all runs are repeated and the least of each is kept, so that a machine that is slow for
 a while does not look like growth.  What a run on almost nothing costs (start-up) is subtracted
 from all, or it would hide growth.  For every dimension an exponent is fitted to CPU seconds,
-peak memory and state size (least squares on logarithms), with its standard error.  The claim is
+peak memory, state size and CPU seconds of the finished store (least squares on logarithms), with
+its standard error.  The claim is
 that nothing grows faster than linearly:
 
 * users (and with them records): every record is looked at a bounded number of times.
@@ -14,6 +16,8 @@ that nothing grows faster than linearly:
 * T: prediction draws every node of a key's path at most once, 2 T draws a key, in place of one
   test a trigger; and each step of a (shard, trigger) has a fixed cost.
 * C: bounds what passes, costs nothing by itself.  * shards: each step has a fixed cost.
+* files (from `FILES` on): each is looked at, opened and digested; its rows join others'.
+* a finished store: the input is digested, and the sink's releases are.
 
 The exit code is 1 when an exponent exceeds 1.15 by more than two standard errors.
 """
@@ -22,6 +26,7 @@ import argparse
 import json
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +38,18 @@ from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
 from pipelines.experiments.one_run import in_child
 from pipelines.synth import Synth, generate
+from tests.bench import cliffs
 from tests.bench.common import emit, machine
 
 LIMIT = 1.15
 #: Half of all records are of these keys, so that some are published whatever the number of keys.
 BUSY_KEYS = 500
-MEASURES = {"cpu_seconds": "CPU seconds", "peak_gib": "peak memory, GiB", "state_mib": "state, MiB"}
+#: Where doubling begins: one file more or less is nothing.
+FILES = 500
+MEASURES = {
+    "cpu_seconds": "CPU seconds", "peak_gib": "peak memory, GiB", "state_mib": "state, MiB",
+    "again_cpu_seconds": "CPU s, finished store",
+}  # fmt: skip
 
 
 class Size(NamedTuple):
@@ -49,12 +60,14 @@ class Size(NamedTuple):
     triggers: int = 100
     contributions: int = 16
     shards: int = 4
+    files: int = 1
 
 
 def sizes(base: Size, doublings: int) -> dict[str, list[Size]]:
     """By dimension: the base and each of its doublings."""
+    first = base._replace(files=max(FILES, base.files))._asdict()
     return {
-        name: [base._replace(**{name: getattr(base, name) << n}) for n in range(doublings + 1)]
+        name: [base._replace(**{name: first[name] << n}) for n in range(doublings + 1)]
         for name in Size._fields
     }
 
@@ -77,7 +90,19 @@ def write_data(size: Size, folder: Path) -> Path:
             table.schema.get_field_index("key"), "key", names.take(pa.array(code))
         )
         pq.write_table(table, data, row_group_size=250_000)
-    return data
+    return data if size.files == 1 else _split(data, size.files)
+
+
+def _split(data: Path, files: int) -> Path:
+    """A folder with the rows of a file in many."""
+    folder = data.with_suffix(f".{files}")
+    if not folder.exists():
+        folder.mkdir()
+        table = pq.read_table(data)
+        edges = np.linspace(0, len(table), files + 1).astype(int)
+        for number, (begin, end) in enumerate(pairwise(edges.tolist())):
+            pq.write_table(table.slice(begin, end - begin), folder / f"{number:06d}.parquet")
+    return folder
 
 
 def keys_with_data(size: Size, folder: Path) -> int:
@@ -91,7 +116,9 @@ def run(size: Size, folder: Path, mode: str) -> dict[str, Any]:
     data = write_data(size, folder)
     frame = Frame(data, "int", folder / "runs", 6.0, 1e-9, size.shards)
     job = write_job(frame, Setting(parse_mode(mode), size.triggers, size.contributions))
-    return in_child("pipelines.experiments.one_run", str(job))
+    found = in_child("pipelines.experiments.one_run", str(job))
+    again = in_child("pipelines.experiments.one_run", str(job))
+    return {**found, "again_cpu_seconds": again["cpu_seconds"]}
 
 
 def least(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -143,6 +170,7 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         values = {m: [round(cost[m], 3) for cost in costs] for m in costs[0]}
         exponents = {m: exponent(at, values[m]) for m in MEASURES}
         growth[name] = {"at": at, **values, "exponents": exponents}
+    growth |= far_out(args, folder, start_up)
     steep = [
         f"{name}: {measure}"
         for name, data in growth.items()
@@ -163,6 +191,22 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if steep
         else "nothing grows faster than linearly",
     }
+
+
+def far_out(
+    args: argparse.Namespace, folder: Path, start_up: dict[str, float]
+) -> dict[str, dict[str, Any]]:
+    """Exponents of the shapes of `tests.bench.cliffs`, measured as the others are."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in args.cliffs:
+        series = cliffs.shapes(name, args.doublings)
+        runs = [[cliffs.run(s, folder, args.mode) for s in series] for _ in range(args.repeats)]
+        costs = [beyond(least(list(same)), start_up) for same in zip(*runs, strict=True)]
+        at = [getattr(shape, cliffs.CLIFFS[name][0]) for shape in series]
+        values = {m: [round(cost[m], 3) for cost in costs] for m in costs[0]}
+        exponents = {m: exponent(at, values[m]) for m in MEASURES}
+        found[name] = {"at": at, **values, "exponents": exponents}
+    return found
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -211,6 +255,7 @@ def main() -> None:
     for name, value in Size()._asdict().items():
         parser.add_argument(f"--{name}", type=int, default=value, help="base")
     parser.add_argument("--dimensions", nargs="+", choices=Size._fields, default=Size._fields)
+    parser.add_argument("--cliffs", nargs="*", choices=cliffs.CLIFFS, default=list(cliffs.CLIFFS))
     parser.add_argument("--doublings", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--mode", default="sticky")

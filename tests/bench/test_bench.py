@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.jobs.job import load_job
-from tests.bench import figures, front, growth, peer_runs, peers, week
+from tests.bench import cliffs, figures, front, growth, peer_runs, peers, week
 from tests.oracle.simulation import admit, ranked, table1_records
 
 AT = [1, 2, 4, 8]
@@ -30,6 +30,23 @@ def test_noise_alone_is_not_growth() -> None:
     assert fitted["error"] > 0.1 and not growth.too_steep(fitted)
 
 
+@pytest.mark.parametrize("name", cliffs.CLIFFS)
+def test_a_cliffs_jobs_are_what_they_say(name: str, tmp_path: Path) -> None:
+    field, base = cliffs.CLIFFS[name]
+    (tmp_path / "runs").mkdir()
+    for n, shape in enumerate(cliffs.shapes(name, 3)):
+        assert getattr(shape, field) == getattr(base, field) << n
+        small = shape._replace(users=20, keys=10)
+        job = load_job(cliffs.write_shape(small, tmp_path, "sticky"))
+        line = job.plan.timeline
+        overlaps = line.window // line.slide
+        assert (job.state.shards, overlaps) == (shape.shards, shape.overlaps)
+        assert line.triggers == (shape.triggers if overlaps == 1 else overlaps)
+        assert line.windows == (shape.windows if overlaps == 1 else cliffs.SLIDES)
+        keys = pq.read_table(job.source.path)["key"].to_pylist()
+        assert {len(key) for key in keys} == {shape.key_bytes}
+
+
 def test_start_up_does_not_hide_growth() -> None:
     start_up = dict.fromkeys(("seconds", *growth.MEASURES), 100.0)
     costs = [dict.fromkeys(start_up, 100.0 + 30 * n**1.5) for n in AT]
@@ -44,10 +61,20 @@ def test_start_up_does_not_hide_growth() -> None:
 def test_each_size_is_doubled_alone() -> None:
     base = growth.Size()
     series = growth.sizes(base, 3)
-    assert set(series) == {"users", "keys", "triggers", "contributions", "shards"}
+    assert set(series) == {"users", "keys", "triggers", "contributions", "shards", "files"}
     for name, points in series.items():
-        assert [getattr(point, name) // getattr(base, name) for point in points] == AT
+        first = growth.FILES if name == "files" else getattr(base, name)
+        assert [getattr(point, name) // first for point in points] == AT
         assert all(p._replace(**{name: getattr(base, name)}) == base for p in points)
+
+
+def test_many_files_hold_the_same_records(tmp_path: Path) -> None:
+    size = growth.Size(users=200, keys=50)
+    whole = pq.read_table(growth.write_data(size, tmp_path))
+    parts = growth.write_data(size._replace(files=7), tmp_path)
+    assert len(list(parts.iterdir())) == 7 and pq.read_table(parts).equals(whole)
+    ran = growth.run(size._replace(triggers=2, files=7), tmp_path, "sticky")
+    assert ran["records"] == len(whole) and ran["again_cpu_seconds"] > 0
 
 
 def test_a_missing_peer_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from accounting.errors import RunError
 from accounting.plan import Plan
-from dp_transforms import bounding, flow, step
+from dp_transforms import bounding, step
 from dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dp_transforms.flow import run_in_memory
 from dp_transforms.ids import key_ids
@@ -284,7 +284,7 @@ def admitted_steps(run: Run) -> list[tuple[int, int, int, pa.RecordBatch]]:
     records = concat([door(b)[0] for b in batches_of(plan)], record_schema(plan))
     shard, upto = shard_of(ids_of(records.column("unit")), run.shards), plan.timeline.last_cut
     parts = [
-        flow.bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
+        bounding.bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
         for n in range(run.shards)
     ]
     rows = concat(parts, admitted_schema(plan))

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from accounting.audit_design import designs
 from accounting.auditing import Parts
 from accounting.budget import allocate
-from accounting.errors import UsageError
+from accounting.errors import PolicyError, UsageError
 from dp_transforms.noise import references
 from pipelines.auditing.audit import Ask, audit
 from pipelines.auditing.rows import Released, rows_of, table_of, totals
@@ -139,6 +139,9 @@ SHAPES: dict[str, list[tuple[str, str]]] = {
     "many windows and periods": [
         ("2024-01-02T", "2024-02-01T"), ("contributions = 4", 'contributions = 4\nperiod = "1d"'),
     ],
+    "two periods in a window": [
+        ("contributions = 4", 'contributions = 4\nperiod = "12h"\nperiods_share_windows = true'),
+    ],
     "stamps and lateness": [
         ('path = "in/*.csv"', 'path = "in/*.csv"\nstamp = "arrived"'),
         ('trigger_every = "6h"', 'trigger_every = "6h"\nallowed_lateness = "12h"\nmax_skew = "1h"'),
@@ -175,6 +178,26 @@ def test_at_most_two_windows_are_run(make_job: MakeJob) -> None:
     assert plan.timeline.windows == 31 and short.timeline.windows == 2
     budget, shorter = allocate(plan), allocate(short)
     assert budget.mu == shorter.mu and np.array_equal(budget.tau, shorter.tau)
+
+
+def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> None:
+    shared = "period = '18h'\nperiods_share_windows = true"
+    days = ("2024-01-02T", "2024-02-01T")
+    job = changed(make_job(), days, ("contributions = 4", f"contributions = 4\n{shared}"))
+    assert job.plan.timeline.periods_met == 2
+    short = audited_plan(job.plan)
+    assert (short.timeline.windows, short.units_alone) == (2, 2)
+    sliding = changed(
+        make_job(), days, ("contributions = 4", f"contributions = 4\n{shared}"),
+        ('window = "1d"', 'window = "12h"\nslide = "6h"'),
+    ).plan  # fmt: skip
+    short = audited_plan(sliding)
+    assert short.units_alone == sliding.units_alone == 2 and short.timeline.windows == 4
+    result = audit(job, Ask(trials=300, fixed=FIXED))
+    assert result.alone is not None and result.alone.units == 2 and not result.refuted
+    refused = changed(make_job(), days, ("contributions = 4", "contributions = 4\nperiod = '18h'"))
+    with pytest.raises(PolicyError, match="can meet 2 periods"):
+        audit(refused, Ask(trials=300))
 
 
 def test_sides_are_equal_and_drawn_by_the_seed() -> None:

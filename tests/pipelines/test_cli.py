@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -180,7 +182,6 @@ def test_generate(tmp_path: Path) -> None:
     result = call("generate", "zipf", path, "--users", "100", "--keys", "50", "--json")
     assert result.exit_code == 0, result.output
     records = json.loads(result.stdout)["records"]
-    import pyarrow.parquet as pq
 
     assert pq.read_metadata(path).num_rows == records > 100
     assert call("generate", "zipf", path, "--users", "100").exit_code == 2
@@ -247,8 +248,14 @@ def test_run_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n")
     assert call("run", job.path, "--quiet", "--runner=Teleport").exit_code == 2
     assert call("run", job.path, "--quiet").exit_code == 0
-    first = next(Path(job.sink.path).rglob("*.parquet"))
+    first = min(Path(job.sink.path).rglob("*.parquet"))
+    whole = first.read_bytes()
     first.write_bytes(CANARY.encode())
+    damaged = call("run", job.path, "--quiet")
+    assert CANARY not in damaged.output and "Traceback" not in damaged.output
+    assert damaged.exit_code == 0 and first.read_bytes() == whole, damaged.output
+    row = pa.Table.from_pylist([{"key": CANARY}], schema=pa.schema({"key": pa.string()}))
+    pq.write_table(row, first)
     changed = call("run", job.path, "--quiet")
     assert CANARY not in changed.output and "Traceback" not in changed.output
     assert changed.exit_code == 3, changed.output

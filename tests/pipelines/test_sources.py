@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.errors import DpstreamError, RunError, UsageError
-from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION, ArrowBatchCoder
+from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION, ROWS, ArrowBatchCoder
 from pipelines.jobs.job import Job, load_job
 from pipelines.sources import lines as source_lines
 from pipelines.sources.csv_rows import read_csv
@@ -81,10 +81,13 @@ def by_hand(job: Job) -> tuple[dict[tuple[int, int], dict[str, Any]], set[tuple[
 def collect(batch: pa.RecordBatch, job: Job, into: dict[tuple[int, int], dict[str, Any]]) -> None:
     assert batch.schema.names == list(job.columns)
     assert 0 < batch.num_rows <= job.performance.batch_rows
-    partition, offset = (int(batch.schema.metadata[k]) for k in (PARTITION, OFFSET))
-    for i, row in enumerate(batch.to_pylist()):
-        assert (partition, offset + i) not in into, "a position is given once"
-        into[partition, offset + i] = row
+    runs = [list(map(int, batch.schema.metadata[k].split(b","))) for k in (PARTITION, OFFSET)]
+    rows = batch.schema.metadata.get(ROWS, str(batch.num_rows).encode())
+    runs.append(list(map(int, rows.split(b","))))
+    places = [(p, o + i) for p, o, n in zip(*runs, strict=True) for i in range(n)]
+    for place, row in zip(places, batch.to_pylist(), strict=True):
+        assert place not in into, "a position is given once"
+        into[place] = row
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
@@ -391,7 +394,7 @@ def test_a_file_that_vanishes_fails_the_run_and_loses_nothing(
         _ = pipeline | source
     assert "file 0 of the manifest cannot be read" in str(caught.value)
     with pytest.raises(RunError):
-        list(source._dofn.process(("csv", 0, str(tmp_path / "none.csv"), 0, 0)))
+        list(source._dofn.process((("csv", 0, str(tmp_path / "none.csv"), 0, 0),)))
 
 
 def test_unforeseen_failures_show_their_class_only(
@@ -405,7 +408,7 @@ def test_unforeseen_failures_show_their_class_only(
     source = ReadFiles(job)
     monkeypatch.setattr("pipelines.sources.files.read_piece", fail)
     with pytest.raises(RunError, match="ValueError") as caught:
-        list(source._dofn.process(pieces(job)[0]))
+        list(source._dofn.process((pieces(job)[0],)))
     shown = "".join(traceback.format_exception(caught.value))
     assert CANARY not in shown
 

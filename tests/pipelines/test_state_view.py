@@ -121,7 +121,8 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
     refused("sink.kind", 3, "releases", job, "--out", foreign.parent, "--kind", "csv")
     assert list(foreign.parent.iterdir()) == [foreign]
     export = ("releases", job, "--out", tmp_path / "x")
-    (tmp_path / "out" / "window-000000" / "trigger-000001.parquet").write_bytes(b"other")
+    window = tmp_path / "out" / "window-000000"
+    shutil.copy(window / "trigger-000003.parquet", window / "trigger-000001.parquet")
     refused("sink.path", 3, "releases", job, "--out", tmp_path / "out")
     job.write_text(JOB.replace("11111111", "22222222"))
     refused("privacy.key", 3, *export)

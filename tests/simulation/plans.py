@@ -41,7 +41,8 @@ def draw_plan(rng: np.random.Generator) -> Plan:
         period=period,
     )
     stamp = "arrived" if stamped else "event_time"
-    return msgspec.structs.replace(plan, timeline=line, stamp=stamp).check()
+    privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=period is not None)
+    return msgspec.structs.replace(plan, timeline=line, stamp=stamp, privacy=privacy).check()
 
 
 def public_of(plan: Plan) -> pa.Table | None:
