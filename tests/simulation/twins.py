@@ -101,7 +101,7 @@ def _counters_not_forgotten() -> Iterator[None]:
     def decide(plan: Any, store: Any, *rest: Any) -> Any:
         return bounding._decide(plan, store, *rest)
 
-    with mock.patch.object(flow, "bound", decide):
+    with mock.patch.object(flow, "decide_records", decide):
         yield
 
 
@@ -272,7 +272,7 @@ TWINS: dict[str, Sabotage] = {
         _wrapped(bounding, "_unrepeated", _rows_twice), "sqlite"
     ),
     "records delivered again emitted again": Sabotage(
-        _wrapped(flow, "bound", _emitted_again), "sqlite"
+        _wrapped(flow, "decide_records", _emitted_again), "sqlite"
     ),
     "steps from old states": Sabotage(
         _wrapped(step.Stepper, "_step_once", _from_any_states), "sqlite"
