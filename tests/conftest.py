@@ -1,10 +1,38 @@
-"""What tests of more than one folder share."""
+"""What tests of more than one folder share, and which of them only the longer run makes."""
 
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kafka_broker import Broker, running
+
+#: How many cases of a test ``make test`` runs: lines ``NUMBER TEST``, or ``0 TEST[CASE]``.  The
+#: others are marked slow.  Chosen by CPU seconds, so that the whole ends within 8 minutes.
+SAMPLE = Path(__file__).with_name("sample.txt")
+
+
+def sampled(ids: list[str], most: dict[str, int]) -> set[str]:
+    """Which of these test ids only the longer run makes: the choice is fixed by the ids alone."""
+    left, longer = dict(most), set()
+    for name in sorted(ids, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
+        function = name.partition("[")[0]
+        if most.get(name) == 0 or left.get(function) == 0:
+            longer.add(name)
+        elif function in left:
+            left[function] -= 1
+    return longer
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what the sample leaves out, before markers select."""
+    numbers = [line.split(" ", 1) for line in SAMPLE.read_text().splitlines()]
+    longer = sampled([item.nodeid for item in items], {name: int(n) for n, name in numbers})
+    for item in items:
+        if item.nodeid in longer:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ HOW = {
     "pipeline-dp-local": "Gaussian, naive composition, C keys a user and 1 record a key",
     "pipeline-dp-beam": "the same on Beam's FnApiRunner",
     "opendp-polars": "integer Laplace and a stable-key threshold, C records a user",
-    "numpy": "dpstream's sigmas and threshold, C records a user, insecure generator, no state",
+    "numpy": "dpstream's sigmas, weights and threshold, C records a user, insecure generator, no state",
 }
 #: What must be installed for a peer (extra ``peers``).
 NEEDS = {
@@ -79,7 +79,7 @@ def numpy_insecure(data: Path, out: Path) -> None:
     from accounting.limits import DECODE_BITS
 
     budget = allocate(_job(data, out).plan)
-    assert budget.selection is not None and budget.tau is not None
+    assert budget.statistic is not None and budget.tau is not None
     table = pq.read_table(data, columns=["user", "key", "value"])
     names = table["key"].combine_chunks().dictionary_encode()
     if isinstance(names, pa.ChunkedArray):
@@ -87,13 +87,19 @@ def numpy_insecure(data: Path, out: Path) -> None:
     user, code = table["user"].to_numpy(), names.indices.to_numpy()
     order = np.argsort(user, kind="stable")
     first = np.searchsorted(user[order], user[order])
-    kept = order[np.arange(len(order)) - first < C]
+    index = np.arange(len(order)) - first
+    kept, index = order[index < C], index[index < C]
     user, code = user[kept], code[kept].astype(np.int64)
     value = np.clip(np.rint(table["value"].to_numpy()[kept]), LOWEST, HIGHEST)
     size = len(names.dictionary)
-    units = np.bincount(np.unique(user * size + code) % size, minlength=size)
+    pairs, earliest = np.unique(user * size + code, return_index=True)
+    units = tested = np.bincount(pairs % size, minlength=size)
+    if budget.weights is not None:
+        weight = budget.weights[index[earliest]]
+        tested = budget.statistic.weighted * np.bincount(pairs % size, weight, size)
+        tested = tested + budget.statistic.counted * units
     rng = np.random.default_rng()
-    noisy = units + rng.normal(0, budget.selection.sigma, size)
+    noisy = tested + rng.normal(0, float(budget.statistic.sd[0]), size)
     chosen = np.flatnonzero((units > 0) & (noisy > budget.tau[0] / (1 << DECODE_BITS)))
     columns: dict[str, Any] = {"key": names.dictionary.take(pa.array(chosen))}
     for name, weights, noise in zip(("count", "total"), (None, value), budget.values, strict=True):

@@ -269,7 +269,7 @@ class Topic(Live):
     def source(self) -> str:
         return (
             f'kind = "kafka"\nservers = "{self.broker.servers}"\ntopic = "{self.topic}"\n'
-            'settle = "1s"'
+            'settle = "4s"'  # a broker on a busy machine stalls for seconds
         )
 
     def send(self, rows: list[dict[str, Any]]) -> None:
