@@ -173,6 +173,13 @@ def test_policies_let_in_only_whom_flink_needs(objects: dict[str, Any]) -> None:
     [rest] = policies["dpstream-rest"]["ingress"]
     assert [p["port"] for p in rest["ports"]] == [8081]
     assert {"podSelector": {"matchLabels": jobs}} in rest["from"]
+    own = objects["Job"]["spec"]["template"]["metadata"]["labels"]
+    for ingress in (rule, rest):  # a launcher submits its job and cancels it
+        assert any(
+            set(peer) == {"podSelector"}
+            and peer["podSelector"]["matchLabels"].items() <= own.items()
+            for peer in ingress["from"]
+        )
 
 
 def _pom() -> str:
