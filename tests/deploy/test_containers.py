@@ -77,6 +77,22 @@ def test_only_dataflows_images_run_as_root() -> None:
     assert root == ["noise-key"] and SERVICES["noise-key"]["network_mode"] == "none"
 
 
+def test_no_folder_of_compiled_functions_is_roots() -> None:
+    """Any user of an image makes them; a build that has run dpstream has made them as root, in the
+    layer that it ran in."""
+    base = stages()["base"]
+    folders = set(re.findall(r"=(/tmp/\S+)", base.partition("\nENV ")[2].partition("\nRUN ")[0]))
+    assert folders == {"/tmp/numba", "/tmp/matplotlib"}
+    runs = 0
+    for name, text in stages().items():
+        for line in re.findall(r"^RUN (.+)$", text.replace("\\\n", ""), flags=re.M):
+            if re.search(r"\b(?:dpstream \w|python|pipelines)", line):
+                _, found, removed = line.partition("&& rm -rf ")
+                assert found and set(removed.split()) == folders, (name, line)
+                runs += 1
+    assert runs == 1
+
+
 def test_installs_are_hashed() -> None:
     """Nothing is fetched but what a lock names with its hash, the build's tools included."""
     lines = re.findall(r"pip (?:install|wheel)[^&\n]*", (ROOT / "Dockerfile").read_text())
