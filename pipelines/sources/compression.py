@@ -8,8 +8,8 @@ refuses what is not whole before anything is charged.
 The first bytes of a CSV file are its header's, and a name that ends in ``.gz`` is the file's: both
 may decide how the file is read.  The first bytes of any other JSON Lines file are a row's, and no
 row may decide how others are read, or that they are not.  So such a file is unpacked only if all of
-it can be, which no row among others can bring about; where it cannot be, and begins as text does, it
-is text, and that row is malformed.
+it can be, which no row among others can bring about; where it cannot be, and begins as text does,
+it is text, and that row is malformed.
 """
 
 import codecs

@@ -115,7 +115,7 @@ for user, mode in json.loads(sys.argv[2]):
 @pytest.fixture
 def root() -> None:
     """The service `noise-key` gives the key to another user."""
-    need(os.geteuid() == 0, "only root can give a file to another user")
+    need(os.geteuid() == 0, "a user who can give files to others is missing (run as root)")
 
 
 @pytest.mark.usefixtures("root")

@@ -14,6 +14,7 @@ import pytest
 
 from accounting.budget import Budget
 from accounting.calibration import calibrated
+from tests.runners.engines import need
 from tests.runners.golden import DIGESTS, NUMBERS, golden_job, recorded_in, write_stream
 
 #: The one job whose numbers differ on a processor without AVX-512, and one for each encoder.
@@ -78,10 +79,8 @@ for name, text in json.loads(Path(sys.argv[1]).read_text()).items():
 def test_numbers_on_an_older_processor(tmp_path: Path) -> None:
     """What is read there is what was committed here, to the bit (qemu-user, Nehalem)."""
     emulator = shutil.which("qemu-x86_64")
-    if emulator is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no qemu-x86_64: install qemu-user")
-        pytest.skip("no qemu-x86_64: apt-get install qemu-user")
+    need(emulator, "qemu-x86_64 is missing (apt-get install qemu-user)")
+    assert emulator is not None
     stream = tmp_path / "recorded"
     stream.mkdir()
     write_stream(stream, users=10)
