@@ -12,6 +12,7 @@ their engine, which would wait for them for ever.
 import argparse
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -211,11 +212,16 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
 
 
 class _Worker:
-    """A worker process, and whether it has reached its engine; see `Harness` for its names."""
+    """A worker process, and whether it has reached its engine; see `Harness` for its names.
+
+    Attributes:
+        ended: it has ended and is not started again; nobody has asked for its end.
+    """
 
     def __init__(self, name: str, command: Sequence[str], endpoint: str) -> None:
-        self.name, self.stopped = name, False
-        self._command, self._port = command, int(endpoint.rpartition(":")[2])
+        self.name, self.stopped, self.ended = name, False, False
+        host, _, port = endpoint.rpartition(":")
+        self._command, self._host, self._port = command, host.strip("[]"), int(port)
         self._starts, self._since, self._settled = 0, 0.0, False
         self.process = self._start()
 
@@ -226,9 +232,13 @@ class _Worker:
                 self._since = self._since or time.monotonic()
                 self._settled = time.monotonic() - self._since >= _SETTLED
             return True
-        # One that had reached its engine is missed there; another is asked for if it is needed.
-        if self.stopped or self._settled or self._starts > RESTARTS:
+        if self.stopped:
             return False
+        # One that had reached its engine is missed there; another is asked for if it is needed.
+        self.ended = self._settled or self._starts > RESTARTS
+        if self.ended:
+            # As long as its engine can ask for its end, that must not be taken for another's.
+            return self._engine_listens()
         _LOGGER.warning("A worker ended before it had reached its engine; it is started again.")
         self.process = self._start()
         return True
@@ -236,7 +246,7 @@ class _Worker:
     def left(self) -> bool:
         """Whether its engine has hung up: it ends then by itself, in order."""
         if (code := self.process.poll()) is not None:
-            return code == 0 or self._since > 0
+            return self.ended or code == 0 or self._since > 0
         return self._since > 0 and not listeners.connected(self.process.pid, self._port)
 
     def stop(self) -> None:
@@ -247,6 +257,11 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()  # it dies with its guard
             self.process.wait()
+
+    def _engine_listens(self) -> bool:
+        with suppress(OSError), socket.create_connection((self._host, self._port), _LOOK):
+            return True
+        return False
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._starts, self._since = self._starts + 1, 0.0

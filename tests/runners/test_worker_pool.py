@@ -23,6 +23,8 @@ from tests.runners.engines import ROOT, Pool, worker_pool
 from tests.runners.prism import wait_for
 from tests.runners.test_guard import gone
 
+STOP = beam_fn_api_pb2.StopWorkerRequest(worker_id="w1")
+
 
 class Engine(beam_fn_api_pb2_grpc.BeamFnControlServicer):
     """An engine that waits for its workers and gives them nothing to do, until it hangs up."""
@@ -97,21 +99,30 @@ def test_a_worker_that_dies_before_it_connects_is_started_again(
 
 
 def test_one_that_has_served_is_not(
-    engine: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
+    other: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its engine has noticed, and asks for another if it needs one."""
+    """Its engine has noticed, and asks for another if it needs one; and for the end of this one,
+    which is not that of another engine's."""
     monkeypatch.setattr(pools, "_SETTLED", 0.1)
-    servicer, where = engine
     address, served = pools.LoopbackPool.start(use_process=True)
+    pool = Pool(address, os.getpid())
     try:
-        number = start(Pool(address, os.getpid()), where)
-        [worker] = served.pool._workers
-        assert servicer.came.get(timeout=300) == "w1"
-        wait_for(lambda: worker._settled)
-        os.kill(number, signal.SIGKILL)
-        wait_for(lambda: not served.pool._workers)
-        assert worker.process.poll() is not None and worker._starts == 1
-        assert servicer.came.empty()
+        for asks in (True, False):
+            with serving() as (servicer, where):
+                number = start(pool, where)
+                worker = served.pool._workers[-1]
+                assert servicer.came.get(timeout=300) == "w1"
+                wait_for(lambda worker=worker: worker._settled)
+                os.kill(number, signal.SIGKILL)
+                wait_for(lambda worker=worker: worker.ended)
+                assert worker._starts == 1 and servicer.came.empty()
+                if asks:
+                    lives = start(pool, other[1])
+                    ask(pool, "StopWorker", STOP)
+                    assert worker.stopped
+                wait_for(lambda asked=asks: len(served.pool._workers) == 2 - asked)
+            wait_for(lambda: len(served.pool._workers) == 1)  # or its engine is gone
+            assert pool.workers() == [lives] and not served.pool._workers[0].stopped
     finally:
         served.stop()
 
@@ -125,11 +136,9 @@ def test_a_worker_that_is_stopped_stays_stopped(engine: tuple[Engine, str]) -> N
         assert pool.workers() == []
 
 
-Two = tuple[Engine, str]
-STOP = beam_fn_api_pb2.StopWorkerRequest(worker_id="w1")
-
-
-def test_each_of_two_engines_has_a_worker_of_one_name(engine: Two, other: Two) -> None:
+def test_each_of_two_engines_has_a_worker_of_one_name(
+    engine: tuple[Engine, str], other: tuple[Engine, str]
+) -> None:
     """Every task manager of Flink numbers its workers from one: an early death is noticed of
     either, an end is that of the engine which asks, and all end with the pool."""
     with worker_pool() as pool:
@@ -148,7 +157,9 @@ def test_each_of_two_engines_has_a_worker_of_one_name(engine: Two, other: Two) -
     wait_for(gone(*left))
 
 
-def test_workers_in_this_process_are_of_their_engines(engine: Two, other: Two) -> None:
+def test_workers_in_this_process_are_of_their_engines(
+    engine: tuple[Engine, str], other: tuple[Engine, str]
+) -> None:
     """The same with Flink's LOOPBACK."""
     address, served = pools.LoopbackPool.start()
     try:
