@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 CLIFFS: dict[str, tuple[str, Shape]] = {
     "many shards": ("shards", Shape(shards=64)),
     "many triggers": ("triggers", Shape(triggers=1_250)),
-    "many windows": ("windows", Shape(windows=625, triggers=4)),
+    "many windows": ("windows", Shape(windows=625, triggers=1)),
     "overlaps": ("overlaps", Shape(users=2_000, overlaps=6, contributions=1_000)),
     "key bytes": ("key_bytes", Shape(users=40_000, key_bytes=128)),
 }
