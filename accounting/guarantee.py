@@ -93,7 +93,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "periods_rule": _periods_rule(plan),
         "publishing": _publishing(plan),
         "choice": chosen.describe(plan, budget) if chosen else None,
-        "warnings": _warnings(plan, budget) + (chosen.warnings() if chosen else []),
+        "warnings": warnings_of(plan, budget) + (chosen.warnings() if chosen else []),
         "assumptions": list(budget.assumptions),
     }
 
@@ -261,7 +261,8 @@ def _publishing(plan: Plan) -> str:
     return "a key at each trigger at which it is selected (again)" + flush
 
 
-def _warnings(plan: Plan, budget: Budget) -> list[str]:
+def warnings_of(plan: Plan, budget: Budget) -> list[str]:
+    """What a person must know before the figures are relied on."""
     found = [NOT_SOUND] if plan.privacy.mode == "paper" else []
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from accounting.guarantee import warnings_of
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, forget_delivered, resume_point
@@ -86,7 +87,8 @@ def run_job(
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
         detach: do not wait: the workers are elsewhere and go on without this process.
-        warn: told when nothing has moved for long; without it a line on stderr.
+        warn: told when nothing has moved for long, and what a run that goes on lacks; without it
+            a line on stderr.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -97,6 +99,8 @@ def run_job(
     reader = _recorded(job, source, engine, speed)
     before = source.state()
     run, resumed = begin(job)
+    for words in warnings_of(run.plan, run.budget()) if resumed else ():
+        warn(words)
     run = _on_threads(run, job, engine)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
     if source.bounded and not detach and not restoring and finished(run):

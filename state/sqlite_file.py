@@ -19,7 +19,7 @@ from state.seals import damaged, reading
 from state.sqlite_rows import check_small
 from state.sqlite_tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
 from state.sqlite_upgrade import upgrade
-from state.store import RunIdentity
+from state.store import Calibrate, RunIdentity
 
 #: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
 _CHECKPOINT_PAGES = 8192
@@ -27,8 +27,17 @@ _CHECKPOINT_PAGES = 8192
 _PAGE_BYTES = 8192
 
 
-def create_store(path: str | Path, identity: RunIdentity) -> RunIdentity:
-    """Create the file with its identity, or return the identity of one that exists."""
+def create_store(
+    path: str | Path, identity: RunIdentity, calibrate: Calibrate | None = None
+) -> RunIdentity:
+    """Create the file with its identity, or return the identity of one that exists.
+
+    Args:
+        calibrate: its calibration, asked for only if none exists.
+    """
+    whole: RunIdentity | None = None
+    if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
+        whole = _calibrated(identity, calibrate)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     db = connect(path)
     try:
@@ -43,12 +52,19 @@ def create_store(path: str | Path, identity: RunIdentity) -> RunIdentity:
                 for statement in TABLES.split(";"):
                     db.execute(statement)
                 put_meta(db, "schema_version", str(SCHEMA_VERSION))
-                put_meta(db, "identity", msgspec.json.encode(identity).decode())
+                whole = whole or _calibrated(identity, calibrate)
+                put_meta(db, "identity", msgspec.json.encode(whole).decode())
         return read_identity(db)
     except sqlite3.Error as error:
         raise failed(error, path) from None
     finally:
         db.close()
+
+
+def _calibrated(identity: RunIdentity, calibrate: Calibrate | None) -> RunIdentity:
+    if calibrate is None:
+        return identity
+    return msgspec.structs.replace(identity, calibration=calibrate())
 
 
 def store_exists(path: str | Path) -> bool:
