@@ -16,7 +16,7 @@ from accounting.gaussian import epsilon_of
 from accounting.limits import DECODE_BITS
 from accounting.plan import Aggregate, Plan
 from accounting.strategies.base import Float64
-from accounting.unit import several_mu, together
+from accounting.unit import covers_several, several_mu, together
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
 _MANY_UNITS = 100_000
@@ -213,18 +213,12 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
     }
 
 
-def _covered(plan: Plan) -> bool:
-    """Whether anything is promised to a person of several periods: not with thresholds of an
-    older program under windows that meet several."""
-    return not plan.selects or plan.units_alone == plan.timeline.periods_met
-
-
 def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     """Guarantee for a person of k periods; ``accounting.unit`` and ``accounting.thresholds`` have
     the argument."""
     most = plan.timeline.periods or _OPEN_PERIODS
     rows = list[dict[str, float]]()
-    if not _covered(plan):
+    if not covers_several(plan):
         most = 1
     gaussian = _delta_gaussian(plan, budget)
     powers = [1 << i for i in range(most.bit_length())]
@@ -245,7 +239,7 @@ def _periods_rule(plan: Plan) -> str:
     share = f"one window can meet m = {met} periods, so"
     if not plan.selects:
         return f"{share} a person of k periods has sqrt(k min(k, m)) mu"
-    if not _covered(plan):
+    if not covers_several(plan):
         return f"{share} nothing is promised to a person of several periods"
     return f"{share} a person of k periods has k mu and k times the thresholds' part of delta"
 
@@ -282,7 +276,7 @@ def _shared_windows(plan: Plan) -> list[str]:
     met = plan.timeline.periods_met
     if plan.privacy.mode == "paper" or not plan.selects or met == 1:
         return []
-    if not _covered(plan):
+    if not covers_several(plan):
         return [
             f"one window can meet {met} periods, and this run was begun with thresholds that do "
             "not allow for it: one person can publish a key that nobody else has. End it, and "

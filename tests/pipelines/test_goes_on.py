@@ -14,7 +14,7 @@ from accounting.errors import UsageError
 from accounting.shares import FIRST_RULES
 from dp_transforms import run as runs
 from pipelines import begin as beginning
-from pipelines.begin import begin
+from pipelines.begin import begin, spend_of
 from pipelines.jobs.job import load_job
 from state import open as stores
 from state.ledger import read_ledger
@@ -51,6 +51,26 @@ def test_a_run_from_before_goes_on_though_the_plan_is_refused_today(tmp_path: Pa
     assert f"Run {begun.run_id} (resumed)" in resumed.stdout
     assert "one person can publish a key that nobody else has" in resumed.stderr
     assert len(read_ledger(tmp_path / "ledger.db")) == 1
+
+
+def test_a_run_from_before_is_charged_for_one_period_only(tmp_path: Path) -> None:
+    days, months = write(tmp_path, "a", **DAYS), write(tmp_path, "b")
+    with older_program():
+        begin(load_job(days))
+    (entry,) = read_ledger(tmp_path / "ledger.db")
+    assert entry.charge.alone and entry.charge.periods == 90
+    refused = call("run", months, "--quiet")
+    assert refused.exit_code == 3 and "begun by an older program" in refused.stderr
+    # The run itself goes on, and its ledger can be looked at.
+    assert call("run", days, "--quiet").exit_code == 0
+    assert "per 1 day" in call("ledger", "show", days).stdout
+    # Today's thresholds allow for several periods.
+    shared = {
+        **DAYS,
+        "epsilon = 20.0": 'period = "1d"\nperiods_share_windows = true\nepsilon = 1.0',
+    }
+    job = load_job(write(tmp_path, "c", **shared))
+    assert not spend_of(job, allocate(job.plan), "ab" * 16).alone
 
 
 def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
