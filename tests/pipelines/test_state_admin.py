@@ -399,7 +399,7 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
     stop_after(job, 3)
     done("backup", job, "--out", tmp_path / "b")
     store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
-    with mock.patch("state.sqlite_backup._PATIENCE", 0.1):
+    with mock.patch("state.sqlite_file._PATIENCE", 0.1):
         for args in (
             ("reshard", job, "--shards", 3),
             ("restore", job, tmp_path / "b", "--replace"),
