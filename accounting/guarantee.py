@@ -33,7 +33,7 @@ _FOR_EVER = (
     "pairs count once for all time, after them it counts nowhere again, so releases fade as "
     "units are used up, and the state of every unit ever seen is kept for ever. Set "
     "privacy.period (say '30d' or '365d', a multiple of the window): fresh pairs for every unit "
-    "and period, sqrt(k) mu over k periods, and state that stays bounded"
+    "and period, state that stays bounded"
 )
 COMPUTATIONAL = (
     "delta grows by (blocks)^2/2^129 + (ids)^2/2^129 for AES-256 blocks drawn and unit ids "
@@ -265,11 +265,26 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
             "to be selected; with fewer nothing is released at this epsilon"
         )
     if _for_ever(plan):
-        found.append(_FOR_EVER)
+        found.append(_FOR_EVER + _over_periods(plan))
     found += _shared_windows(plan)
     if budget.epsilon > 20:
         found.append("an epsilon above 20 promises very little")
     return found
+
+
+def _over_periods(plan: Plan) -> str:
+    """What a period that is a multiple of the window would cost a person of several."""
+    if plan.privacy.mode == "paper":
+        return ""
+    if plan.timeline.slide == plan.timeline.window:
+        return ", and sqrt(k) mu over k periods"
+    if not plan.selects:
+        return ", and, as windows that slide meet two periods, sqrt(2 k) mu over k > 1 periods"
+    return (
+        ". Windows that slide meet two periods, so that selected keys need "
+        "privacy.periods_share_windows = true as well: thresholds one unit higher, and k mu over "
+        "k periods"
+    )
 
 
 def _shared_windows(plan: Plan) -> list[str]:

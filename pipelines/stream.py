@@ -98,10 +98,7 @@ def run_job(
     # Whatever is wrong with recorded files is said before a run begins and is charged.
     reader = _recorded(job, source, engine, speed)
     before = source.state()
-    run, resumed = begin(job)
-    for words in warnings_of(run.plan, run.budget()) if resumed else ():
-        warn(words)
-    run = _on_threads(run, job, engine)
+    run, resumed = _begun(job, engine, warn)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
     if source.bounded and not detach and not restoring and finished(run):
         _complete(job, run, source, before, sink, engine)
@@ -164,6 +161,13 @@ def _complete(job: Job, run: Run, source: Input, before: Any, sink: Sink, engine
         raise coded(error) from None
     finally:
         _let_go(run, sink, engine)
+
+
+def _begun(job: Job, engine: Engine, warn: Warn) -> tuple[Run, bool]:
+    run, resumed = begin(job)
+    for words in warnings_of(run.plan, run.budget()) if resumed else ():
+        warn(words)
+    return _on_threads(run, job, engine), resumed
 
 
 def _on_threads(run: Run, job: Job, engine: Engine) -> Run:

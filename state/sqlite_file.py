@@ -86,11 +86,33 @@ def store_exists(path: str | Path) -> bool:
         return True
 
 
+def peek_identity(path: str | Path) -> RunIdentity | None:
+    """The identity of a store of this version or an earlier one, which is left as it is; ``None``
+    where no run was begun.
+
+    Raises:
+        PolicyError: damaged, no store, or of a newer version; RunError: it cannot be read.
+    """
+    if not store_exists(path):
+        return None
+    try:
+        with _looked_at(path, _PATIENCE) as db:
+            if version_of(db) >= SCHEMA_VERSION:
+                text = read_meta(db, "identity")
+            else:
+                row = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+                text = row and row[0]
+    except (sqlite3.Error, UnicodeError) as error:
+        raise failed(error, path) from None
+    with reading():
+        return msgspec.json.decode(text or "", type=RunIdentity)
+
+
 @contextlib.contextmanager
-def _looked_at(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """A short connection to a file that exists, as it is; it waits for nobody."""
+def _looked_at(path: str | Path, patience: float = 0) -> Iterator[sqlite3.Connection]:
+    """A short connection to a file that exists, as it is."""
     uri = f"{Path(path).absolute().as_uri()}?mode=rw"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=0)) as db:
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=patience)) as db:
         wary(db)
         yield db
 
