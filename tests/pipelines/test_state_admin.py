@@ -457,7 +457,9 @@ def test_help_has_examples() -> None:
         assert shown.exit_code == 0 and f"dpstream state {command} job.toml" in shown.output
 
 
-def test_a_backup_takes_the_place_of_a_begin_that_was_cut_off(job: Path, tmp_path: Path) -> None:
+def test_a_backup_takes_the_place_of_a_begin_that_was_cut_off(
+    job: Path, tmp_path: Path, calm: Any
+) -> None:
     """A file with SQLite's header and nothing else is no store that --replace must be given for."""
     stop_after(job, 3)
     found = done("backup", job, "--out", tmp_path / "b")
