@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 OPEN = "lets other machines in: it listens beyond 127.0.0.1, without a password"
 #: A port that was free can be taken before the server has it.
 _TRIES = 3
-_START_SECONDS, _STOP_SECONDS = 300.0, 20.0
+_START_SECONDS, _STOP_SECONDS, _CLOSE_SECONDS = 300.0, 20.0, 2.0
 #: Seconds after which, and between which, it is said that it does not answer yet.
 _QUIET_SECONDS = 30.0
 _CHANNEL = [
@@ -125,7 +125,10 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
         channel, self._channel = self._channel, None
         process, self._process = self._process, None
         if channel is not None:
-            channel.close()
+            # An interrupt in the middle of a call leaves gRPC waiting for it for ever.
+            closing = threading.Thread(target=channel.close, daemon=True)
+            closing.start()
+            closing.join(_CLOSE_SECONDS)
         if process is not None:
             process.terminate()
             try:

@@ -1,9 +1,11 @@
 """Job servers as they start: a job goes to the run's own alone, whoever has its port."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -104,3 +106,19 @@ def test_one_that_answers_at_once_says_nothing(capfd: pytest.CaptureFixture[str]
         assert "warning" not in capfd.readouterr().err
     finally:
         server.stop()
+
+
+def test_a_call_that_an_interrupt_cut_off_does_not_keep_the_server() -> None:
+    """gRPC's channel then waits for ever for a call that nobody reads (seen at Ctrl-C)."""
+    server = Server([free_port()])
+    server.start()
+    process, channel = server._process, server._channel
+    assert process is not None
+    never = threading.Event()
+    server._channel = SimpleNamespace(close=never.wait)
+    try:
+        server.stop()
+        assert process.poll() is not None
+    finally:
+        never.set()
+        channel.close()
