@@ -35,8 +35,10 @@ ENV RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1 NUMBA_CACHE_DIR=/tmp/numba MPLCONFIG
 # a name, because boot ends at once under a number that the image does not know.
 RUN groupadd --gid 10001 dpstream && useradd --uid 10001 --gid 10001 --create-home dpstream \
  && install --directory --owner=dpstream --group=dpstream /releases
-# An image that cannot start a job is not built.
-RUN dpstream doctor && python -c "import state.spanner, dp_transforms.flow"
+# An image that cannot start a job is not built.  What root compiled here is taken away again:
+# another user could not write beside it.
+RUN dpstream doctor && python -c "import state.spanner, dp_transforms.flow" \
+ && rm -rf /tmp/numba /tmp/matplotlib
 # Beam's boot program: the image serves as a worker as it is, and
 # `docker run --entrypoint dpstream IMAGE run job.toml` runs a job on the spot.
 ENTRYPOINT ["/opt/apache/beam/boot"]

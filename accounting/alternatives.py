@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from accounting.budget import Budget, allocate
-from accounting.errors import DpstreamError
+from accounting.errors import DpstreamError, PolicyError
 from accounting.limits import DECODE_BITS
 from accounting.plan import Plan, Privacy
 from accounting.strategies.base import Float64
@@ -62,11 +62,15 @@ def compare(plan: Plan) -> list[Alternative]:
     """All general mechanisms for the plan's job, the job's own first.
 
     Returns:
-        Empty for plans that select no keys or are not sound: nothing to choose there.
+        Empty for plans that select no keys or are not sound, or that only a run from before can
+        have: nothing to choose, or to compare with, there.
     """
     if not plan.selects or plan.privacy.mode == "paper":
         return []
-    own = _evaluate(plan, allocate(plan))
+    try:
+        own = _evaluate(plan, allocate(plan))
+    except PolicyError:
+        return []
     rows = [_row(plan, _settings(plan.privacy), own)]
     for settings in _candidates():
         if settings != rows[0].settings:

@@ -16,7 +16,7 @@ from accounting.gaussian import epsilon_of
 from accounting.limits import DECODE_BITS
 from accounting.plan import Aggregate, Plan
 from accounting.strategies.base import Float64
-from accounting.unit import several_mu, together
+from accounting.unit import covers_several, several_mu, together
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
 _MANY_UNITS = 100_000
@@ -33,7 +33,7 @@ _FOR_EVER = (
     "pairs count once for all time, after them it counts nowhere again, so releases fade as "
     "units are used up, and the state of every unit ever seen is kept for ever. Set "
     "privacy.period (say '30d' or '365d', a multiple of the window): fresh pairs for every unit "
-    "and period, sqrt(k) mu over k periods, and state that stays bounded"
+    "and period, state that stays bounded"
 )
 COMPUTATIONAL = (
     "delta grows by (blocks)^2/2^129 + (ids)^2/2^129 for AES-256 blocks drawn and unit ids "
@@ -93,7 +93,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "periods_rule": _periods_rule(plan),
         "publishing": _publishing(plan),
         "choice": chosen.describe(plan, budget) if chosen else None,
-        "warnings": _warnings(plan, budget) + (chosen.warnings() if chosen else []),
+        "warnings": warnings_of(plan, budget) + (chosen.warnings() if chosen else []),
         "assumptions": list(budget.assumptions),
     }
 
@@ -213,18 +213,12 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
     }
 
 
-def _covered(plan: Plan) -> bool:
-    """Whether anything is promised to a person of several periods: not with thresholds of an
-    older program under windows that meet several."""
-    return not plan.selects or plan.units_alone == plan.timeline.periods_met
-
-
 def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     """Guarantee for a person of k periods; ``accounting.unit`` and ``accounting.thresholds`` have
     the argument."""
     most = plan.timeline.periods or _OPEN_PERIODS
     rows = list[dict[str, float]]()
-    if not _covered(plan):
+    if not covers_several(plan):
         most = 1
     gaussian = _delta_gaussian(plan, budget)
     powers = [1 << i for i in range(most.bit_length())]
@@ -245,7 +239,7 @@ def _periods_rule(plan: Plan) -> str:
     share = f"one window can meet m = {met} periods, so"
     if not plan.selects:
         return f"{share} a person of k periods has sqrt(k min(k, m)) mu"
-    if not _covered(plan):
+    if not covers_several(plan):
         return f"{share} nothing is promised to a person of several periods"
     return f"{share} a person of k periods has k mu and k times the thresholds' part of delta"
 
@@ -261,7 +255,8 @@ def _publishing(plan: Plan) -> str:
     return "a key at each trigger at which it is selected (again)" + flush
 
 
-def _warnings(plan: Plan, budget: Budget) -> list[str]:
+def warnings_of(plan: Plan, budget: Budget) -> list[str]:
+    """What a person must know before the figures are relied on."""
     found = [NOT_SOUND] if plan.privacy.mode == "paper" else []
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
@@ -270,18 +265,33 @@ def _warnings(plan: Plan, budget: Budget) -> list[str]:
             "to be selected; with fewer nothing is released at this epsilon"
         )
     if _for_ever(plan):
-        found.append(_FOR_EVER)
+        found.append(_FOR_EVER + _over_periods(plan))
     found += _shared_windows(plan)
     if budget.epsilon > 20:
         found.append("an epsilon above 20 promises very little")
     return found
 
 
+def _over_periods(plan: Plan) -> str:
+    """What a period that is a multiple of the window would cost a person of several."""
+    if plan.privacy.mode == "paper":
+        return ""
+    if plan.timeline.slide == plan.timeline.window:
+        return ", and sqrt(k) mu over k periods"
+    if not plan.selects:
+        return ", and, as windows that slide meet two periods, sqrt(2 k) mu over k > 1 periods"
+    return (
+        ". Windows that slide meet two periods, so that selected keys need "
+        "privacy.periods_share_windows = true as well: thresholds one unit higher, and k mu over "
+        "k periods"
+    )
+
+
 def _shared_windows(plan: Plan) -> list[str]:
     met = plan.timeline.periods_met
     if plan.privacy.mode == "paper" or not plan.selects or met == 1:
         return []
-    if not _covered(plan):
+    if not covers_several(plan):
         return [
             f"one window can meet {met} periods, and this run was begun with thresholds that do "
             "not allow for it: one person can publish a key that nobody else has. End it, and "

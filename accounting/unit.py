@@ -136,6 +136,12 @@ def together(plan: Plan) -> int | None:
     return None if plan.selects and met > 1 else met
 
 
+def covers_several(plan: Plan) -> bool:
+    """Whether anything is promised to a person of several units: not with thresholds of an older
+    program under windows that meet several periods."""
+    return not plan.selects or plan.units_alone == plan.timeline.periods_met
+
+
 def several_mu(mu: float, units: int, together: int | None) -> float:
     """mu of so many units of one person at once: sqrt(k min(k, together)) mu, rounded up."""
     alike = units if together is None else min(units, together)
@@ -150,6 +156,7 @@ class Charged(Spend, Protocol):
         identity: canonical text, empty in old entries.
         periods: units a person can have in the run, ``None`` without an end.
         together: see the function of that name.
+        alone: nothing is promised to several units of a person together (``covers_several``).
     """
 
     @property
@@ -167,6 +174,10 @@ class Charged(Spend, Protocol):
     @property
     def together(self) -> int | None:
         """Units that add up."""
+
+    @property
+    def alone(self) -> bool:
+        """Nothing is promised to several."""
 
 
 class _Several(msgspec.Struct, frozen=True):
@@ -210,7 +221,7 @@ def composed(charges: Sequence[Charged]) -> Composed:
         return Composed(words, list(charges), [1] * len(charges), [_OLD.format(old)] * bool(old))
     whole = common_unit(found)
     pairs = list(zip(charges, found, strict=True))
-    units = [_parts(whole, unit, charge.periods) for charge, unit in pairs]
+    units = [_parts(whole, unit, charge) for charge, unit in pairs]
     spends = [_cost(charge, n) for charge, n in zip(charges, units, strict=True)]
     several = [_SEVERAL] if len(set(found)) > 1 else []
     return Composed(whole.words, spends, units, several)
@@ -249,11 +260,19 @@ def _joined(one: UnitIdentity, other: UnitIdentity) -> UnitIdentity:
     return UnitIdentity(one.name, one.type, one.event_time, period, phase)
 
 
-def _parts(whole: UnitIdentity, part: UnitIdentity, periods: int | None) -> int:
+def _parts(whole: UnitIdentity, part: UnitIdentity, charge: Charged) -> int:
     """How many units of a run one common unit can have."""
     if part.period is None or part == whole:
         return 1
-    known = [n for n in (periods, whole.period and whole.period // part.period) if n]
+    if charge.alone:
+        raise PolicyError(
+            "ledger.data_set",
+            "one of its runs was begun by an older program with thresholds that promise nothing to "
+            "several periods of a person, and its runs protect units of several",
+            "give its jobs that run's period, and starts that differ by whole periods; or a "
+            "data set of their own",
+        )
+    known = [n for n in (charge.periods, whole.period and whole.period // part.period) if n]
     if not known:
         raise PolicyError(
             "ledger.data_set",

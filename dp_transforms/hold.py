@@ -29,6 +29,7 @@ from apache_beam.transforms.userstate import (
 )
 from apache_beam.transforms.window import GlobalWindows
 
+from accounting.errors import RunError
 from accounting.timeline import Timeline
 from dp_transforms.batches import ArrowBatchCoder
 from dp_transforms.clock import instant, pulse_of
@@ -174,8 +175,19 @@ class HoldUntilCut(beam.DoFn):
 def _outputs(
     shard: int, batches: list[pa.RecordBatch], upto: int, since: int, callback: ShardCallback
 ) -> Iterator[Any]:
-    """All that a shard gives at its last cut."""
-    yield from callback(shard, _drained(batches), upto, since).outputs
+    """All that a shard gives at its last cut.
+
+    Raises:
+        RunError: rows would wait on: their bag is empty by now, and no timer is set.
+    """
+    held = callback(shard, _drained(batches), upto, since)
+    yield from held.outputs
+    if held.waiting is not None and held.waiting.num_rows:
+        raise RunError(
+            "performance.threads",
+            "rows of a shard would wait for a later cut, and its threads have no later one",
+            "set it to 1, and run again on the same state",
+        )
 
 
 def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -127,7 +127,9 @@ def ratio(
     safe = np.where(defined, count, 1.0)
     offset = total / safe
     mean = np.clip(middle + offset, lo, hi) * aggregate.grid
-    error = np.sqrt(sd[0] ** 2 + (offset * sd[1]) ** 2) / safe * aggregate.grid
+    # Products and roots are rounded correctly on every processor; a power of a scalar is libm's.
+    spread = offset * sd[1]
+    error = np.sqrt(sd[0] * sd[0] + spread * spread) / safe * aggregate.grid
     return np.where(defined, mean, np.nan), np.where(defined, error, np.nan)
 
 

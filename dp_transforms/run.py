@@ -161,7 +161,8 @@ def begin_run(
     Args:
         source: parts that identify the input; kept as a keyed fingerprint.
         run_id: a fixed run id, for tests only.
-        calibration: the numbers of a run that begins here, if they are not to be computed.
+        calibration: the numbers of a run that begins here, if they are not to be computed; those
+            of a run that goes on are never computed again.
 
     Returns:
         (run, whether the store existed).
@@ -169,7 +170,6 @@ def begin_run(
     Raises:
         PolicyError: the store belongs to another plan, key or input.
     """
-    calibration = calibrate(plan) if calibration is None else calibration
     if plan.public_keys is not None and public is None:
         raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
     with keys.ring() as ring:
@@ -184,9 +184,10 @@ def begin_run(
         source_fingerprint=source_fingerprint,
         plan=msgspec.json.encode(plan, order="sorted").decode(),
         insecure=keys.insecure_test_key is not None or run_id is not None,
-        calibration=calibration,
     )
-    found = stores.initialise(store, identity)
+    found = stores.initialise(
+        store, identity, lambda: calibrate(plan) if calibration is None else calibration
+    )
     settings = performance or Performance()
     bound = keys.of_run(found.run_id, fingerprint)
     return Run(plan, bound, store, shards, found.run_id, public, settings), resumed

@@ -7,7 +7,7 @@ from pathlib import Path
 from accounting.budget import Budget, allocate
 from accounting.calibration import calibrated
 from accounting.errors import PolicyError, UsageError
-from accounting.unit import together
+from accounting.unit import covers_several, together
 from dp_transforms.records import canonical_public_keys
 from dp_transforms.run import KeySource, Performance, Run, begin_run
 from pipelines.choosing.check import check_choice, unit_in_words, unit_of
@@ -202,4 +202,5 @@ def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
         identity=unit_of(job).text,
         periods=plan.timeline.periods,
         together=together(plan),
+        alone=not covers_several(plan),
     )

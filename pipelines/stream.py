@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from accounting.guarantee import warnings_of
 from dp_transforms.batches import HAND_OVER
 from dp_transforms.clock import Announced, StreamTime, WallClock
 from dp_transforms.delivery import Delivered, forget_delivered, resume_point
@@ -86,7 +87,8 @@ def run_job(
         speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
         detach: do not wait: the workers are elsewhere and go on without this process.
-        warn: told when nothing has moved for long; without it a line on stderr.
+        warn: told when nothing has moved for long, and what a run that goes on lacks; without it
+            a line on stderr.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -96,8 +98,7 @@ def run_job(
     # Whatever is wrong with recorded files is said before a run begins and is charged.
     reader = _recorded(job, source, engine, speed)
     before = source.state()
-    run, resumed = begin(job)
-    run = _on_threads(run, job, engine)
+    run, resumed = _begun(job, engine, warn)
     restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
     if source.bounded and not detach and not restoring and finished(run):
         _complete(job, run, source, before, sink, engine)
@@ -160,6 +161,13 @@ def _complete(job: Job, run: Run, source: Input, before: Any, sink: Sink, engine
         raise coded(error) from None
     finally:
         _let_go(run, sink, engine)
+
+
+def _begun(job: Job, engine: Engine, warn: Warn) -> tuple[Run, bool]:
+    run, resumed = begin(job)
+    for words in warnings_of(run.plan, run.budget()) if resumed else ():
+        warn(words)
+    return _on_threads(run, job, engine), resumed
 
 
 def _on_threads(run: Run, job: Job, engine: Engine) -> Run:

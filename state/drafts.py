@@ -4,7 +4,8 @@ A draft has a random name, and its writer holds a lock on it (``flock``) for as 
 the kernel lets go of the lock when the process ends, however it ends.  So a draft whose lock is
 free is nobody's, at once and whatever its age: process ids come again, and clocks of machines that
 share a folder differ.  Between making a draft and locking it there is an instant in which it may be
-swept; its writer then finds it gone and makes another.  Where a file system has no such locks, a
+swept; its writer then finds it gone and makes another, because who sweeps a draft holds its lock
+until it is gone, and the writer waits for that.  Where a file system has no such locks, a
 draft counts as nobody's when it is a day old.
 """
 
@@ -46,7 +47,7 @@ def _made(out: Path, mode: int) -> tuple[int, Path]:
         draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}{_SUFFIX}")
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         with contextlib.suppress(OSError):  # no locks here: its age protects it
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # after a sweeper that was first
         if draft.exists():
             return descriptor, draft
         os.close(descriptor)
@@ -62,30 +63,44 @@ def sweep(folder: Path, older: tuple[str, ...] = ()) -> None:
     found = {draft: _nobodys for draft in folder.glob(f".*{_SUFFIX}*")}
     found |= {draft: _old for pattern in older for draft in folder.glob(pattern)}
     for draft, unused in found.items():
-        with contextlib.suppress(OSError):
-            if unused(draft):
+        with contextlib.suppress(OSError), unused(draft) as nobodys:
+            if nobodys:
                 draft.unlink(missing_ok=True)
 
 
-def _nobodys(draft: Path) -> bool:
+@contextlib.contextmanager
+def _nobodys(draft: Path) -> Iterator[bool]:
+    """Whether it may be removed within the block, in which nobody else can take it."""
     owner = draft.with_name(draft.name.rpartition(_SUFFIX)[0] + _SUFFIX)
     if not owner.exists():
-        return True  # beside a database that is gone
+        yield True  # beside a database that is gone
+        return
     if owner.stat().st_nlink > 1:
         # It has its name already.  To open and close it would drop SQLite's locks on the file of
         # that name, if this process has it open.
-        return True
+        yield True
+        return
     descriptor = os.open(owner, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    except OSError:
-        return _old(owner)
+        yield _locked(descriptor, owner)
     finally:
         os.close(descriptor)
 
 
-def _old(draft: Path) -> bool:
+def _locked(descriptor: int, owner: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return _is_old(owner)
+    return True
+
+
+@contextlib.contextmanager
+def _old(draft: Path) -> Iterator[bool]:
+    yield _is_old(draft)
+
+
+def _is_old(draft: Path) -> bool:
     return time.time() - draft.stat().st_mtime > _DAY

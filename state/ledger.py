@@ -55,6 +55,7 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         identity: canonical text of the unit (`accounting.unit`), empty in such entries.
         periods: units that one person can have in the run, ``None`` where it has no end.
         together: the most of them whose effects add up, ``None``: all.
+        alone: nothing is promised to several of them together.
         epsilon, delta: the run's own guarantee.
         mu: Gaussian-DP parameter of its noise, ``None`` for a plain (epsilon, delta).
         threshold_delta: part of delta its thresholds use (C b).
@@ -77,6 +78,7 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: str = ""
     periods: int | None = 1
     together: int | None = 1
+    alone: bool = False
 
     def __post_init__(self) -> None:
         figures = (self.epsilon, self.mu or 0.0, self.delta, self.threshold_delta)

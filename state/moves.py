@@ -20,7 +20,6 @@ from state.copying import DELIVERED, Abandon, Progress, copy_store
 from state.open import SpannerBackend, SqliteBackend, backend, close_all, exists, key_schema
 from state.sqlite import SqliteStore
 from state.sqlite_backup import (
-    alone,
     backup_file,
     check_file,
     copy_backup,
@@ -30,7 +29,7 @@ from state.sqlite_backup import (
     replace_file,
     seal_backup,
 )
-from state.sqlite_file import create_store
+from state.sqlite_file import alone, create_store
 from state.store import RunIdentity, Store
 
 #: Told the backup's identity when all is ready; refuses by raising, and may charge.
@@ -106,10 +105,10 @@ def restore(
         new = old if change is None else change(old)
         give_up = None if abandon is None else abandon(source)
         _draft(source, draft, new, plan, progress, give_up, restoring=True)
-        with alone(path, damaged=True) if exists(url) else contextlib.nullcontext():
+        with alone(path, damaged=True) if path.exists() else contextlib.nullcontext():
             if confirm is not None:
                 confirm(old)
-            if exists(url):
+            if path.exists():
                 return new, replace_file(path, draft)
         publish(draft, path)
     return new, None

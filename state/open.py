@@ -16,7 +16,7 @@ from accounting.plan import Plan
 from state import drafts
 from state.sqlite import SqliteStore
 from state.sqlite_file import create_store, store_exists
-from state.store import RunIdentity, Store
+from state.store import Calibrate, RunIdentity, Store
 
 _KEY_TYPES = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
 _OPEN: dict[str, Store] = {}
@@ -50,8 +50,12 @@ class Backend(ABC):
         """Make whatever must be there before a run can be begun (``dpstream state init``)."""
 
     @abstractmethod
-    def create(self, identity: RunIdentity) -> RunIdentity:
-        """Begin a run, or return the identity of the one that was begun."""
+    def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
+        """Begin a run, or return the identity of the one that was begun.
+
+        Args:
+            calibrate: the calibration of the identity, asked for only where a run begins.
+        """
 
     @abstractmethod
     def open(self, plan: Plan) -> Store:
@@ -89,8 +93,8 @@ class SqliteBackend(Backend):
         """Nothing: the file is made with its tables when a run begins."""
 
     @override
-    def create(self, identity: RunIdentity) -> RunIdentity:
-        return create_store(self.path, identity)
+    def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
+        return create_store(self.path, identity, calibrate)
 
     @override
     def open(self, plan: Plan) -> Store:
@@ -132,10 +136,10 @@ class SpannerBackend(Backend):
         create_tables(self._connect())
 
     @override
-    def create(self, identity: RunIdentity) -> RunIdentity:
+    def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
         from state.spanner_schema import create_identity
 
-        return create_identity(self._connect(), identity)
+        return create_identity(self._connect(), identity, calibrate)
 
     @contextlib.contextmanager
     def successor(
@@ -196,8 +200,12 @@ def exists(url: str) -> bool:
     return backend(url).exists()
 
 
-def initialise(url: str, identity: RunIdentity) -> RunIdentity:
+def initialise(url: str, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
     """Create the store with this identity, or check that an existing one is the same run's.
+
+    Args:
+        calibrate: the calibration of the identity, asked for only where a run begins: a later
+            program may come to other numbers, or refuse the plan.
 
     Returns:
         The identity that is in force: an existing store keeps its run id.
@@ -211,7 +219,7 @@ def initialise(url: str, identity: RunIdentity) -> RunIdentity:
         if cached is not None:
             cached.close()
     backend(url).sweep()
-    found = backend(url).create(identity)
+    found = backend(url).create(identity, calibrate)
     if found.plan_hash != identity.plan_hash:
         raise PolicyError(
             "state.store",

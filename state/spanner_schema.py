@@ -39,7 +39,7 @@ from state.spanner_client import (
 )
 from state.spanner_notes import read_note, swap_note
 from state.spanner_seals import GENERATION, Format, format_of, sealed_rows
-from state.store import RunIdentity
+from state.store import Calibrate, RunIdentity
 
 _PLAIN = "1"
 #: Version 2: cells have digests (`state.spanner_seals`); the tables are those of version 1.
@@ -141,8 +141,18 @@ def _create(database: Database) -> None:
         database.create().result(300)
 
 
-def create_identity(database: Database, identity: RunIdentity) -> RunIdentity:
-    """Write the identity, or return the one that is there."""
+def create_identity(
+    database: Database, identity: RunIdentity, calibrate: Calibrate | None = None
+) -> RunIdentity:
+    """Write the identity, or return the one that is there.
+
+    Args:
+        calibrate: its calibration, asked for only if none is there.
+    """
+    if calibrate is not None:
+        if has_identity(database):
+            return read_identity(database)[0]
+        identity = msgspec.structs.replace(identity, calibration=calibrate())
     rows = [("schema_version", str(SCHEMA_VERSION)), ("generation", "0"), *_pieces(identity)]
     # A row that is there may be an earlier attempt's, or another process's: the same run.
     with contextlib.suppress(ExistsError):

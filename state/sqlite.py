@@ -17,7 +17,7 @@ from typing_extensions import override
 from accounting.errors import RunError
 from state import log
 from state.idtable import IdTable
-from state.sqlite_file import check_structure, connect, failed, read_identity
+from state.sqlite_file import check_structure, connect, failed, read_identity, upgrade_file
 from state.sqlite_life import INSERT_ADMISSION, SqliteLife
 from state.sqlite_rows import StepRow, UnitRow, admission_row, releases_of, step_row
 from state.store import (
@@ -60,6 +60,8 @@ class SqliteStore(SqliteLife, Store):
         self._schema, self._streams = key_schema, streams
         self._lock = threading.RLock()
         self._group = _Group()
+        if db is None:
+            upgrade_file(path)
         self._db = connect(path) if db is None else db
         try:
             self.identity = read_identity(self._db)

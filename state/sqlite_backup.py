@@ -18,12 +18,10 @@ from accounting.errors import RunError, UsageError
 from state import drafts
 from state.drafts import SIDES
 from state.seals import damaged
-from state.sqlite_file import check_structure, connect, failed, read_identity, wary
+from state.sqlite_file import check_structure, connect, failed, read_identity, upgrade_file
 from state.sqlite_rows import check_all
 from state.store import RunIdentity
 
-#: Seconds to wait for a commit that is under way.
-_PATIENCE = 5.0
 #: What stands behind a backup.
 _MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_size=16)
 #: Pages copied between two reports of progress.
@@ -41,6 +39,7 @@ def backup_file(
         RunError: it cannot be written, or the copy is damaged; ``out`` is not there then.
     """
     refuse_existing(out)
+    upgrade_file(path)
     with drafted(out) as draft:
         source = connect(path)
         try:
@@ -130,6 +129,7 @@ def check_file(path: Path) -> RunIdentity:
     Raises:
         PolicyError: damaged, or no store of this program.
     """
+    upgrade_file(path)
     db = connect(path)
     try:
         identity = read_identity(db)
@@ -155,39 +155,6 @@ def publish(draft: Path, out: Path) -> None:
     except OSError:  # a file system without hard links
         os.rename(draft, out)
     _sync(out.parent)
-
-
-@contextlib.contextmanager
-def alone(path: Path, damaged: bool = False) -> Iterator[sqlite3.Connection]:
-    """Hold a store's file against everyone else; its write-ahead log is merged into it.
-
-    Args:
-        damaged: hold also what can no longer be read, as far as it can be held.
-
-    Raises:
-        RunError: another process has it open.
-    """
-    db = sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE)
-    try:
-        try:
-            wary(db)
-            db.execute("PRAGMA journal_size_limit = 0")  # a journal that is kept is empty
-            # Works only for the one connection there is, and then nobody else gets in.
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            db.execute("PRAGMA journal_mode = DELETE")
-            db.execute("BEGIN EXCLUSIVE")
-            db.execute("COMMIT")  # the lock stays until the connection is closed
-        except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorname", "")
-            if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-                raise RunError(
-                    "state.store", "a run has it open", "stop the run, or wait for its end"
-                ) from None
-            if not damaged:
-                raise failed(error) from None
-        yield db
-    finally:
-        db.close()
 
 
 def replace_file(path: Path, draft: Path) -> Path:

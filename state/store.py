@@ -19,6 +19,7 @@ whoever repeats the step leaves them as they are.
 
 import threading
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -38,6 +39,10 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 
 #: ``due`` of a key that no test and no publication waits for.
 NEVER = np.iinfo(np.int32).max
+
+
+#: Computes ``RunIdentity.calibration`` of a run that begins.
+Calibrate = Callable[[], str]
 
 
 class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

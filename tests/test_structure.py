@@ -4,6 +4,7 @@ Each check is a function from source text to offences and is also shown a bad so
 """
 
 import ast
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,3 +203,20 @@ BAD: list[tuple[Callable[[str], list[str]], str]] = [
 @pytest.mark.parametrize(("check", "source"), BAD)
 def test_every_check_can_fail(check: Callable[[str], list[str]], source: str) -> None:
     assert check(source)
+
+
+#: The helpers that skip: they fail where CI=true, or say why a machine of CI may do without.
+SKIPPING = {
+    "tests/emulator.py", "tests/kafka_broker.py", "tests/pubsub_emulator.py",
+    "tests/runners/engines.py", "tests/runners/prism.py",
+}  # fmt: skip
+
+
+def test_no_test_is_skipped_silently() -> None:
+    """`.ci/run` says that it is CI, and nothing else decides to skip."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    [said] = [n for n, line in enumerate(lines) if line.startswith("export CI=true")]
+    assert said < min(n for n, line in enumerate(lines) if line.startswith("make "))
+    silent = re.compile(r"pytest\.(?:skip|importorskip|xfail)\(|mark\.(?:skip|xfail)")
+    found = {named(path) for path in sources("tests") if silent.search(path.read_text())}
+    assert found == SKIPPING

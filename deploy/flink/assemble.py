@@ -49,8 +49,9 @@ def assemble(folder: Path) -> Path:
     jar, draft = folder / "job-server.jar", folder / ".job-server.draft"
     with zipfile.ZipFile(draft, "w") as archive:
         archive.writestr("META-INF/MANIFEST.MF", manifest(jars))
-    draft.replace(jar)
+    # Before this jar says that all is done: a class path of the folder must not find both.
     (lib / loopback.JAR).unlink()
+    draft.replace(jar)
     return jar
 
 

@@ -2,6 +2,7 @@
 
 import glob
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from accounting.errors import RunError
+from accounting.errors import RunError, UsageError
 from accounting.plan import Plan
 from dp_transforms.batches import OFFSET, PARTITION
 from dp_transforms.flow import released_table, run_in_memory
@@ -29,6 +30,8 @@ from pipelines.stream import run_job
 from state import open as stores
 
 _SHARDS = 4
+#: Windows of an audit's runs, and the most of them.
+_WINDOWS, MAX_WINDOWS = 2, 200
 
 
 class Fixed(NamedTuple):
@@ -46,16 +49,38 @@ class Input(NamedTuple):
 
 
 def audited_plan(plan: Plan) -> Plan:
-    """The job's plan on two windows: a unit's worst case lies in one of them.  On more where it
-    takes more until a window meets as many privacy periods as in the job, which thresholds
-    allow for."""
-    line, windows = plan.timeline, 2
-    while line.end is None or windows < line.windows:
-        short = msgspec.structs.replace(line, end=line.start + windows * line.slide)
-        if short.periods_met == line.periods_met:
-            return msgspec.structs.replace(plan, timeline=short)
-        windows += 1
-    return plan
+    """The job's plan on two windows: a unit's worst case lies in one of them.  Where thresholds
+    allow for several units of a person, on as many as it takes until a window meets as many
+    privacy periods as in the job.
+
+    Raises:
+        UsageError: that would take more than ``MAX_WINDOWS``.
+    """
+    line = plan.timeline
+    if line.end is not None and line.windows <= _WINDOWS:
+        return plan
+    most = MAX_WINDOWS if line.end is None else min(line.windows, MAX_WINDOWS)
+    met = plan.units_alone
+    if met == 1:
+        return _on(plan, _WINDOWS)
+    if _on(plan, most).units_alone < met:
+        raise UsageError(
+            "audit",
+            f"none of the first {most} windows meets {met} privacy periods, as later ones do, and "
+            "an audit runs no more",
+            "audit a copy of the job with a shorter privacy.period or a longer time.slide",
+        )
+    # A later end takes nothing from any window.
+    numbers = range(_WINDOWS, most + 1)
+    return _on(plan, numbers[bisect_left(numbers, met, key=lambda n: _on(plan, n).units_alone)])
+
+
+def _on(plan: Plan, windows: int) -> Plan:
+    """The plan with an end after the start of so many windows."""
+    line = plan.timeline
+    end = line.start + windows * line.slide
+    short = msgspec.structs.replace(line, end=end if line.end is None else min(end, line.end))
+    return msgspec.structs.replace(plan, timeline=short)
 
 
 class Runner:

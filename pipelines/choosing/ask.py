@@ -15,7 +15,7 @@ from accounting.budget import allocate
 from accounting.choice import Column, Design, Question, design
 from accounting.chosen import BIAS, expectation, rule_in_words
 from accounting.errors import PolicyError, UsageError
-from accounting.timeline import Timeline
+from accounting.plan import Plan
 from pipelines.choosing import file as choose_file
 from pipelines.jobs.job import Job
 from pipelines.jobs.tables import ChoiceConfig
@@ -98,7 +98,7 @@ def ask(request: Request) -> Asked:
     """
     choose_file.check_out(request.job, request.out, request.resume is not None)
     job, names = choose_file.base_job(request.job, request.clamps)
-    private, line = request.proxy is None, job.plan.timeline
+    private = request.proxy is None
     if private and job.source.unbounded:
         raise UsageError(
             "source.kind",
@@ -112,7 +112,7 @@ def ask(request: Request) -> Asked:
         _refuse_uncharged(job)
     elif request.resume or request.epsilon is not None or request.delta is not None:
         raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
-    first, horizon = _horizon(request, line)
+    first, horizon = _horizon(request, job.plan)
     if not 0 < first <= horizon:
         raise UsageError("--first", "must not exceed the stream or privacy.period", "shorten it")
     quantile = request.quantile
@@ -141,8 +141,9 @@ def ask(request: Request) -> Asked:
     return Asked(request, job, question, design(question, private), ranges)
 
 
-def _horizon(request: Request, line: Timeline) -> tuple[int, int]:
+def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
     """(first hours, what C has to cover) in micros."""
+    line = plan.timeline
     first = None if request.first is None else duration_micros("--first", request.first)
     if line.period is not None or line.end is not None:
         horizon = line.period or (line.end or 0) - line.start
@@ -151,9 +152,16 @@ def _horizon(request: Request, line: Timeline) -> tuple[int, int]:
         raise UsageError(
             "privacy.period",
             "is not set and the stream has no end: nothing says over what time C has to last",
-            "set a period (recommended), or give --first and --scale",
+            f"set a period (recommended{_with_it(plan)}), or give --first and --scale",
         )
     return first, first
+
+
+def _with_it(plan: Plan) -> str:
+    """What a period needs besides."""
+    if plan.timeline.slide == plan.timeline.window or not plan.selects:
+        return ""
+    return "; as windows slide and keys are selected, with privacy.periods_share_windows = true"
 
 
 def _scale(given: float | None, default: Fraction) -> str:

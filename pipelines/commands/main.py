@@ -86,13 +86,17 @@ def cli() -> None:
 @SCALE
 @AS_JSON
 def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load: Any) -> None:
-    """Print what a job promises, what it costs and what would serve it better; reads no data."""
+    """Print what a job promises, what it costs and what would serve it better; reads no data.
+
+    Of a run that was begun on the job's store file the figures are those committed then.
+    """
     import msgspec
 
     from accounting import alternatives
     from accounting.budget import allocate
     from accounting.guarantee import describe, text
     from pipelines.choosing.check import chosen_of
+    from pipelines.jobs.committed import committed
     from pipelines.jobs.job import load_job
     from pipelines.scaling import shards
 
@@ -102,14 +106,19 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
         return
     checked, chosen = loaded.plan, chosen_of(loaded)
     state_figures = shards.describe(loaded, changed_keys)
-    budget = allocate(checked)
+    begun = committed(loaded)
+    planned, budget = begun[1:] if begun else (checked, allocate(checked))
     others = alternatives.compare(checked)
     if as_json:
-        figures = describe(checked, budget, chosen)
+        figures = describe(planned, budget, chosen) | {"plan_hash": checked.hash}
+        figures["run_id"] = begun.run_id if begun else None
         more = {"state": state_figures} if state_figures else {}
         print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        whole = text(checked, budget, chosen) + shards.text(state_figures)
+        whole = text(planned, budget, chosen)
+        if begun:
+            whole += f"Figures     of run {begun.run_id}, committed when it began\n"
+        whole += shards.text(state_figures)
         click.echo(whole + alternatives.text(others), nl=False)
 
 
@@ -228,10 +237,12 @@ def demo(folder: Path) -> None:
     from accounting.budget import allocate
     from accounting.guarantee import text
     from pipelines.demo import prepare, show
+    from pipelines.jobs.committed import committed
     from pipelines.stream import run_job
 
     job = prepare(folder)
-    promised = text(job.plan, allocate(job.plan))
+    begun = committed(job)
+    promised = text(*begun[1:]) if begun else text(job.plan, allocate(job.plan))
     click.echo(promised)
     with Bar(hidden=False) as bar:
         run_job(job, progress=bar.update)

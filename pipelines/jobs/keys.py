@@ -97,7 +97,7 @@ def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
         raise UsageError("keys.public", "is not a file", "name a CSV file of the public keys")
     try:
         with open(path, "rb") as raw:
-            codec = checked_codec(raw, str(path), "keys.public", "the list")
+            codec = checked_codec(raw, str(path), "csv", "keys.public", "the list")
             text = io.TextIOWrapper(plain(raw, codec), newline="", encoding="utf-8-sig")
             reader = csv.reader(text, strict=True)
             header = next(reader, [])

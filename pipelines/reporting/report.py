@@ -1,8 +1,8 @@
 """``dpstream report``: one page about a run, from what is public: plan, budget, releases.
 
-Neither store, key, ledger nor dead letters are opened, so the page can be published with the
-releases.  ``truth`` is the exception: it reads raw records, marks the page as not private and
-makes its file readable for its owner only.
+Neither key, ledger nor dead letters are opened, and of the store's file only what was committed
+when the run began, so the page can be published with the releases.  ``truth`` is the exception: it
+reads raw records, marks the page as not private and makes its file readable for its owner only.
 """
 
 import contextlib
@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from accounting.budget import Budget, allocate
 from accounting.errors import PolicyError, RunError, UsageError
 from accounting.guarantee import describe
+from accounting.plan import Plan
 from accounting.shares import RULES
 from dp_transforms.batches import key_fields
+from pipelines.jobs.committed import committed
 from pipelines.jobs.job import Job
 from pipelines.reporting.data import Findings, Inventory, collect, inventory
 from pipelines.reporting.text import key_label, settings
@@ -32,7 +34,8 @@ class Report(NamedTuple):
     """Everything the page shows.
 
     Attributes:
-        job, budget: the job and what its plan costs, computed again.
+        job, budget: the job and what its run spends: as committed when it began, or computed again
+            where the store's file is not here.
         figures: `accounting.guarantee.describe` of them.
         found, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
@@ -76,10 +79,20 @@ def build(job: Job, truth: Path | None = None) -> Report:
         UsageError: no folder of releases, releases of another plan, no such records.
     """
     found = inventory(job)
-    budget = allocate(job.plan, _rules(job))
+    plan, budget = _in_force(job, found)
     findings = collect(job.plan, found)
     decades = None if truth is None else by_size(job, truth, found, findings)
-    return Report(job, budget, describe(job.plan, budget), found, findings, decades)
+    figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
+    return Report(job, budget, figures, found, findings, decades)
+
+
+def _in_force(job: Job, found: Inventory) -> tuple[Plan, Budget]:
+    """What the run whose releases these are draws and tests with."""
+    begun = committed(job)
+    named = {name.rpartition("-")[2] for name in found.run_ids}
+    if begun is not None and named <= {begun.run_id}:
+        return begun.plan, begun.budget
+    return job.plan, allocate(job.plan, _rules(job))
 
 
 def _rules(job: Job) -> int:

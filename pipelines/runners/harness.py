@@ -19,10 +19,16 @@ _READERS = ("read_state", "read_grpc_client_inputs")
 
 
 class Harness(SdkHarness):  # type: ignore[misc]
-    """A worker that can be told to take no more bundles."""
+    """A worker that can be told to take no more bundles.
+
+    Attributes:
+        name: what its engine calls it; those of other engines may have the same.
+        stopped: its engine has asked for its end.
+    """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self.name, self.stopped = self._worker_id, False
         self._idle = threading.Condition()
         self._bundles, self._draining = 0, False
         self._thread = threading.Thread(
@@ -48,6 +54,10 @@ class Harness(SdkHarness):  # type: ignore[misc]
         for thread in threading.enumerate():
             if thread.name in _READERS:
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+    def left(self) -> bool:
+        """Whether the engine has hung up, or is gone."""
+        return not self._thread.is_alive()
 
     def hang_up(self) -> None:
         """Close the connection to the engine; again is fine."""

@@ -7,6 +7,7 @@ a job server has no password, runs the code it is sent and tells exact counts.
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -25,6 +26,7 @@ from typing_extensions import override
 from accounting.errors import PolicyError, RunError
 from pipelines.runners import listeners
 from pipelines.runners.guard import with_parent
+from pipelines.runners.stillness import say
 
 #: The address that only this machine reaches.
 LOOPBACK = "127.0.0.1"
@@ -32,7 +34,9 @@ LOOPBACK = "127.0.0.1"
 OPEN = "lets other machines in: it listens beyond 127.0.0.1, without a password"
 #: A port that was free can be taken before the server has it.
 _TRIES = 3
-_START_SECONDS, _STOP_SECONDS = 300.0, 20.0
+_START_SECONDS, _STOP_SECONDS, _CLOSE_SECONDS = 300.0, 20.0, 2.0
+#: Seconds after which, and between which, it is said that it does not answer yet.
+_QUIET_SECONDS = 30.0
 _CHANNEL = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -67,13 +71,14 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
         """Start it; a client of it, once it answers and other machines cannot reach it.
 
         Raises:
-            RunError: it does not start.
+            RunError: it does not start, or finds no port.
             PolicyError: it listens beyond this machine; it has ended then, and got no job.
         """
+        taken = False
         for _ in range(_TRIES):
             self._local_temp_root = tempfile.mkdtemp(prefix="beam-temp")
             command, endpoint = self.subprocess_cmd_and_endpoint()
-            port = endpoint.rpartition(":")[2]
+            port = int(endpoint.rpartition(":")[2])
             self._process = subprocess.Popen(
                 with_parent(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment()},
@@ -81,9 +86,23 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
             self._channel = grpc.insecure_channel(f"{LOOPBACK}:{port}", options=_CHANNEL)
             if self._answers(self._process):
-                self.check()
-                return beam_job_api_pb2_grpc.JobServiceStub(self._channel)
+                # Whoever took the port would be sent the job: it is answered by this one, or not
+                # at all.
+                if listeners.listens(self._process.pid, port) or not listeners.known():
+                    self.check()
+                    return beam_job_api_pb2_grpc.JobServiceStub(self._channel)
+                taken = True
+            else:
+                taken = self._process.poll() is not None and _is_taken(port)
             self.stop()
+            if not taken:
+                break
+        if taken:
+            raise RunError(
+                self.flag,
+                "names a job server whose port is taken by another program",
+                "leave out --job_port, or name one that is free",
+            )
         raise RunError(self.flag, "names a program that does not start", self.fix)
 
     def environment(self) -> dict[str, str]:
@@ -106,7 +125,10 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
         channel, self._channel = self._channel, None
         process, self._process = self._process, None
         if channel is not None:
-            channel.close()
+            # An interrupt in the middle of a call leaves gRPC waiting for it for ever.
+            closing = threading.Thread(target=channel.close, daemon=True)
+            closing.start()
+            closing.join(_CLOSE_SECONDS)
         if process is not None:
             process.terminate()
             try:
@@ -119,11 +141,20 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
             shutil.rmtree(folder, ignore_errors=True)
 
     def _answers(self, process: "subprocess.Popen[bytes]") -> bool:
-        ready, end = grpc.channel_ready_future(self._channel), time.monotonic() + _START_SECONDS
-        while process.poll() is None and time.monotonic() < end:
+        ready, begun, said = grpc.channel_ready_future(self._channel), time.monotonic(), 0
+        while process.poll() is None and (waited := time.monotonic() - begun) < _START_SECONDS:
             with suppress(grpc.FutureTimeoutError):
                 ready.result(timeout=0.2)
                 return True
+            if waited >= _QUIET_SECONDS * (said + 1):
+                said += 1
+                say(
+                    RunError(
+                        self.flag,
+                        f"names a job server that has not answered for {waited:.0f} seconds",
+                        f"wait: after {_START_SECONDS:.0f} seconds it is given up",
+                    )
+                )
         ready.cancel()
         return False
 
@@ -137,6 +168,16 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
         with process.stdout as lines:
             for line in lines:
                 log_stdout(logger, line.decode(errors="backslashreplace").rstrip())
+
+
+def _is_taken(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return True
+    return False
 
 
 def log_stdout(logger: logging.Logger, line: str) -> None:

@@ -31,8 +31,15 @@ class Listener(NamedTuple):
         return bool((mapped or found).is_loopback)
 
 
+def known() -> bool:
+    """Whether this system tells of sockets."""
+    return (_PROC / "self").exists()
+
+
 def descendants(pid: int) -> list[int]:
     """A process and all that it and its children started, as far as they live."""
+    if not known():
+        return [pid]
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -60,6 +67,11 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
 def beyond_loopback(pid: int) -> list[Listener]:
     """What other machines could reach of a process and those that it started."""
     return [listener for listener in listeners(descendants(pid)) if not listener.loopback]
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process, or one that it started, listens on a port."""
+    return any(listener.port == port for listener in listeners(descendants(pid)))
 
 
 def connected(pid: int, port: int) -> bool:

@@ -11,10 +11,10 @@ from accounting.timeline import Timeline
 #: Seconds without a step after which it is said, at least.
 QUIET_SECONDS = 120.0
 #: Told what is to be said.
-Warn = Callable[[DpstreamError], None]
+Warn = Callable[[DpstreamError | str], None]
 
 
-def say(warning: DpstreamError) -> None:
+def say(warning: DpstreamError | str) -> None:
     """One plain line on stderr."""
     print(f"warning: {warning}", file=sys.stderr, flush=True)
 

@@ -162,8 +162,8 @@ def _refuse_leaks(options: PipelineOptions) -> None:
             "leave it out; [performance] threads uses more cores",
         )
     if direct.direct_running_mode != "in_memory":
-        # Also with one worker: records would go through a port and, from process to process,
-        # by bytes (2.3 times the CPU seconds, 2.7 times the memory).
+        # Also with one worker: records would go through a port that lets other machines in, and
+        # from process to process by bytes (2.3 times the CPU seconds, 2.7 times the memory).
         raise UsageError(
             "--direct_running_mode",
             "must be in_memory: the flow's stages share one process",
@@ -179,12 +179,6 @@ def _refuse_leaks(options: PipelineOptions) -> None:
 
 def _refuse_open(options: PipelineOptions) -> None:
     """Refuse what opens ports of this process to all machines, inside Beam."""
-    if options.view_as(DirectOptions).direct_running_mode != "in_memory":
-        raise UsageError(
-            "--direct_running_mode",
-            "must be in_memory: other modes let other machines in",
-            "leave it out; use more shards on a distributed runner",
-        )
     if options.view_as(PortableOptions).job_endpoint == "embed":
         raise UsageError("--job_endpoint", "must be HOST:PORT", "leave it out, or name a server")
     if options.view_as(FlinkRunnerOptions).flink_submit_uber_jar:

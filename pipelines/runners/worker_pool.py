@@ -12,6 +12,7 @@ their engine, which would wait for them for ever.
 import argparse
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -61,8 +62,10 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._lock = threading.Lock()
-        self._workers: dict[str, _Worker] = {}
-        self._harnesses: dict[str, Harness] = {}
+        # Several engines may call theirs the same: no names as keys.
+        self._workers: list[_Worker] = []
+        self._harnesses: list[Harness] = []
+        self._asked: list[str] = []
         self._closed = threading.Event()
 
     @classmethod
@@ -99,34 +102,61 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         name = start_worker_request.worker_id
         try:
             if self._use_process:
-                worker = _Worker(self._command(start_worker_request), endpoint)
+                worker = _Worker(name, self._command(start_worker_request), endpoint)
                 with self._lock:
-                    self._workers[name] = worker
+                    self._workers.append(worker)
             else:
                 harness = self._harness(endpoint, name)
                 with self._lock:
-                    self._harnesses[name] = harness
+                    self._harnesses.append(harness)
         except Exception:
             return beam_fn_api_pb2.StartWorkerResponse(error=traceback.format_exc())
         return beam_fn_api_pb2.StartWorkerResponse()
 
     @override
     def StopWorker(self, stop_worker_request: Any, unused_context: Any) -> Any:
-        """End a worker; it is not started again."""
+        """End a worker; it is not started again.
+
+        Each engine numbers its workers for itself (two task managers of Flink both begin with
+        ``1-1``), and only the number is told here.  An engine hangs up before it asks; so of
+        several workers it is the one that was hung up on.  If none is in time, all stay: each ends
+        by itself with its engine, but an engine waits for ever for one that is taken from it.
+        """
         name = stop_worker_request.worker_id
         with self._lock:
-            worker, harness = self._workers.pop(name, None), self._harnesses.get(name)
-        if worker is not None:
-            worker.stop()
-        if harness is not None:
-            harness.hang_up()
+            self._asked.append(name)
+        try:
+            found = self._hung_up_on(name)
+        finally:
+            with self._lock:
+                self._asked.remove(name)
+        for worker in found:
+            if isinstance(worker, Harness):
+                worker.hang_up()
+            else:
+                worker.stop()
         return beam_fn_api_pb2.StopWorkerResponse()
+
+    def _hung_up_on(self, name: str) -> "list[_Worker | Harness]":
+        """Those of a name that are to be stopped now."""
+        deadline = time.monotonic() + _STOP
+        while True:
+            with self._lock:
+                both: list[_Worker | Harness] = [*self._workers, *self._harnesses]
+                found = same = [w for w in both if w.name == name and not w.stopped]
+                if len(same) > 1:
+                    found = [worker for worker in same if worker.left()]
+                for worker in found:
+                    worker.stopped = True
+            if found or not same or time.monotonic() > deadline:
+                return found
+            time.sleep(_LOOK / 5)
 
     def drain(self) -> None:
         """Let the bundles of this process's workers come to their end, and begin none."""
         deadline = time.monotonic() + DRAIN_SECONDS
         with self._lock:
-            harnesses = list(self._harnesses.values())
+            harnesses = list(self._harnesses)
         for harness in harnesses:
             harness.drain(deadline)
 
@@ -134,7 +164,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         """End the workers of this process while their engine is still there."""
         deadline = time.monotonic() + _STOP
         with self._lock:
-            harnesses, self._harnesses = list(self._harnesses.values()), {}
+            harnesses, self._harnesses = self._harnesses, []
         for harness in harnesses:
             harness.finish(deadline)
 
@@ -143,7 +173,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         self._closed.set()
         self.finish()
         with self._lock:
-            workers, self._workers = list(self._workers.values()), {}
+            workers, self._workers = self._workers, []
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
@@ -162,9 +192,8 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK):
             with self._lock:
-                ended = [name for name, worker in self._workers.items() if not worker.goes_on()]
-                for name in ended:
-                    del self._workers[name]
+                # None is started again while it is asked whose end is meant.
+                self._workers = [w for w in self._workers if w.name in self._asked or w.goes_on()]
 
     def _command(self, request: Any) -> list[str]:
         """What starts a worker: Beam's boot program where one is named, else its harness here."""
@@ -183,10 +212,16 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
 
 
 class _Worker:
-    """A worker process, and whether it has reached its engine."""
+    """A worker process, and whether it has reached its engine; see `Harness` for its names.
 
-    def __init__(self, command: Sequence[str], endpoint: str) -> None:
-        self._command, self._port = command, int(endpoint.rpartition(":")[2])
+    Attributes:
+        ended: it has ended and is not started again; nobody has asked for its end.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], endpoint: str) -> None:
+        self.name, self.stopped, self.ended = name, False, False
+        host, _, port = endpoint.rpartition(":")
+        self._command, self._host, self._port = command, host.strip("[]"), int(port)
         self._starts, self._since, self._settled = 0, 0.0, False
         self.process = self._start()
 
@@ -197,12 +232,22 @@ class _Worker:
                 self._since = self._since or time.monotonic()
                 self._settled = time.monotonic() - self._since >= _SETTLED
             return True
-        # One that had reached its engine is missed there; another is asked for if it is needed.
-        if self._settled or self._starts > RESTARTS:
+        if self.stopped:
             return False
+        # One that had reached its engine is missed there; another is asked for if it is needed.
+        self.ended = self._settled or self._starts > RESTARTS
+        if self.ended:
+            # As long as its engine can ask for its end, that must not be taken for another's.
+            return self._engine_listens()
         _LOGGER.warning("A worker ended before it had reached its engine; it is started again.")
         self.process = self._start()
         return True
+
+    def left(self) -> bool:
+        """Whether its engine has hung up: it ends then by itself, in order."""
+        if (code := self.process.poll()) is not None:
+            return self.ended or code == 0 or self._since > 0
+        return self._since > 0 and not listeners.connected(self.process.pid, self._port)
 
     def stop(self) -> None:
         """End it, in order if it does so in time."""
@@ -212,6 +257,11 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()  # it dies with its guard
             self.process.wait()
+
+    def _engine_listens(self) -> bool:
+        with suppress(OSError), socket.create_connection((self._host, self._port), _LOOK):
+            return True
+        return False
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._starts, self._since = self._starts + 1, 0.0

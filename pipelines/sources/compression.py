@@ -7,10 +7,12 @@ refuses what is not whole before anything is charged.
 
 The first bytes of a CSV file are its header's, and a name that ends in ``.gz`` is the file's: both
 may decide how the file is read.  The first bytes of any other JSON Lines file are a row's, and no
-row may decide how others are read.  So such a file is unpacked only if all of it can be, which no
-row among others can bring about; where it cannot be, it is refused or is text that is malformed.
+row may decide how others are read, or that they are not.  So such a file is unpacked only if all of
+it can be, which no row among others can bring about; where it cannot be, and begins as text does,
+it is text, and that row is malformed.
 """
 
+import codecs
 import functools
 import io
 import os
@@ -24,6 +26,8 @@ from typing_extensions import override
 from accounting.errors import UsageError
 from pipelines.sources.lines import BLOCK_BYTES
 
+#: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
+TEXT_BYTES = 4_096
 #: Bytes that tell a compression; more than the longest magic number.
 HEAD_BYTES = 16
 #: Text that is unpacked at once: at most so much is lost before the place where a file breaks off.
@@ -195,12 +199,25 @@ def is_whole(raw: BinaryIO, codec: str) -> bool:
     return True
 
 
-def checked_codec(raw: BinaryIO, path: str, field: str, which: str) -> str | None:
+def _is_text(raw: BinaryIO) -> bool:
+    """Whether an open file begins with whole characters; it stays at its beginning."""
+    head = raw.read(TEXT_BYTES)
+    raw.seek(0)
+    try:
+        # A character that the limit cuts off is no fault.
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < TEXT_BYTES)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, which: str) -> str | None:
     """Refuse a text file that would be read as nothing, or not to its end.
 
     Args:
         raw: the file, open at its beginning, where it stays.
         path: of the file.
+        kind: ``csv`` or ``jsonl``.
         field: what names the file, for the error; ``which``: the file, in words.
 
     Returns:
@@ -211,7 +228,9 @@ def checked_codec(raw: BinaryIO, path: str, field: str, which: str) -> str | Non
         OSError: it cannot be read.
     """
     codec = _look(raw, path)
-    if codec == FOREIGN:
+    # Only a row has such a first line there, whoever wrote it: it must not stop all others.
+    a_row = kind == "jsonl" and not is_packed_name(path) and codec is not None and _is_text(raw)
+    if codec == FOREIGN and not a_row:
         raise UsageError(
             field,
             f"{which} is, or is named, compressed, but with none of gzip, bzip2 and zstd",
@@ -220,6 +239,8 @@ def checked_codec(raw: BinaryIO, path: str, field: str, which: str) -> str | Non
     if codec is not None:
         found = os.fstat(raw.fileno())
         if not _whole_file(path, codec, found.st_size, found.st_mtime_ns):
+            if a_row:
+                return None
             raise UsageError(
                 field,
                 f"{which} is no whole {codec} file: cut off, damaged, or other bytes follow",

@@ -99,7 +99,7 @@ def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
             yield kind, file.partition, file.path, group, first_row
         return
     with open(file.path, "rb") as raw:
-        codec = checked_codec(raw, file.path, "source.path", named(file))
+        codec = checked_codec(raw, file.path, kind, "source.path", named(file))
         header = csv_header(plain(raw, codec)) if kind == "csv" else None
     if header is not None:
         csv_positions(header, job.columns)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from accounting.guarantee import NOT_SOUND, describe, text
 from accounting.plan import Aggregate, Plan
 
 Make = Callable[..., Plan]
+SECOND = 1_000_000
 ALL = (
     Aggregate("n", "count"),
     Aggregate("delay", "mean", "d", (0.0, 10.0), 0.5),
@@ -123,3 +125,34 @@ def test_tiny_and_huge_epsilons_are_warned_of(make_plan: Make) -> None:
     assert "Warning" in text(plan, allocate(plan))
     plan = make_plan(epsilon=30.0)
     assert any("above 20" in w for w in describe(plan, allocate(plan))["warnings"])
+
+
+@pytest.mark.parametrize("slide", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("public", [None, "list"])
+def test_what_a_stream_without_end_is_told_to_do_costs_what_it_says(
+    make_plan: Make, slide: int, public: str | None
+) -> None:
+    """Windows of 12 triggers; periods of one, two and five windows."""
+    plan = make_plan(12, public_keys=public)
+    line = msgspec.structs.replace(plan.timeline, end=None, slide=slide * SECOND)
+    plan = msgspec.structs.replace(plan, timeline=line)
+    (told,) = (w for w in describe(plan, allocate(plan))["warnings"] if "for ever" in w)
+    assert "a multiple of the window" in told
+    opt_in = "periods_share_windows = true" in told
+    assert opt_in == (slide < 12 and public is None)
+    rule = next(k for k in ("and sqrt(k) mu", "sqrt(2 k) mu", "and k mu over") if k in told)
+    for windows in (1, 2, 5):
+        period = msgspec.structs.replace(line, period=windows * line.window)
+        privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=opt_in)
+        done = msgspec.structs.replace(plan, timeline=period, privacy=privacy)
+        found = describe(done, allocate(done))
+        for row in found["periods"][1:]:
+            k = row["periods"]
+            factor = {"and sqrt": k**0.5, "sqrt(2 k": (2 * k) ** 0.5, "and k mu": k}[rule[:8]]
+            assert row["mu"] == pytest.approx(factor * found["split"]["mu"])
+        if opt_in:
+            alone = msgspec.structs.replace(done, timeline=msgspec.structs.replace(
+                period, slide=period.window), privacy=plan.privacy)  # fmt: skip
+            assert np.allclose(
+                np.subtract(found["tau"], describe(alone, allocate(alone))["tau"]), 1
+            )

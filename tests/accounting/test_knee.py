@@ -7,11 +7,12 @@ import pytest
 
 from accounting.budget import allocate
 from accounting.plan import Aggregate, Plan
-from accounting.shares import FIRST_RULES, costs_of, divide, knee
+from accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
 from accounting.weights import SelectionWeights
 
 Make = Callable[..., Plan]
 MEAN = Aggregate("m", "mean", "x", (-60.0, 180.0))
+MEAN_2 = Aggregate("m2", "mean", "y", (0.0, 9.0))
 STEPS = np.arange(1, 10_000) / 10_000
 
 
@@ -36,6 +37,25 @@ def test_what_the_constant_wasted(make_plan: Make) -> None:
         taus[count] = float((new.tau / old.tau).max())
     assert sds[8] < 0.56 and taus[8] < 1.04
     assert sds[32] < 1.01 and taus[32] < 1.0
+
+
+@pytest.mark.parametrize("count", [2, 8, 32, 64])
+def test_other_kinds_have_no_bend(count: int, make_plan: Make) -> None:
+    """What the docstring says of them: the rest falls as 1 - S, for all C, T and columns alike."""
+    weights, people = SelectionWeights(3, 0.35), Aggregate("u", "units")
+    for kind in (
+        {"weights": weights, "aggregates": (people, MEAN)},
+        {"weights": weights, "aggregates": (people,)},
+        {"weights": weights, "per_key_bound": 1},
+        {"per_key_bound": 1},
+    ):
+        plan = make_plan(24, contributions=count, **kind)
+        u, v = _direction(plan) if plan.units_stream_apart else (0.0, 1.0)
+        rest = [costs_of(plan).largest(share, u, v) for share in (0.0, 0.2, 2 / 3, 0.8, 0.95)]
+        assert rest == pytest.approx([rest[0] * left for left in (1.0, 0.8, 1 / 3, 0.2, 0.05)])
+    short, long = (make_plan(t, contributions=count, weights=weights) for t in (1, 250))
+    several = make_plan(contributions=count, weights=weights, aggregates=(MEAN, MEAN_2))
+    assert knee(costs_of(short)) == knee(costs_of(long)) == knee(costs_of(several))
 
 
 def test_other_kinds_keep_their_shares(make_plan: Make) -> None:

@@ -25,6 +25,7 @@ class Entry(msgspec.Struct, frozen=True):
     identity: str = ""
     periods: int | None = 1
     together: int | None = 1
+    alone: bool = False
     epsilon: float = 1.0
     delta: float = 1e-7
     mu: float | None = 0.25
@@ -184,6 +185,20 @@ def test_one_unit_costs_what_its_runs_say() -> None:
     assert whole.spends == entries and whole.units == [1, 1, 1] and whole.warnings == []
     assert composed([]).words is None
     assert within(composed(entries[:1]).spends, 1.0, 1e-7)
+
+
+def test_a_run_that_promises_nothing_to_several_units_is_not_counted_as_several() -> None:
+    """Thresholds of an older program under windows that meet many periods."""
+    day, month = per(DAY), per(30 * DAY)
+    days = Entry(identity=day.text, periods=360, together=None, alone=True)
+    assert composed([days, Entry(identity=day.text, periods=2)]).units == [1, 1]
+    for other in (month, ALL, per(DAY, DAY // 2)):
+        pair = [days, Entry(identity=other.text, periods=12)]
+        for entries in (pair, pair[::-1]):
+            with pytest.raises(PolicyError, match="begun by an older program") as caught:
+                composed(entries)
+            assert caught.value.field == "ledger.data_set"
+        assert composed([msgspec.structs.replace(days, alone=False), pair[1]]).units[0] > 1
 
 
 def test_a_plain_charge_of_several_units_is_group_privacy() -> None:

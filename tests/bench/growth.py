@@ -36,7 +36,6 @@ import pyarrow.parquet as pq
 
 from pipelines.experiments.jobs import Frame, Setting, write_job
 from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.one_run import in_child
 from pipelines.synth import Synth, generate
 from tests.bench import cliffs
 from tests.bench.common import emit, machine
@@ -45,7 +44,7 @@ LIMIT = 1.15
 #: Half of all records are of these keys, so that some are published whatever the number of keys.
 BUSY_KEYS = 500
 #: Where doubling begins: one file more or less is nothing.
-FILES = 500
+FILES = 1_250
 MEASURES = {
     "cpu_seconds": "CPU seconds", "peak_gib": "peak memory, GiB", "state_mib": "state, MiB",
     "again_cpu_seconds": "CPU s, finished store",
@@ -112,13 +111,11 @@ def keys_with_data(size: Size, folder: Path) -> int:
 
 
 def run(size: Size, folder: Path, mode: str) -> dict[str, Any]:
-    """One run of the pipeline in a process of its own."""
+    """A point's cost."""
     data = write_data(size, folder)
     frame = Frame(data, "int", folder / "runs", 6.0, 1e-9, size.shards)
     job = write_job(frame, Setting(parse_mode(mode), size.triggers, size.contributions))
-    found = in_child("pipelines.experiments.one_run", str(job))
-    again = in_child("pipelines.experiments.one_run", str(job))
-    return {**found, "again_cpu_seconds": again["cpu_seconds"]}
+    return cliffs.measured(job)
 
 
 def least(runs: list[dict[str, Any]]) -> dict[str, float]:

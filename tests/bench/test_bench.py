@@ -47,6 +47,30 @@ def test_a_cliffs_jobs_are_what_they_say(name: str, tmp_path: Path) -> None:
         assert {len(key) for key in keys} == {shape.key_bytes}
 
 
+def test_dimensions_end_where_cost_once_jumped() -> None:
+    """Three doublings reach the sizes at which each of these was found to be slow."""
+    ends = {field: getattr(cliffs.shapes(name, 3)[-1], field)
+            for name, (field, _) in cliffs.CLIFFS.items()}  # fmt: skip
+    ends["files"] = growth.sizes(growth.Size(), 3)["files"][-1].files
+    assert ends == {
+        "shards": 512, "triggers": 10_000, "windows": 5_000, "overlaps": 48, "key_bytes": 1_024,
+        "files": 10_000,
+    }  # fmt: skip
+
+
+def test_a_cliff_is_measured_as_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is fitted is there, of a run and of the next one on its store (`growth.run` is run
+    for real below)."""
+    told = iter([dict.fromkeys(("records", "seconds", *growth.MEASURES), n) for n in (5.0, 2.0)])
+    monkeypatch.setattr(cliffs, "in_child", lambda *_: next(told))
+    (tmp_path / "runs").mkdir()
+    small = cliffs.Shape(users=50, keys=10, triggers=2, shards=1)
+    found = growth.least([cliffs.run(small, tmp_path, "sticky")])
+    assert found["cpu_seconds"] == 5.0 and found["again_cpu_seconds"] == 2.0
+
+
 def test_start_up_does_not_hide_growth() -> None:
     start_up = dict.fromkeys(("seconds", *growth.MEASURES), 100.0)
     costs = [dict.fromkeys(start_up, 100.0 + 30 * n**1.5) for n in AT]

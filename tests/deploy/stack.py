@@ -3,7 +3,7 @@
 Each service's own command, environment, settings and health check run against the real program:
 host names and ports become free ports of this machine, volumes become folders.  What stands in
 images only is replaced by the same program from elsewhere: Kafka's scripts by its class and an
-admin client, Flink's start scripts by its classes, the pool's boot program by Beam's pool.
+admin client, Flink's start scripts by its classes, Beam's boot program by its worker harness.
 """
 
 import os
@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from tests import guarded
 from tests.emulator import free_port
 from tests.kafka_broker import Broker
 from tests.runners.engines import ROOT
@@ -59,6 +60,11 @@ def in_order(profiles: tuple[str, ...] = ()) -> list[str]:
     return found
 
 
+def shared(service: dict[str, Any]) -> set[str]:
+    """The named volumes that a service mounts."""
+    return {v.partition(":")[0] for v in service.get("volumes", ())} & set(STACK["volumes"])
+
+
 def words(command: str | list[str]) -> list[str]:
     """A command as compose splits it."""
     return shlex.split(command) if isinstance(command, str) else list(command)
@@ -90,6 +96,7 @@ class Stack:
         self.ports = {number: free_port() for number in
                       (8081, 8098, 8099, 9010, 9020, 9092, 9093, 9094, 9464, 50000)}  # fmt: skip
         self.started: list[subprocess.Popen[bytes]] = []
+        self._names: list[str] = []
         self.broker: KafkaService | None = None
         self.cluster: session.Cluster | None = None
 
@@ -124,23 +131,41 @@ class Stack:
     def once(self, name: str) -> "subprocess.CompletedProcess[str]":
         """Run a service that ends."""
         service = SERVICES[name]
-        place = self.folder / "bind" / "compose"
-        return subprocess.run(
+        self.unmount()
+        shown = subprocess.run(
             self.command(name), env=self.environment(service), capture_output=True, text=True,
-            cwd=place if service.get("working_dir") == "/job" else self.folder, timeout=WAIT,
-            check=False,
+            cwd=self._place(service), timeout=WAIT, check=False,
         )  # fmt: skip
+        self.unmount()
+        return shown
+
+    def unmount(self) -> None:
+        """Docker's local driver mounts a volume with options for its first container and unmounts
+        it after its last: what one of memory held is gone."""
+        used = set[str]()
+        for name, process in zip(self._names, self.started, strict=True):
+            used |= shared(SERVICES[name]) if process.poll() is None else set()
+        for name, place in self.volumes.items():
+            if (STACK["volumes"][name] or {}).get("driver_opts") and name not in used:
+                shutil.rmtree(place)
+                place.mkdir()
+
+    def _place(self, service: dict[str, Any]) -> Path:
+        here = service.get("working_dir") == "/job"
+        return self.folder / "bind" / "compose" if here else self.folder
 
     def start(self, name: str, **other: str) -> "subprocess.Popen[bytes]":
         """Start a service that goes on, its output in a file; ``other``: words to exchange."""
         service = SERVICES[name]
+        self.unmount()
         with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
+            process = guarded.start(
                 [other.get(word, word) for word in self.command(name)],
                 env=self.environment(service), stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, cwd=self.folder / "bind" / "compose",
+                cwd=self._place(service),
             )  # fmt: skip
         self.started.append(process)
+        self._names.append(name)
         return process
 
     def healthy(self, name: str) -> bool:
@@ -193,9 +218,7 @@ class Stack:
     def close(self) -> None:
         """End everything."""
         for process in self.started:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-            process.wait()
+            guarded.kill(process)
         if self.cluster is not None:
             self.cluster.stop()
         if self.broker is not None:

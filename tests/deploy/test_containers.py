@@ -13,7 +13,7 @@ from dp_transforms.noise.references import parse_reference
 from pipelines.commands.main import cli, run
 from pipelines.jobs.job import load_job
 from pipelines.operating.metrics import METRICS
-from tests.deploy.stack import DEPLOY, ROOT, SERVICES, STACK, images, in_order, needs
+from tests.deploy.stack import DEPLOY, ROOT, SERVICES, STACK, images, in_order, needs, shared
 
 IMAGES = images.read()
 
@@ -77,6 +77,22 @@ def test_only_dataflows_images_run_as_root() -> None:
     assert root == ["noise-key"] and SERVICES["noise-key"]["network_mode"] == "none"
 
 
+def test_no_folder_of_compiled_functions_is_roots() -> None:
+    """Any user of an image makes them; a build that has run dpstream has made them as root, in the
+    layer that it ran in."""
+    base = stages()["base"]
+    folders = set(re.findall(r"=(/tmp/\S+)", base.partition("\nENV ")[2].partition("\nRUN ")[0]))
+    assert folders == {"/tmp/numba", "/tmp/matplotlib"}
+    runs = 0
+    for name, text in stages().items():
+        for line in re.findall(r"^RUN (.+)$", text.replace("\\\n", ""), flags=re.M):
+            if re.search(r"\b(?:dpstream \w|python|pipelines)", line):
+                _, found, removed = line.partition("&& rm -rf ")
+                assert found and set(removed.split()) == folders, (name, line)
+                runs += 1
+    assert runs == 1
+
+
 def test_installs_are_hashed() -> None:
     """Nothing is fetched but what a lock names with its hash, the build's tools included."""
     lines = re.findall(r"pip (?:install|wheel)[^&\n]*", (ROOT / "Dockerfile").read_text())
@@ -120,7 +136,7 @@ def test_what_is_waited_for_can_be() -> None:
 
 def test_health_and_restarts() -> None:
     """What goes on has a health check and starts again; what ends does not."""
-    once = {"spanner-instance", "kafka-topics", "noise-key", "store"}
+    once = {"spanner-instance", "kafka-topics", "store"}
     assert {name for name, service in SERVICES.items() if "healthcheck" not in service} == once
     policies = {name: service["restart"] for name, service in SERVICES.items()}
     # An emulator that comes back is empty; a launcher that was refused would be refused again.
@@ -148,10 +164,21 @@ def test_no_secret_is_in_an_environment() -> None:
         assert "NOISE_KEY" not in str(service)
     for name in ("store", "workers", "job"):
         assert "keys:/run/secrets:ro" in SERVICES[name]["volumes"]
-        assert needs(SERVICES[name]).get("noise-key") or name == "job"
-    words = shlex.split(SERVICES["noise-key"]["command"])
-    assert {"--mode=0400", "--owner=10001"} <= set(words) and words[-1] == "/keys/noise_key"
     assert STACK["volumes"]["keys"]["driver_opts"]["type"] == "tmpfs"
+    made, _, then = SERVICES["noise-key"]["command"][0].partition(" && ")
+    assert {"--mode=0400", "--owner=10001"} <= set(made.split()) and then == "exec sleep infinity"
+
+
+def test_what_is_in_memory_is_held() -> None:
+    """A volume with options lasts as long as a container of it: all that mount one of these wait
+    for one that fills it and goes on, and those that wait for none are no part of it."""
+    for name in [n for n, volume in STACK["volumes"].items() if (volume or {}).get("driver_opts")]:
+        users = {service for service in SERVICES if name in shared(SERVICES[service])}
+        before = {u: needs(SERVICES[u]) for u in users}
+        [holder] = [u for u in users if not set(before[u]) & users]
+        assert "healthcheck" in SERVICES[holder] and SERVICES[holder]["restart"] != "no"
+        for user in users - {holder}:
+            assert before[user].get(holder) == "service_healthy", user
 
 
 def test_nothing_is_open_to_other_machines() -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import guarded
 from tests.deploy.stack import DEPLOY, ROOT, images
 from tests.emulator import free_port
+from tests.runners.engines import need
 
 DIGEST = "@sha256:" + "0f" * 32
 #: An image as a registry names it: a word of a path, then a tag or a digest.
@@ -159,14 +161,11 @@ def test_a_release_stops_at_a_loose_base(tmp_path: Path, capfd: pytest.CaptureFi
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A registry of this machine with one image; its reference and its digest."""
     crane = shutil.which("crane", path=f"{ROOT}/.tools/bin:{os.environ['PATH']}")
-    if crane is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("crane is missing (make crane)")
-        pytest.skip("crane is missing (make crane)")
+    need(crane, "crane is missing (make crane)")
     folder = tmp_path_factory.mktemp("registry")
     address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "DOCKER_CONFIG": str(folder)}
-    server = subprocess.Popen(
+    server = guarded.start(
         [crane, "registry", "serve", "--address", address], env=environment,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -174,16 +173,17 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, st
         with tarfile.open(folder / "layer.tar", "w") as archive:
             archive.add(__file__, "layer.py")
         push = [crane, "append", "--new_tag", f"{address}/a/image:1", "-f", folder / "layer.tar"]
-        for _ in range(50):
+        end = time.monotonic() + 120
+        while True:
             pushed = subprocess.run(push, env=environment, capture_output=True, text=True,
                                     check=False)  # fmt: skip
             if pushed.returncode == 0:
                 break
+            assert time.monotonic() < end and server.poll() is None, pushed.stderr
             time.sleep(0.1)
         yield f"{address}/a/image:1", pushed.stdout.strip().partition("@")[2]
     finally:
-        server.kill()
-        server.wait()
+        guarded.kill(server)
 
 
 def test_digests_are_the_registrys(

@@ -23,10 +23,9 @@ from tests.deploy.stack import DEPLOY, SERVICES, Stack, in_order, needs, own_key
 from tests.emulator import binary, missing
 from tests.kafka_broker import jars
 from tests.kafka_broker import missing as no_kafka
-from tests.runners.engines import ROOT, need_flink, worker_pool
+from tests.runners.engines import ROOT, need, need_flink, worker_pool
 
 TOPIC = "visits"
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the key is given to another user")
 #: The job's calendar at the speed of a test.
 FASTER = {
     'start = "2026-01-01T00:00:00Z"': 'start = "{start}"', 'window = "1h"': 'window = "6s"',
@@ -113,17 +112,23 @@ for user, mode in json.loads(sys.argv[2]):
 """
 
 
-@needs_root
+@pytest.fixture
+def root() -> None:
+    """The service `noise-key` gives the key to another user."""
+    need(os.geteuid() == 0, "a user who can give files to others is missing (run as root)")
+
+
+@pytest.mark.usefixtures("root")
 def test_the_key_is_its_users_alone() -> None:
     """The service's own command: user 10001 reads it, no other does, nor if more could."""
     folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    stack = Stack(folder)
     try:
-        folder.chmod(0o755)
-        stack = Stack(folder)
         own_key(folder)
-        shown = stack.once("noise-key")
-        assert shown.returncode == 0, shown.stderr
         key = stack.volumes["keys"] / "noise_key"
+        assert not key.exists() and not stack.healthy("noise-key")
+        step(stack, "noise-key", Path())
         found = key.stat()
         assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o400, 10001)
 
@@ -133,12 +138,20 @@ def test_the_key_is_its_users_alone() -> None:
         mine, theirs, group, all_ = done.stdout.splitlines()
         assert mine == "32" and "may not be read" in theirs
         assert "can be read or changed by other users" in group and group == all_
+
+        stack.unmount()
+        assert key.exists(), "gone before those that read it can have started"
+        stack.started[0].terminate()
+        assert stack.started[0].wait(30) is not None
+        stack.unmount()
+        assert not key.exists()
     finally:
+        stack.close()
         shutil.rmtree(folder)
 
 
 @pytest.fixture
-def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+def stack(root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     """The stack with a key and its job; nothing is started."""
     if binary() is None:
         missing()
@@ -149,15 +162,12 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     job_of(found)
     for name, value in SERVICES["workers"]["environment"].items():
         monkeypatch.setenv(name, found.local(value, SERVICES["workers"]))
-    # Beam's pool starts its workers with the first `python` of the path.
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     try:
         yield found
     finally:
         found.close()
 
 
-@needs_root
 def test_the_store_is_there_before_the_job(stack: Stack) -> None:
     """Until the service `store` has ended there is no run to go on with; then there is."""
     before = {"store"}
@@ -177,7 +187,6 @@ def test_the_store_is_there_before_the_job(stack: Stack) -> None:
 
 
 @pytest.mark.slow
-@needs_root
 def test_every_service_starts_and_the_job_releases(stack: Stack) -> None:
     """Minutes of processors' time: on two idle ones about one of the clock."""
     lib = need_flink().parent / "lib"

@@ -9,6 +9,7 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from accounting.errors import DpstreamError, RunError
@@ -16,7 +17,7 @@ from accounting.plan import Plan
 from dp_transforms import flow, split
 from dp_transforms.clock import Announced
 from dp_transforms.flow import DPStream
-from dp_transforms.hold import HoldUntilCut
+from dp_transforms.hold import Held, HoldUntilCut, _outputs
 from dp_transforms.noise.prf import Prf
 from dp_transforms.run import Run
 from dp_transforms.telemetry import first_error, forget_error, operator_totals
@@ -128,6 +129,23 @@ def test_the_end_of_a_run_stops_its_threads() -> None:
     assert not ended.is_set()
     stop_workers("a run")
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_rows_that_would_be_lost_are_an_error(rows: int) -> None:
+    """The bag of a shard on a thread is empty by the time its callback is done."""
+    batch = pa.record_batch({"x": pa.array(range(rows), pa.int64())})
+
+    def callback(shard: int, batches: Any, upto: int, since: int) -> Held:
+        return Held(iter([shard, sum(b.num_rows for b in batches)]), batch)
+
+    found = _outputs(4, [batch, batch], 9, 0, callback)
+    assert [next(found), next(found)] == [4, 2 * rows]
+    if rows:
+        with pytest.raises(RunError, match="would wait for a later cut"):
+            next(found)
+    else:
+        assert list(found) == []
 
 
 # --- the flow --------------------------------------------------------------------------

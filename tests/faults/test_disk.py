@@ -27,6 +27,7 @@ from state.sqlite_backup import check_file
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import redelivered
+from tests.runners.engines import need, without
 
 DISK = 2 << 20
 
@@ -38,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(mounting, check=False, capture_output=True).returncode:
-        pytest.skip("NOT TESTED: no right to mount a small disk")
+        without("a small disk is missing: no right to mount one")
     yield folder
     stores.close_all()
     subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -214,8 +215,7 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path) -> None:
 
 def test_rights_that_are_lost(tmp_path: Path) -> None:
     """As another user, who may not write: refused, and the file stays as it was."""
-    if os.geteuid():
-        pytest.skip("NOT TESTED: another user is needed")
+    need(os.geteuid() == 0, "a user who can become another is missing (run as root)")
     folder = tmp_path / "state"
     folder.mkdir()
     run = job("sticky", folder / "s.db")

@@ -2,9 +2,11 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,6 +16,7 @@ from accounting.audit_design import designs
 from accounting.auditing import Parts
 from accounting.budget import allocate
 from accounting.errors import PolicyError, UsageError
+from accounting.plan import Plan
 from dp_transforms.noise import references
 from pipelines.auditing.audit import Ask, audit
 from pipelines.auditing.rows import Released, rows_of, table_of, totals
@@ -180,6 +183,43 @@ def test_at_most_two_windows_are_run(make_job: MakeJob) -> None:
     assert budget.mu == shorter.mu and np.array_equal(budget.tau, shorter.tau)
 
 
+def on_windows(plan: Plan, windows: int | None, **line: int) -> Plan:
+    """The plan with so many windows, or without an end."""
+    of = plan.timeline
+    end = None if windows is None else of.start + windows * line.get("slide", of.slide)
+    timeline = msgspec.structs.replace(of, end=end, **line)
+    return msgspec.structs.replace(plan, timeline=timeline)
+
+
+@pytest.mark.parametrize("windows", [None, 90_000])
+def test_the_windows_of_an_audit_are_counted_at_once_and_bounded(
+    make_job: MakeJob, windows: int | None
+) -> None:
+    """Windows of a day that slide by the hour meet a second period where the first one ends."""
+    hour = 3_600_000_000
+    shared = "period = '18h'\nperiods_share_windows = true"
+    plan = changed(make_job(), ("contributions = 4", f"contributions = 4\n{shared}")).plan
+    lengths = {"window": 24 * hour, "slide": hour, "trigger_every": hour}
+    found = {}
+    for days in (1, 2, 7, 30, 365):
+        long = on_windows(plan, windows, **lengths, period=days * 24 * hour)
+        assert long.units_alone == 2
+        began = time.perf_counter()
+        if days > 7:
+            with pytest.raises(UsageError, match="first 200 windows meets 2 privacy periods"):
+                audited_plan(long)
+        else:
+            short = audited_plan(long)
+            assert short.units_alone == 2
+            found[days] = short.timeline.windows
+        assert time.perf_counter() - began < 5
+        # Without thresholds that allow for several units two windows are enough.
+        privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=False)
+        public = msgspec.structs.replace(long, privacy=privacy, public_keys="list")
+        assert audited_plan(public).timeline.windows == 2
+    assert found == {1: 25, 2: 49, 7: 169}
+
+
 def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> None:
     shared = "period = '18h'\nperiods_share_windows = true"
     days = ("2024-01-02T", "2024-02-01T")
@@ -193,6 +233,9 @@ def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> No
     ).plan  # fmt: skip
     short = audited_plan(sliding)
     assert short.units_alone == sliding.units_alone == 2 and short.timeline.windows == 4
+    whole = sliding.timeline.windows
+    ends = (audited_plan(on_windows(sliding, n)).timeline.windows for n in range(1, whole + 1))
+    assert list(ends) == [1, 2, 2, *[4] * (whole - 3)]
     result = audit(job, Ask(trials=300, fixed=FIXED))
     assert result.alone is not None and result.alone.units == 2 and not result.refuted
     refused = changed(make_job(), days, ("contributions = 4", "contributions = 4\nperiod = '18h'"))

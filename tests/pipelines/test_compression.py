@@ -128,9 +128,11 @@ def test_what_is_not_whole_is_refused(
 def test_other_compressions_are_refused(tmp_path: Path, make_job: MakeJob, kind: str) -> None:
     job = make_job(kind, pattern="in/*")
     text = put(tmp_path / "in", kind)
-    contents = {f"b.{kind}": content + text for content in FOREIGN.values()}
+    noise = random.Random(9).randbytes(999)
+    contents = [(f"b.{kind}", content + noise + text) for content in FOREIGN.values()]
     named = {f"b.{kind}{suffix}": text for suffix in (".gz", ".xz", ".zip", ".br", ".zst", ".GZ")}
-    for name, content in [*contents.items(), *named.items(), (f"b.{kind}.gz", b"")]:
+    listed = [(f"b.{kind}", content + text) for content in FOREIGN.values() if kind == "csv"]
+    for name, content in [*listed, *contents, *named.items(), (f"b.{kind}.gz", b"")]:
         (tmp_path / "in" / name).write_bytes(content)
         assert "with none of gzip, bzip2 and zstd" in str(refusal_of(job))
         (tmp_path / "in" / name).unlink()
@@ -192,9 +194,9 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS)
 def test_no_row_can_make_a_file_a_compressed_one(
-    tmp_path: Path, make_job: MakeJob, make_folder_job: MakeFolderJob, head: str
+    tmp_path: Path, make_folder_job: MakeFolderJob, head: str
 ) -> None:
-    """The first bytes of JSON Lines are a row's: it is malformed, or the whole job is refused."""
+    """The first bytes of JSON Lines are a row's: it is malformed, and the others are read."""
     assert b"\n" not in HEADS[head]
     write_rows(tmp_path / "in" / "a.jsonl", data(50))
     text = (tmp_path / "in" / "a.jsonl").read_bytes()
@@ -207,7 +209,40 @@ def test_no_row_can_make_a_file_a_compressed_one(
         assert run.letters("a.jsonl") == [(0, "malformed")]
         found.append(run.found())
     assert len(found[0]) == 50 and found[0] == found[1]
-    refusal_of(make_job("jsonl"))
+
+
+#: First bytes of compressions that a program could write as text, as it writes rows.
+TEXTS = {
+    "bzip2": b"BZh91AY&SY", "lzip": b"LZIP\x01", "zip": b"PK\3\4", "lz4": b"\4\x22\x4d\x18",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", TEXTS)
+def test_no_row_stops_a_job(tmp_path: Path, make_job: MakeJob, head: str) -> None:
+    """A user who chooses a row's text cannot have the file of all users refused."""
+    job, text = make_job("jsonl"), put(tmp_path / "in", "jsonl")
+    for more in ("", "é" * 5_000):
+        first = TEXTS[head] + more.encode() + b'", "x": 1}\n'
+        (tmp_path / "in" / "a.jsonl").write_bytes(first + text)
+        rows, dead = by_hand(job)
+        assert len(rows) == 90 and dead == {(0, 0, "malformed")}
+        (tmp_path / "in" / "a.jsonl").write_bytes(TEXTS[head] + random.Random(7).randbytes(999))
+        refusal_of(job)
+        (tmp_path / "in" / "a.jsonl").unlink()
+        (tmp_path / "in" / "a.jsonl.bz2").write_bytes(first + text)
+        refusal_of(make_job("jsonl", pattern="in/*"))
+        (tmp_path / "in" / "a.jsonl.bz2").unlink()
+        job = make_job("jsonl")
+
+
+def test_broken_files_of_any_length_are_no_text(tmp_path: Path, make_job: MakeJob) -> None:
+    """What is cut off is refused where a reader could tell it from text at all."""
+    job, text = make_job("jsonl"), put(tmp_path / "in", "jsonl")
+    for codec in NAMES:
+        whole = pack(codec, text)
+        for size in range(len(TEXTS["bzip2"]) + 16, len(whole), 7):
+            (tmp_path / "in" / "a.jsonl").write_bytes(whole[:size])
+            refusal_of(job)
 
 
 def test_a_sabotaged_twin_that_believes_the_first_row(
@@ -215,9 +250,7 @@ def test_a_sabotaged_twin_that_believes_the_first_row(
 ) -> None:
     monkeypatch.setattr(compression, "is_whole", lambda *_: True)
     with pytest.raises(AssertionError):
-        test_no_row_can_make_a_file_a_compressed_one(
-            tmp_path, lambda *_: None, make_folder_job, "gzip"
-        )
+        test_no_row_can_make_a_file_a_compressed_one(tmp_path, make_folder_job, "gzip")
 
 
 @pytest.mark.parametrize("stamp", ["manifest", "closed"])

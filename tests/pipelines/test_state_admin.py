@@ -21,6 +21,7 @@ from state import open as stores
 from state.ledger import Ledger
 from state.log import from_bytes, to_bytes
 from state.sqlite import SqliteStore
+from state.sqlite_file import connect
 from state.sqlite_rows import snapshot_row, step_blobs
 from tests.pipelines.test_state_view import JOB, files
 
@@ -399,7 +400,7 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
     stop_after(job, 3)
     done("backup", job, "--out", tmp_path / "b")
     store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
-    with mock.patch("state.sqlite_backup._PATIENCE", 0.1):
+    with mock.patch("state.sqlite_file._PATIENCE", 0.1):
         for args in (
             ("reshard", job, "--shards", 3),
             ("restore", job, tmp_path / "b", "--replace"),
@@ -454,3 +455,19 @@ def test_help_has_examples() -> None:
     for command in ("init", "info", "releases", "expire", "backup", "restore", "reshard"):
         shown = call(command, "--help")
         assert shown.exit_code == 0 and f"dpstream state {command} job.toml" in shown.output
+
+
+def test_a_backup_takes_the_place_of_a_begin_that_was_cut_off(
+    job: Path, tmp_path: Path, calm: Any
+) -> None:
+    """A file with SQLite's header and nothing else is no store that --replace must be given for."""
+    stop_after(job, 3)
+    found = done("backup", job, "--out", tmp_path / "b")
+    stores.close_all()
+    for side in (tmp_path / "state").glob("s.db*"):
+        side.unlink()
+    connect(tmp_path / "state" / "s.db").close()
+    refused("state.store", 2, "info", job)
+    assert done("restore", job, tmp_path / "b")["run_id"] == found["run_id"]
+    run(job)
+    assert files(tmp_path / "out") == calm(job)

@@ -231,7 +231,12 @@ def test_choose(tmp_path: Path) -> None:
     (tmp_path / "in" / "a.csv").write_text("user,page,time,value\n")
     # Without a period nothing says over what time C has to last.
     path.write_text(text.replace(PERIOD, ""))
-    assert "--scale" in refused("privacy.period", 2, *ask, "--proxy", proxy)
+    advice = refused("privacy.period", 2, *ask, "--proxy", proxy)
+    assert "--scale" in advice and "set a period (recommended), or" in advice
+    slid = text.replace(PERIOD, "").replace('window = "1h"', 'window = "2h"\nslide = "1h"')
+    path.write_text(slid)
+    assert "periods_share_windows = true" in refused("privacy.period", 2, *ask, "--proxy", proxy)
+    path.write_text(text.replace(PERIOD, ""))
     twice = told(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
     assert twice["contributions"] > 1.5 * found["contributions"]
     # Messages of a broker look like files of JSON lines; others must say what they are.

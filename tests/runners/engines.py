@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import apache_beam as beam
 import pytest
@@ -31,7 +31,13 @@ def need(found: object, text: str) -> None:
         return
     if os.environ.get("CI") == "true":
         pytest.fail(text)
-    warnings.warn(pytest.PytestWarning(text), stacklevel=2)
+    without(text)
+
+
+def without(text: str) -> NoReturn:
+    """Skip loudly, in CI too: a part that not every machine of CI has, whose test says what holds
+    without it.  The text says what ``is missing``."""
+    warnings.warn(pytest.PytestWarning(text), stacklevel=3)
     pytest.skip(text)
 
 

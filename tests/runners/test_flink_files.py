@@ -1,6 +1,7 @@
 """What is shipped for Flink fits together: manifest, settings, Kubernetes files."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,32 @@ def test_the_manifest_can_be_read() -> None:
     assert values["Main-Class"] == MAIN
     assert values["Class-Path"].split() == [f"lib/{name}" for name in jars]
     assert values["Add-Opens"].split() == [f"java.base/{package}" for package in OPENS]
+
+
+def test_no_folder_of_jars_that_is_done_has_the_open_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job server's jar says to `make` that all is done: whatever ends the work before it is
+    there, the next one mends the jars again; nothing is left to do after it."""
+    import assemble
+    import loopback
+
+    lib = tmp_path / "lib"
+    lib.mkdir()
+
+    def fetched(*_: object, **__: object) -> None:
+        (lib / loopback.JAR).touch()
+
+    monkeypatch.setattr(assemble.subprocess, "run", fetched)
+    monkeypatch.setattr(loopback, "mend", lambda lib: (lib / loopback.MENDED).touch())
+    real = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        assert [jar.name for jar in lib.iterdir()] == [loopback.MENDED]
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    assert assemble.assemble(tmp_path).exists()
 
 
 def test_both_clusters_keep_what_jobs_rest_on(objects: dict[str, Any]) -> None:
@@ -173,6 +200,13 @@ def test_policies_let_in_only_whom_flink_needs(objects: dict[str, Any]) -> None:
     [rest] = policies["dpstream-rest"]["ingress"]
     assert [p["port"] for p in rest["ports"]] == [8081]
     assert {"podSelector": {"matchLabels": jobs}} in rest["from"]
+    own = objects["Job"]["spec"]["template"]["metadata"]["labels"]
+    for ingress in (rule, rest):  # a launcher submits its job and cancels it
+        assert any(
+            set(peer) == {"podSelector"}
+            and peer["podSelector"]["matchLabels"].items() <= own.items()
+            for peer in ingress["from"]
+        )
 
 
 def _pom() -> str:

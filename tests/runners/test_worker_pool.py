@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from tests.runners.engines import ROOT, Pool, worker_pool
 from tests.runners.prism import wait_for
 from tests.runners.test_guard import gone
 
+STOP = beam_fn_api_pb2.StopWorkerRequest(worker_id="w1")
+
 
 class Engine(beam_fn_api_pb2_grpc.BeamFnControlServicer):
-    """An engine that waits for its workers and gives them nothing to do."""
+    """An engine that waits for its workers and gives them nothing to do, until it hangs up."""
 
     def __init__(self) -> None:
         self.came: queue.Queue[str] = queue.Queue()
@@ -36,17 +39,31 @@ class Engine(beam_fn_api_pb2_grpc.BeamFnControlServicer):
         return iter(())
 
 
-@pytest.fixture
-def engine() -> Iterator[tuple[Engine, str]]:
-    """An engine on loopback and where it listens."""
+@contextmanager
+def serving() -> Iterator[tuple[Engine, str]]:
+    """An engine on loopback, and its address."""
     servicer = Engine()
     server = grpc.server(ThreadPoolExecutor(8))
     beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield servicer, f"localhost:{port}"
-    servicer.ended.set()
-    server.stop(0)
+    try:
+        yield servicer, f"localhost:{port}"
+    finally:
+        servicer.ended.set()
+        server.stop(0)
+
+
+@pytest.fixture
+def engine() -> Iterator[tuple[Engine, str]]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[Engine, str]]:
+    with serving() as found:
+        yield found
 
 
 def ask(pool: Pool, method: str, request: Any) -> Any:
@@ -56,11 +73,13 @@ def ask(pool: Pool, method: str, request: Any) -> Any:
 
 def start(pool: Pool, address: str) -> int:
     """Start a worker; the number of its process, seconds before it can have connected."""
+    before = set(pool.workers())
     request = beam_fn_api_pb2.StartWorkerRequest(worker_id="w1")
     request.control_endpoint.url = address
     assert ask(pool, "StartWorker", request).error == ""
-    wait_for(lambda: len(pool.workers()) == 1)
-    return pool.workers()[0]
+    wait_for(lambda: set(pool.workers()) - before)
+    [worker] = set(pool.workers()) - before
+    return worker
 
 
 def test_a_worker_that_dies_before_it_connects_is_started_again(
@@ -79,18 +98,33 @@ def test_a_worker_that_dies_before_it_connects_is_started_again(
         assert servicer.came.empty()
 
 
-def test_one_that_has_served_is_not(engine: tuple[Engine, str]) -> None:
-    """Its engine has noticed, and asks for another if it needs one."""
-    servicer, address = engine
-    with worker_pool() as pool:
-        worker = start(pool, address)
-        assert servicer.came.get(timeout=300) == "w1"
-        threading.Event().wait(pools._SETTLED + 3 * pools._LOOK)
-        os.kill(worker, signal.SIGKILL)
-        wait_for(gone(worker))
-        with pytest.raises(queue.Empty):
-            servicer.came.get(timeout=6 * pools._LOOK)
-        assert pool.workers() == []
+def test_one_that_has_served_is_not(
+    other: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine has noticed, and asks for another if it needs one; and for the end of this one,
+    which is not that of another engine's."""
+    monkeypatch.setattr(pools, "_SETTLED", 0.1)
+    address, served = pools.LoopbackPool.start(use_process=True)
+    pool = Pool(address, os.getpid())
+    try:
+        for asks in (True, False):
+            with serving() as (servicer, where):
+                number = start(pool, where)
+                worker = served.pool._workers[-1]
+                assert servicer.came.get(timeout=300) == "w1"
+                wait_for(lambda worker=worker: worker._settled)
+                os.kill(number, signal.SIGKILL)
+                wait_for(lambda worker=worker: worker.ended)
+                assert worker._starts == 1 and servicer.came.empty()
+                if asks:
+                    lives = start(pool, other[1])
+                    ask(pool, "StopWorker", STOP)
+                    assert worker.stopped
+                wait_for(lambda asked=asks: len(served.pool._workers) == 2 - asked)
+            wait_for(lambda: len(served.pool._workers) == 1)  # or its engine is gone
+            assert pool.workers() == [lives] and not served.pool._workers[0].stopped
+    finally:
+        served.stop()
 
 
 def test_a_worker_that_is_stopped_stays_stopped(engine: tuple[Engine, str]) -> None:
@@ -100,6 +134,51 @@ def test_a_worker_that_is_stopped_stays_stopped(engine: tuple[Engine, str]) -> N
         wait_for(gone(worker))
         threading.Event().wait(4 * pools._LOOK)
         assert pool.workers() == []
+
+
+def test_each_of_two_engines_has_a_worker_of_one_name(
+    engine: tuple[Engine, str], other: tuple[Engine, str]
+) -> None:
+    """Every task manager of Flink numbers its workers from one: an early death is noticed of
+    either, an end is that of the engine which asks, and all end with the pool."""
+    with worker_pool() as pool:
+        first, second = start(pool, engine[1]), start(pool, other[1])
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: len(set(pool.workers()) - {first, second}) == 1)
+        [again] = set(pool.workers()) - {first, second}
+        assert engine[0].came.get(timeout=300) == other[0].came.get(timeout=300) == "w1"
+        other[0].ended.set()
+        ask(pool, "StopWorker", STOP)
+        wait_for(gone(second))
+        assert pool.workers() == [again]
+        ask(pool, "StopWorker", STOP)  # the only one of the name now
+        wait_for(gone(again))
+        left = start(pool, engine[1]), start(pool, engine[1])
+    wait_for(gone(*left))
+
+
+def test_workers_in_this_process_are_of_their_engines(
+    engine: tuple[Engine, str], other: tuple[Engine, str]
+) -> None:
+    """The same with Flink's LOOPBACK."""
+    address, served = pools.LoopbackPool.start()
+    try:
+        pool = Pool(address, os.getpid())
+        for servicer, where in (engine, other):
+            request = beam_fn_api_pb2.StartWorkerRequest(worker_id="w1")
+            request.control_endpoint.url = where
+            assert ask(pool, "StartWorker", request).error == ""
+            assert servicer.came.get(timeout=300) == "w1"
+        first, second = served.pool._harnesses
+        other[0].ended.set()
+        ask(pool, "StopWorker", STOP)
+        wait_for(second.left)
+        assert second.stopped and not first.stopped and not first.left()
+        ask(pool, "StopWorker", STOP)  # the only one of the name now
+        assert first.stopped
+    finally:
+        engine[0].ended.set()
+        served.stop()
 
 
 def test_workers_have_the_interpreter_of_their_pool(

@@ -1,10 +1,12 @@
 """Drafts: nobody's are swept at once, somebody's never, whoever looks and whatever their age."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -88,6 +90,57 @@ def test_a_draft_that_is_swept_before_its_lock_is_made_again(tmp_path: Path) -> 
 
     with mock.patch.object(drafts.fcntl, "flock", flock), drafted(tmp_path / "x") as draft:
         assert draft.exists() and names(tmp_path) == [draft.name]
+
+
+def test_a_sweeper_that_was_first_is_waited_for(tmp_path: Path) -> None:
+    """It has the lock already when the writer asks for it, and the draft is gone after that."""
+    real_open, real_lock = os.open, drafts.fcntl.flock
+    asked, sweepers = threading.Event(), list[threading.Thread]()
+
+    def remove(draft: Path, descriptor: int) -> None:
+        asked.wait()
+        time.sleep(0.1)
+        draft.unlink()
+        os.close(descriptor)
+
+    def opened(draft: Path, flags: int, mode: int = 0o777) -> int:
+        made = real_open(draft, flags, mode)
+        if not sweepers:
+            other = real_open(draft, os.O_RDONLY)
+            real_lock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sweepers.append(threading.Thread(target=remove, args=(draft, other)))
+            sweepers[0].start()
+        return made
+
+    def flock(descriptor: int, how: int) -> None:
+        asked.set()
+        real_lock(descriptor, how)
+
+    with (
+        mock.patch.object(drafts.os, "open", opened),
+        mock.patch.object(drafts.fcntl, "flock", flock),
+        drafted(tmp_path / "x") as draft,
+    ):
+        sweepers[0].join()
+        assert draft.exists() and names(tmp_path) == [draft.name]
+
+
+def test_a_sweeper_has_the_lock_until_the_draft_is_gone(tmp_path: Path) -> None:
+    draft, real, taken = tmp_path / ".x.0.dpstream-draft", Path.unlink, list[bool]()
+    draft.touch()
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken.append(True)
+            except BlockingIOError:
+                taken.append(False)
+        real(path, missing_ok)
+
+    with mock.patch.object(Path, "unlink", unlink):
+        sweep(tmp_path)
+    assert taken == [False] and names(tmp_path) == []
 
 
 def test_many_that_make_and_sweep_lose_none(tmp_path: Path) -> None:

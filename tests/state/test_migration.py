@@ -5,12 +5,14 @@ The file holds what ``test_sqlite.WORK`` does: decisions, an open window and a c
 snapshots, carried releases, progress of unit shards.
 """
 
+import contextlib
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,10 +22,10 @@ import numpy as np
 import pytest
 
 from accounting.errors import PolicyError, RunError
-from state import sqlite_file, sqlite_upgrade
+from state import sqlite_file
 from state.copying import copy_store
 from state.sqlite import SqliteStore
-from state.sqlite_backup import check_file
+from state.sqlite_backup import backup_file, check_file
 from state.sqlite_file import create_store
 from state.sqlite_tables import put_meta
 from state.store import NEVER, KeyShard
@@ -92,19 +94,46 @@ def test_creating_what_exists_upgrades_it(old: Path) -> None:
 
 
 def test_two_that_upgrade_at_once_agree(old: Path) -> None:
-    """The second waits, finds the work done, and does nothing."""
-    honest, met = sqlite_upgrade.version_of, []
+    """The second finds the work done, also while the first goes on with the store."""
+    honest, others = sqlite_file.alone, list[SqliteStore]()
 
-    def slow(db: sqlite3.Connection) -> int:
-        found = honest(db)
-        if not met:
-            met.append(True)
-            opened(old).close()  # another process is faster
-        return found
+    def slow(*args: Any, **options: Any) -> Any:
+        with mock.patch.object(sqlite_file, "alone", honest):
+            others.append(opened(old))  # another process is faster
+        return honest(*args, **options)
 
-    with mock.patch.object(sqlite_upgrade, "version_of", slow):
+    with mock.patch.object(sqlite_file, "alone", slow):
         opened(old).close()
-    assert version(old) == "3"
+    assert len(others) == 1
+    others[0].close()
+    assert version(old) == "3" and check_file(old)
+
+
+@pytest.mark.parametrize("name", ["version1.store", "version2.store"])
+def test_no_store_is_upgraded_under_an_older_program(tmp_path: Path, name: str) -> None:
+    """It would go on writing rows without digests; the store was damaged then, for good."""
+    path = tmp_path / "s.db"
+    shutil.copy(OLD.with_name(name), path)
+    was = version(path)
+    older = sqlite3.connect(path, isolation_level=None)
+    older.execute("PRAGMA journal_mode = WAL")
+    (row,) = older.execute("SELECT releases FROM steps WHERE length(releases) LIMIT 1").fetchone()
+    with mock.patch.object(sqlite_file, "_PATIENCE", 0.1):
+        for attempt in (
+            lambda: opened(path),
+            lambda: create_store(path, IDENTITY),
+            lambda: check_file(path),
+            lambda: backup_file(path, tmp_path / "b"),
+        ):
+            with pytest.raises(RunError, match="a run has it open"):
+                attempt()
+            assert version(path) == was
+    older.execute("INSERT INTO steps VALUES (99, 0, 1, ?, NULL, NULL, NULL)", (row,))
+    older.close()
+    store = opened(path)
+    assert store.committed_releases(99, 0, 1) is not None and version(path) == "3"
+    store.close()
+    check_file(path)
 
 
 #: Writes of the upgrade of ``version1.store``.
@@ -117,7 +146,6 @@ def test_a_migration_cut_short_changes_nothing(old: Path, tmp_path: Path, nth: i
     child = f"""
 import os, signal, sqlite3
 from state import sqlite_file, sqlite_upgrade
-real = sqlite_file.connect
 class Db:
     def __init__(self, db): self.db, self.left = db, {nth}
     def __getattr__(self, name): return getattr(self.db, name)
@@ -129,7 +157,8 @@ class Db:
             if self.left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.db.execute(text, *values)
-sqlite_upgrade.upgrade(Db(real({str(old)!r})))
+with sqlite_file.alone({str(old)!r}) as db:
+    sqlite_upgrade.upgrade(Db(db))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     code = subprocess.run([sys.executable, "-c", child], env=environment, check=False).returncode
@@ -141,14 +170,18 @@ sqlite_upgrade.upgrade(Db(real({str(old)!r})))
 
 
 def test_a_full_disk_leaves_the_old_version(old: Path, tmp_path: Path) -> None:
-    real = sqlite_file.connect
+    real = sqlite_file.alone
 
-    def full(path: Path) -> sqlite3.Connection:
-        db = real(path)
-        db.execute("PRAGMA max_page_count = 1")  # as many as there are
-        return db
+    @contextlib.contextmanager
+    def full(*args: Any, **options: Any) -> Iterator[sqlite3.Connection]:
+        with real(*args, **options) as db:
+            db.execute("PRAGMA max_page_count = 1")  # as many as there are
+            yield db
 
-    with mock.patch("state.sqlite.connect", full), pytest.raises(RunError, match="SQLITE_FULL"):
+    with (
+        mock.patch.object(sqlite_file, "alone", full),
+        pytest.raises(RunError, match="SQLITE_FULL"),
+    ):
         opened(old)
     assert version(old) == "1"
     store = opened(old)

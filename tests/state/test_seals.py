@@ -121,7 +121,6 @@ def test_a_blob_in_another_rows_place_is_noticed(file: Path, table: str, column:
         "DELETE FROM steps WHERE trigger = 1",
         "INSERT INTO snapshots SELECT * FROM snapshots LIMIT 1",
         "UPDATE snapshots SET keys = CAST(keys AS TEXT)",
-        "CREATE TABLE another (x)",
         "DROP INDEX admissions_by_shard",
         "ALTER TABLE steps RENAME COLUMN keys TO kess",
     ],

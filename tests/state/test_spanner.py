@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from accounting.errors import PolicyError
@@ -98,3 +99,12 @@ def test_a_schema_of_another_version_is_refused(bench: SpannerBench) -> None:
         batch.update("Meta", ("Name", "Value"), [("schema_version", "99")])
     with pytest.raises(PolicyError, match="schema version"):
         bench.open()
+
+
+def test_the_numbers_of_a_run_are_asked_for_once() -> None:
+    url = emulator.fresh_url()
+    create_tables(connect(url))
+    begun = create_identity(connect(url), IDENTITY, lambda: "numbers")
+    assert begun == msgspec.structs.replace(IDENTITY, calibration="numbers")
+    assert create_identity(connect(url), IDENTITY, pytest.fail) == begun
+    emulator.drop(url)

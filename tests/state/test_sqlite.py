@@ -12,7 +12,7 @@ from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dp_transforms.run import KeySource, begin_run
 from state import open as stores
 from state.sqlite import SqliteStore
-from state.sqlite_file import create_store, store_exists
+from state.sqlite_file import connect, create_store, store_exists
 from state.sqlite_tables import put_meta
 from state.store import OvertakenError, RunIdentity, Store
 from tests.state.conformance import (
@@ -256,6 +256,41 @@ def test_an_existing_store_keeps_its_run_id(tmp_path: Path) -> None:
     assert store_exists(path)
     other = msgspec.structs.replace(IDENTITY, run_id="33" * 16)
     assert create_store(path, other) == IDENTITY
+
+
+def test_a_begin_that_was_cut_off_is_no_store(tmp_path: Path) -> None:
+    """Killed between SQLite's header and the transaction that makes the tables."""
+    path = tmp_path / "store.db"
+    connect(path).close()
+    assert path.stat().st_size > 0 and not store_exists(path)
+    plan, url = make_plan(), f"sqlite:{path}"
+    assert begin_run(plan, KEYS, url, 3)[1] is False
+    assert store_exists(path) and begin_run(plan, KEYS, url, 3)[1] is True
+    stores.close_all()
+    (tmp_path / "other").write_bytes(b"no database at all" * 100)
+    assert store_exists(tmp_path / "other") and not store_exists(tmp_path / "none")
+    held = sqlite3.connect(path, isolation_level=None)
+    held.execute("PRAGMA locking_mode = EXCLUSIVE")
+    held.execute("BEGIN EXCLUSIVE")
+    assert store_exists(path)
+    held.close()
+
+
+def test_what_an_operator_adds_is_no_damage(bench: SqliteBench) -> None:
+    with sqlite3.connect(bench.path) as db:
+        db.execute("INSERT INTO steps VALUES (9, 9, 9, x'', NULL, NULL, NULL)")
+        db.execute("ANALYZE")
+        db.execute("CREATE INDEX steps_by_trigger ON steps (trigger)")
+        db.execute("DELETE FROM steps")
+        assert ("sqlite_stat1",) in db.execute("SELECT name FROM sqlite_master").fetchall()
+    db.close()
+    bench.open().close()
+    for change in ("DROP INDEX admissions_by_shard", "ALTER TABLE steps ADD COLUMN more"):
+        with sqlite3.connect(bench.path) as db:
+            db.execute(change)
+        db.close()
+        with pytest.raises(PolicyError, match="is damaged"):
+            bench.open()
 
 
 def test_a_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
