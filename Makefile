@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -179,6 +179,23 @@ def test_packages_are_listed() -> None:
     assert all((ROOT / name.replace(".", "/") / "__init__.py").exists() for name in listed)
 
 
+def strangers(sample: str) -> list[str]:
+    """Lines of the sample that name no test."""
+    written = {path: path.read_text() for path in sources("tests")}
+    every = "".join(written.values())
+    return [
+        line
+        for line in sample.splitlines()
+        for name in [line.split(" ", 1)[1].partition("[")[0]]
+        if ROOT / name.split("::")[0] not in written or f"def {name.split('::')[-1]}(" not in every
+    ]
+
+
+def test_the_sample_names_tests() -> None:
+    assert strangers((ROOT / "tests" / "sample.txt").read_text()) == []
+    assert strangers("0 tests/test_structure.py::test_nothing_at_all\n") != []
+
+
 BAD: list[tuple[Callable[[str], list[str]], str]] = [
     (lambda s: layer_offences("accounting", s), "def f():\n    import apache_beam as beam\n"),
     (lambda s: layer_offences("accounting", s), "from state.store import Store\n"),

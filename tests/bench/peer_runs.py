@@ -37,7 +37,7 @@ HOW = {
     "pipeline-dp-local": "Gaussian, naive composition, C keys a user and 1 record a key",
     "pipeline-dp-beam": "the same on Beam's FnApiRunner",
     "opendp-polars": "integer Laplace and a stable-key threshold, C records a user",
-    "numpy": "dpstream's sigmas, weights and threshold, C records a user, insecure generator, no state",
+    "numpy": "dpstream's sigmas and threshold, C records a user; insecure generator, no state",
 }
 #: What must be installed for a peer (extra ``peers``).
 NEEDS = {

@@ -63,8 +63,8 @@ def flips(made: Images, number: int, seed: int, scratch: Path) -> Counter[tuple[
 
 def test_a_sample_of_flips(made: Images, tmp_path: Path) -> None:
     found = flips(made, 48, 1, tmp_path)
-    # A flip in a page that nothing reads is harmless, and which pages those are differs by run: only
-    # a backup is read whole.
+    # A flip in a page that nothing reads is harmless, and which pages those are differs by run;
+    # only a backup is read whole.
     assert sum(found.values()) == 48 and found["b (done)", "noticed"] >= 6
     assert found["release", "mended"] >= 4
 
