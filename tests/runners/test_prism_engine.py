@@ -89,13 +89,17 @@ def test_an_interrupt_ends_it_and_its_engine(tmp_path: Path, flags: list[str]) -
         start_new_session=True,
     )  # fmt: skip
     assert child.stdout is not None
-    assert child.stdout.readline() == b"there\n"
-    assert found(tmp_path)[0] == expected(Shape(endless=True))
-    engine = _children(child.pid)
-    assert engine
-    child.send_signal(signal.SIGINT)
-    child.wait(60)
-    child.stdout.close()
+    try:
+        assert child.stdout.readline() == b"there\n"
+        assert found(tmp_path)[0] == expected(Shape(endless=True))
+        engine = _children(child.pid)
+        assert engine
+        child.send_signal(signal.SIGINT)
+        child.wait(60)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
     until = time.monotonic() + 30
     while any(Path(f"/proc/{number}").exists() for number in engine):
         assert time.monotonic() < until, "Prism outlives its program"
