@@ -148,10 +148,11 @@ class Broker:
         return name
 
     def create(self, name: str, partitions: int, config: dict[str, str]) -> None:
-        """A topic of that name."""
+        """A topic of that name, and wait until clients are told of it."""
         from confluent_kafka.admin import NewTopic
 
         self.admin_do("create_topics", [NewTopic(name, partitions, 1, config=config)])
+        self._told(name, partitions)
 
     def recreate(self, name: str, partitions: int, config: dict[str, str]) -> None:
         """Delete a topic and make it again under its name, once the broker has let it go."""
@@ -176,6 +177,10 @@ class Broker:
 
         self._producer = None  # it knows of fewer
         self.admin_do("create_partitions", [NewPartitions(topic, partitions)])
+        self._told(topic, partitions)
+
+    def _told(self, topic: str, partitions: int) -> None:
+        """Wait until the broker names a topic with that many partitions."""
         end, admin = time.monotonic() + _PATIENCE, self.admin()
         while len(admin.list_topics(topic, timeout=30).topics[topic].partitions) < partitions:
             assert time.monotonic() < end, "no partitions in time"
