@@ -57,16 +57,17 @@ class Workers(Generic[Tool]):
         for _ in range(threads.number):
             self._tools.put(make())
         self._pool = _pool(threads.number) if threads.number > 1 else None
-        self._own: deque[Callable[[Tool], Iterable[Any]]] = deque()
-        self._asked: deque[Future[tuple[list[Any], Counts]]] = deque()
+        self._asked: deque[Future[tuple[list[Any], Counts]] | Callable[[Tool], Iterable[Any]]] = (
+            deque()
+        )
         self._stopped = threading.Event()
         with _LOCK:
             _LIVE.setdefault(threads.run_id, weakref.WeakSet()).add(self)
 
-    def ask(self, work: Callable[[Tool], Iterable[Any]]) -> None:
-        """Have a call made by some thread, soon."""
-        if self._pool is None:
-            self._own.append(work)
+    def ask(self, work: Callable[[Tool], Iterable[Any]], small: bool = False) -> None:
+        """Have a call made by some thread, soon; a small one by the caller's own, in its turn."""
+        if self._pool is None or small:
+            self._asked.append(work)
         else:
             self._asked.append(self._pool.submit(self._work, work))
 
@@ -77,14 +78,12 @@ class Workers(Generic[Tool]):
             Whatever the first call raised that failed, first in the order of the calls.  Those
             after it are given up, and none of them is running any more.
         """
-        while self._own:
-            tool = self._tools.get()
-            try:
-                yield from self._own.popleft()(tool)
-            finally:
-                self._tools.put(tool)
-        while len(self._asked) > leave:
+        least = leave if self._pool is not None else 0
+        while len(self._asked) > least:
             asked = self._asked.popleft()
+            if not isinstance(asked, Future):
+                yield from self._made_here(asked)
+                continue
             try:
                 found, counts = asked.result()
             except BaseException:
@@ -95,12 +94,23 @@ class Workers(Generic[Tool]):
             del asked
             yield from found
 
+    def _made_here(self, work: Callable[[Tool], Iterable[Any]]) -> Iterator[Any]:
+        tool = self._tools.get()
+        try:
+            yield from work(tool)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self._tools.put(tool)
+
     def stop(self) -> None:
         """Give up what is left, and wait for the calls that are running."""
         self._stopped.set()
-        for asked in self._asked:
+        under_way = [asked for asked in self._asked if isinstance(asked, Future)]
+        for asked in under_way:
             asked.cancel()
-        wait(self._asked)
+        wait(under_way)
         self._asked.clear()
 
     def _work(self, work: Callable[[Tool], Iterable[Any]]) -> tuple[list[Any], Counts]:

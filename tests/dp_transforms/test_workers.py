@@ -14,7 +14,7 @@ import pytest
 
 from accounting.errors import DpstreamError, RunError
 from accounting.plan import Plan
-from dp_transforms import flow, split
+from dp_transforms import flow, hold, split
 from dp_transforms.clock import Announced
 from dp_transforms.flow import DPStream
 from dp_transforms.hold import Held, HoldUntilCut, _outputs
@@ -28,8 +28,9 @@ from tests.streams import begin, generate, make_plan
 
 
 @pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
+def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_error()
+    monkeypatch.setattr(hold, "_WORTH_A_THREAD", 0)
     yield
     stores.close_all()
 
@@ -49,15 +50,25 @@ def slowly(number: int, tool: int) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_answers_come_in_the_order_of_the_calls(threads: int) -> None:
+@pytest.mark.parametrize("small", [set(), {1, 2}, {0, 1, 2, 3, 4}])
+def test_answers_come_in_the_order_of_the_calls(threads: int, small: set[int]) -> None:
     found: list[tuple[int, int]] = []
     team = Workers(lambda: 0, Threads(threads, "run"))
     for number in range(12):
-        team.ask(partial(slowly, number))
+        team.ask(partial(slowly, number), small=number % 5 in small)
         found += team.answers(Threads(threads).ahead(2))
         assert len(found) // 2 >= number + 1 - (2 * threads if threads > 1 else 0)
     found += team.answers()
     assert found == [(number, part) for number in range(12) for part in range(2)]
+
+
+def test_a_small_call_is_made_by_the_callers_own_thread_in_its_turn() -> None:
+    team = Workers(lambda: 0, Threads(2, "run"))
+    team.ask(lambda _: [threading.current_thread()])
+    team.ask(lambda _: [threading.current_thread()], small=True)
+    first, second = team.answers()
+    assert first is not threading.current_thread()
+    assert second is threading.current_thread()
 
 
 def test_one_thread_is_the_callers_own() -> None:
