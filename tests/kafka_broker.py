@@ -213,9 +213,21 @@ class Broker:
 
     def admin_do(self, method: str, what: list[Any]) -> None:
         """An admin call for each of ``what``, and its end."""
-        admin = self.admin()  # an answer is lost with its client
-        for answer in getattr(admin, method)(what).values():
-            answer.result(_PATIENCE)
+        from confluent_kafka import KafkaError, KafkaException
+
+        end = time.monotonic() + _PATIENCE
+        while True:
+            admin = self.admin()  # an answer is lost with its client
+            try:
+                for answer in getattr(admin, method)(what, request_timeout=10).values():
+                    answer.result(_PATIENCE)
+                return
+            except KafkaException as error:
+                # A client that is told of a broker before its controller never sends the call.
+                sent = "waiting for controller" not in error.args[0].str()
+                late = error.args[0].code() != KafkaError._TIMED_OUT or time.monotonic() > end
+                if sent or late:
+                    raise
 
     def produce(self, topic: str, values: Iterable[Any], partition: int = 0) -> list[int]:
         """Append messages (bytes, ``None``, or something to write as JSON); their offsets."""
