@@ -245,5 +245,5 @@ def _manifest_files(folder: Path) -> list[Path]:
 def _read(path: Path) -> Manifest | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
         return None

@@ -81,7 +81,7 @@ def decoded(value: bytes, kind: type[Any]) -> Any:
     """A message's value, ``None`` if it is none of this kind."""
     try:
         return msgspec.json.decode(value, type=kind)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -233,7 +233,9 @@ def test_a_manifest_that_is_not_the_stores(done: Place, name: str) -> None:
     assert caught.value.field == field and done.files() == before
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b'{"format": 1, "more": 2}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[1]", b"\xff", b'{"format": 1, "more": 2}', b'{"run_id": "\xff"}']
+)
 def test_a_damaged_manifest_is_refused(done: Place, data: bytes) -> None:
     (done.folder / "out" / "run.json").write_bytes(data)
     with pytest.raises(PolicyError, match="cannot read"):
