@@ -86,7 +86,7 @@ RANKED: dict[str, Plan] = {
     "weights": ranked_plan((3, 1)),
     "tests apart combined": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, triggers=17, select_every=5, refresh_every=2,
-        strategy="toeplitz", pre_threshold=1, aggregates=(COUNT, SUM), epsilon=40.0,
+        strategy="toeplitz", pre_threshold=1, aggregates=(COUNT, SUM), epsilon=12.0,
     ),
     "weights units": ranked_plan((3, 0.5), aggregates=(UNITS, MEAN), strategy="blt"),
     "weights sliding": ranked_plan(
