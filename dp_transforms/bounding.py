@@ -243,11 +243,20 @@ class Batch:
         self.event_cut = event_cuts(plan, records) if of_event else stamp_cut
         # A stamp may lie before the start (by max_skew): it belongs to the first cut.
         self.cut = np.maximum(1, stamp_cut)
-        self.unit, self.pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        self.rank = np.zeros(rows, np.int32)
+        # One zero that stands for all rows: what is decided at once takes the arrays' places.
+        self.unit = self.pairs = np.broadcast_to(np.int64(0), rows)
+        self.rank = np.broadcast_to(np.int32(0), rows)
         self.known, self.undelivered = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self.settled = np.zeros(rows, np.bool_)
         self.order: Int64 | None = None
+
+    def write(self, rows: Int64 | Bool, pairs: Int32 | Int64, rank: Int32 | None) -> None:
+        """Note what was decided on some of the rows."""
+        if not self.pairs.flags.writeable:
+            self.pairs, self.rank = self.pairs.copy(), self.rank.copy()
+        self.pairs[rows] = pairs
+        if rank is not None:
+            self.rank[rows] = rank
 
 
 def _decide(
@@ -309,10 +318,9 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
     settled = ~known & (batch.cut <= units.forgotten)
     batch.known = known | settled
     missed = ~batch.known & (batch.cut <= units.decided)
-    batch.pairs[known] = before.pairs[at[known]]
-    batch.cut[known] = before.cut[at[known]]
-    if before.rank is not None:
-        batch.rank[known] = before.rank[at[known]]
+    found = at[known]
+    batch.cut[known] = before.cut[found]
+    batch.write(known, before.pairs[found], None if before.rank is None else before.rank[found])
     full = units.counts[batch.unit] >= plan.privacy.contributions
     ended = plan.timeline.end is not None and units.decided >= plan.timeline.last_cut
     batch.undelivered = missed & ~full & ended
@@ -340,10 +348,13 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
     order = stamp_order(*position, unit)
     limit = plan.privacy.contributions
     taken, rank = admit(unit, *position, wanted, units.counts, limit, order)
-    batch.pairs[new], batch.rank[new] = taken, rank
-    batch.order = order if whole else None
-    kept = np.flatnonzero(taken > 0)
-    kept = kept if isinstance(new, slice) else new[kept]
+    some = np.flatnonzero(taken)
+    if isinstance(new, slice):
+        batch.pairs, batch.rank, batch.order = taken, rank, order
+        kept = new if len(some) == len(taken) else some
+    else:
+        batch.write(new, taken, rank)
+        kept = new[some]
     admitted = Admitted(
         batch.partition[kept],
         batch.offset[kept],

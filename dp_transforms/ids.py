@@ -11,6 +11,8 @@ from dp_transforms.batches import Ids
 from dp_transforms.noise.prf import Prf, frame
 
 Int64 = npt.NDArray[np.int64]
+#: Rows whose messages fit the processor's cache together.
+_ROWS_AT_ONCE = 1 << 14
 _TAGS = {"string": ord("s"), "int": ord("i"), "bool": ord("b"), "bytes": ord("y")}
 
 
@@ -27,7 +29,18 @@ def typed_ids(
     rows = len(fields[0][1])
     if context is None:
         context = np.zeros(rows, np.int64)
-    parts = []
+    if rows <= _ROWS_AT_ONCE:
+        return _typed_ids(prf, fields, context)
+    ids = np.empty((rows, 2), np.uint64)
+    for begin in range(0, rows, _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        some = [(kind, column[part]) for kind, column in fields]
+        ids[part] = _typed_ids(prf, some, context[part])
+    return ids
+
+
+def _typed_ids(prf: Prf, fields: Sequence[tuple[str, pa.Array]], context: Int64) -> Ids:
+    rows, parts = len(context), []
     for kind, column in fields:
         if kind in ("int", "bool"):
             data = np.ascontiguousarray(column.cast(pa.int64()).to_numpy(zero_copy_only=False))

@@ -55,12 +55,21 @@ def steps_through(
     width = 1 + (int(window.max()) if len(window) else 0)
     rank = step_cut * width + window
     order = np.argsort(rank, kind="stable")
-    rows, rank = rows.take(pa.array(order)), rank[order]
+    rank = rank[order]
+    # The rows of a few steps at a time are put in order: all at once would be there twice.
+    nothing = some = rows.slice(0, 0)
+    first = 0
     for cut in range(since + 1, upto + 1):
         for index in line.windows_at(cut):
             name = cut * width + index
-            begin, end = np.searchsorted(rank, (name, name + 1)) if index < width else (0, 0)
-            yield index, cut - line.base(index), rows.slice(int(begin), int(end - begin))
+            begin = end = 0
+            if index < width:
+                begin, end = np.searchsorted(rank, (name, name + 1)).tolist()
+            if end > first + some.num_rows:
+                first = begin
+                some = rows.take(pa.array(order[begin : max(end, begin + COMMIT_ROWS)]))
+            of_step = some.slice(begin - first, end - begin) if begin < end else nothing
+            yield index, cut - line.base(index), of_step
 
 
 def due_by(

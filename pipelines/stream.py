@@ -21,6 +21,7 @@ from pipelines.begin import begin, opened_ledger
 from pipelines.jobs.job import Job
 from pipelines.jobs.text import duration_micros
 from pipelines.runners.errors import coded
+from pipelines.runners.memory import sparing_memory
 from pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
 from pipelines.runners.table import Engine, make_runner
 from pipelines.runners.waiting import wait_or_stop
@@ -134,6 +135,7 @@ def _started(
     operator_totals.clear()
     forget_error()
     with (
+        sparing_memory(),
         watch_steps(progress, steps),
         HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
     ):

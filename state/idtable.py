@@ -15,6 +15,7 @@ Bool = npt.NDArray[np.bool_]
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024
+_ROWS_AT_ONCE = 1 << 20
 
 
 @njit(cache=True, nogil=True)
@@ -85,9 +86,13 @@ class IdTable:
 
     def intern(self, queries: Ids) -> Int64:
         """Slots of the ids, new ones assigned in order; (n, 2) -> (n,) int64."""
-        self._reserve(self.size + len(queries))
         slots = np.empty(len(queries), np.int64)
-        self.size = int(_intern(self._table, self._ids, self.size, queries, slots))
+        # A part at a time: all of a large shard may name few, and the table stays small.
+        for begin in range(0, len(queries), _ROWS_AT_ONCE):
+            part = slice(begin, begin + _ROWS_AT_ONCE)
+            self._reserve(self.size + len(queries[part]))
+            found = _intern(self._table, self._ids, self.size, queries[part], slots[part])
+            self.size = int(found)
         return slots
 
     def find(self, queries: Ids) -> Int64:
@@ -131,6 +136,37 @@ def _add(
     return added
 
 
+@njit(cache=True, nogil=True)
+def _move(
+    owner: Int32, pairs: Ids, gone: Bool, to_owner: Int32, to_pairs: Ids
+) -> int:  # pragma: no cover - compiled
+    """Put the pairs of slots that are not gone into an empty table; returns how many."""
+    mask = np.uint64(to_owner.size - 1)
+    moved = 0
+    for i in range(owner.size):
+        slot = owner[i]
+        if slot < 0 or (slot < gone.size and gone[slot]):
+            continue
+        at = (pairs[i, 0] ^ (np.uint64(slot) * np.uint64(0x9E3779B97F4A7C15))) & mask
+        while to_owner[at] >= 0:
+            at = (at + np.uint64(1)) & mask
+        to_owner[at] = slot
+        to_pairs[at, 0] = pairs[i, 0]
+        to_pairs[at, 1] = pairs[i, 1]
+        moved += 1
+    return moved
+
+
+@njit(cache=True, nogil=True)
+def _owned(owner: Int32, gone: Bool) -> int:  # pragma: no cover - compiled
+    """How many pairs are of slots that are gone."""
+    found = 0
+    for i in range(owner.size):
+        slot = owner[i]
+        found += slot >= 0 and slot < gone.size and gone[slot]
+    return found
+
+
 class PairSet:
     """Exact set of (slot, unit id) pairs; stale slots are dropped when it grows."""
 
@@ -158,20 +194,9 @@ class PairSet:
         return self._owner[live].astype(np.int64), self._pairs[live]
 
     def _grow(self, extra: int, stale: Bool | None) -> None:
-        kept = self.size
-        if stale is not None and len(stale):
-            live = self._owner[self._owner >= 0]
-            kept -= int(stale[live].sum())
+        gone = np.zeros(0, np.bool_) if stale is None else stale
+        kept = self.size - int(_owned(self._owner, gone))
         length = max(_FIRST_SIZE, 1 << int((kept + extra) / _LOAD * 1.3).bit_length())
-        self._rebuild(length, stale)
-
-    def _rebuild(self, length: int, gone: Bool | None) -> None:
-        live = self._owner >= 0
-        if gone is not None and len(gone):
-            live[live] = ~gone[self._owner[live]]
-        slots, units = self._owner[live].astype(np.int64), self._pairs[live]
-        self._owner = np.full(length, -1, np.int32)
-        self._pairs = np.empty((length, 2), np.uint64)
-        self.size = int(
-            _add(self._owner, self._pairs, slots, units, np.empty(len(slots), np.bool_))
-        )
+        owner, pairs = np.full(length, -1, np.int32), np.empty((length, 2), np.uint64)
+        self.size = int(_move(self._owner, self._pairs, gone, owner, pairs))
+        self._owner, self._pairs = owner, pairs

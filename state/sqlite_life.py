@@ -15,7 +15,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from state import log
-from state.idtable import IdTable
+from state.idtable import Bool, IdTable
 from state.life_store import (
     Int64,
     KeyPiece,
@@ -134,10 +134,7 @@ class SqliteLife(LifeStore):
         stays[admitted.unit[kept]] = True
         moved = not stays.all()
         place = np.cumsum(stays) - 1
-        whole = UnitShard()
-        slots = whole.intern(units.table.ids[stays])
-        whole.counts[slots] = units.counts[: units.table.size][stays]
-        whole.until[slots] = units.until[: units.table.size][stays]
+        whole = _some_units(units, stays) if moved else units
         left = Admitted(
             admitted.partition[kept],
             admitted.offset[kept],
@@ -397,6 +394,15 @@ class SqliteLife(LifeStore):
                 yield row
         except sqlite3.Error as error:
             raise failed(error) from None
+
+
+def _some_units(units: UnitShard, stays: Bool) -> UnitShard:
+    """The units that stay, with new slots."""
+    some = UnitShard()
+    slots = some.intern(units.table.ids[stays])
+    some.counts[slots] = units.counts[: units.table.size][stays]
+    some.until[slots] = units.until[: units.table.size][stays]
+    return some
 
 
 def _no_units() -> bytes:
