@@ -32,13 +32,24 @@ def drafted(out: Path, mode: int = 0o600) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made.
     """
+    with opened_draft(out, mode) as (_, draft):
+        try:
+            yield draft
+        finally:
+            for side in SIDES:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{draft}{side}")
+
+
+@contextlib.contextmanager
+def opened_draft(out: Path, mode: int = 0o600) -> Iterator[tuple[int, Path]]:
+    """``drafted`` of what is no database, and the descriptor to write it by."""
     descriptor, draft = _made(out, mode)
     try:
-        yield draft
+        yield descriptor, draft
     finally:
-        for name in ("", *SIDES):
-            with contextlib.suppress(OSError):
-                Path(f"{draft}{name}").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
         os.close(descriptor)
 
 
@@ -48,7 +59,7 @@ def _made(out: Path, mode: int) -> tuple[int, Path]:
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         with contextlib.suppress(OSError):  # no locks here: its age protects it
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # after a sweeper that was first
-        if draft.exists():
+        if os.fstat(descriptor).st_nlink:
             return descriptor, draft
         os.close(descriptor)
     raise FileNotFoundError

@@ -7,11 +7,9 @@ functions of the releases alone.  A file that was damaged since is written again
 to write the same release, or to compare it.
 """
 
-import functools
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,13 +17,13 @@ import pyarrow as pa
 from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError
-from accounting.limits import SINK_THREADS
 from pipelines.jobs.tables import SinkKind
 from pipelines.sinks.compare import Verdict, verdict
 from pipelines.sinks.formats import (
     encode,
+    encode_all,
     put_again,
-    put_entry,
+    put_entries,
     put_once,
     release_files,
     remove_drafts,
@@ -170,14 +168,7 @@ def write_releases(
         ]
         batches = [batch for batch, found in zip(batches, there, strict=True) if found]
     try:
-        if len(batches) == 1:
-            written = [_write(folder, kind, batches[0], only_compare, guard)]
-        else:
-            with ThreadPoolExecutor(SINK_THREADS) as pool:
-                write = functools.partial(
-                    _write, folder, kind, only_compare=only_compare, guard=guard
-                )
-                written = list(pool.map(write, batches))
+        written = _write(folder, kind, batches, only_compare, guard)
         # Also of files that are there already: who made them may have died before this.
         sync_folders(written)
     except OSError:
@@ -194,19 +185,35 @@ def compare_release(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool 
         raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
 
-def _write(folder: Path, kind: str, batch: pa.RecordBatch, only_compare: bool, guard: bool) -> Path:
-    """The release's file."""
-    window, trigger = name_of_release(batch)
-    path = folder / release_path(window, trigger, kind)
-    new = not path.exists() and put_entry(path, encode(batch, kind, guard))
-    if not new and not _compared(path, batch, not only_compare, guard):
+def _write(
+    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool, guard: bool
+) -> list[Path]:
+    """The releases' files, those that are there compared first."""
+    paths = [folder / release_path(*name_of_release(batch), kind) for batch in batches]
+    missing = []
+    for path, batch in zip(paths, batches, strict=True):
+        if path.exists():
+            _check(path, batch, only_compare, guard)
+        else:
+            missing.append((path, batch))
+    data = encode_all([batch for _, batch in missing], kind, guard)
+    new = put_entries([(path, of_one) for (path, _), of_one in zip(missing, data, strict=True)])
+    for (path, batch), made in zip(missing, new, strict=True):
+        if not made:  # by another writer, meanwhile
+            _check(path, batch, only_compare, guard)
+    return paths
+
+
+def _check(path: Path, batch: pa.RecordBatch, only_compare: bool, guard: bool) -> None:
+    """Refuse a file that is another release's."""
+    if not _compared(path, batch, not only_compare, guard):
+        window, trigger = name_of_release(batch)
         raise PolicyError(
             "sink.path",
             f"holds another release of window {window}, trigger {trigger}",
             "a published value never changes: use the state that made it, or another folder; if"
             " the file was damaged, remove it and run again",
         )
-    return path
 
 
 def _compared(path: Path, batch: pa.RecordBatch, repairs: bool, guard: bool) -> bool:

@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import functools
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
@@ -15,12 +17,15 @@ import pyarrow.parquet as pq
 from pyarrow import csv as pacsv
 
 from accounting.errors import UsageError
+from accounting.limits import SINK_THREADS
 from pipelines.sinks.formulas import guarded, unguarded
-from state.drafts import drafted, sweep
+from state.drafts import opened_draft, sweep
 
 KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
+#: Rows of a release below which encoding it is more Python than Arrow.
+_WORTH_A_THREAD = 10_000
 #: What a file system without hard links says, or one that has no more of them.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -56,6 +61,15 @@ def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
     return buffer.getvalue()
 
 
+def encode_all(batches: Sequence[pa.RecordBatch], kind: str, guard: bool = True) -> list[bytes]:
+    """``encode`` of each; large ones on threads, on which small ones would cost twice as much."""
+    work = functools.partial(encode, kind=kind, guard=guard)
+    if sum(batch.num_rows for batch in batches) < _WORTH_A_THREAD * max(2, len(batches)):
+        return [work(batch) for batch in batches]
+    with ThreadPoolExecutor(SINK_THREADS) as pool:
+        return list(pool.map(work, batches))
+
+
 def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
     """Make ``path`` with ``data``, atomically and on disk, unless it exists.
 
@@ -82,36 +96,63 @@ def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
 
 def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
     """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
-    if path.exists():
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with drafted(path, mode) as draft:
-        _fill(draft, data)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            if path.exists():
-                return False
-            os.replace(draft, path)
-    return True
+    return not path.exists() and put_entries([(path, data)], mode) == [True]
+
+
+def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = 0o666) -> list[bool]:
+    """``put_entry`` of several files that were not there just now; they wait for the disk together.
+
+    Only to wait for the disk has threads: small files cost twice as much on several.
+    """
+    for folder in {path.parent for path, _ in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        drafts = []
+        for path, data in files:
+            descriptor, draft = stack.enter_context(opened_draft(path, mode))
+            _fill(descriptor, data)
+            drafts.append((descriptor, draft))
+        _sync([descriptor for descriptor, _ in drafts])
+        return [_named(draft, path) for (_, draft), (path, _) in zip(drafts, files, strict=True)]
 
 
 def put_again(path: Path, data: bytes) -> None:
     """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
-    with drafted(path, 0o666) as draft:
-        _fill(draft, data)
+    with opened_draft(path, 0o666) as (descriptor, draft):
+        _fill(descriptor, data)
+        os.fsync(descriptor)
         os.replace(draft, path)
 
 
-def _fill(draft: Path, data: bytes) -> None:
-    with open(draft, "r+b") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _named(draft: Path, path: Path) -> bool:
+    """Give a draft its name, unless another has it."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            return False
+        os.replace(draft, path)
+    return True
+
+
+def _fill(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb", buffering=0, closefd=False) as file:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+
+
+def _sync(descriptors: Sequence[int]) -> None:
+    if len(descriptors) < 2:
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+        return
+    with ThreadPoolExecutor(SINK_THREADS) as pool:
+        list(pool.map(os.fsync, descriptors))
 
 
 def remove_drafts(folder: Path) -> None:
