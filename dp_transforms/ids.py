@@ -11,8 +11,8 @@ from dp_transforms.batches import Ids
 from dp_transforms.noise.prf import Prf, frame
 
 Int64 = npt.NDArray[np.int64]
-#: Rows whose messages fit the processor's cache together.
-_ROWS_AT_ONCE = 1 << 14
+#: Bytes of the messages that are worked on together: what fits the processor's cache.
+_BYTES_AT_ONCE = 1 << 20
 _TAGS = {"string": ord("s"), "int": ord("i"), "bool": ord("b"), "bytes": ord("y")}
 
 
@@ -29,11 +29,14 @@ def typed_ids(
     rows = len(fields[0][1])
     if context is None:
         context = np.zeros(rows, np.int64)
-    if rows <= _ROWS_AT_ONCE:
+    # A block for the length, and each component with its tag and length, rounded up.
+    size = 32 * rows + sum(column.nbytes for _, column in fields)
+    at_once = max(1, _BYTES_AT_ONCE * rows // size) if rows else 1
+    if rows <= at_once:
         return _typed_ids(prf, fields, context)
     ids = np.empty((rows, 2), np.uint64)
-    for begin in range(0, rows, _ROWS_AT_ONCE):
-        part = slice(begin, begin + _ROWS_AT_ONCE)
+    for begin in range(0, rows, at_once):
+        part = slice(begin, begin + at_once)
         some = [(kind, column[part]) for kind, column in fields]
         ids[part] = _typed_ids(prf, some, context[part])
     return ids
