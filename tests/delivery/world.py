@@ -258,8 +258,9 @@ def _filled(world: World, made: dict[Record, Decision]) -> Batch:
         record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
         decision = made.get(record)
         if decision is not None:
-            batch.pairs[row], batch.cut[row] = decision.pairs, decision.cut
-            batch.rank[row] = decision.rank or 0
+            rank = np.array([decision.rank or 0], np.int32)
+            batch.write(np.array([row]), np.array([decision.pairs]), rank)
+            batch.cut[row] = decision.cut
     return batch
 
 

@@ -182,8 +182,9 @@ def _from_decisions(
         record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
         decision = made.get(record)
         if decision is not None:
-            batch.pairs[row], batch.cut[row] = decision.pairs, decision.cut
-            batch.rank[row] = decision.rank or 0
+            rank = np.array([decision.rank or 0], np.int32)
+            batch.write(np.array([row]), np.array([decision.pairs]), rank)
+            batch.cut[row] = decision.cut
     rows = expand(plan, records, np.flatnonzero(batch.pairs), batch)
     target = shard_of(key_ids(plan, KEYS.ring().key, rows), world.shards)
     file = sqlite(world.identity, plan, world.folder, -2)
