@@ -164,6 +164,13 @@ def test_clamps_leave_at_most_the_tail_beyond(values: list[int], tail: float) ->
         assert (seen < of.candidates[at + 1]).sum() > allowed or of.candidates[at + 1] >= 0
 
 
+def test_a_clamp_of_values_up_to_0_ends_at_0() -> None:
+    """0 is an edge of its own: nothing is added above it."""
+    of = design(but(epsilon=0.0, tail=0.1), private=False).histograms[1]
+    low, high = clamp_of(of, prefixes(of, exact(of, cells_of(of, [-40, -3, 0, 0]))), 0.1)
+    assert low < 0 and high == 0
+
+
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([0.5, 0.8, 0.95]))
 def test_cover_keeps_that_share_of_pairs(pairs: list[int], cover: float) -> None:
     """Exact where cells are single numbers."""

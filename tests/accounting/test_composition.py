@@ -16,7 +16,7 @@ from accounting.composition import (
     mu_left,
     within,
 )
-from accounting.gaussian import delta_of, mu_of
+from accounting.gaussian import delta_of, epsilon_of, mu_of
 from state.ledger import Charge
 
 #: dp-accounting rounds losses up to multiples of this.
@@ -130,3 +130,11 @@ def test_no_charge_gives_budget_back() -> None:
         figures = {"epsilon": 1.0, "delta": 1e-9, "mu": 1.0, "threshold_delta": 0.0, **bad}
         with pytest.raises(ValueError):
             Charge("r", "p", "user", **figures)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mus", [[0.3], [0.5, 0.25], [2.0, 0.1]])
+def test_an_epsilon_is_rounded_up_beyond_the_error_of_its_parts(mus: list[float]) -> None:
+    """The root search may end a little below; what is added to it must show, however small."""
+    mu, delta = math.sqrt(math.fsum(m * m for m in mus)), 1e-6
+    spent = epsilon_spent([gauss(m) for m in mus] + [plain(0.25)], delta)
+    assert spent - 0.25 > epsilon_of(mu, delta) * (1 + 1.5e-12)
