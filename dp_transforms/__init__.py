@@ -1,10 +1,15 @@
 """The flow: records -> BOUND -> AGGREGATE -> SELECT -> PERTURB -> RELEASE, columnar.
 
-``DPStream`` joins the stages; each stage is a module with a pure twin (see ``flow.py``).
+``DPStream`` joins the stages; each stage is a module with a pure twin (see ``flow.py``).  Names are
+loaded when they are asked for: who only checks a job does not wait for Beam.
 """
 
-from dp_transforms.flow import Bound, DPStream, Output, Release, run_in_memory
-from dp_transforms.run import KeySource, Performance, Run, begin_run
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dp_transforms.flow import Bound, DPStream, Output, Release, run_in_memory
+    from dp_transforms.run import KeySource, Performance, Run, begin_run
 
 __all__ = [
     "Bound",
@@ -17,3 +22,13 @@ __all__ = [
     "begin_run",
     "run_in_memory",
 ]
+_OF_RUN = {"KeySource", "Performance", "Run", "begin_run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(
+        "dp_transforms.run" if name in _OF_RUN else "dp_transforms.flow"
+    )
+    return getattr(module, name)

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from accounting.errors import DpstreamError, RunError
 from pipelines.commands.audit import audit
@@ -234,6 +232,8 @@ def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
 )
 def demo(folder: Path) -> None:
     """Run a year of real flights through a stream and hold it against the truth."""
+    from rich.console import Console
+
     from accounting.budget import allocate
     from accounting.guarantee import text
     from pipelines.demo import prepare, show
@@ -325,6 +325,9 @@ def _print_operator(counts: dict[str, int], dead_letters: Path) -> None:
 
 
 def _print_report(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("part", "state", title=f"Python {report['python']}")
     for name, version in {**report["packages"], **report["optional"]}.items():
         table.add_row(name, version or "missing")

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from typing_extensions import override
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
@@ -72,8 +70,16 @@ class Bar:
     what: str = "steps"
 
     def __enter__(self) -> "Bar":
-        columns = (TextColumn(self.what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(
+        from rich import progress as shown
+        from rich.console import Console
+
+        columns = (
+            shown.TextColumn(self.what),
+            shown.BarColumn(),
+            shown.MofNCompleteColumn(),
+            shown.TimeElapsedColumn(),
+        )
+        self._progress = shown.Progress(
             *columns, console=Console(stderr=True), disable=self.hidden, transient=True
         )
         self._progress.start()

@@ -1,14 +1,16 @@
 """``dpstream state``: look into a job's store, and its life: expiry, backup, restore, shards."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from accounting.errors import UsageError
 from accounting.figures import up
 from pipelines.commands.parts import AS_JSON, Bar, examples, print_json
-from pipelines.jobs.tables import FileKind
+
+if TYPE_CHECKING:
+    from pipelines.jobs.tables import FileKind
 
 JOB = click.argument("job", type=click.Path(path_type=Path))
 OPERATOR = "OPERATOR ONLY: sizes tell about the number of units and keys; do not publish."
@@ -101,7 +103,7 @@ def _print_sizes(sizes: dict[str, Any]) -> None:
     help="Of the files in --out.  [default: the job's]",
 )
 @AS_JSON
-def releases(job: Path, out: Path | None, kind: FileKind | None, as_json: bool) -> None:
+def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool) -> None:
     """Write all committed releases from the store itself: the same bytes as the run's sink got.
 
     A release that is there already is left as it is; one with another content is refused. Without

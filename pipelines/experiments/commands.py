@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from accounting.errors import UsageError
 from pipelines.commands.parts import AS_JSON, ListCommand, examples, options, print_json
@@ -178,6 +176,9 @@ def _say(text: str) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("T", "C", "method", title=f"{result['experiment']}, {result['users']:,} users")
     for name in ("keys", "L1", "L2", "Linf", "mean L1", "updates", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
