@@ -56,9 +56,11 @@ LEAST_LIFE = 366 * 86_400 * MICROS_PER_SECOND
 #: repeats the steps of the last one.
 COMMIT_STEPS = 16
 COMMIT_ROWS = 250_000
-#: Releases, and rows of them, that a sink writes together, and how many files at once.
+#: Releases, and rows of them, that a sink writes together; files that are open at once; threads
+#: that encode large ones and wait for the disk.
 SINK_RELEASES = 64
 SINK_ROWS = 1_000_000
+SINK_FILES = 16
 SINK_THREADS = 8
 #: How long a client goes on trying to hand a release to a broker or a service that is down.
 SINK_SECONDS = 600.0

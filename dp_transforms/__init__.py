@@ -25,10 +25,15 @@ __all__ = [
 _OF_RUN = {"KeySource", "Performance", "Run", "begin_run"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(
-        "dp_transforms.run" if name in _OF_RUN else "dp_transforms.flow"
-    )
-    return getattr(module, name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = "dp_transforms.run" if name in _OF_RUN else "dp_transforms.flow"
+        globals()[name] = found = getattr(importlib.import_module(home), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

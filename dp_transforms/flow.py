@@ -232,6 +232,7 @@ class Release(beam.PTransform):
             RELEASE_TICKS,
             stride=self._stride,
             threads=self._threads,
+            calls=-(-line.window // line.slide),
         )
 
 

@@ -36,8 +36,8 @@ from dp_transforms.clock import instant, pulse_of
 from dp_transforms.telemetry import deliveries, guarded
 from dp_transforms.workers import Threads, Workers
 
-#: Rows of a step (a window at a cut) below which a shard's calls do not pay on a thread: they are
-#: more Python than numpy, and threads would only wait for each other (measured: 1.3 to 1.7 times
+#: Rows of a step below which a shard's calls do not pay on a thread: they are more Python than
+#: numpy, and threads would only wait for each other (measured: 1.3 to 1.7 times
 #: the CPU seconds).
 _WORTH_A_THREAD = 1_000
 
@@ -72,6 +72,7 @@ class HoldUntilCut(beam.DoFn):
         anew: begin with ``since = 0``: rows of cuts before the first one are still asked for.
         threads: that shards may work on; with several, no rows may wait for a later cut: all
             cuts are announced at once, and every shard stops at the last one.
+        calls: steps that a callback takes at a cut, one for each window.
     """
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
@@ -89,7 +90,9 @@ class HoldUntilCut(beam.DoFn):
         stride: int | None = None,
         anew: bool = False,
         threads: Threads = Threads(),  # noqa: B008 - immutable
+        calls: int = 1,
     ) -> None:
+        self._calls = calls
         self._line, self._make, self._ticks = line, make, ticks
         self._stride, self._anew, self._threads = stride, anew, threads
 
@@ -158,8 +161,8 @@ class HoldUntilCut(beam.DoFn):
         deliveries.passed(map(self._line.cut_time, range(done + 1, upto + 1)))
         if self._threads.number > 1:
             batches = list(rows.read())
-            steps = (upto - max(done, since)) * -(-self._line.window // self._line.slide)
-            small = sum(batch.num_rows for batch in batches) < _WORTH_A_THREAD * steps
+            least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
+            small = sum(batch.num_rows for batch in batches) < least
             self._workers.ask(partial(_outputs, shard, batches, upto, since), small)
             self._at = instant(self._line, upto, self._ticks)
             rows.clear()

@@ -59,8 +59,9 @@ def _made(out: Path, mode: int) -> tuple[int, Path]:
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         with contextlib.suppress(OSError):  # no locks here: its age protects it
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # after a sweeper that was first
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, draft
+        with contextlib.suppress(FileNotFoundError):  # swept before it was locked
+            if os.path.samestat(os.stat(draft), os.fstat(descriptor)):
+                return descriptor, draft
         os.close(descriptor)
     raise FileNotFoundError
 

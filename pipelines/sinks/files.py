@@ -17,6 +17,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from accounting.errors import PolicyError, RunError
+from accounting.limits import SINK_FILES
 from pipelines.jobs.tables import SinkKind
 from pipelines.sinks.compare import Verdict, verdict
 from pipelines.sinks.formats import (
@@ -196,11 +197,13 @@ def _write(
             _check(path, batch, only_compare, guard)
         else:
             missing.append((path, batch))
-    data = encode_all([batch for _, batch in missing], kind, guard)
-    new = put_entries([(path, of_one) for (path, _), of_one in zip(missing, data, strict=True)])
-    for (path, batch), made in zip(missing, new, strict=True):
-        if not made:  # by another writer, meanwhile
-            _check(path, batch, only_compare, guard)
+    for begin in range(0, len(missing), SINK_FILES):
+        some = missing[begin : begin + SINK_FILES]
+        data = encode_all([batch for _, batch in some], kind, guard)
+        new = put_entries([(path, of_one) for (path, _), of_one in zip(some, data, strict=True)])
+        for (path, batch), made in zip(some, new, strict=True):
+            if not made:  # by another writer, meanwhile
+                _check(path, batch, only_compare, guard)
     return paths
 
 

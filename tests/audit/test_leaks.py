@@ -76,7 +76,7 @@ PLACES: list[tuple[Any, str]] = [
     (log, "unit_blobs"), (log, "to_bytes"),
     (flow, "seal"), (release, "concat"),
     (pa.ipc, "new_stream"), (pa.ipc, "open_stream"),
-    (sink_files, "write_releases"), (sink_files, "encode"), (sink_files, "put_entries"),
+    (sink_files, "write_releases"), (sink_files, "encode_all"), (sink_files, "put_entries"),
     (sinks, "put_once"), (sinks, "write_dead_letters"),
 ]  # fmt: skip
 

@@ -74,7 +74,7 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
 
 
 def _job(frame: Frame, mode: str) -> Path:
-    """A job under a fixed key and run id: its keys and errors are the same on every machine."""
+    """A job under a fixed key and run id: its keys and errors differ by a percent at most."""
     named = parse_mode(mode)
     fixed = {**named.privacy, "insecure_test_run_id": "f1" * 16}
     setting = Setting(Mode(named.name, fixed), TRIGGERS, CONTRIBUTIONS)
