@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 from scipy.special import ndtr
 
-from accounting.budget import Budget, allocate
-from accounting.errors import DpstreamError, PolicyError
-from accounting.limits import DECODE_BITS
-from accounting.plan import Plan, Privacy
-from accounting.strategies.base import Float64
-from accounting.weights import EVEN, MILD, STEEP
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Plan, Privacy
+from dpstream.accounting.strategies.base import Float64
+from dpstream.accounting.weights import EVEN, MILD, STEEP
 
 #: Errors within this factor count as equal; then keys decide.
 _NEAR = 1.02

@@ -13,11 +13,11 @@ import math
 import msgspec
 import numpy as np
 
-from accounting.budget import Budget, StreamNoise
-from accounting.limits import DECODE_BITS
-from accounting.plan import Plan, ValueStream
-from accounting.strategies.base import Float64, Int64
-from accounting.visible import Seen, calendar, layouts, spread
+from dpstream.accounting.budget import Budget, StreamNoise
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Plan, ValueStream
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.visible import Seen, calendar, layouts, spread
 
 #: Sds above the threshold at which others' records put a key that must be seen.
 _ABOVE = 4.0

@@ -28,10 +28,10 @@ import msgspec
 import numpy as np
 from scipy.stats import beta, norm
 
-from accounting.budget import Budget
-from accounting.gaussian import epsilon_of
-from accounting.plan import Plan
-from accounting.strategies.base import Float64, Int64
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Shares of the trials that fit statistics and that choose among them; the rest is counted.
 _FIT, _CHOOSE = 0.05, 0.05

@@ -18,15 +18,15 @@ import math
 import msgspec
 import numpy as np
 
-from accounting import limits
-from accounting.errors import PolicyError, UsageError
-from accounting.gaussian import cdp_rho, mu_of
-from accounting.plan import Plan, ValueStream
-from accounting.shares import FIRST_RULES, RULES, divide, strategy_of
-from accounting.strategies import Strategy
-from accounting.strategies.base import Float64, Int64
-from accounting.thresholds import one_trigger_tail, published_thresholds, thresholds
-from accounting.weights import Statistic, precision_weighted
+from dpstream.accounting import limits
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.gaussian import cdp_rho, mu_of
+from dpstream.accounting.plan import Plan, ValueStream
+from dpstream.accounting.shares import FIRST_RULES, RULES, divide, strategy_of
+from dpstream.accounting.strategies import Strategy
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.thresholds import one_trigger_tail, published_thresholds, thresholds
+from dpstream.accounting.weights import Statistic, precision_weighted
 
 #: Sigmas are raised by this much, far above the float error of a division.
 _SLACK = 1e-12

@@ -21,13 +21,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
-from accounting.errors import PolicyError
-from accounting.plan import Plan
-from accounting.shares import FIRST_RULES
-from accounting.strategies import make_strategy
-from accounting.strategies.base import Float64, Int64
-from accounting.weights import Statistic
+from dpstream.accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.shares import FIRST_RULES
+from dpstream.accounting.strategies import make_strategy
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.weights import Statistic
 
 #: Layout of the text.
 FORMAT = 1

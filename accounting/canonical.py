@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from accounting.plan import Aggregate, Field, Plan, Privacy
-    from accounting.timeline import Timeline
+    from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
+    from dpstream.accounting.timeline import Timeline
 
 
 def plan_hash(plan: "Plan") -> str:

@@ -36,10 +36,10 @@ import msgspec
 import numpy as np
 from scipy.special import ndtri
 
-from accounting import limits
-from accounting.errors import UsageError
-from accounting.gaussian import mu_of
-from accounting.strategies.base import Int64
+from dpstream.accounting import limits
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.strategies.base import Int64
 
 #: The histogram of pairs per unit; no aggregate can be called so (a space).
 CONTRIBUTIONS = "pairs per unit"

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from accounting.budget import Budget
-from accounting.choice import Design, Histogram, Question, contributions_of
-from accounting.figures import up
-from accounting.gaussian import epsilon_of
-from accounting.plan import Plan
-from accounting.quantiles import answers, clamp_of, cover_cell, prefixes, quantile_cell
-from accounting.strategies.base import Int64
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.choice import Design, Histogram, Question, contributions_of
+from dpstream.accounting.figures import up
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.quantiles import answers, clamp_of, cover_cell, prefixes, quantile_cell
+from dpstream.accounting.strategies.base import Int64
 
 How = Literal["private", "proxy", "public", "data"]
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from accounting.gaussian import delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
 
 #: Relative error allowed for sums of floats, squares and roots (a few ulps each).
 _UP = 1 + 1e-12

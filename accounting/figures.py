@@ -8,7 +8,7 @@ decimal form), so 0.1 stays 0.1.
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-from accounting.limits import MICROS_PER_SECOND
+from dpstream.accounting.limits import MICROS_PER_SECOND
 
 
 def up(figure: float, digits: int = 6) -> str:

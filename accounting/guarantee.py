@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from accounting.budget import Budget, StreamNoise
-from accounting.chosen import Chosen
-from accounting.figures import duration, exact, up
-from accounting.gaussian import epsilon_of
-from accounting.limits import DECODE_BITS
-from accounting.plan import Aggregate, Plan
-from accounting.strategies.base import Float64
-from accounting.unit import covers_several, several_mu, together
+from dpstream.accounting.budget import Budget, StreamNoise
+from dpstream.accounting.chosen import Chosen
+from dpstream.accounting.figures import duration, exact, up
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.strategies.base import Float64
+from dpstream.accounting.unit import covers_several, several_mu, together
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
 _MANY_UNITS = 100_000

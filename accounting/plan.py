@@ -12,11 +12,11 @@ from typing import Literal
 
 import msgspec
 
-from accounting import limits
-from accounting.canonical import plan_hash
-from accounting.errors import PolicyError, UsageError
-from accounting.timeline import Timeline
-from accounting.weights import SelectionWeights
+from dpstream.accounting import limits
+from dpstream.accounting.canonical import plan_hash
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.weights import SelectionWeights
 
 #: Changes when the same plan would give other releases; part of the plan hash.
 MECHANISM_VERSION = 2

@@ -7,8 +7,8 @@ back the exact prefixes, and each figure is the exact one of its definition.
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from accounting.choice import Histogram, encoder_matrix
-from accounting.strategies.base import Float64, Int64
+from dpstream.accounting.choice import Histogram, encoder_matrix
+from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Prefixes are whole numbers without noise; the decoder's float error is far below this.
 _FLOAT_ERROR = 1e-7

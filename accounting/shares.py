@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accounting.plan import Plan
-from accounting.strategies import Strategy, make_strategy
-from accounting.strategies.base import Float64
-from accounting.weights import square_parts
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.strategies import Strategy, make_strategy
+from dpstream.accounting.strategies.base import Float64
+from dpstream.accounting.weights import square_parts
 
 #: Shares are cut by this much, far above the float error of a division.
 SLACK = 1e-12

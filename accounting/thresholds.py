@@ -36,9 +36,9 @@ import math
 import numpy as np
 from scipy.special import ndtri_exp
 
-from accounting.gaussian import delta_of
-from accounting.limits import DECODE_BITS
-from accounting.strategies.base import Float64, Int64
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Relative error allowed for ndtri_exp, sd_t and the sum; tests check it against mpmath.
 _SLACK = 1e-13

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from accounting import limits
-from accounting.errors import UsageError
+from dpstream.accounting import limits
+from dpstream.accounting.errors import UsageError
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]

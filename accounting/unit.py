@@ -47,10 +47,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from accounting.composition import Spend
-from accounting.errors import PolicyError
-from accounting.figures import duration
-from accounting.plan import FieldType, Plan
+from dpstream.accounting.composition import Spend
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import duration
+from dpstream.accounting.plan import FieldType, Plan
 
 _VERSION = "unit/1 "
 #: Relative error allowed for a product and a root.

@@ -15,11 +15,11 @@ Key selection itself is another part of the budget, seen only through which keys
 
 import numpy as np
 
-from accounting.budget import StreamNoise
-from accounting.plan import Plan
-from accounting.strategies import Strategy, TreeStrategy
-from accounting.strategies.base import Float64, Int64
-from accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.strategies import Strategy, TreeStrategy
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 
 #: Prefixes a statistic uses: the first ones tell most, the others are taken evenly.
 MAX_PREFIXES = 128

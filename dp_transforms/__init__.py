@@ -8,8 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dp_transforms.flow import Bound, DPStream, Output, Release, run_in_memory
-    from dp_transforms.run import KeySource, Performance, Run, begin_run
+    from dpstream.dp_transforms.flow import Bound, DPStream, Output, Release, run_in_memory
+    from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
 
 __all__ = [
     "Bound",
@@ -30,7 +30,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = "dp_transforms.run" if name in _OF_RUN else "dp_transforms.flow"
+        home = "dpstream.dp_transforms.run" if name in _OF_RUN else "dpstream.dp_transforms.flow"
         globals()[name] = found = getattr(importlib.import_module(home), name)
         return found
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from accounting.plan import Plan
-from dp_transforms.batches import Ids, ids_of, numbers
-from state.store import KeyShard
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import Ids, ids_of, numbers
+from dpstream.state.store import KeyShard
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]

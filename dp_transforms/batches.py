@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import RunError
-from accounting.plan import Plan
-from dp_transforms.telemetry import guarded
-from state.log import to_bytes
-from state.open import key_schema
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.state.log import to_bytes
+from dpstream.state.open import key_schema
 
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]

@@ -16,15 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from accounting.errors import RunError
-from accounting.limits import STEP_ATTEMPTS
-from accounting.plan import Plan
-from accounting.timeline import Timeline
-from dp_transforms.batches import admitted_schema, ids_of, key_fields, numbers, value_columns
-from state.idtable import IdTable
-from state.life import period_cut
-from state.log import position_ids
-from state.store import Admitted, OvertakenError, Store, UnitShard
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.limits import STEP_ATTEMPTS
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.batches import (
+    admitted_schema,
+    ids_of,
+    key_fields,
+    numbers,
+    value_columns,
+)
+from dpstream.state.idtable import IdTable
+from dpstream.state.life import period_cut
+from dpstream.state.log import position_ids
+from dpstream.state.store import Admitted, OvertakenError, Store, UnitShard
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]

@@ -19,13 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from accounting.choice import CONTRIBUTIONS, Histogram, encoder_matrix
-from accounting.plan import Plan
-from dp_transforms.batches import Ids, ids_of, numbers
-from dp_transforms.bounding import event_cuts, open_windows
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
-from state.idtable import IdTable
+from dpstream.accounting.choice import CONTRIBUTIONS, Histogram, encoder_matrix
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import Ids, ids_of, numbers
+from dpstream.dp_transforms.bounding import event_cuts, open_windows
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.state.idtable import IdTable
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -25,9 +25,9 @@ from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorP
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
-from accounting.timeline import Timeline
-from dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
-from dp_transforms.telemetry import guarded
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
+from dpstream.dp_transforms.telemetry import guarded
 
 Pulse = tuple[int, int, int]
 #: Runners keep time in milliseconds.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.limits import MAX_KEY_BYTES
+from dpstream.accounting.limits import MAX_KEY_BYTES
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]

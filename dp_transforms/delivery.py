@@ -17,15 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.timeline import Timeline
-from dp_transforms.batches import concat, numbers
-from dp_transforms.clock import ToShards
-from dp_transforms.flow import STRIDE
-from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
-from dp_transforms.run import Run
-from state.copying import DELIVERED
-from state.life import drop_delivered, reached, settled_cut
-from state.store import Store
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.batches import concat, numbers
+from dpstream.dp_transforms.clock import ToShards
+from dpstream.dp_transforms.flow import STRIDE
+from dpstream.dp_transforms.hold import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.run import Run
+from dpstream.state.copying import DELIVERED
+from dpstream.state.life import drop_delivered, reached, settled_cut
+from dpstream.state.store import Store
 
 #: Its timer fires one runner tick after the release step's.
 DELIVERED_TICKS = 2

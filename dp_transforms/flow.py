@@ -18,10 +18,10 @@ import apache_beam as beam
 import msgspec
 import pyarrow as pa
 
-from accounting.errors import PolicyError, UsageError
-from accounting.limits import SPLIT_BUFFER_ROWS
-from accounting.plan import Plan
-from dp_transforms.batches import (
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.limits import SPLIT_BUFFER_ROWS
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import (
     SHARD,
     admitted_schema,
     concat,
@@ -29,12 +29,12 @@ from dp_transforms.batches import (
     record_schema,
     split_by_shard,
 )
-from dp_transforms.bounding import Decided
-from dp_transforms.bounding import decide as decide_records
-from dp_transforms.clock import Announced, ToShards, WallClock
-from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
-from dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
-from dp_transforms.release import (
+from dpstream.dp_transforms.bounding import Decided
+from dpstream.dp_transforms.bounding import decide as decide_records
+from dpstream.dp_transforms.clock import Announced, ToShards, WallClock
+from dpstream.dp_transforms.hold import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
+from dpstream.dp_transforms.release import (
     Gather,
     Seal,
     ShardRelease,
@@ -43,13 +43,13 @@ from dp_transforms.release import (
     seal,
     steps_through,
 )
-from dp_transforms.run import KeySource, Run, begin_run
-from dp_transforms.split import IdsOf, KeyIds, SplitByShard, unit_ids
-from dp_transforms.step import Stepper, run_name
-from dp_transforms.telemetry import count, step_done, timed
-from dp_transforms.workers import Threads
-from state.idtable import shard_of
-from state.life import expire
+from dpstream.dp_transforms.run import KeySource, Run, begin_run
+from dpstream.dp_transforms.split import IdsOf, KeyIds, SplitByShard, unit_ids
+from dpstream.dp_transforms.step import Stepper, run_name
+from dpstream.dp_transforms.telemetry import count, step_done, timed
+from dpstream.dp_transforms.workers import Threads
+from dpstream.state.idtable import shard_of
+from dpstream.state.life import expire
 
 #: A watermark W promises only what lies before W, so BOUND fires at its cut, not before, and the
 #: release step one runner tick later, when BOUND's outputs are there.

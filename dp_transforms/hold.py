@@ -29,12 +29,12 @@ from apache_beam.transforms.userstate import (
 )
 from apache_beam.transforms.window import GlobalWindows
 
-from accounting.errors import RunError
-from accounting.timeline import Timeline
-from dp_transforms.batches import ArrowBatchCoder
-from dp_transforms.clock import instant, pulse_of
-from dp_transforms.telemetry import deliveries, guarded
-from dp_transforms.workers import Threads, Workers
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.dp_transforms.clock import instant, pulse_of
+from dpstream.dp_transforms.telemetry import deliveries, guarded
+from dpstream.dp_transforms.workers import Threads, Workers
 
 #: Rows of a step below which a shard's calls do not pay on a thread: they are more Python than
 #: numpy, and threads would only wait for each other (measured: 1.3 to 1.7 times

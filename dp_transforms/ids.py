@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.plan import Plan
-from dp_transforms.batches import Ids
-from dp_transforms.noise.prf import Prf, frame
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import Ids
+from dpstream.dp_transforms.noise.prf import Prf, frame
 
 Int64 = npt.NDArray[np.int64]
 #: Bytes of the messages that are worked on together: what fits the processor's cache.

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from accounting.budget import Budget, StreamNoise
-from accounting.limits import DECODE_BITS
-from accounting.plan import Aggregate, Plan
-from dp_transforms.noise.paths import NoiseStream, Paths
-from state.store import KeyShard
+from dpstream.accounting.budget import Budget, StreamNoise
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
+from dpstream.state.store import KeyShard
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

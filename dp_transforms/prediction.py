@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from accounting.plan import Plan
-from dp_transforms.selection import Needs, leaf_of
-from state.store import NEVER, KeyShard
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.selection import Needs, leaf_of
+from dpstream.state.store import NEVER, KeyShard
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

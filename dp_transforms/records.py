@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
-from accounting.errors import UsageError
-from accounting.plan import Plan, ValueStream
-from dp_transforms import columns
-from dp_transforms.batches import (
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan import Plan, ValueStream
+from dpstream.dp_transforms import columns
+from dpstream.dp_transforms.batches import (
     DEAD_LETTER_SCHEMA,
     OFFSET,
     PARTITION,
@@ -33,12 +33,12 @@ from dp_transforms.batches import (
     id_array,
     record_schema,
 )
-from dp_transforms.ids import typed_ids
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.run import KeySource
-from dp_transforms.telemetry import count, guarded, timed
-from dp_transforms.workers import Threads, Workers
-from state.open import key_schema
+from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.telemetry import count, guarded, timed
+from dpstream.dp_transforms.workers import Threads, Workers
+from dpstream.state.open import key_schema
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]

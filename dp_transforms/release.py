@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec
 
-from accounting.limits import COMMIT_ROWS, COMMIT_STEPS
-from accounting.plan import Plan
-from accounting.timeline import Timeline
-from dp_transforms.batches import (
+from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.batches import (
     SHARD,
     TRIGGER,
     WINDOW,
@@ -31,9 +31,9 @@ from dp_transforms.batches import (
     release_schema,
     shard_release_schema,
 )
-from dp_transforms.noise.prf import Prf
-from dp_transforms.telemetry import count, guarded
-from state.store import RunIdentity
+from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.state.store import RunIdentity
 
 #: One step's committed rows on their way to the seal: (window, trigger) and a shard's batch.
 ShardRelease = tuple[tuple[int, int], pa.RecordBatch]

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from accounting.budget import Budget
-from accounting.calibration import calibrate, calibrated
-from accounting.errors import PolicyError, UsageError
-from accounting.plan import Plan
-from dp_transforms.noise.prf import KeyRing, wipe
-from dp_transforms.noise.references import FIELD, parse_reference, read_key
-from state import open as stores
-from state.store import RunIdentity, Store
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.calibration import calibrate, calibrated
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.noise.prf import KeyRing, wipe
+from dpstream.dp_transforms.noise.references import FIELD, parse_reference, read_key
+from dpstream.state import open as stores
+from dpstream.state.store import RunIdentity, Store
 
 #: Rings of this process that are in use, by the run they were made for.
 _LIVE: dict[str, weakref.WeakSet[KeyRing]] = {}

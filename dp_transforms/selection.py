@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from accounting.budget import Budget
-from accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
-from accounting.plan import Plan
-from dp_transforms.noise.paths import NoiseStream, Paths
-from state.store import KeyShard
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
+from dpstream.state.store import KeyShard
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]

@@ -9,13 +9,13 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows, TimestampedValue
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from accounting.limits import SPLIT_BUFFER_BYTES, SPLIT_BUFFER_ROWS
-from dp_transforms.batches import Ids, concat, ids_of, split_by_shard
-from dp_transforms.ids import key_ids
-from dp_transforms.run import Run
-from dp_transforms.telemetry import guarded, timed
-from dp_transforms.workers import Threads, Workers
-from state.idtable import shard_of
+from dpstream.accounting.limits import SPLIT_BUFFER_BYTES, SPLIT_BUFFER_ROWS
+from dpstream.dp_transforms.batches import Ids, concat, ids_of, split_by_shard
+from dpstream.dp_transforms.ids import key_ids
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import guarded, timed
+from dpstream.dp_transforms.workers import Threads, Workers
+from dpstream.state.idtable import shard_of
 
 #: Rows -> the (n, 2) ids they are sent by.
 IdsOf = Callable[[pa.RecordBatch], Ids]

@@ -14,29 +14,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.budget import StreamNoise, plain_count
-from accounting.calibration import calibrated
-from accounting.errors import RunError
-from accounting.limits import STEP_ATTEMPTS
-from accounting.plan import Plan
-from accounting.strategies import Strategy
-from dp_transforms.aggregation import aggregate, distinct
-from dp_transforms.batches import (
-    admitted_schema,
-    empty,
-    id_array,
-    shard_release_schema,
-)
-from dp_transforms.ids import key_ids
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.paths import NoiseStream, Sampler
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
-from dp_transforms.perturbation import Published, PublishedPaths, publish
-from dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
-from dp_transforms.selection import Needs, candidates, select
-from state.idtable import shard_of
-from state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
+from dpstream.accounting.budget import StreamNoise, plain_count
+from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.limits import STEP_ATTEMPTS
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.strategies import Strategy
+from dpstream.dp_transforms.aggregation import aggregate, distinct
+from dpstream.dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
+from dpstream.dp_transforms.ids import key_ids
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.perturbation import Published, PublishedPaths, publish
+from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
+from dpstream.dp_transforms.selection import Needs, candidates, select
+from dpstream.state.idtable import shard_of
+from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 
 Bool = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.uint64]

@@ -19,8 +19,8 @@ from typing import Any
 
 from apache_beam.metrics import Metrics
 
-from accounting.errors import DpstreamError, RunError
-from accounting.limits import MICROS_PER_SECOND
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.limits import MICROS_PER_SECOND
 
 #: Counters that anybody may see: functions of the plan, of faults and of the public clock.
 PUBLIC_COUNTERS = ("steps_committed", "steps_reemitted", "releases_sealed", "releases_delivered")

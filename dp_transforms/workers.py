@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dp_transforms.telemetry import Counts, add_counts, counted_apart
+from dpstream.dp_transforms.telemetry import Counts, add_counts, counted_apart
 
 Tool = TypeVar("Tool")
 

@@ -18,17 +18,17 @@ import pyarrow as pa
 from apache_beam.typehints import row_type
 from apache_beam.utils.timestamp import Timestamp
 
-from accounting.errors import UsageError
-from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION, release_schema
-from dp_transforms.flow import DPStream
-from dp_transforms.telemetry import guarded
-from pipelines.begin import begin
-from pipelines.jobs.job import Job, load_job
-from pipelines.sinks.delivered import CountDelivered
-from pipelines.sinks.formats import encode
-from pipelines.sinks.sink import sink_of
-from pipelines.sinks.write import WriteDeadLetters, WriteReleases
-from pipelines.sources.files import ReadFiles
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION, release_schema
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sinks.delivered import CountDelivered
+from dpstream.pipelines.sinks.formats import encode
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.sinks.write import WriteDeadLetters, WriteReleases
+from dpstream.pipelines.sources.files import ReadFiles
 
 #: Types of a row's fields that can be read, and the Arrow type each becomes.  The declared type
 #: decides, never a value: what becomes of a row is a function of that row alone.

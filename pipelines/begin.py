@@ -4,32 +4,30 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from accounting.budget import Budget, allocate
-from accounting.calibration import calibrated
-from accounting.errors import PolicyError, UsageError
-from accounting.unit import covers_several, together
-from dp_transforms.records import canonical_public_keys
-from dp_transforms.run import KeySource, Performance, Run, begin_run
-from pipelines.choosing.check import check_choice, unit_in_words, unit_of
-from pipelines.jobs.job import Job
-from pipelines.jobs.keys import read_public_keys
-from pipelines.sinks.manifest import (
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.unit import covers_several, together
+from dpstream.dp_transforms.records import canonical_public_keys
+from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+from dpstream.pipelines.choosing.check import check_choice, unit_in_words, unit_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.sinks.manifest import (
     check_sink,
     published_epoch,
     refuse_emptied,
     refuse_lost_store,
     write_manifest,
 )
-from pipelines.sinks.sink import sink_of
-from pipelines.sinks.write import (
-    dead_letter_folder,
-)
-from pipelines.sources.inputs import input_of
-from state import open as stores
-from state import tokens
-from state.drafts import sweep
-from state.ledger import Charge, Ledger
-from state.store import RunIdentity
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.sinks.write import dead_letter_folder
+from dpstream.pipelines.sources.inputs import input_of
+from dpstream.state import open as stores
+from dpstream.state import tokens
+from dpstream.state.drafts import sweep
+from dpstream.state.ledger import Charge, Ledger
+from dpstream.state.store import RunIdentity
 
 
 def key_source(job: Job) -> KeySource:

@@ -15,11 +15,11 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from accounting.errors import UsageError
-from pipelines import compare
-from pipelines.jobs.job import Job, load_job
-from pipelines.jobs.keys import new_key
-from pipelines.sinks.formats import read_releases
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines import compare
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.sinks.formats import read_releases
 
 _COLUMNS = {
     "tailnum": pa.string(),
@@ -65,7 +65,11 @@ def prepare(folder: Path) -> Job:
         pq.write_table(read_flights(), data)
     job = folder / "flights.toml"
     if not job.exists():
-        text = resources.files("pipelines").joinpath("examples/flights.toml").read_text("utf-8")
+        text = (
+            resources.files("dpstream.pipelines")
+            .joinpath("examples/flights.toml")
+            .read_text("utf-8")
+        )
         job.write_text(text, encoding="utf-8")
     if not (folder / "noise.key").exists():
         new_key(folder / "noise.key")

@@ -8,25 +8,25 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from accounting.guarantee import warnings_of
-from dp_transforms.batches import HAND_OVER
-from dp_transforms.clock import Announced, StreamTime, WallClock
-from dp_transforms.delivery import Delivered, forget_delivered, resume_point
-from dp_transforms.flow import DPStream
-from dp_transforms.run import Run
-from dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from dp_transforms.workers import stop_workers
-from pipelines.begin import begin, opened_ledger
-from pipelines.jobs.job import Job
-from pipelines.jobs.text import duration_micros
-from pipelines.runners.errors import coded
-from pipelines.runners.memory import sparing_memory
-from pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
-from pipelines.runners.table import Engine, make_runner
-from pipelines.runners.waiting import wait_or_stop
-from pipelines.sinks.delivered import CountDelivered
-from pipelines.sinks.restored import (
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.guarantee import warnings_of
+from dpstream.dp_transforms.batches import HAND_OVER
+from dpstream.dp_transforms.clock import Announced, StreamTime, WallClock
+from dpstream.dp_transforms.delivery import Delivered, forget_delivered, resume_point
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
+from dpstream.dp_transforms.workers import stop_workers
+from dpstream.pipelines.begin import begin, opened_ledger
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.runners.errors import coded
+from dpstream.pipelines.runners.memory import sparing_memory
+from dpstream.pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
+from dpstream.pipelines.runners.table import Engine, make_runner
+from dpstream.pipelines.runners.waiting import wait_or_stop
+from dpstream.pipelines.sinks.delivered import CountDelivered
+from dpstream.pipelines.sinks.restored import (
     Catching,
     catch_up,
     complete,
@@ -35,18 +35,14 @@ from pipelines.sinks.restored import (
     note_complete,
     publish_missing,
 )
-from pipelines.sinks.sink import Sink, sink_of
-from pipelines.sinks.write import (
-    WriteDeadLetters,
-    WriteOrHold,
-    WriteReleases,
-)
-from pipelines.sources.brake import Brake
-from pipelines.sources.inputs import Input, input_of
-from pipelines.sources.replay import Replay, replay_bounds
-from state import open as stores
-from state import tokens
-from state.life import expire
+from dpstream.pipelines.sinks.sink import Sink, sink_of
+from dpstream.pipelines.sinks.write import WriteDeadLetters, WriteOrHold, WriteReleases
+from dpstream.pipelines.sources.brake import Brake
+from dpstream.pipelines.sources.inputs import Input, input_of
+from dpstream.pipelines.sources.replay import Replay, replay_bounds
+from dpstream.state import open as stores
+from dpstream.state import tokens
+from dpstream.state.life import expire
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from accounting.errors import RunError, UsageError
-from state.drafts import drafted, sweep
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.state.drafts import drafted, sweep
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]

@@ -10,11 +10,11 @@ noise.  A row with a receipt is never drawn again: it is re-read on request.
 import hashlib
 from pathlib import Path
 
-from accounting.composition import within
-from accounting.errors import PolicyError
-from accounting.figures import exact
-from accounting.unit import composed
-from state.ledger import Charge, Ledger
+from dpstream.accounting.composition import within
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import exact
+from dpstream.accounting.unit import composed
+from dpstream.state.ledger import Charge, Ledger
 
 _DDL = """
 CREATE TABLE IF NOT EXISTS choices (

@@ -19,12 +19,20 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import RunError
-from accounting.timeline import Timeline
-from state.idtable import shard_of
-from state.life_store import Ids, Lead, Marks, PositionPiece, UnitPiece, UnitProgress, take_keys
-from state.log import id_view
-from state.store import NEVER, Store
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.timeline import Timeline
+from dpstream.state.idtable import shard_of
+from dpstream.state.life_store import (
+    Ids,
+    Lead,
+    Marks,
+    PositionPiece,
+    UnitPiece,
+    UnitProgress,
+    take_keys,
+)
+from dpstream.state.log import id_view
+from dpstream.state.store import NEVER, Store
 
 #: Told (windows and unit shards done, in all); both are public.
 Progress = Callable[[int, int], None]

@@ -22,12 +22,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from accounting.composition import within
-from accounting.errors import PolicyError, RunError
-from accounting.figures import exact
-from accounting.unit import composed
-from state.ledger_seal import check_pages, check_seal, damaged, put_seal
-from state.sqlite_file import DAMAGE, wary
+from dpstream.accounting.composition import within
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.figures import exact
+from dpstream.accounting.unit import composed
+from dpstream.state.ledger_seal import check_pages, check_seal, damaged, put_seal
+from dpstream.state.sqlite_file import DAMAGE, wary
 
 #: What was run; ``run``: charged before kinds were recorded.
 Kind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]

@@ -8,8 +8,8 @@ import json
 import sqlite3
 from collections.abc import Callable
 
-from accounting.errors import PolicyError
-from state.seals import digest
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.seals import digest
 
 _NAME = "seal"
 #: Tables by what their rows are ordered by.

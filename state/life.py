@@ -25,8 +25,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from accounting.timeline import Int64, Timeline
-from state.store import NEVER, Store
+from dpstream.accounting.timeline import Int64, Timeline
+from dpstream.state.store import NEVER, Store
 
 #: Note of a store: windows before it are complete in all key shards.
 _COMPLETE = "complete"

@@ -7,11 +7,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state.idtable import IdTable
-from state.life_store import PIECE_ROWS as _PIECE_ROWS
-from state.life_store import KeyPiece, piece_bounds
-from state.seals import damaged, reading
-from state.store import NEVER, Admitted, Ids, Int32, Int64, Ints, KeyShard, StepResult, UnitShard
+from dpstream.state.idtable import IdTable
+from dpstream.state.life_store import PIECE_ROWS as _PIECE_ROWS
+from dpstream.state.life_store import KeyPiece, piece_bounds
+from dpstream.state.seals import damaged, reading
+from dpstream.state.store import (
+    NEVER,
+    Admitted,
+    Ids,
+    Int32,
+    Int64,
+    Ints,
+    KeyShard,
+    StepResult,
+    UnitShard,
+)
 
 _ID = pa.binary(16)
 #: What ends an Arrow IPC stream.

@@ -13,13 +13,20 @@ from pathlib import Path
 
 import msgspec
 
-from accounting.errors import PolicyError, UsageError
-from accounting.plan import Plan
-from state import drafts
-from state.copying import DELIVERED, Abandon, Progress, copy_store
-from state.open import SpannerBackend, SqliteBackend, backend, close_all, exists, key_schema
-from state.sqlite import SqliteStore
-from state.sqlite_backup import (
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.state import drafts
+from dpstream.state.copying import DELIVERED, Abandon, Progress, copy_store
+from dpstream.state.open import (
+    SpannerBackend,
+    SqliteBackend,
+    backend,
+    close_all,
+    exists,
+    key_schema,
+)
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_backup import (
     backup_file,
     check_file,
     copy_backup,
@@ -29,8 +36,8 @@ from state.sqlite_backup import (
     replace_file,
     seal_backup,
 )
-from state.sqlite_file import alone, create_store
-from state.store import RunIdentity, Store
+from dpstream.state.sqlite_file import alone, create_store
+from dpstream.state.store import RunIdentity, Store
 
 #: Told the backup's identity when all is ready; refuses by raising, and may charge.
 Confirm = Callable[[RunIdentity], None]

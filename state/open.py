@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import PolicyError, UsageError
-from accounting.plan import Plan
-from state import drafts
-from state.sqlite import SqliteStore
-from state.sqlite_file import create_store, store_exists
-from state.store import Calibrate, RunIdentity, Store
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.state import drafts
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_file import create_store, store_exists
+from dpstream.state.store import Calibrate, RunIdentity, Store
 
 _KEY_TYPES = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
 _OPEN: dict[str, Store] = {}
@@ -110,18 +110,18 @@ class SpannerBackend(Backend):
             raise UsageError(
                 "state.store", "needs Spanner's client", "pip install 'dpstream[spanner]'"
             )
-        from state.spanner_client import parse
+        from dpstream.state.spanner_client import parse
 
         parse(self.url)
 
     def _connect(self) -> Any:
-        from state.spanner_client import connect
+        from dpstream.state.spanner_client import connect
 
         return connect(self.url)
 
     @override
     def exists(self) -> bool:
-        from state.spanner_schema import has_identity
+        from dpstream.state.spanner_schema import has_identity
 
         return has_identity(self._connect())
 
@@ -131,13 +131,13 @@ class SpannerBackend(Backend):
 
     @override
     def prepare(self) -> None:
-        from state.spanner_schema import create_tables
+        from dpstream.state.spanner_schema import create_tables
 
         create_tables(self._connect())
 
     @override
     def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
-        from state.spanner_schema import create_identity
+        from dpstream.state.spanner_schema import create_identity
 
         return create_identity(self._connect(), identity, calibrate)
 
@@ -150,8 +150,8 @@ class SpannerBackend(Backend):
 
         On any error the store is as it was; what was filled is cleared by the next attempt.
         """
-        from state import spanner_schema as schema
-        from state.spanner import SpannerStore
+        from dpstream.state import spanner_schema as schema
+        from dpstream.state.spanner import SpannerStore
 
         database = self._connect()
         schema.create_tables(database)
@@ -166,7 +166,7 @@ class SpannerBackend(Backend):
 
     @override
     def open(self, plan: Plan) -> Store:
-        from state.spanner import SpannerStore
+        from dpstream.state.spanner import SpannerStore
 
         return SpannerStore(self.url, key_schema(plan), plan.sums, plan.window_sets)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError
 
 #: Bytes of a digest.
 SIZE = 16

@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
-from state import log, spanner_eras
-from state.idtable import IdTable
-from state.spanner_batch import Mutations, fits, parts
-from state.spanner_client import (
+from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
+from dpstream.state import log, spanner_eras
+from dpstream.state.idtable import IdTable
+from dpstream.state.spanner_batch import Mutations, fits, parts
+from dpstream.state.spanner_client import (
     ExistsError,
     MissingError,
     commit,
@@ -34,14 +34,14 @@ from state.spanner_client import (
     prefix,
     read_rows,
 )
-from state.spanner_fill import KEY_MUTATIONS, PROGRESS, STEP
-from state.spanner_keys import SpannerKeyShard
-from state.spanner_life import SpannerLife
-from state.spanner_rows import cell
-from state.spanner_schema import BOUND, FORGOTTEN, REACH, read_identity
-from state.spanner_seals import GENERATION
-from state.spanner_units import ROW_MUTATIONS, SpannerUnitShard
-from state.store import (
+from dpstream.state.spanner_fill import KEY_MUTATIONS, PROGRESS, STEP
+from dpstream.state.spanner_keys import SpannerKeyShard
+from dpstream.state.spanner_life import SpannerLife
+from dpstream.state.spanner_rows import cell
+from dpstream.state.spanner_schema import BOUND, FORGOTTEN, REACH, read_identity
+from dpstream.state.spanner_seals import GENERATION
+from dpstream.state.spanner_units import ROW_MUTATIONS, SpannerUnitShard
+from dpstream.state.store import (
     Admitted,
     Ids,
     Int64,

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from google.cloud import spanner
 
-from accounting.limits import COMMIT_BYTES, COMMIT_MUTATIONS
-from state.spanner_client import between, prefix
+from dpstream.accounting.limits import COMMIT_BYTES, COMMIT_MUTATIONS
+from dpstream.state.spanner_client import between, prefix
 
 Int64 = npt.NDArray[np.int64]
 

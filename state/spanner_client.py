@@ -27,9 +27,9 @@ from google.cloud.spanner_v1.database import Database
 from google.cloud.spanner_v1.pool import BurstyPool
 from google.cloud.spanner_v1.session import Session
 
-from accounting.errors import DpstreamError, RunError, UsageError
-from accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
-from state.spanner_seals import Sealing, format_of, opened, with_keys
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
+from dpstream.state.spanner_seals import Sealing, format_of, opened, with_keys
 
 _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
 _EMULATOR = "SPANNER_EMULATOR_HOST"

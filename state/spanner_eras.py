@@ -17,11 +17,11 @@ import msgspec
 from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
-from state.life_store import MARKS, Marks
-from state.spanner_batch import Mutations
-from state.spanner_client import commit, transact
-from state.spanner_notes import named
-from state.spanner_schema import BOUND
+from dpstream.state.life_store import MARKS, Marks
+from dpstream.state.spanner_batch import Mutations
+from dpstream.state.spanner_client import commit, transact
+from dpstream.state.spanner_notes import named
+from dpstream.state.spanner_schema import BOUND
 
 #: Windows, or cuts, of an era.
 ERA = 64

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 from google.cloud.spanner_v1.database import Database
 
-from accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIRS
-from state import log
-from state.life_store import KeyPiece
-from state.spanner_batch import Mutations, parts
-from state.spanner_client import commit
-from state.spanner_rows import (
+from dpstream.accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIRS
+from dpstream.state import log
+from dpstream.state.life_store import KeyPiece
+from dpstream.state.spanner_batch import Mutations, parts
+from dpstream.state.spanner_client import commit
+from dpstream.state.spanner_rows import (
     DUE,
     cell,
     due_cells,
@@ -21,8 +21,8 @@ from state.spanner_rows import (
     pack_states,
     release_cells,
 )
-from state.spanner_units import SpannerUnitShard
-from state.store import NEVER, Bool, Int64, KeyShard
+from dpstream.state.spanner_units import SpannerUnitShard
+from dpstream.state.store import NEVER, Bool, Int64, KeyShard
 
 STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
 PROGRESS = ("Part", "WindowIndex", "Reached")

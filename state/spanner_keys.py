@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from google.cloud.spanner_v1.database import Database
 
-from accounting.limits import CELL_BYTES, INLINE_PAIRS
-from state.spanner_batch import Mutations, parts
-from state.spanner_client import between, prefix, read_rows
-from state.spanner_rows import (
+from dpstream.accounting.limits import CELL_BYTES, INLINE_PAIRS
+from dpstream.state.spanner_batch import Mutations, parts
+from dpstream.state.spanner_client import between, prefix, read_rows
+from dpstream.state.spanner_rows import (
     DUE,
     cell,
     due_cells,
@@ -27,7 +27,7 @@ from state.spanner_rows import (
     unpack_columns,
     unpack_states,
 )
-from state.store import NEVER, Bool, Ids, Int64, KeyShard, StepResult
+from dpstream.state.store import NEVER, Bool, Ids, Int64, KeyShard, StepResult
 
 #: Mutations of a row of ``KeyUnits``, and of its key's row.
 _CHUNK_MUTATIONS = 5 + 5

@@ -17,9 +17,9 @@ from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 from typing_extensions import override
 
-from accounting.limits import COMMIT_MUTATIONS
-from state import log, spanner_eras
-from state.life_store import (
+from dpstream.accounting.limits import COMMIT_MUTATIONS
+from dpstream.state import log, spanner_eras
+from dpstream.state.life_store import (
     Ids,
     KeyPiece,
     LifeStore,
@@ -28,8 +28,8 @@ from state.life_store import (
     UnitPiece,
     UnitProgress,
 )
-from state.spanner_batch import Mutations, parts
-from state.spanner_client import (
+from dpstream.state.spanner_batch import Mutations, parts
+from dpstream.state.spanner_client import (
     between,
     change_everywhere,
     commit,
@@ -39,9 +39,9 @@ from state.spanner_client import (
     read_rows,
     transact,
 )
-from state.spanner_fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
-from state.spanner_notes import named, read_note, swap_note
-from state.spanner_rows import (
+from dpstream.state.spanner_fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
+from dpstream.state.spanner_notes import named, read_note, swap_note
+from dpstream.state.spanner_rows import (
     UnitRows,
     cell,
     ids_from,
@@ -50,10 +50,10 @@ from state.spanner_rows import (
     unpack_columns,
     unpack_states,
 )
-from state.spanner_schema import BOUND, FORGOTTEN, REACH, clear
-from state.spanner_seals import CELL_SEAL, GENERATION
-from state.spanner_units import SpannerUnitShard
-from state.store import Admitted, RunIdentity
+from dpstream.state.spanner_schema import BOUND, FORGOTTEN, REACH, clear
+from dpstream.state.spanner_seals import CELL_SEAL, GENERATION
+from dpstream.state.spanner_units import SpannerUnitShard
+from dpstream.state.store import Admitted, RunIdentity
 
 #: Shards whose progress is read by ranges of their own.
 _FEW = 4096

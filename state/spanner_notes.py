@@ -5,7 +5,7 @@ from typing import Any
 from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
-from state.spanner_client import read_rows, transact
+from dpstream.state.spanner_client import read_rows, transact
 
 
 def named(generation: int, name: str) -> str:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.limits import CELL_BYTES
-from state import log
-from state.store import NEVER, Admitted, Ids, Int64, Ints, KeyShard
+from dpstream.accounting.limits import CELL_BYTES
+from dpstream.state import log
+from dpstream.state.store import NEVER, Admitted, Ids, Int64, Ints, KeyShard
 
 #: Columns of ``KeysByDue``.
 DUE = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")

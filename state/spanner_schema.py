@@ -25,10 +25,10 @@ from google.api_core import exceptions
 from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
-from accounting.errors import PolicyError, RunError, UsageError
-from accounting.limits import CELL_CHARACTERS
-from state.seals import reading
-from state.spanner_client import (
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.limits import CELL_CHARACTERS
+from dpstream.state.seals import reading
+from dpstream.state.spanner_client import (
     ExistsError,
     NothingThereError,
     administered,
@@ -37,9 +37,9 @@ from state.spanner_client import (
     read_rows,
     transact,
 )
-from state.spanner_notes import read_note, swap_note
-from state.spanner_seals import GENERATION, Format, format_of, sealed_rows
-from state.store import Calibrate, RunIdentity
+from dpstream.state.spanner_notes import read_note, swap_note
+from dpstream.state.spanner_seals import GENERATION, Format, format_of, sealed_rows
+from dpstream.state.store import Calibrate, RunIdentity
 
 _PLAIN = "1"
 #: Version 2: cells have digests (`state.spanner_seals`); the tables are those of version 1.

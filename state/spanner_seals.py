@@ -18,7 +18,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from state.seals import SIZE, damaged, digest_at, place_of
+from dpstream.state.seals import SIZE, damaged, digest_at, place_of
 
 #: Shards of one generation.
 GENERATION = 1 << 15

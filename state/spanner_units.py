@@ -5,11 +5,11 @@ from base64 import b64decode
 import numpy as np
 from google.cloud.spanner_v1.database import Database
 
-from state.idtable import IdTable
-from state.log import indexed
-from state.spanner_batch import Mutations
-from state.spanner_client import read_rows
-from state.spanner_rows import (
+from dpstream.state.idtable import IdTable
+from dpstream.state.log import indexed
+from dpstream.state.spanner_batch import Mutations
+from dpstream.state.spanner_client import read_rows
+from dpstream.state.spanner_rows import (
     RECORD,
     UnitRows,
     cell,
@@ -20,7 +20,7 @@ from state.spanner_rows import (
     runs_of,
     unpack_records,
 )
-from state.store import Admitted, Ids, Int64, Ints, UnitShard
+from dpstream.state.store import Admitted, Ids, Int64, Ints, UnitShard
 
 _COLUMNS = ("Part", "UnitId", "Records")
 #: Mutations of a unit's row.

@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import RunError
-from state import log
-from state.idtable import IdTable
-from state.sqlite_file import check_structure, connect, failed, read_identity, upgrade_file
-from state.sqlite_life import INSERT_ADMISSION, SqliteLife
-from state.sqlite_rows import StepRow, UnitRow, admission_row, releases_of, step_row
-from state.store import (
+from dpstream.accounting.errors import RunError
+from dpstream.state import log
+from dpstream.state.idtable import IdTable
+from dpstream.state.sqlite_file import check_structure, connect, failed, read_identity, upgrade_file
+from dpstream.state.sqlite_life import INSERT_ADMISSION, SqliteLife
+from dpstream.state.sqlite_rows import StepRow, UnitRow, admission_row, releases_of, step_row
+from dpstream.state.store import (
     Admitted,
     Ids,
     KeyShard,

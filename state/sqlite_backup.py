@@ -14,13 +14,13 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from accounting.errors import RunError, UsageError
-from state import drafts
-from state.drafts import SIDES
-from state.seals import damaged
-from state.sqlite_file import check_structure, connect, failed, read_identity, upgrade_file
-from state.sqlite_rows import check_all
-from state.store import RunIdentity
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.state import drafts
+from dpstream.state.drafts import SIDES
+from dpstream.state.seals import damaged
+from dpstream.state.sqlite_file import check_structure, connect, failed, read_identity, upgrade_file
+from dpstream.state.sqlite_rows import check_all
+from dpstream.state.store import RunIdentity
 
 #: What stands behind a backup.
 _MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_size=16)

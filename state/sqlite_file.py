@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-from accounting.errors import PolicyError, RunError, UsageError
-from accounting.limits import BUSY_SECONDS
-from state.seals import damaged, reading
-from state.sqlite_rows import check_small
-from state.sqlite_tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
-from state.sqlite_upgrade import upgrade, version_of
-from state.store import Calibrate, RunIdentity
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.limits import BUSY_SECONDS
+from dpstream.state.seals import damaged, reading
+from dpstream.state.sqlite_rows import check_small
+from dpstream.state.sqlite_tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
+from dpstream.state.sqlite_upgrade import upgrade, version_of
+from dpstream.state.store import Calibrate, RunIdentity
 
 #: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
 _CHECKPOINT_PAGES = 8192

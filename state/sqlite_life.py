@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from state import log
-from state.idtable import Bool, IdTable
-from state.life_store import (
+from dpstream.state import log
+from dpstream.state.idtable import Bool, IdTable
+from dpstream.state.life_store import (
     Int64,
     KeyPiece,
     LifeStore,
@@ -26,9 +26,9 @@ from state.life_store import (
     UnitProgress,
     piece_bounds,
 )
-from state.sqlite_file import failed
-from state.sqlite_notes import read_note, swap_note
-from state.sqlite_rows import (
+from dpstream.state.sqlite_file import failed
+from dpstream.state.sqlite_notes import read_note, swap_note
+from dpstream.state.sqlite_rows import (
     NO_RELEASES,
     UnitRow,
     admission_row,
@@ -41,7 +41,7 @@ from state.sqlite_rows import (
     unit_row,
     unit_row_of,
 )
-from state.store import Admitted, KeyShard, UnitShard
+from dpstream.state.store import Admitted, KeyShard, UnitShard
 
 INSERT_ADMISSION = "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)"
 

@@ -2,8 +2,8 @@
 
 import sqlite3
 
-from state.sqlite_file import failed
-from state.sqlite_tables import put_meta, read_meta
+from dpstream.state.sqlite_file import failed
+from dpstream.state.sqlite_tables import put_meta, read_meta
 
 _NAMED = "note."
 

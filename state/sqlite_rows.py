@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from state import log
-from state.seals import damaged, sealed, unsealed, unsealed_text
+from dpstream.state import log
+from dpstream.state.seals import damaged, sealed, unsealed, unsealed_text
 
 #: Stands for releases that were dropped.
 NO_RELEASES = b""

@@ -6,8 +6,8 @@ version is upgraded in one transaction when it is opened (`state.sqlite_upgrade`
 
 import sqlite3
 
-from state.seals import sealed_text, unsealed_text
-from state.sqlite_rows import meta_name
+from dpstream.state.seals import sealed_text, unsealed_text
+from dpstream.state.sqlite_rows import meta_name
 
 SCHEMA_VERSION = 3
 _VERSION_1 = """

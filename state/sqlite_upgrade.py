@@ -7,11 +7,18 @@ that is there already is noticed as far as SQLite's own check and Arrow's decodi
 import sqlite3
 from typing import Any
 
-from accounting.errors import PolicyError
-from state import log
-from state.seals import damaged
-from state.sqlite_rows import UnitRow, admission_row, carried_row, snapshot_row, step_row, unit_row
-from state.sqlite_tables import SCHEMA_VERSION, VERSION_2, VERSION_3, put_meta, read_meta
+from dpstream.accounting.errors import PolicyError
+from dpstream.state import log
+from dpstream.state.seals import damaged
+from dpstream.state.sqlite_rows import (
+    UnitRow,
+    admission_row,
+    carried_row,
+    snapshot_row,
+    step_row,
+    unit_row,
+)
+from dpstream.state.sqlite_tables import SCHEMA_VERSION, VERSION_2, VERSION_3, put_meta, read_meta
 
 #: Versions whose rows have no digests; they wrote the bare number.
 _BARE = ("1", "2")

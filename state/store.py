@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state.idtable import IdTable, PairSet
-from state.life_store import LifeStore
+from dpstream.state.idtable import IdTable, PairSet
+from dpstream.state.life_store import LifeStore
 
 Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]

@@ -36,10 +36,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from accounting.errors import PolicyError, RunError
-from state.ledger import Charge, Head, Ledger
-from state.life_store import ANEW, BEGIN, REPLAY, RESTORE
-from state.store import Store
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.state.ledger import Charge, Head, Ledger
+from dpstream.state.life_store import ANEW, BEGIN, REPLAY, RESTORE
+from dpstream.state.store import Store
 
 #: Note of a store: the end of the ledger as this store last saw it.
 LEDGER = "ledger"

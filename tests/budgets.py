@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from accounting.budget import Budget, allocate
-from accounting.calibration import Calibrated, calibrated
-from accounting.plan import Plan
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.calibration import Calibrated, calibrated
+from dpstream.accounting.plan import Plan
 
 
 def budgeted(change: Callable[[Any], Budget]) -> Callable[[Plan, str], Calibrated]:

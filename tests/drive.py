@@ -17,9 +17,9 @@ from apache_beam.pvalue import TaggedOutput
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from apache_beam.transforms.window import TimestampedValue
 
-from dp_transforms.batches import OFFSET, PARTITION
-from dp_transforms.columns import instant
-from pipelines.sources.endless import Whole
+from dpstream.dp_transforms.batches import OFFSET, PARTITION
+from dpstream.dp_transforms.columns import instant
+from dpstream.pipelines.sources.endless import Whole
 
 
 class Bundle(NamedTuple):

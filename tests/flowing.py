@@ -13,16 +13,16 @@ import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.utils.windowed_value import WindowedValue
 
-from accounting.plan import Plan
-from dp_transforms.batches import ids_of, split_by_shard
-from dp_transforms.delivery import DeliveredCallback, Outlet, named, resume_point
-from dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
-from dp_transforms.records import CanonicaliserFactory
-from dp_transforms.run import Run
-from pipelines.sinks.restored import Catching
-from pipelines.sinks.sink import Name, Sink
-from pipelines.sinks.write import WriteOrHold
-from state.idtable import shard_of
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import ids_of, split_by_shard
+from dpstream.dp_transforms.delivery import DeliveredCallback, Outlet, named, resume_point
+from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
+from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.sinks.restored import Catching
+from dpstream.pipelines.sinks.sink import Name, Sink
+from dpstream.pipelines.sinks.write import WriteOrHold
+from dpstream.state.idtable import shard_of
 
 Batches = list[pa.RecordBatch]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipelines.runners.guard import with_parent
-from pipelines.runners.listeners import descendants
+from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.listeners import descendants
 
 
 def start(command: Sequence[object], **settings: Any) -> "subprocess.Popen[bytes]":

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dp_transforms.batches import release_schema
-from pipelines.jobs.job import Job, load_job
-from pipelines.operating.state_view import store_run
-from pipelines.sinks.formats import read_releases
-from pipelines.sinks.manifest import resealed
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.dp_transforms.batches import release_schema
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.operating.state_view import store_run
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.sinks.manifest import resealed
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 from tests.audit.replays import JOB, LEDGER, new_place
 
 RUN_ID = "22" * 16

@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 from click.testing import CliRunner, Result
 
-from dp_transforms.batches import TRIGGER, WINDOW, release_schema
-from dp_transforms.flow import run_in_memory
-from pipelines.begin import begin
-from pipelines.commands.main import cli
-from pipelines.jobs.job import Job, load_job
-from pipelines.reporting.report import MARK
-from pipelines.sinks.files import write_release
-from pipelines.sources.files import pieces, positioned, read_piece
-from pipelines.sources.rows import Rows
-from state import open as stores
+from dpstream.dp_transforms.batches import TRIGGER, WINDOW, release_schema
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.reporting.report import MARK
+from dpstream.pipelines.sinks.files import write_release
+from dpstream.pipelines.sources.files import pieces, positioned, read_piece
+from dpstream.pipelines.sources.rows import Rows
+from dpstream.state import open as stores
 
 RUN = "ab" * 16
 VOID = {"meta", "link", "img", "br", "hr", "input"}

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from google.cloud.secretmanager_v1 import AccessSecretVersionRequest, AccessSecretVersionResponse
 
-from dp_transforms.noise import secret_manager
+from dpstream.dp_transforms.noise import secret_manager
 
 SERVICE = "google.cloud.secretmanager.v1.SecretManagerService"
 #: A version of a secret, and a reference to it.

@@ -11,9 +11,9 @@ from unittest import mock
 
 import numpy as np
 
-from pipelines.sinks.bigquery_table import BigQueryTables
-from pipelines.sinks.pubsub_topic import Message, PubsubTopic
-from state import open as stores
+from dpstream.pipelines.sinks.bigquery_table import BigQueryTables
+from dpstream.pipelines.sinks.pubsub_topic import Message, PubsubTopic
+from dpstream.state import open as stores
 from tests.published import Published
 
 SINKS = {

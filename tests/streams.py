@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.plan import Aggregate, Field, Plan, Privacy
-from accounting.timeline import Timeline
-from dp_transforms.batches import OFFSET, PARTITION
-from dp_transforms.flow import run_in_memory
-from dp_transforms.records import canonical_public_keys
-from dp_transforms.run import KeySource, Performance, Run, begin_run
-from state import open as stores
+from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.batches import OFFSET, PARTITION
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.records import canonical_public_keys
+from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+from dpstream.state import open as stores
 
 Int64 = npt.NDArray[np.int64]
 

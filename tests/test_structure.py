@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+#: The name that users import; the four folders stand beside it and are imported below it.
+FACE = "dpstream"
 #: In the order of the import rule: a package may import itself and those before it.
 LAYERS = ("accounting", "state", "dp_transforms", "pipelines")
 DATABASES = {"sqlite3", "google", "sqlalchemy", "duckdb"}
@@ -33,8 +35,8 @@ def sources(*folders: str) -> Iterator[Path]:
                 yield path
 
 
-PRODUCT = list(sources(*LAYERS))
-EVERYTHING = [*PRODUCT, *sources("tests")]
+PRODUCT = [ROOT / FACE / "__init__.py", ROOT / FACE / "__main__.py", *sources(*LAYERS)]
+EVERYTHING = [*PRODUCT, *sources("tests", "deploy")]
 
 
 def named(path: Path) -> str:
@@ -59,9 +61,20 @@ CLOUD = "dp_transforms/noise/secret_manager.py"
 
 def layer_offences(package: str, source: str, path: str = "") -> list[str]:
     """Imports that a package may not have."""
-    later = set(LAYERS[LAYERS.index(package) + 1 :])
-    banned = (later | FORBIDDEN[package] | {"tests"}) - ({"google"} if path == CLOUD else set())
-    return sorted(name for name in imports(source) if name.split(".")[0] in banned)
+    later = {f"{FACE}.{name}" for name in LAYERS[LAYERS.index(package) + 1 :]}
+    banned = FORBIDDEN[package] | {"tests"}
+    if path == CLOUD:
+        banned = banned - {"google"}
+    return sorted(
+        name
+        for name in imports(source)
+        if name.split(".")[0] in banned or name == FACE or ".".join(name.split(".")[:2]) in later
+    )
+
+
+def bare_imports(source: str) -> list[str]:
+    """Imports of the folders by their own names, which would load a module a second time."""
+    return sorted(name for name in imports(source) if name.split(".")[0] in LAYERS)
 
 
 def long_functions(source: str) -> list[str]:
@@ -120,35 +133,54 @@ def unsteady(source: str) -> list[str]:
     return out
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=named)
-def test_import_rule(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0]
-    assert layer_offences(package, path.read_text(), named(path)) == []
+def offending(paths: list[Path], check: Callable[[str], list[str]]) -> dict[str, list[str]]:
+    """Files with offences, of a check of their text."""
+    found = {named(path): check(path.read_text()) for path in paths}
+    return {name: offences for name, offences in found.items() if offences}
+
+
+def test_import_rule() -> None:
+    found = {
+        named(path): layer_offences(package, path.read_text(), named(path))
+        for package in LAYERS
+        for path in sources(package)
+    }
+    assert not {name: offences for name, offences in found.items() if offences}
+
+
+def test_one_name_is_imported() -> None:
+    assert offending(EVERYTHING, bare_imports) == {}
 
 
 def test_stages_do_not_import_each_other() -> None:
     for stage in STAGES:
         source = (ROOT / "dp_transforms" / f"{stage}.py").read_text()
-        others = {f"dp_transforms.{name}" for name in {*STAGES, "flow", "step"} - {stage}}
+        others = {f"{FACE}.dp_transforms.{name}" for name in {*STAGES, "flow", "step"} - {stage}}
         assert not imports(source) & others, stage
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=named)
-def test_sizes(path: Path) -> None:
-    source = path.read_text()
-    assert len(source.splitlines()) <= MAX_LINES
-    assert long_functions(source) == []
+def too_long(source: str) -> list[str]:
+    """A file of more than 500 lines."""
+    lines = len(source.splitlines())
+    return [str(lines)] if lines > MAX_LINES else []
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=named)
-def test_docstrings(path: Path) -> None:
-    assert undocumented(path.read_text()) == []
+def test_sizes() -> None:
+    assert offending(EVERYTHING, too_long) == {}
+    assert offending(EVERYTHING, long_functions) == {}
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=named)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    source = path.read_text()
-    assert not source or ast.get_docstring(ast.parse(source))
+def test_docstrings() -> None:
+    assert offending(PRODUCT, undocumented) == {}
+
+
+def nameless(source: str) -> list[str]:
+    """A module that does not say what it is."""
+    return [] if not source or ast.get_docstring(ast.parse(source)) else ["module"]
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert offending(EVERYTHING, nameless) == {}
 
 
 #: The run id is the one draw that no key determines; it is committed before the first noise.
@@ -165,18 +197,24 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("path", list(sources("accounting", "state", "dp_transforms")), ids=named)
-def test_nothing_unsteady_in_the_flow(path: Path) -> None:
-    assert unsteady(path.read_text()) == ALLOWED.get(named(path), [])
+def test_nothing_unsteady_in_the_flow() -> None:
+    assert offending(list(sources("accounting", "state", "dp_transforms")), unsteady) == ALLOWED
 
 
 def test_packages_are_listed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    listed = project["tool"]["setuptools"]["packages"]
-    found = {named(path.parent).replace("/", ".") for path in PRODUCT}
-    assert sorted(listed) == sorted(found)
-    assert {name.split(".")[0] for name in found} == set(LAYERS)
-    assert all((ROOT / name.replace(".", "/") / "__init__.py").exists() for name in listed)
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {named(path.parent) for path in sources(*LAYERS)}
+    assert {name.split("/")[0] for name in folders} == set(LAYERS)
+    assert all((ROOT / name / "__init__.py").exists() for name in folders)
+    below = {f"{FACE}.{name}".replace("/", ".") for name in folders}
+    assert sorted(setup["packages"]) == sorted({FACE, *below})
+    assert setup["package-dir"] == {FACE: FACE, **{f"{FACE}.{name}": name for name in LAYERS}}
+
+
+def test_the_links_say_what_the_build_maps() -> None:
+    for name in LAYERS:
+        link = ROOT / FACE / name
+        assert link.is_symlink() and link.readlink() == Path("..", name)
 
 
 def strangers(sample: str) -> list[str]:
@@ -198,14 +236,19 @@ def test_the_sample_names_tests() -> None:
 
 BAD: list[tuple[Callable[[str], list[str]], str]] = [
     (lambda s: layer_offences("accounting", s), "def f():\n    import apache_beam as beam\n"),
-    (lambda s: layer_offences("accounting", s), "from state.store import Store\n"),
+    (lambda s: layer_offences("accounting", s), "from dpstream.state.store import Store\n"),
     (lambda s: layer_offences("accounting", s), "import sqlite3\n"),
     (lambda s: layer_offences("state", s), "from apache_beam import DoFn\n"),
-    (lambda s: layer_offences("state", s), "import dp_transforms.flow\n"),
-    (lambda s: layer_offences("dp_transforms", s), "from pipelines import job\n"),
+    (lambda s: layer_offences("state", s), "import dpstream.dp_transforms.flow\n"),
+    (lambda s: layer_offences("dp_transforms", s), "from dpstream.pipelines import job\n"),
     (lambda s: layer_offences("dp_transforms", s), "import google.auth\n"),
     (lambda s: layer_offences("dp_transforms", s, CLOUD), "import sqlite3\n"),
     (lambda s: layer_offences("pipelines", s), "from tests.streams import STEP\n"),
+    (lambda s: layer_offences("state", s), "from dpstream import DPStream\n"),
+    (bare_imports, "from state.store import Store\n"),
+    (bare_imports, "def f():\n    import accounting.plan\n"),
+    (too_long, "x = 1\n" * 501),
+    (nameless, "x = 1\n"),
     (long_functions, "def f():\n" + "    x = 1\n" * 60),
     (undocumented, "x = 1\n"),
     (undocumented, '"""M."""\ndef f():\n    return 1\n'),

@@ -1,9 +1,9 @@
 """Noise strategies for prefixes of a stream: one interface, see ``base.Strategy``."""
 
-from accounting.strategies.base import Float64, Strategy
-from accounting.strategies.blt import BltStrategy
-from accounting.strategies.toeplitz import ToeplitzStrategy
-from accounting.strategies.tree import TreeStrategy
+from dpstream.accounting.strategies.base import Float64, Strategy
+from dpstream.accounting.strategies.blt import BltStrategy
+from dpstream.accounting.strategies.toeplitz import ToeplitzStrategy
+from dpstream.accounting.strategies.tree import TreeStrategy
 
 __all__ = [
     "STRATEGIES",

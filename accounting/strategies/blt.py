@@ -30,11 +30,11 @@ from numba import njit
 from scipy.signal import lfilter
 from typing_extensions import override
 
-from accounting.balls import series_quotient
-from accounting.limits import DECODE_BITS
-from accounting.strategies.base import Float64, Int64, Ranges
-from accounting.strategies.blt_table import EXPONENTIALS
-from accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy
+from dpstream.accounting.balls import series_quotient
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies.base import Float64, Int64, Ranges
+from dpstream.accounting.strategies.blt_table import EXPONENTIALS
+from dpstream.accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy
 
 _SCALE = float(1 << DECODE_BITS)
 _UNIT_ROUND_OFF = 2.0**-53

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from numba import njit
 from typing_extensions import override
 
-from accounting.balls import series_quotient
-from accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
-from accounting.strategies.base import Float64, Int64, Ranges
-from accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy
+from dpstream.accounting.balls import series_quotient
+from dpstream.accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
+from dpstream.accounting.strategies.base import Float64, Int64, Ranges
+from dpstream.accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy
 
 _SCALE = 1 << DECODE_BITS
 #: Float error of a sum of products, per term, relative to its largest term.

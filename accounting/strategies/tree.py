@@ -23,8 +23,8 @@ import numpy.typing as npt
 from numba import njit
 from typing_extensions import override
 
-from accounting.limits import DECODE_BITS
-from accounting.strategies.base import Float64, Int64, Ranges, Strategy
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies.base import Float64, Int64, Ranges, Strategy
 
 Int32 = npt.NDArray[np.int32]
 

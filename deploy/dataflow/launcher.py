@@ -2,7 +2,7 @@
 
 import sys
 
-from pipelines.operating.launch import main
+from dpstream.pipelines.operating.launch import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.guard import with_parent
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assemble import OPENS

@@ -22,10 +22,10 @@ from numba import njit
 from numba.extending import get_cython_function_address
 from scipy.special import ndtri
 
-from accounting.balls import precision
-from accounting.limits import MAX_REAL_SIGMA
-from dp_transforms.noise.lanes import own_blocks, shared_lanes
-from dp_transforms.noise.prf import Prf
+from dpstream.accounting.balls import precision
+from dpstream.accounting.limits import MAX_REAL_SIGMA
+from dpstream.dp_transforms.noise.lanes import own_blocks, shared_lanes
+from dpstream.dp_transforms.noise.prf import Prf
 
 Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]

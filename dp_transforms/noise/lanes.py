@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.noise.prf import Prf
 
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accounting.budget import StreamNoise
-from accounting.errors import RunError
-from accounting.limits import MAX_DRAWS_AT_ONCE
-from accounting.strategies.base import ExactNoise, Ranges
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
+from dpstream.accounting.strategies.base import ExactNoise, Ranges
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 
 #: What a stream's node noise is drawn by, as its strategy needs (``rounds_nodes``).
 Sampler = RoundedGaussian | ContinuousGaussian

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numba import njit
 
-from accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError, UsageError
 
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]

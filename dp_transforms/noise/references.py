@@ -14,8 +14,8 @@ import os
 import re
 import stat
 
-from accounting.errors import DpstreamError, PolicyError, UsageError
-from dp_transforms.noise.prf import KEY_BYTES, wipe
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.dp_transforms.noise.prf import KEY_BYTES, wipe
 
 FIELD = "privacy.key"
 #: Bytes of a key's text with the white space around it.
@@ -70,7 +70,9 @@ def read_key(reference: str) -> bytearray:
     elif scheme == "env":
         text = _of_environment(place)
     else:
-        from dp_transforms.noise.secret_manager import access  # an extra, and slow to import
+        from dpstream.dp_transforms.noise.secret_manager import (
+            access,  # an extra, and slow to import
+        )
 
         text = bytearray(access(place))
     try:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from accounting.balls import precision
-from accounting.limits import MAX_SIGMA
-from dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
-from dp_transforms.noise.prf import Prf
+from dpstream.accounting.balls import precision
+from dpstream.accounting.limits import MAX_SIGMA
+from dpstream.dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
+from dpstream.dp_transforms.noise.prf import Prf
 
 Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 
 FIELD = "privacy.key"
 EMULATOR = "SECRET_MANAGER_EMULATOR_HOST"

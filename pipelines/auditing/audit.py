@@ -18,16 +18,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accounting.audit_design import Design, designs
-from accounting.auditing import Bound, Claim, Scores, bound, claim_of, rate_below
-from accounting.budget import allocate
-from accounting.errors import UsageError
-from accounting.gaussian import epsilon_of
-from pipelines.auditing.rows import numbered_field
-from pipelines.auditing.run import Fixed, Runner, folder_of_its_own, sides
-from pipelines.auditing.selection import alone_released, crossing, selection_scores, visible_mu
-from pipelines.auditing.values import value_scores
-from pipelines.jobs.job import Job
+from dpstream.accounting.audit_design import Design, designs
+from dpstream.accounting.auditing import Bound, Claim, Scores, bound, claim_of, rate_below
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.pipelines.auditing.rows import numbered_field
+from dpstream.pipelines.auditing.run import Fixed, Runner, folder_of_its_own, sides
+from dpstream.pipelines.auditing.selection import (
+    alone_released,
+    crossing,
+    selection_scores,
+    visible_mu,
+)
+from dpstream.pipelines.auditing.values import value_scores
+from dpstream.pipelines.jobs.job import Job
 
 _LEAST, _MOST = 200, 10_000_000
 #: Share of the doubt that the first family gets.

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.audit_design import Design
-from accounting.errors import UsageError
-from accounting.plan import Field, Plan
+from dpstream.accounting.audit_design import Design
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan import Field, Plan
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

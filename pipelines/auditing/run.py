@@ -14,20 +14,20 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from accounting.errors import RunError, UsageError
-from accounting.plan import Plan
-from dp_transforms.batches import OFFSET, PARTITION
-from dp_transforms.flow import released_table, run_in_memory
-from dp_transforms.records import canonical_public_keys
-from dp_transforms.run import begin_run
-from pipelines.auditing.rows import Int64, key_columns
-from pipelines.begin import key_source
-from pipelines.jobs.job import Job
-from pipelines.jobs.keys import new_key, public_key_digest
-from pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
-from pipelines.sinks.formats import read_releases
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import OFFSET, PARTITION
+from dpstream.dp_transforms.flow import released_table, run_in_memory
+from dpstream.dp_transforms.records import canonical_public_keys
+from dpstream.dp_transforms.run import begin_run
+from dpstream.pipelines.auditing.rows import Int64, key_columns
+from dpstream.pipelines.begin import key_source
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import new_key, public_key_digest
+from dpstream.pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 
 _SHARDS = 4
 #: Windows of an audit's runs, and the most of them.

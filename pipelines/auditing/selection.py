@@ -10,15 +10,23 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import norm
 
-from accounting.audit_design import others_needed
-from accounting.auditing import Scores
-from accounting.budget import Budget, plain_count
-from accounting.limits import DECODE_BITS
-from accounting.plan import Plan
-from accounting.visible import prefix_covariance
-from pipelines.auditing.rows import Bool, Float64, Int64, Released, released, rows_of, table_of
-from pipelines.auditing.run import Input, Runner
-from pipelines.auditing.values import Told, chunks
+from dpstream.accounting.audit_design import others_needed
+from dpstream.accounting.auditing import Scores
+from dpstream.accounting.budget import Budget, plain_count
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.visible import prefix_covariance
+from dpstream.pipelines.auditing.rows import (
+    Bool,
+    Float64,
+    Int64,
+    Released,
+    released,
+    rows_of,
+    table_of,
+)
+from dpstream.pipelines.auditing.run import Input, Runner
+from dpstream.pipelines.auditing.values import Told, chunks
 
 #: Tests that are told apart; simulated noise paths; rows of all trials together.
 _TESTS = 32

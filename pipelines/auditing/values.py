@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accounting.audit_design import Design
-from accounting.auditing import Parts, Scores, fitted_weights
-from accounting.plan import Plan
-from pipelines.auditing.rows import (
+from dpstream.accounting.audit_design import Design
+from dpstream.accounting.auditing import Parts, Scores, fitted_weights
+from dpstream.accounting.plan import Plan
+from dpstream.pipelines.auditing.rows import (
     Bool,
     Float64,
     Int64,
@@ -19,7 +19,7 @@ from pipelines.auditing.rows import (
     table_of,
     totals,
 )
-from pipelines.auditing.run import Input, Runner
+from dpstream.pipelines.auditing.run import Input, Runner
 
 #: Rows, and released numbers, of one run of the flow; more trials take further runs.
 _ROWS = 1_500_000

@@ -7,10 +7,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import norm
 
-from accounting.auditing import claimed_curve, trade_off
-from accounting.errors import RunError
-from accounting.figures import down, up
-from pipelines.auditing.audit import Result, visible_epsilon
+from dpstream.accounting.auditing import claimed_curve, trade_off
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.figures import down, up
+from dpstream.pipelines.auditing.audit import Result, visible_epsilon
 
 mpl.use("Agg")
 _CLAIM, _SEEN, _FOUND, _PROVEN = "#4a4a4a", "#1f5fa8", "#c2571a", "#2f8f5b"

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from accounting.budget import allocate
-from accounting.choice import Column, Design, Question, design
-from accounting.chosen import BIAS, expectation, rule_in_words
-from accounting.errors import PolicyError, UsageError
-from accounting.plan import Plan
-from pipelines.choosing import file as choose_file
-from pipelines.jobs.job import Job
-from pipelines.jobs.tables import ChoiceConfig
-from pipelines.jobs.text import duration_micros
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.choice import Column, Design, Question, design
+from dpstream.accounting.chosen import BIAS, expectation, rule_in_words
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.pipelines.choosing import file as choose_file
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.text import duration_micros
 
 
 class Request(NamedTuple):

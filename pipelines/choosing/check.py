@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from accounting.chosen import Chosen, Receipt
-from accounting.errors import PolicyError
-from accounting.plan import Plan
-from accounting.unit import UnitIdentity, identity_of
-from pipelines.jobs.text import duration_micros
-from state.choices import ChoiceLedger
+from dpstream.accounting.chosen import Chosen, Receipt
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.unit import UnitIdentity, identity_of
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.state.choices import ChoiceLedger
 
 if TYPE_CHECKING:
-    from pipelines.jobs.job import Job
-    from pipelines.jobs.tables import ChoiceConfig
+    from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.jobs.tables import ChoiceConfig
 
 _AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it wrote"
 

@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from accounting.budget import allocate
-from accounting.choice import encoder_matrix
-from accounting.chosen import Figures, Receipt, read_off, rule_in_words
-from accounting.errors import PolicyError, UsageError
-from dp_transforms.choice import noisy
-from dp_transforms.noise.prf import KEY_BYTES, KeyRing
-from pipelines.begin import key_source, spend_of
-from pipelines.choosing import file as choose_file
-from pipelines.choosing.ask import Asked
-from pipelines.choosing.check import unit_in_words, unit_of
-from pipelines.choosing.own_data import refuse_own_data
-from pipelines.choosing.read import tally
-from pipelines.jobs.tables import ChoiceConfig
-from pipelines.jobs.text import instant_micros
-from pipelines.sources.files import pieces
-from pipelines.sources.manifest import fingerprint_parts, stamps
-from pipelines.sources.recorded import named_by, recorded
-from state.choices import ChoiceLedger
-from state.ledger import Charge
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.choice import encoder_matrix
+from dpstream.accounting.chosen import Figures, Receipt, read_off, rule_in_words
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.choice import noisy
+from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from dpstream.pipelines.begin import key_source, spend_of
+from dpstream.pipelines.choosing import file as choose_file
+from dpstream.pipelines.choosing.ask import Asked
+from dpstream.pipelines.choosing.check import unit_in_words, unit_of
+from dpstream.pipelines.choosing.own_data import refuse_own_data
+from dpstream.pipelines.choosing.read import tally
+from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.sources.files import pieces
+from dpstream.pipelines.sources.manifest import fingerprint_parts, stamps
+from dpstream.pipelines.sources.recorded import named_by, recorded
+from dpstream.state.choices import ChoiceLedger
+from dpstream.state.ledger import Charge
 
 #: Noise of proxy data does not exist; ids and coins need some key, and this one is no secret.
 _NO_SECRET = bytes(KEY_BYTES)

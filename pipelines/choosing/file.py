@@ -14,11 +14,11 @@ import msgspec
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from accounting.errors import RunError, UsageError
-from accounting.plan import Aggregate
-from pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
-from pipelines.jobs.tables import ChoiceConfig
-from pipelines.jobs.text import parse_toml
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.plan import Aggregate
+from dpstream.pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
+from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.text import parse_toml
 
 
 def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:

@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import PolicyError, RunError, UsageError
-from pipelines.jobs.job import Job
-from pipelines.sources.compression import HEAD_BYTES, BrokenFileError, codec_of, plain_by_name
-from pipelines.sources.lines import BLOCK_BYTES
-from pipelines.sources.manifest import manifest, unreadable
-from pipelines.sources.recorded import named_by
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources.compression import (
+    HEAD_BYTES,
+    BrokenFileError,
+    codec_of,
+    plain_by_name,
+)
+from dpstream.pipelines.sources.lines import BLOCK_BYTES
+from dpstream.pipelines.sources.manifest import manifest, unreadable
+from dpstream.pipelines.sources.recorded import named_by
 
 Content = tuple[int, bytes]
 

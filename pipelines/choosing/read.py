@@ -8,16 +8,16 @@ tally.  What is counted of a record is a function of that record alone.
 import msgspec
 import pyarrow as pa
 
-from accounting.plan import Plan
-from accounting.strategies.base import Int64
-from dp_transforms.batches import Ids
-from dp_transforms.choice import Tally
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
-from pipelines.choosing.ask import Asked
-from pipelines.jobs.job import Job
-from pipelines.jobs.keys import read_public_keys
-from pipelines.sources.files import groups, read_group
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.strategies.base import Int64
+from dpstream.dp_transforms.batches import Ids
+from dpstream.dp_transforms.choice import Tally
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
+from dpstream.pipelines.choosing.ask import Asked
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.sources.files import groups, read_group
 
 
 def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:

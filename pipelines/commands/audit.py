@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.commands.parts import AS_JSON, Bar, examples, print_json
+from dpstream.pipelines.commands.parts import AS_JSON, Bar, examples, print_json
 
 #: Exit code of an audit that refutes the plan's claim.
 REFUTED = 5
@@ -39,10 +39,10 @@ def audit(
     fresh key. The job's data, key, store, sink and ledger are not touched, and nothing is charged.
     Exit code 5: the claim is refuted.
     """
-    from pipelines.auditing.audit import Ask, as_dict
-    from pipelines.auditing.audit import audit as run
-    from pipelines.auditing.view import draw, text
-    from pipelines.jobs.job import load_job
+    from dpstream.pipelines.auditing.audit import Ask, as_dict
+    from dpstream.pipelines.auditing.audit import audit as run
+    from dpstream.pipelines.auditing.view import draw, text
+    from dpstream.pipelines.jobs.job import load_job
 
     with Bar(hidden=as_json, what="trials") as bar:
         result = run(load_job(job), Ask(trials, seed, confidence, beam), bar.update)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.figures import up
+from dpstream.accounting.figures import up
 
 if TYPE_CHECKING:
-    from pipelines.choosing.choose import Outcome
+    from dpstream.pipelines.choosing.choose import Outcome
 
 _EXAMPLES = """\b
 Examples:
@@ -45,10 +45,10 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     Without --proxy the answer is a release: it costs --epsilon in the data set's ledger, before
     anything is drawn, and every further choice costs again.
     """
-    from accounting.errors import UsageError
-    from pipelines.choosing.ask import Request, ask
-    from pipelines.choosing.choose import choose as run
-    from pipelines.operating.ledger_view import ledger_warnings
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.choosing.ask import Request, ask
+    from dpstream.pipelines.choosing.choose import choose as run
+    from dpstream.pipelines.operating.ledger_view import ledger_warnings
 
     if out is None and not dry_run:
         raise UsageError("--out", "is required", "name the new job file")

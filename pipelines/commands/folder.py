@@ -2,7 +2,7 @@
 
 import click
 
-from pipelines.commands.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.commands.parts import AS_JSON, examples, print_json
 
 PATH = click.argument("path", metavar="FOLDER_OR_URL")
 
@@ -28,7 +28,7 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 
     Without files it says that time has passed.
     """
-    from pipelines.sources.folder_close import close_files, new_files
+    from dpstream.pipelines.sources.folder_close import close_files, new_files
 
     names = sorted({*files, *(new_files(path) if new else ())})
     marker = close_files(path, names)
@@ -45,9 +45,9 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 @AS_JSON
 def find(path: str, partition: int, offset: int, as_json: bool) -> None:
     """Say which file and row a dead letter's position stands for (for the operator only)."""
-    from accounting.errors import RunError
-    from pipelines.sources import folder_names
-    from pipelines.sources.folder_store import Folder
+    from dpstream.accounting.errors import RunError
+    from dpstream.pipelines.sources import folder_names
+    from dpstream.pipelines.sources.folder_store import Folder
 
     try:
         names = [file.name for file in Folder(path).list()]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.commands.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.commands.parts import AS_JSON, examples, print_json
 
 _WHERE = {
     "file": "in a file",
@@ -25,7 +25,7 @@ def key() -> None:
 @AS_JSON
 def key_new(file: Path, as_json: bool) -> None:
     """Write a new random noise key that only you can read; never overwrites."""
-    from pipelines.jobs.keys import new_key
+    from dpstream.pipelines.jobs.keys import new_key
 
     new_key(file)
     if as_json:
@@ -42,8 +42,8 @@ def key_check(job: Path, as_json: bool) -> None:
 
     Nothing of the key is shown: the fingerprint is a keyed hash that only tells keys apart.
     """
-    from pipelines.jobs.job import load_job
-    from pipelines.jobs.key_check import check_key
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.jobs.key_check import check_key
 
     found = check_key(load_job(job))
     if as_json:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.commands.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.commands.parts import AS_JSON, examples, print_json
 
 
 @click.group()
@@ -27,10 +27,10 @@ def show(
     path: Path, data_set: str | None, epsilon: float | None, delta: float | None, as_json: bool
 ) -> None:
     """List the entries of a ledger, what they spend together and what is left of the limit."""
-    from accounting.errors import UsageError
-    from pipelines.jobs.job import load_job
-    from pipelines.jobs.tables import Limit
-    from pipelines.operating import ledger_view
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.jobs.tables import Limit
+    from dpstream.pipelines.operating import ledger_view
 
     limit = None
     if epsilon is not None or delta is not None:

@@ -15,19 +15,19 @@ from typing import Any
 
 import click
 
-from accounting.errors import DpstreamError, RunError
-from pipelines.commands.audit import audit
-from pipelines.commands.choose import choose
-from pipelines.commands.folder import folder
-from pipelines.commands.key import key
-from pipelines.commands.ledger import ledger
-from pipelines.commands.metrics import METRICS, ports
-from pipelines.commands.parts import AS_JSON, Bar, examples, print_json, stop_signals
-from pipelines.commands.replay import replay
-from pipelines.commands.scale import SCALE
-from pipelines.commands.scale import show as show_scale
-from pipelines.commands.state import state
-from pipelines.experiments.commands import experiment, reddit
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.pipelines.commands.audit import audit
+from dpstream.pipelines.commands.choose import choose
+from dpstream.pipelines.commands.folder import folder
+from dpstream.pipelines.commands.key import key
+from dpstream.pipelines.commands.ledger import ledger
+from dpstream.pipelines.commands.metrics import METRICS, ports
+from dpstream.pipelines.commands.parts import AS_JSON, Bar, examples, print_json, stop_signals
+from dpstream.pipelines.commands.replay import replay
+from dpstream.pipelines.commands.scale import SCALE
+from dpstream.pipelines.commands.scale import show as show_scale
+from dpstream.pipelines.commands.state import state
+from dpstream.pipelines.experiments.commands import experiment, reddit
 
 JOB = click.argument("job", type=click.Path(path_type=Path))
 
@@ -90,13 +90,13 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
     """
     import msgspec
 
-    from accounting import alternatives
-    from accounting.budget import allocate
-    from accounting.guarantee import describe, text
-    from pipelines.choosing.check import chosen_of
-    from pipelines.jobs.committed import committed
-    from pipelines.jobs.job import load_job
-    from pipelines.scaling import shards
+    from dpstream.accounting import alternatives
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import describe, text
+    from dpstream.pipelines.choosing.check import chosen_of
+    from dpstream.pipelines.jobs.committed import committed
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.scaling import shards
 
     loaded = load_job(job)
     if scale:
@@ -151,16 +151,16 @@ def run(
     A job whose source has no end runs until it is interrupted, and goes on when it is run again.
     On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
     """
-    from pipelines.jobs.job import load_job
+    from dpstream.pipelines.jobs.job import load_job
 
     checked = load_job(job)
-    from pipelines.operating.ledger_view import ledger_warnings
-    from pipelines.operating.metrics import serving
-    from pipelines.runners.table import lives_on
-    from pipelines.sinks.sink import sink_of
-    from pipelines.sinks.write import dead_letter_folder
-    from pipelines.sources.replay import parse_speed
-    from pipelines.stream import run_job
+    from dpstream.pipelines.operating.ledger_view import ledger_warnings
+    from dpstream.pipelines.operating.metrics import serving
+    from dpstream.pipelines.runners.table import lives_on
+    from dpstream.pipelines.sinks.sink import sink_of
+    from dpstream.pipelines.sinks.write import dead_letter_folder
+    from dpstream.pipelines.sources.replay import parse_speed
+    from dpstream.pipelines.stream import run_job
 
     for warning in ledger_warnings(checked):
         click.echo(f"Warning: {warning}", err=True)
@@ -205,9 +205,9 @@ def run(
 @AS_JSON
 def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
     """Write one HTML page about a run, finished or not, from its plan and its releases."""
-    from pipelines.jobs.job import load_job
-    from pipelines.reporting.report import TRUTH_LABEL, as_dict, build, write
-    from pipelines.reporting.view import render
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.reporting.report import TRUTH_LABEL, as_dict, build, write
+    from dpstream.pipelines.reporting.view import render
 
     found = build(load_job(job), truth)
     write(found, render(found), out)
@@ -234,11 +234,11 @@ def demo(folder: Path) -> None:
     """Run a year of real flights through a stream and hold it against the truth."""
     from rich.console import Console
 
-    from accounting.budget import allocate
-    from accounting.guarantee import text
-    from pipelines.demo import prepare, show
-    from pipelines.jobs.committed import committed
-    from pipelines.stream import run_job
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import text
+    from dpstream.pipelines.demo import prepare, show
+    from dpstream.pipelines.jobs.committed import committed
+    from dpstream.pipelines.stream import run_job
 
     job = prepare(folder)
     begun = committed(job)
@@ -271,9 +271,9 @@ def generate() -> None:
 @AS_JSON
 def zipf(out: Path, start: str, overwrite: bool, as_json: bool, **sizes: Any) -> None:
     """Write the paper's Zipf-Mandelbrot records of one day to a Parquet file."""
-    from pipelines.jobs.text import instant_micros
-    from pipelines.synth import Synth
-    from pipelines.synth import generate as write
+    from dpstream.pipelines.jobs.text import instant_micros
+    from dpstream.pipelines.synth import Synth
+    from dpstream.pipelines.synth import generate as write
 
     rows = write(Synth(start=instant_micros("--start", start), **sizes), out, overwrite)
     if as_json:
@@ -290,7 +290,7 @@ cli.add_command(experiment)
 @AS_JSON
 def doctor(as_json: bool) -> None:
     """Say what this machine can run."""
-    from pipelines.operating.doctor import examine
+    from dpstream.pipelines.operating.doctor import examine
 
     report = examine()
     if as_json:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from pipelines.commands.parts import options
+from dpstream.pipelines.commands.parts import options
 
 _PORT = click.IntRange(0, 65535)
 METRICS = options(
@@ -25,7 +25,7 @@ METRICS = options(
 
 def ports(given: dict[str, Any]) -> Any:
     """`pipelines.operating.metrics.Ports` of the options above."""
-    from pipelines.operating.metrics import Ports
+    from dpstream.pipelines.operating.metrics import Ports
 
     return Ports(
         given["metrics_port"],

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from accounting.errors import UsageError
-from pipelines.commands.parts import AS_JSON, examples, print_json
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.commands.parts import AS_JSON, examples, print_json
 
 
 @click.command(
@@ -30,9 +30,9 @@ from pipelines.commands.parts import AS_JSON, examples, print_json
 def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json: bool) -> None:
     """Publish the records of JOB's files into a folder that grows (Parquet files and markers) or
     as JSON messages.  For recordings that may be published there: no privacy is added."""
-    from pipelines.jobs.job import load_job
-    from pipelines.sources.replay import parse_speed
-    from pipelines.sources.republish import republish, target_of
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.sources.replay import parse_speed
+    from dpstream.pipelines.sources.republish import republish, target_of
 
     pace, loaded = parse_speed(speed), load_job(job)
     if not all("=" in option for option in options):

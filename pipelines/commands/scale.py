@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from accounting.errors import UsageError
-from pipelines.commands.parts import options, print_json
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.commands.parts import options, print_json
 
 if TYPE_CHECKING:
-    from pipelines.jobs.job import Job
+    from dpstream.pipelines.jobs.job import Job
 
 _COUNT = click.IntRange(min=1)
 SCALE = options(
@@ -41,10 +41,10 @@ def show(job: "Job", given: dict[str, object], as_json: bool) -> None:
     """Print the estimate for the options above."""
     import msgspec
 
-    from pipelines.jobs.text import duration_micros
-    from pipelines.scaling.measure import measured_rates
-    from pipelines.scaling.rates import RATES, with_prices
-    from pipelines.scaling.scale import Load, as_dict, estimate, text
+    from dpstream.pipelines.jobs.text import duration_micros
+    from dpstream.pipelines.scaling.measure import measured_rates
+    from dpstream.pipelines.scaling.rates import RATES, with_prices
+    from dpstream.pipelines.scaling.scale import Load, as_dict, estimate, text
 
     stated = {name: value for name, value in given.items() if value is not None}
     prices = with_prices(_prices(stated.pop("price", ())))

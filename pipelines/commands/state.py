@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.errors import UsageError
-from accounting.figures import up
-from pipelines.commands.parts import AS_JSON, Bar, examples, print_json
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.figures import up
+from dpstream.pipelines.commands.parts import AS_JSON, Bar, examples, print_json
 
 if TYPE_CHECKING:
-    from pipelines.jobs.tables import FileKind
+    from dpstream.pipelines.jobs.tables import FileKind
 
 JOB = click.argument("job", type=click.Path(path_type=Path))
 OPERATOR = "OPERATOR ONLY: sizes tell about the number of units and keys; do not publish."
@@ -29,8 +29,8 @@ def init(job: Path, as_json: bool) -> None:
 
     Nothing is drawn and nothing is charged: `dpstream run` charges before its first draw.
     """
-    from pipelines.jobs.job import load_job
-    from pipelines.operating.state_admin import initialise
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operating.state_admin import initialise
 
     run_id, fresh = initialise(load_job(job))
     if as_json:
@@ -51,8 +51,8 @@ def init(job: Path, as_json: bool) -> None:
 @AS_JSON
 def info(job: Path, operator: bool, as_json: bool) -> None:
     """Say which run a store holds and how far it is."""
-    from pipelines.jobs.job import load_job
-    from pipelines.operating.state_view import info as look
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operating.state_view import info as look
 
     found = look(load_job(job), operator)
     if as_json:
@@ -109,9 +109,9 @@ def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool
     A release that is there already is left as it is; one with another content is refused. Without
     --out they go to the job's own sink: one that was emptied, or a new one.
     """
-    from pipelines.jobs.job import load_job
-    from pipelines.operating.state_view import export, publish
-    from pipelines.sinks.sink import sink_of
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operating.state_view import export, publish
+    from dpstream.pipelines.sinks.sink import sink_of
 
     if out is None and kind is not None:
         raise UsageError("--kind", "is for files in a folder", "name the folder with --out")
@@ -149,8 +149,8 @@ def expire(job: Path, releases_before: str | None, as_json: bool) -> None:
     the release, and with them a lost sink can be written again. A run expires positions by
     itself; this command also compacts the file, which needs as much free space as it is large.
     """
-    from pipelines.jobs.job import load_job
-    from pipelines.operating.state_admin import expire as run
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operating.state_admin import expire as run
 
     with Bar(hidden=as_json) as bar:
         done = run(load_job(job), releases_before, bar.update)
@@ -172,8 +172,8 @@ def backup(job: Path, out: Path, as_json: bool) -> None:
     The file holds unit ids and exact counts: keep it as private as the store. It does not hold
     the noise key: back that up apart. An existing file is never overwritten.
     """
-    from pipelines.jobs.job import load_job
-    from pipelines.operating.state_admin import backup as run
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operating.state_admin import backup as run
 
     with Bar(hidden=as_json, what="pages") as bar:
         run_id = run(load_job(job), out, bar.update)
@@ -211,9 +211,9 @@ def restore(
     further release, all units of the backup count as exhausted, and the run goes on with
     fresh noise. That is a second spend, charged in the ledger at once or refused.
     """
-    from accounting.errors import UsageError
-    from pipelines.jobs.job import load_job
-    from pipelines.operating import state_admin
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operating import state_admin
 
     if now is not None and not abandon:
         raise UsageError("now", "goes with --abandon", "give both, or neither")
@@ -247,8 +247,8 @@ def reshard(job: Path, shards: int, as_json: bool) -> None:
     No run may go on meanwhile (a file that is open is refused). The old store is kept; change
     `state.shards` in the job file afterwards.
     """
-    from pipelines.jobs.job import load_job
-    from pipelines.operating.state_admin import reshard as run
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operating.state_admin import reshard as run
 
     with Bar(hidden=as_json, what="parts") as bar:
         kept = run(load_job(job), shards, bar.update)

@@ -47,18 +47,18 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from accounting.budget import allocate
-from accounting.errors import UsageError
-from accounting.gaussian import mu_of
-from accounting.limits import DECODE_BITS, MAX_SIGMA
-from accounting.plan import Aggregate, Field, Plan, Privacy
-from accounting.thresholds import isf, one_trigger_tail, thresholds
-from accounting.timeline import Timeline
-from dp_transforms.ids import typed_ids
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
-from pipelines.experiments.metrics import Scoreboard
-from pipelines.experiments.truth import (
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.limits import DECODE_BITS, MAX_SIGMA
+from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.thresholds import isf, one_trigger_tail, thresholds
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.pipelines.experiments.metrics import Scoreboard
+from dpstream.pipelines.experiments.truth import (
     ByTrigger,
     Columns,
     Int64,
@@ -66,7 +66,7 @@ from pipelines.experiments.truth import (
     first_of_each,
     first_of_pair,
 )
-from pipelines.synth import DAY_MICROS
+from dpstream.pipelines.synth import DAY_MICROS
 
 NAMES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
 #: C T of Baseline 1: its accounting goes through all numbers of lonely cells.

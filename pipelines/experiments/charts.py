@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from pipelines.experiments.published import FIGURE10_BEST, Figures
+from dpstream.pipelines.experiments.published import FIGURE10_BEST, Figures
 
 mpl.use("Agg")
 _COLOURS = ("#1f5fa8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b3892b", "#4a4a4a", "#c43d6b", "#3aa0b5")

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from accounting.errors import UsageError
-from pipelines.commands.parts import AS_JSON, ListCommand, examples, options, print_json
-from pipelines.experiments.modes import NAMED
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.commands.parts import AS_JSON, ListCommand, examples, options, print_json
+from dpstream.pipelines.experiments.modes import NAMED
 
 BASELINES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
 _SIZE = click.IntRange(min=1)
@@ -72,7 +72,7 @@ def experiment() -> None:
 @COMMON
 def table1(**asked: Any) -> None:
     """Table 1: keys and errors of modes and baselines on the synthetic day."""
-    from pipelines.experiments import studies
+    from dpstream.pipelines.experiments import studies
 
     _run("table1", studies.table1, **asked)
 
@@ -101,7 +101,7 @@ def table1(**asked: Any) -> None:
 @COMMON
 def figure10(**asked: Any) -> None:
     """Figure 10: keys and errors against C."""
-    from pipelines.experiments import studies
+    from dpstream.pipelines.experiments import studies
 
     _run("figure10", studies.figure10, baselines=("none",), **asked)
 
@@ -123,7 +123,7 @@ def figure10(**asked: Any) -> None:
 @COMMON
 def table2(**asked: Any) -> None:
     """Table 2: posts by subreddit, generated like Webis-TLDR-17 or the real corpus."""
-    from pipelines.experiments import studies
+    from dpstream.pipelines.experiments import studies
 
     _run("table2", studies.table2, **asked)
 
@@ -140,9 +140,9 @@ def _run(
     """Run a study; print a table or JSON; write JSON and pictures if asked to."""
     if out is not None and out.suffix != ".json":
         raise UsageError("--out", "must end in .json", "write FILE.json")
-    from pipelines.experiments import charts
-    from pipelines.experiments.runs import save
-    from pipelines.experiments.studies import Study
+    from dpstream.pipelines.experiments import charts
+    from dpstream.pipelines.experiments.runs import save
+    from dpstream.pipelines.experiments.studies import Study
 
     asked |= {k: (asked[k],) for k in ("triggers", "contributions") if isinstance(asked[k], int)}
     asked["baselines"] = tuple(b for b in asked["baselines"] if b != "none")
@@ -204,8 +204,8 @@ def _print(result: dict[str, Any]) -> None:
 @AS_JSON
 def reddit(out: Path, webis: Path | None, overwrite: bool, as_json: bool, **sizes: int) -> None:
     """Write Reddit posts of one day: shaped like Webis-TLDR-17, or that corpus itself."""
-    from pipelines.experiments.reddit import Reddit
-    from pipelines.experiments.studies import write_posts
+    from dpstream.pipelines.experiments.reddit import Reddit
+    from dpstream.pipelines.experiments.studies import write_posts
 
     tally = write_posts(Reddit(**sizes).check(), out, webis, overwrite)
     if as_json:

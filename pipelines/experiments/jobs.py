@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.experiments.modes import Mode
-from pipelines.jobs.keys import new_key
-from pipelines.synth import DAY_MICROS
+from dpstream.pipelines.experiments.modes import Mode
+from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.synth import DAY_MICROS
 
 COUNT = ({"name": "count", "kind": "count"},)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.experiments.truth import Bool, Int64, Truth
-from pipelines.synth import Float64
+from dpstream.pipelines.experiments.truth import Bool, Int64, Truth
+from dpstream.pipelines.synth import Float64
 
 
 class Scoreboard:

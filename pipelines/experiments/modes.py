@@ -14,7 +14,7 @@ import re
 import tomllib
 from typing import Any, NamedTuple
 
-from accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError
 
 _EQUAL = {"mode": "sticky", "weights": "uniform"}
 NAMED: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""One measured run: ``python -m pipelines.experiments.one_run JOB``.
+"""One measured run: ``python -m dpstream.pipelines.experiments.one_run JOB``.
 
 The last line on stdout is JSON: what was measured, or the refusal and its exit code.  Its own
 process, so that peak memory is the run's and the memory is returned.
@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from pipelines.jobs.job import Job
-from pipelines.sources.manifest import manifest
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources.manifest import manifest
 
 
 def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
     Args:
         job: a job on Parquet files; run: runs it to its end.
     """
-    from dp_transforms.telemetry import stage_cpu_seconds, stage_seconds
+    from dpstream.dp_transforms.telemetry import stage_cpu_seconds, stage_seconds
 
     records = sum(pq.read_metadata(file.path).num_rows for file in manifest(job))
     start, cpu = time.perf_counter(), time.process_time()
@@ -80,9 +80,9 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
 def main(path: str) -> None:
     """Run and measure one job."""
     logging.disable(logging.CRITICAL)
-    from pipelines.commands.parts import Bar
-    from pipelines.jobs.job import load_job
-    from pipelines.stream import run_job
+    from dpstream.pipelines.commands.parts import Bar
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.stream import run_job
 
     try:
         with Bar(hidden=not sys.stderr.isatty()) as bar:

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import UsageError
-from pipelines.synth import (
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.synth import (
     MAX_USERS,
     Float64,
     Int64,

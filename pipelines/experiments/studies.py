@@ -11,15 +11,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from accounting.errors import UsageError
-from accounting.figures import up
-from pipelines import synth
-from pipelines.experiments import charts, reddit, webis
-from pipelines.experiments.baselines import NAMES
-from pipelines.experiments.jobs import Frame, Setting
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.published import TABLE1, TABLE1_RECORDS, TABLE2, TABLE2_RECORDS
-from pipelines.experiments.runs import Contest, Row, Say, check, compare, provenance
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.figures import up
+from dpstream.pipelines import synth
+from dpstream.pipelines.experiments import charts, reddit, webis
+from dpstream.pipelines.experiments.baselines import NAMES
+from dpstream.pipelines.experiments.jobs import Frame, Setting
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.published import TABLE1, TABLE1_RECORDS, TABLE2, TABLE2_RECORDS
+from dpstream.pipelines.experiments.runs import Contest, Row, Say, check, compare, provenance
 
 
 @dataclass(frozen=True)

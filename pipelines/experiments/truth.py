@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.synth import DAY_MICROS, Synth
+from dpstream.pipelines.synth import DAY_MICROS, Synth
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.errors import UsageError
-from pipelines.sources.jsonl import read_jsonl
-from pipelines.sources.rows import Refused
-from pipelines.synth import DAY_MICROS, Synth
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.sources.jsonl import read_jsonl
+from dpstream.pipelines.sources.rows import Refused
+from dpstream.pipelines.synth import DAY_MICROS, Synth
 
 FIELDS = ("author", "subreddit")
 

@@ -6,11 +6,11 @@ not there: who runs the job is told.
 
 from typing import NamedTuple
 
-from accounting.budget import Budget
-from accounting.calibration import calibrated
-from accounting.errors import DpstreamError
-from accounting.plan import Plan
-from pipelines.jobs.job import Job
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.plan import Plan
+from dpstream.pipelines.jobs.job import Job
 
 
 class Committed(NamedTuple):
@@ -26,7 +26,7 @@ def committed(job: Job) -> Committed | None:
     path = job.state.path
     if path is None:
         return None
-    from state.sqlite_file import peek_identity  # not needed to plan
+    from dpstream.state.sqlite_file import peek_identity  # not needed to plan
 
     try:
         identity = peek_identity(path)

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from accounting import limits
-from accounting.errors import PolicyError, UsageError
-from accounting.plan import Field, Plan, Privacy
-from accounting.timeline import Timeline
-from accounting.weights import MILD, STEEP, SelectionWeights
-from dp_transforms.noise.references import parse_reference
-from pipelines.choosing.check import check_choice
-from pipelines.jobs.keys import public_key_digest
-from pipelines.jobs.tables import (
+from dpstream.accounting import limits
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan import Field, Plan, Privacy
+from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
+from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.pipelines.choosing.check import check_choice
+from dpstream.pipelines.jobs.keys import public_key_digest
+from dpstream.pipelines.jobs.tables import (
     GIVEN_COLUMNS,
     GIVEN_STAMPS,
     MESSAGE_ID,
@@ -36,14 +36,14 @@ from pipelines.jobs.tables import (
     SourceConfig,
     StateConfig,
 )
-from pipelines.jobs.text import (
+from dpstream.pipelines.jobs.text import (
     duration_micros,
     instant_micros,
     parse_toml,
     raise_decode_error,
     refuse_data_dependent,
 )
-from state import open as stores
+from dpstream.state import open as stores
 
 MAX_JOB_BYTES = 1 << 20
 

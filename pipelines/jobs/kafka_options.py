@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError
 
 _ENV = "env:"
 #: What the names of librdkafka's settings with secrets end in.

@@ -1,9 +1,9 @@
 """Whether a job's noise key can be had on this machine and is the one of its store."""
 
-from accounting.errors import PolicyError
-from pipelines.begin import key_source
-from pipelines.jobs.job import Job
-from state import open as stores
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.begin import key_source
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state import open as stores
 
 
 def check_key(job: Job) -> dict[str, str]:

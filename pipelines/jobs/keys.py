@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from accounting import limits
-from accounting.errors import PolicyError, RunError, UsageError
-from accounting.plan import Field
-from pipelines.sources.compression import BrokenFileError, checked_codec, plain
+from dpstream.accounting import limits
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.plan import Field
+from dpstream.pipelines.sources.compression import BrokenFileError, checked_codec, plain
 
 if TYPE_CHECKING:
-    from pipelines.jobs.job import Job
+    from dpstream.pipelines.jobs.job import Job
 
 KEY_BYTES = 32
 Value = str | int | bool | bytes

@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from accounting import limits
-from accounting.chosen import How
-from accounting.plan import Aggregate, Field, Mode, StrategyName
-from accounting.weights import SelectionWeights
+from dpstream.accounting import limits
+from dpstream.accounting.chosen import How
+from dpstream.accounting.plan import Aggregate, Field, Mode, StrategyName
+from dpstream.accounting.weights import SelectionWeights
 
 FileKind = Literal["parquet", "csv", "jsonl"]
 #: Where releases go: files in a folder, or a topic or table of a service.

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 import msgspec
 
-from accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 
 _UNIT_MICROS = {
     "us": 1,

@@ -1,6 +1,6 @@
 """Grafana dashboards made from the list of metrics: one of public quantities, one operator-only.
 
-    python -m pipelines.operating.dashboards deploy/observability
+    python -m dpstream.pipelines.operating.dashboards deploy/observability
 
 A panel names metrics of its own side only (a test reads the expressions back), so the public one
 can be shown to anybody.
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.operating.metrics import METRICS, runner_name
+from dpstream.pipelines.operating.metrics import METRICS, runner_name
 
 #: Dashboard files, public and operator-only.
 FILES = {True: "dashboard-public.json", False: "dashboard-operator.json"}

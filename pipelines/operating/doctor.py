@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.runners import parts
-from pipelines.sinks.formats import put_once
+from dpstream.pipelines.runners import parts
+from dpstream.pipelines.sinks.formats import put_once
 
 PACKAGES = (
     "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",

@@ -15,11 +15,11 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.errors import DpstreamError, RunError, UsageError
-from pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
-from pipelines.runners.settings import refuse_at_least_once
-from pipelines.sinks.write import dead_letter_folder
-from pipelines.stream import Result, run_job
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
+from dpstream.pipelines.runners.settings import refuse_at_least_once
+from dpstream.pipelines.sinks.write import dead_letter_folder
+from dpstream.pipelines.stream import Result, run_job
 
 RUNNER = "DataflowRunner"
 _FILES = ("parquet", "csv", "jsonl")

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left
-from accounting.errors import UsageError
-from accounting.figures import down, exact, up
-from accounting.unit import UnitIdentity, composed
-from pipelines.jobs.job import Job
-from pipelines.jobs.tables import Limit
-from state.ledger import Entry, read_ledger
+from dpstream.accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.figures import down, exact, up
+from dpstream.accounting.unit import UnitIdentity, composed
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import Limit
+from dpstream.state.ledger import Entry, read_ledger
 
 
 def is_ledger(path: Path) -> bool:

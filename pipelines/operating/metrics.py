@@ -24,9 +24,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from accounting.errors import RunError, UsageError
-from accounting.limits import MICROS_PER_SECOND
-from dp_transforms.telemetry import (
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.limits import MICROS_PER_SECOND
+from dpstream.dp_transforms.telemetry import (
     LATENCY_SECONDS,
     PRIVATE_COUNTERS,
     PUBLIC_COUNTERS,
@@ -36,7 +36,7 @@ from dp_transforms.telemetry import (
     operator_totals,
     stage_seconds,
 )
-from pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.job import Job
 
 Kind = Literal["counter", "gauge", "histogram"]
 LOCAL = "127.0.0.1"

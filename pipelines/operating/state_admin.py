@@ -10,22 +10,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accounting.calibration import calibrated
-from accounting.errors import DpstreamError, PolicyError, UsageError
-from accounting.gaussian import epsilon_of
-from accounting.limits import MAX_SHARDS
-from pipelines.begin import begun_epoch, charge_restored, key_source, prepare
-from pipelines.jobs.job import Job
-from pipelines.jobs.text import instant_micros
-from pipelines.operating.state_view import open_job_store, store_run
-from pipelines.sinks.manifest import resealed
-from pipelines.sinks.sink import sink_of
-from pipelines.sources.inputs import input_of
-from pipelines.stream import Progress
-from state import life, moves
-from state import open as stores
-from state.copying import Abandon
-from state.store import RunIdentity, Store
+from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.limits import MAX_SHARDS
+from dpstream.pipelines.begin import begun_epoch, charge_restored, key_source, prepare
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.operating.state_view import open_job_store, store_run
+from dpstream.pipelines.sinks.manifest import resealed
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.sources.inputs import input_of
+from dpstream.pipelines.stream import Progress
+from dpstream.state import life, moves
+from dpstream.state import open as stores
+from dpstream.state.copying import Abandon
+from dpstream.state.store import RunIdentity, Store
 
 
 def initialise(job: Job) -> tuple[str, bool]:

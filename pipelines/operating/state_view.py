@@ -9,20 +9,20 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import PolicyError, UsageError
-from dp_transforms.release import stamped_run_id
-from dp_transforms.run import Run
-from pipelines.begin import begun_epoch, key_source
-from pipelines.jobs.job import Job
-from pipelines.jobs.tables import FileKind
-from pipelines.sinks.files import FileSink
-from pipelines.sinks.manifest import check_sink, write_manifest
-from pipelines.sinks.restored import publish_committed
-from pipelines.sinks.sink import Sink, sink_of
-from pipelines.stream import Progress
-from state import open as stores
-from state.life import reached, settled_cut
-from state.store import Store
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.begin import begun_epoch, key_source
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import FileKind
+from dpstream.pipelines.sinks.files import FileSink
+from dpstream.pipelines.sinks.manifest import check_sink, write_manifest
+from dpstream.pipelines.sinks.restored import publish_committed
+from dpstream.pipelines.sinks.sink import Sink, sink_of
+from dpstream.pipelines.stream import Progress
+from dpstream.state import open as stores
+from dpstream.state.life import reached, settled_cut
+from dpstream.state.store import Store
 
 
 def open_job_store(job: Job) -> Store:

@@ -18,7 +18,7 @@ from matplotlib import dates
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from pipelines.reporting.text import human
+from dpstream.pipelines.reporting.text import human
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.errors import UsageError
-from accounting.plan import Plan
-from dp_transforms.batches import key_fields, release_schema
-from dp_transforms.prediction import publishes
-from pipelines.jobs.job import Job
-from pipelines.sinks.formats import read_parts, release_files
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import key_fields, release_schema
+from dpstream.dp_transforms.prediction import publishes
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.formats import read_parts, release_files
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

@@ -10,19 +10,19 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accounting.budget import Budget, allocate
-from accounting.errors import PolicyError, RunError, UsageError
-from accounting.guarantee import describe
-from accounting.plan import Plan
-from accounting.shares import RULES
-from dp_transforms.batches import key_fields
-from pipelines.jobs.committed import committed
-from pipelines.jobs.job import Job
-from pipelines.reporting.data import Findings, Inventory, collect, inventory
-from pipelines.reporting.text import key_label, settings
-from pipelines.reporting.truth import Decade, by_size
-from pipelines.sinks.sink import sink_of
-from state.drafts import drafted, sweep
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.shares import RULES
+from dpstream.dp_transforms.batches import key_fields
+from dpstream.pipelines.jobs.committed import committed
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.reporting.data import Findings, Inventory, collect, inventory
+from dpstream.pipelines.reporting.text import key_label, settings
+from dpstream.pipelines.reporting.truth import Decade, by_size
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.state.drafts import drafted, sweep
 
 #: What a page begins with; a file that begins otherwise is never replaced.
 MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accounting.figures import duration, exact, up
-from accounting.timeline import Timeline
-from pipelines.jobs.job import Job
+from dpstream.accounting.figures import duration, exact, up
+from dpstream.accounting.timeline import Timeline
+from dpstream.pipelines.jobs.job import Job
 
 #: Characters of a key that are shown; the rest is counted.
 KEY_CHARACTERS = 60

@@ -14,16 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.plan import Aggregate, Plan
-from dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
-from dp_transforms.bounding import Batch, expand, open_windows
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
-from pipelines.jobs.job import Job
-from pipelines.jobs.keys import read_public_keys
-from pipelines.reporting.data import Findings, Inventory, floats, newest
-from pipelines.sources.files import groups, read_group
-from pipelines.sources.recorded import named_by, recorded
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
+from dpstream.dp_transforms.bounding import Batch, expand, open_windows
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.reporting.data import Findings, Inventory, floats, newest
+from dpstream.pipelines.sources.files import groups, read_group
+from dpstream.pipelines.sources.recorded import named_by, recorded
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

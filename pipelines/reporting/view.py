@@ -7,14 +7,14 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from accounting.figures import duration
-from accounting.guarantee import NOT_SOUND
-from accounting.plan import Aggregate
-from dp_transforms.batches import key_fields
-from pipelines.reporting import charts
-from pipelines.reporting.data import Release, floats, ranked_by
-from pipelines.reporting.report import MARK, TRUTH_LABEL, Report
-from pipelines.reporting.text import (
+from dpstream.accounting.figures import duration
+from dpstream.accounting.guarantee import NOT_SOUND
+from dpstream.accounting.plan import Aggregate
+from dpstream.dp_transforms.batches import key_fields
+from dpstream.pipelines.reporting import charts
+from dpstream.pipelines.reporting.data import Release, floats, ranked_by
+from dpstream.pipelines.reporting.report import MARK, TRUTH_LABEL, Report
+from dpstream.pipelines.reporting.text import (
     human,
     human_up,
     key_label,
@@ -33,7 +33,7 @@ def render(report: Report) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(human=human, human_up=human_up, percent=percent)
-    text = resources.files("pipelines").joinpath(_TEMPLATE).read_text("utf-8")
+    text = resources.files("dpstream.pipelines").joinpath(_TEMPLATE).read_text("utf-8")
     return environment.from_string(text).render(context(report))
 
 

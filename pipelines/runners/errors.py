@@ -2,8 +2,8 @@
 
 import re
 
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dp_transforms.telemetry import first_error
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.dp_transforms.telemetry import first_error
 
 #: First words of the fields that stages name; no other word of a runner's text is shown.
 _FIELDS = (

@@ -10,7 +10,7 @@ import time
 from typing import Any
 from urllib.request import Request, urlopen
 
-from accounting.errors import RunError
+from dpstream.accounting.errors import RunError
 
 _ENDED = ("FINISHED", "CANCELED", "FAILED", "SUSPENDED")
 #: Seconds that a cluster may take to cancel a job; between two looks; for one answer.

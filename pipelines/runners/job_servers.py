@@ -23,10 +23,10 @@ from apache_beam.runners.portability.job_server import SubprocessJobServer
 from apache_beam.runners.portability.prism_runner import PrismJobServer
 from typing_extensions import override
 
-from accounting.errors import PolicyError, RunError
-from pipelines.runners import listeners
-from pipelines.runners.guard import with_parent
-from pipelines.runners.stillness import say
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.runners import listeners
+from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.stillness import say
 
 #: The address that only this machine reaches.
 LOOPBACK = "127.0.0.1"

@@ -12,8 +12,8 @@ from apache_beam.runners.worker import sdk_worker_main
 from apache_beam.transforms.environments import ExternalEnvironment
 from typing_extensions import override
 
-from pipelines.runners.job_servers import GuardedJobServer, LoopbackFlink, LoopbackPrism
-from pipelines.runners.worker_pool import LoopbackPool, Served
+from dpstream.pipelines.runners.job_servers import GuardedJobServer, LoopbackFlink, LoopbackPrism
+from dpstream.pipelines.runners.worker_pool import LoopbackPool, Served
 
 
 class LoopbackRunner(PortableRunner):  # type: ignore[misc]

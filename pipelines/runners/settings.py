@@ -22,9 +22,9 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from accounting.errors import PolicyError, UsageError
-from pipelines.runners import flink_jobs, parts
-from pipelines.runners.job_servers import OPEN, LoopbackPrism
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.runners import flink_jobs, parts
+from dpstream.pipelines.runners.job_servers import OPEN, LoopbackPrism
 
 #: Settings of Flink that Beam's Python does not know and passes on to the job server.
 FLINK_FLAGS = frozenset(
@@ -104,7 +104,7 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
 
 def prism_runner() -> Any:
     """Beam's local streaming engine."""
-    from pipelines.runners.loopback import LoopbackPrismRunner
+    from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
 
     return LoopbackPrismRunner()
 
@@ -168,7 +168,7 @@ def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
 
 def flink_runner() -> Any:
     """Beam's runner for Flink, local or a cluster."""
-    from pipelines.runners.loopback import LoopbackFlinkRunner
+    from dpstream.pipelines.runners.loopback import LoopbackFlinkRunner
 
     return LoopbackFlinkRunner()
 

@@ -4,9 +4,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from accounting.errors import DpstreamError, RunError
-from accounting.limits import MICROS_PER_SECOND
-from accounting.timeline import Timeline
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.limits import MICROS_PER_SECOND
+from dpstream.accounting.timeline import Timeline
 
 #: Seconds without a step after which it is said, at least.
 QUIET_SECONDS = 120.0

@@ -18,8 +18,8 @@ from apache_beam.options.pipeline_options import (
     _BeamArgumentParser,
 )
 
-from accounting.errors import UsageError
-from pipelines.runners import settings
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.runners import settings
 
 
 class Kind(NamedTuple):

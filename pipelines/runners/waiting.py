@@ -4,12 +4,12 @@ import contextlib
 import threading
 from typing import Any
 
-from accounting.errors import DpstreamError
-from dp_transforms.delivery import delivered_through
-from dp_transforms.run import Run
-from dp_transforms.telemetry import deliveries, steps_done
-from pipelines.runners.stillness import Stillness
-from pipelines.runners.table import Engine
+from dpstream.accounting.errors import DpstreamError
+from dpstream.dp_transforms.delivery import delivered_through
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import deliveries, steps_done
+from dpstream.pipelines.runners.stillness import Stillness
+from dpstream.pipelines.runners.table import Engine
 
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.

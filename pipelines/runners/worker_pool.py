@@ -1,6 +1,6 @@
 """A pool of Python workers that takes requests from this machine only.
 
-    python -m pipelines.runners.worker_pool --service_port=50000
+    python -m dpstream.pipelines.runners.worker_pool --service_port=50000
 
 A request to start a worker names the engine that the worker is to serve, and a worker runs the
 code that its engine sends.  Beam's own pool takes such requests from every machine that reaches
@@ -28,10 +28,10 @@ from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPool
 from apache_beam.utils import thread_pool_executor
 from typing_extensions import override
 
-from pipelines.runners import listeners
-from pipelines.runners.guard import with_parent
-from pipelines.runners.harness import Harness
-from pipelines.runners.job_servers import LOOPBACK
+from dpstream.pipelines.runners import listeners
+from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.harness import Harness
+from dpstream.pipelines.runners.job_servers import LOOPBACK
 
 _LOGGER = logging.getLogger(__name__)
 #: Hosts of engines that a worker is started for.

@@ -4,17 +4,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from dp_transforms.flow import run_in_memory
-from dp_transforms.run import begin_run
-from pipelines.begin import key_source
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.modes import parse_mode
-from pipelines.jobs.job import load_job
-from pipelines.scaling.rates import RATES, Figure
-from pipelines.sources.files import pieces, positioned, read_piece
-from pipelines.sources.rows import Rows
-from pipelines.synth import Synth, generate
-from state import open as stores
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.run import begin_run
+from dpstream.pipelines.begin import key_source
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.scaling.rates import RATES, Figure
+from dpstream.pipelines.sources.files import pieces, positioned, read_piece
+from dpstream.pipelines.sources.rows import Rows
+from dpstream.pipelines.synth import Synth, generate
+from dpstream.state import open as stores
 
 #: What ``records_per_core_second()`` gives on the machine of the table.
 REFERENCE = 1_000_000.0

@@ -7,7 +7,7 @@ on (2 shared cores, Python 3.11); ``--measure`` puts this machine's in their pla
 import math
 from typing import Literal, NamedTuple
 
-from accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError
 
 Kind = Literal["measured", "published", "list price", "assumed", "given"]
 

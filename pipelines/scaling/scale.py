@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accounting.budget import allocate
-from accounting.errors import UsageError
-from accounting.limits import DECODE_BITS, MAX_SHARDS, MICROS_PER_SECOND
-from accounting.plan import Plan
-from pipelines.jobs.job import Job
-from pipelines.scaling.rates import PRICES, RATES, SPANNER, WORKER_BUSY, Figure
-from pipelines.scaling.shards import shards_for
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import DECODE_BITS, MAX_SHARDS, MICROS_PER_SECOND
+from dpstream.accounting.plan import Plan
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.scaling.rates import PRICES, RATES, SPANNER, WORKER_BUSY, Figure
+from dpstream.pipelines.scaling.shards import shards_for
 
 DAY_SECONDS, HOURS_A_MONTH, GIB = 86_400, 730, 1 << 30
 #: Rows a step should have at least on one machine: below it start-up of a step is what costs.

@@ -2,8 +2,8 @@
 
 import math
 
-from accounting.limits import COMMIT_MUTATIONS, MAX_SHARDS
-from pipelines.jobs.job import Job
+from dpstream.accounting.limits import COMMIT_MUTATIONS, MAX_SHARDS
+from dpstream.pipelines.jobs.job import Job
 
 #: Mutations of a changed key: its row's six columns.
 _ROW = 6

@@ -8,10 +8,10 @@ with offsets, and pending ones, are exactly once only for who knows the stream's
 service chooses: a worker that dies takes it along.)  The service takes such rows as Protocol
 Buffers only, not as Arrow.
 
-Tables (``python -m pipelines.sinks.bigquery JOB.toml`` prints their definition): the releases, key
-``release_id``; and ``TABLE_seals`` (name, run_id, value), key ``name``, for seals and manifests as
-in `pipelines.sinks.messages`, named as in `pipelines.sinks.write_only`.  A seal is appended after
-all its rows are acknowledged.
+Tables (``python -m dpstream.pipelines.sinks.bigquery JOB.toml`` prints their definition): the
+releases, key ``release_id``; and ``TABLE_seals`` (name, run_id, value), key ``name``, for seals and
+manifests as in `pipelines.sinks.messages`, named as in `pipelines.sinks.write_only`.  A seal is
+appended after all its rows are acknowledged.
 """
 
 import re
@@ -22,13 +22,13 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import UsageError
-from accounting.limits import SINK_SECONDS
-from accounting.plan import Plan
-from dp_transforms.batches import release_schema
-from pipelines.sinks.bigquery_rows import SEAL_SCHEMA, bigquery_type, rows_of
-from pipelines.sinks.bigquery_table import BigQueryTables
-from pipelines.sinks.write_only import Mark, Release, WriteOnlySink
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import SINK_SECONDS
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import release_schema
+from dpstream.pipelines.sinks.bigquery_rows import SEAL_SCHEMA, bigquery_type, rows_of
+from dpstream.pipelines.sinks.bigquery_table import BigQueryTables
+from dpstream.pipelines.sinks.write_only import Mark, Release, WriteOnlySink
 
 #: A column's name in BigQuery (those with a leading ``_`` are its own for the most part) that is a
 #: field's name in Protocol Buffers as well.
@@ -119,7 +119,7 @@ def ddl(plan: Plan, table: str) -> str:
 
 
 if __name__ == "__main__":
-    from pipelines.jobs.job import load_job
+    from dpstream.pipelines.jobs.job import load_job
 
     job = load_job(sys.argv[1])
     sys.stdout.write(ddl(job.plan, job.sink.table or "project.dataset.table"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting.errors import UsageError
-from pipelines.sinks.formats import as_hex
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.sinks.formats import as_hex
 
 #: The change that a row stands for: a pseudo column beside the table's own.
 CHANGE_TYPE, UPSERT = "_CHANGE_TYPE", "UPSERT"

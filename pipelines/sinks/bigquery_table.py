@@ -11,15 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting.errors import DpstreamError, PolicyError, RunError
-from accounting.limits import SINK_SECONDS
-from pipelines.sinks.bigquery_rows import bigquery_type, column_kind, requests_of
-from pipelines.sinks.google_client import LOOK_SECONDS, failed, imported, retry
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
+from dpstream.accounting.limits import SINK_SECONDS
+from dpstream.pipelines.sinks.bigquery_rows import bigquery_type, column_kind, requests_of
+from dpstream.pipelines.sinks.google_client import LOOK_SECONDS, failed, imported, retry
 
 #: One connection, and how many requests (of 4 MB) it carries.
 CALL_SECONDS, CALL_REQUESTS = 60.0, 8
 _STORAGE = "google.cloud.bigquery_storage_v1"
-_MAKE = "make it: python -m pipelines.sinks.bigquery JOB.toml prints its definition"
+_MAKE = "make it: python -m dpstream.pipelines.sinks.bigquery JOB.toml prints its definition"
 
 
 def write_client() -> Any:

@@ -5,9 +5,9 @@ from typing import Any
 
 import apache_beam as beam
 
-from accounting.limits import MICROS_PER_SECOND
-from accounting.timeline import Timeline
-from dp_transforms.telemetry import deliveries, guarded
+from dpstream.accounting.limits import MICROS_PER_SECOND
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.telemetry import deliveries, guarded
 
 
 class CountDelivered(beam.PTransform):  # type: ignore[misc]

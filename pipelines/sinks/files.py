@@ -16,11 +16,11 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import PolicyError, RunError
-from accounting.limits import SINK_FILES
-from pipelines.jobs.tables import SinkKind
-from pipelines.sinks.compare import Verdict, verdict
-from pipelines.sinks.formats import (
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.limits import SINK_FILES
+from dpstream.pipelines.jobs.tables import SinkKind
+from dpstream.pipelines.sinks.compare import Verdict, verdict
+from dpstream.pipelines.sinks.formats import (
     encode,
     encode_all,
     put_again,
@@ -30,7 +30,7 @@ from pipelines.sinks.formats import (
     remove_drafts,
     sync_folders,
 )
-from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
+from dpstream.pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
 
 
 class FileSink(Sink):

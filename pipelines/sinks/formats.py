@@ -16,10 +16,10 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 from pyarrow import csv as pacsv
 
-from accounting.errors import UsageError
-from accounting.limits import SINK_THREADS
-from pipelines.sinks.formulas import guarded, unguarded
-from state.drafts import opened_draft, sweep
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import SINK_THREADS
+from dpstream.pipelines.sinks.formulas import guarded, unguarded
+from dpstream.state.drafts import opened_draft, sweep
 
 KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError, UsageError
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
 LOOK_SECONDS = 30.0

@@ -20,15 +20,15 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import PolicyError
-from accounting.limits import MICROS_PER_SECOND
-from accounting.timeline import Timeline
-from pipelines.jobs.kafka_options import check_options
-from pipelines.sinks.kafka_library import FIXED, patience
-from pipelines.sinks.kafka_register import Register, decoded, manifest_name, no_release
-from pipelines.sinks.kafka_topic import LOOK_SECONDS, Described, KafkaTopic
-from pipelines.sinks.messages import Messages, is_row, messages_of, seal_key, text_of
-from pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MICROS_PER_SECOND
+from dpstream.accounting.timeline import Timeline
+from dpstream.pipelines.jobs.kafka_options import check_options
+from dpstream.pipelines.sinks.kafka_library import FIXED, patience
+from dpstream.pipelines.sinks.kafka_register import Register, decoded, manifest_name, no_release
+from dpstream.pipelines.sinks.kafka_topic import LOOK_SECONDS, Described, KafkaTopic
+from dpstream.pipelines.sinks.messages import Messages, is_row, messages_of, seal_key, text_of
+from dpstream.pipelines.sinks.sink import Manifest, Name, Published, Sink, name_of_release
 
 
 class _RowName(msgspec.Struct):

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from accounting.limits import SINK_SECONDS
-from pipelines.jobs.kafka_options import looked_up
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.limits import SINK_SECONDS
+from dpstream.pipelines.jobs.kafka_options import looked_up
 
 #: What a guarantee rests on; options may not change it.
 FIXED = {

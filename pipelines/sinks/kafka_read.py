@@ -6,14 +6,14 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import PolicyError
-from dp_transforms.batches import key_fields, release_schema
-from pipelines.jobs.job import Job
-from pipelines.sinks.formats import rows_of_text
-from pipelines.sinks.kafka_register import decoded, no_release
-from pipelines.sinks.kafka_topic import KafkaTopic
-from pipelines.sinks.messages import Seal, digest_of, is_row, lines
-from pipelines.sinks.sink import Name
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.batches import key_fields, release_schema
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.formats import rows_of_text
+from dpstream.pipelines.sinks.kafka_register import decoded, no_release
+from dpstream.pipelines.sinks.kafka_topic import KafkaTopic
+from dpstream.pipelines.sinks.messages import Seal, digest_of, is_row, lines
+from dpstream.pipelines.sinks.sink import Name
 
 
 def read_kafka_releases(job: Job) -> pa.Table:

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from accounting.errors import PolicyError
-from pipelines.sinks.kafka_topic import KafkaTopic
-from pipelines.sinks.messages import Seal, manifest_key, seal_key
-from pipelines.sinks.sink import Manifest, Name
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.sinks.kafka_topic import KafkaTopic
+from dpstream.pipelines.sinks.messages import Seal, manifest_key, seal_key
+from dpstream.pipelines.sinks.sink import Manifest, Name
 
 
 class Register:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from apache_beam.utils.retry import with_exponential_backoff
 
-from accounting.limits import SINK_SECONDS
-from pipelines.sinks.kafka_library import answer, client, failed, library, refuse
+from dpstream.accounting.limits import SINK_SECONDS
+from dpstream.pipelines.sinks.kafka_library import answer, client, failed, library, refuse
 
 #: Messages taken from the client at once.
 _CHUNK = 10_000

@@ -23,14 +23,14 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 
-from accounting.errors import PolicyError
-from dp_transforms.delivery import delivered_through
-from dp_transforms.flow import SealFactory
-from dp_transforms.release import stamped_run_id
-from dp_transforms.run import Run
-from pipelines.sinks.sink import FORMAT, Manifest, Published, Sink
-from state.life import reached
-from state.store import Store
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.delivery import delivered_through
+from dpstream.dp_transforms.flow import SealFactory
+from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.sinks.sink import FORMAT, Manifest, Published, Sink
+from dpstream.state.life import reached
+from dpstream.state.store import Store
 
 #: Windows whose latest release is compared before a run: a stream of years must begin soon.
 COMPARED_WINDOWS = 1_000

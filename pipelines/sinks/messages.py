@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dp_transforms.batches import ids_of
-from pipelines.sinks.formats import encode
-from pipelines.sinks.sink import Manifest, Name, name_of_release
+from dpstream.dp_transforms.batches import ids_of
+from dpstream.pipelines.sinks.formats import encode
+from dpstream.pipelines.sinks.sink import Manifest, Name, name_of_release
 
 ID_DIGITS = 32
 

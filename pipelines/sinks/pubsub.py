@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from accounting.limits import SINK_SECONDS
-from pipelines.sinks.pubsub_topic import Message, PubsubTopic
-from pipelines.sinks.sink import Name
-from pipelines.sinks.write_only import Mark, Release, WriteOnlySink
+from dpstream.accounting.limits import SINK_SECONDS
+from dpstream.pipelines.sinks.pubsub_topic import Message, PubsubTopic
+from dpstream.pipelines.sinks.sink import Name
+from dpstream.pipelines.sinks.write_only import Mark, Release, WriteOnlySink
 
 
 class PubsubSink(WriteOnlySink):

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from accounting.errors import RunError
-from accounting.limits import SINK_SECONDS
-from pipelines.sinks.google_client import LOOK_SECONDS, failed, imported, retry
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.limits import SINK_SECONDS
+from dpstream.pipelines.sinks.google_client import LOOK_SECONDS, failed, imported, retry
 
 #: What the client is given before the oldest is acknowledged.
 HELD_MESSAGES, HELD_BYTES = 20_000, 64 << 20

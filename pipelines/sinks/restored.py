@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from accounting.errors import DpstreamError, PolicyError
-from accounting.limits import SINK_RELEASES, SINK_ROWS
-from dp_transforms.run import Run
-from pipelines.sinks.manifest import resealed
-from pipelines.sinks.sink import Sink
-from state.life import reached
-from state.store import Store
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.sinks.manifest import resealed
+from dpstream.pipelines.sinks.sink import Sink
+from dpstream.state.life import reached
+from dpstream.state.store import Store
 
 
 def diverged(error: DpstreamError, sink: Sink, restoring: bool) -> DpstreamError:

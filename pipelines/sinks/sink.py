@@ -21,13 +21,13 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from accounting.errors import RunError
-from accounting.shares import FIRST_RULES
-from dp_transforms.batches import TRIGGER, WINDOW
-from dp_transforms.release import stamped_run_id
-from dp_transforms.run import Run
-from pipelines.jobs.job import Job
-from pipelines.jobs.tables import SinkKind
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.shares import FIRST_RULES
+from dpstream.dp_transforms.batches import TRIGGER, WINDOW
+from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import SinkKind
 
 FORMAT = 1
 
@@ -181,18 +181,18 @@ def sink_of(job: Job, run: Run | None = None) -> Sink:
     sink = job.sink
     run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
     if sink.kind == "kafka":
-        from pipelines.sinks.kafka import KafkaSink
+        from dpstream.pipelines.sinks.kafka import KafkaSink
 
         line = job.plan.timeline
         return KafkaSink(sink.servers or "", sink.topic or "", sink.options, line)
     if sink.kind == "pubsub":
-        from pipelines.sinks.pubsub import PubsubSink
+        from dpstream.pipelines.sinks.pubsub import PubsubSink
 
         return PubsubSink(sink.topic or "", run_id)
     if sink.kind == "bigquery":
-        from pipelines.sinks.bigquery import BigQuerySink
+        from dpstream.pipelines.sinks.bigquery import BigQuerySink
 
         return BigQuerySink(sink.table or "", job.plan, run_id)
-    from pipelines.sinks.files import FileSink
+    from dpstream.pipelines.sinks.files import FileSink
 
     return FileSink(sink.path, sink.kind, sink.guarded)

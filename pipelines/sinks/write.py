@@ -18,14 +18,14 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.errors import RunError
-from accounting.limits import SINK_RELEASES, SINK_ROWS
-from dp_transforms.batches import DEAD_LETTER_SCHEMA
-from dp_transforms.run import Run
-from dp_transforms.telemetry import guarded, timed
-from pipelines.jobs.job import Job
-from pipelines.sinks.formats import encode, put_once
-from pipelines.sinks.sink import Sink, name_of_release, sink_of
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import guarded, timed
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.formats import encode, put_once
+from dpstream.pipelines.sinks.sink import Sink, name_of_release, sink_of
 
 #: Dead letters held by one bundle before they are written.
 MAX_HELD_ROWS = 1_000_000

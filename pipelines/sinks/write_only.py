@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import PolicyError, RunError
-from pipelines.sinks.messages import Messages, manifest_key, messages_of, seal_key, text_of
-from pipelines.sinks.sink import Manifest, Name, Published, Sink
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.sinks.messages import Messages, manifest_key, messages_of, seal_key, text_of
+from dpstream.pipelines.sinks.sink import Manifest, Name, Published, Sink
 
 
 class Release(NamedTuple):

@@ -8,9 +8,9 @@ brake delays reading and decides nothing.
 import time
 from typing import Any
 
-from dp_transforms.delivery import released_through
-from dp_transforms.flow import STRIDE
-from dp_transforms.run import Run
+from dpstream.dp_transforms.delivery import released_through
+from dpstream.dp_transforms.flow import STRIDE
+from dpstream.dp_transforms.run import Run
 
 #: Rows, about, that may be ahead; and cuts, however few rows they have.
 ROWS_AHEAD = 200_000

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from typing_extensions import override
 
-from accounting.errors import UsageError
-from pipelines.sources.lines import BLOCK_BYTES
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.sources.lines import BLOCK_BYTES
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
 TEXT_BYTES = 4_096

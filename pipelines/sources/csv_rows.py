@@ -15,9 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pacsv
 
-from accounting.errors import UsageError
-from pipelines.sources.lines import BOM, MAX_LINE_BYTES, Lines, line_blocks, lines_of, too_long
-from pipelines.sources.rows import Bool, Part, Reason, Refused, refuse, repair_text, runs
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.sources.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    Lines,
+    line_blocks,
+    lines_of,
+    too_long,
+)
+from dpstream.pipelines.sources.rows import Bool, Part, Reason, Refused, refuse, repair_text, runs
 
 _FIELD = r'(?:"(?:[^"\r\n]|"")*"|[^",\r\n]*)'
 _WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"

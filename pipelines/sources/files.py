@@ -15,22 +15,22 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 
-from accounting.errors import RunError
-from dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
-from dp_transforms.telemetry import count, guarded
-from pipelines.jobs.job import Job
-from pipelines.sources.compression import checked_codec, plain, refuse_packed_parquet
-from pipelines.sources.csv_rows import csv_header, csv_positions
-from pipelines.sources.manifest import (
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
+from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources.compression import checked_codec, plain, refuse_packed_parquet
+from dpstream.pipelines.sources.csv_rows import csv_header, csv_positions
+from dpstream.pipelines.sources.manifest import (
     SourceFile,
     fingerprint_parts,
     manifest,
     named,
     unreadable,
 )
-from pipelines.sources.parquet import read_row_group, row_groups
-from pipelines.sources.rows import Int64, Part, Reason, Refused, Rows, refuse
-from pipelines.sources.small import (
+from dpstream.pipelines.sources.parquet import read_row_group, row_groups
+from dpstream.pipelines.sources.rows import Int64, Part, Reason, Refused, Rows, refuse
+from dpstream.pipelines.sources.small import (
     SMALL_BYTES,
     TOGETHER_BYTES,
     TOGETHER_FILES,
@@ -39,7 +39,7 @@ from pipelines.sources.small import (
     positioned_runs,
     read_texts,
 )
-from pipelines.sources.texts import read_text
+from dpstream.pipelines.sources.texts import read_text
 
 __all__ = [
     "Piece", "ReadFiles", "Reason", "fingerprint_parts", "groups", "manifest", "pieces",

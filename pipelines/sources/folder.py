@@ -22,20 +22,27 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from typing_extensions import override
 
-from accounting.errors import UsageError
-from dp_transforms.clock import give_back
-from dp_transforms.telemetry import guarded
-from pipelines.jobs.job import Job
-from pipelines.jobs.text import duration_micros
-from pipelines.sources.brake import HELD_SECONDS, Brake
-from pipelines.sources.endless import TRACKER, WATERMARK, Bundle, advance, wall_micros
-from pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
-from pipelines.sources.folder_files import FilePiece, Files
-from pipelines.sources.folder_names import Place, place
-from pipelines.sources.folder_store import PATIENCE_SECONDS, Folder, away
-from pipelines.sources.folder_watch import ClosedFile, Markers, Seen, Settled, Step, nothing_seen
-from pipelines.sources.inputs import Input
-from pipelines.sources.rows import Refused, Rows
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.clock import give_back
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.sources.brake import HELD_SECONDS, Brake
+from dpstream.pipelines.sources.endless import TRACKER, WATERMARK, Bundle, advance, wall_micros
+from dpstream.pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
+from dpstream.pipelines.sources.folder_files import FilePiece, Files
+from dpstream.pipelines.sources.folder_names import Place, place
+from dpstream.pipelines.sources.folder_store import PATIENCE_SECONDS, Folder, away
+from dpstream.pipelines.sources.folder_watch import (
+    ClosedFile,
+    Markers,
+    Seen,
+    Settled,
+    Step,
+    nothing_seen,
+)
+from dpstream.pipelines.sources.inputs import Input
+from dpstream.pipelines.sources.rows import Refused, Rows
 
 #: Seconds between two looks: at least `POLL`, at least `SHARE` times as long as one takes.
 POLL_SECONDS, MOST_POLL_SECONDS, POLL_SHARE = 0.25, 60.0, 5.0

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from accounting.errors import RunError, UsageError
-from pipelines.sinks.formats import put_once
-from pipelines.sources.endless import wall_micros
-from pipelines.sources.folder_names import MARKERS, is_hidden, is_name
-from pipelines.sources.folder_store import Folder
-from pipelines.sources.folder_watch import Markers, nothing_seen
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.sinks.formats import put_once
+from dpstream.pipelines.sources.endless import wall_micros
+from dpstream.pipelines.sources.folder_names import MARKERS, is_hidden, is_name
+from dpstream.pipelines.sources.folder_store import Folder
+from dpstream.pipelines.sources.folder_watch import Markers, nothing_seen
 
 
 def close_files(path: str | Path, files: Iterable[str] = (), at: int | None = None) -> str:

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from accounting.errors import UsageError
-from pipelines.jobs.tables import GIVEN_COLUMNS
-from pipelines.sources.compression import plain_by_name
-from pipelines.sources.folder_names import Place, place
-from pipelines.sources.folder_store import Folder, patiently
-from pipelines.sources.folder_watch import ClosedFile
-from pipelines.sources.parquet import read_row_group, row_groups
-from pipelines.sources.rows import Part, Reason, Refused, Rows, after, refuse
-from pipelines.sources.texts import read_text
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS
+from dpstream.pipelines.sources.compression import plain_by_name
+from dpstream.pipelines.sources.folder_names import Place, place
+from dpstream.pipelines.sources.folder_store import Folder, patiently
+from dpstream.pipelines.sources.folder_watch import ClosedFile
+from dpstream.pipelines.sources.parquet import read_row_group, row_groups
+from dpstream.pipelines.sources.rows import Part, Reason, Refused, Rows, after, refuse
+from dpstream.pipelines.sources.texts import read_text
 
 #: (name, row group, first row, closed, rows that it should have or -1, bytes, last of the file)
 FilePiece = tuple[str, int, int, int, int, int, bool]

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pyarrow.fs as pafs
 from apache_beam.utils import retry
 
-from accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError, UsageError
 
 #: How long a store may be away before the job fails, and the pauses between two tries.
 PATIENCE_SECONDS = 600

@@ -17,14 +17,14 @@ import bisect
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from accounting.errors import UsageError
-from dp_transforms.columns import instant
-from pipelines.jobs.text import instant_micros
-from pipelines.sources.compression import READ_SUFFIXES
-from pipelines.sources.folder_names import MARKERS, Place, is_hidden, is_name, place
-from pipelines.sources.folder_store import Folder, Found, of_the_name
-from pipelines.sources.jsonl import read_jsonl
-from pipelines.sources.rows import Part, Reason, Refused, refuse
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.columns import instant
+from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.sources.compression import READ_SUFFIXES
+from dpstream.pipelines.sources.folder_names import MARKERS, Place, is_hidden, is_name, place
+from dpstream.pipelines.sources.folder_store import Folder, Found, of_the_name
+from dpstream.pipelines.sources.jsonl import read_jsonl
+from dpstream.pipelines.sources.rows import Part, Reason, Refused, refuse
 
 #: Entries above the floor.
 LOOK_BACK = 512

@@ -5,11 +5,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from accounting.errors import UsageError
-from pipelines.jobs.job import Job
-from pipelines.sources.brake import Brake
-from pipelines.sources.files import ReadFiles
-from pipelines.sources.manifest import fingerprint_parts, stamps
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources.brake import Brake
+from dpstream.pipelines.sources.files import ReadFiles
+from dpstream.pipelines.sources.manifest import fingerprint_parts, stamps
 
 
 class Input(ABC):
@@ -78,18 +78,18 @@ def input_of(job: Job) -> Input:
     """
     if job.source.kind == "kafka":
         try:
-            from pipelines.sources.kafka import KafkaInput
+            from dpstream.pipelines.sources.kafka import KafkaInput
         except ModuleNotFoundError:
             raise UsageError(
                 "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
             ) from None
         return KafkaInput(job)
     if job.source.kind == "folder":
-        from pipelines.sources.folder import FolderInput
+        from dpstream.pipelines.sources.folder import FolderInput
 
         return FolderInput(job)
     if job.source.kind == "pubsub":
-        from pipelines.sources.pubsub import PubSubInput
+        from dpstream.pipelines.sources.pubsub import PubSubInput
 
         return PubSubInput(job)
     return FilesInput(job)

@@ -18,8 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.sources.lines import BOM, MAX_LINE_BYTES, Lines, line_blocks, lines_of, too_long
-from pipelines.sources.rows import Part, Refused, runs
+from dpstream.pipelines.sources.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    Lines,
+    line_blocks,
+    lines_of,
+    too_long,
+)
+from dpstream.pipelines.sources.rows import Part, Refused, runs
 
 #: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
 MAX_DEPTH = 200

@@ -30,13 +30,13 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
-from accounting.errors import PolicyError, RunError
-from dp_transforms.clock import give_back
-from dp_transforms.telemetry import guarded
-from pipelines.jobs.job import Job
-from pipelines.jobs.text import duration_micros
-from pipelines.sources.brake import HELD_SECONDS, Brake
-from pipelines.sources.endless import (
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.dp_transforms.clock import give_back
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.sources.brake import HELD_SECONDS, Brake
+from dpstream.pipelines.sources.endless import (
     BUNDLE_SECONDS,
     TRACKER,
     WATERMARK,
@@ -45,13 +45,18 @@ from pipelines.sources.endless import (
     beam_time,
     wall_micros,
 )
-from pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
-from pipelines.sources.inputs import Input
-from pipelines.sources.jsonl import Objects
-from pipelines.sources.kafka_client import ASK_SECONDS, Kafka, check_topic, refused_at_start
-from pipelines.sources.kafka_messages import APPEND_TIME, Messages, parts
-from pipelines.sources.kafka_reader import READERS, Reader, Taken
-from pipelines.sources.rows import Reason, Refused, refuse
+from dpstream.pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
+from dpstream.pipelines.sources.inputs import Input
+from dpstream.pipelines.sources.jsonl import Objects
+from dpstream.pipelines.sources.kafka_client import (
+    ASK_SECONDS,
+    Kafka,
+    check_topic,
+    refused_at_start,
+)
+from dpstream.pipelines.sources.kafka_messages import APPEND_TIME, Messages, parts
+from dpstream.pipelines.sources.kafka_reader import READERS, Reader, Taken
+from dpstream.pipelines.sources.rows import Reason, Refused, refuse
 
 #: Pause when there is nothing to read.
 IDLE_SECONDS = 0.1

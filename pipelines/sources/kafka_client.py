@@ -19,9 +19,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from accounting.errors import DpstreamError, RunError, UsageError
-from pipelines.jobs.kafka_options import check_options, looked_up
-from pipelines.jobs.tables import SourceConfig
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.pipelines.jobs.kafka_options import check_options, looked_up
+from dpstream.pipelines.jobs.tables import SourceConfig
 
 #: Seconds a question may take at the start, and from a worker (which asks again later).
 START_SECONDS, ASK_SECONDS = 30.0, 3.0

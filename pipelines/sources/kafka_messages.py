@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.sources.jsonl import Objects
-from pipelines.sources.lines import MAX_LINE_BYTES
-from pipelines.sources.rows import Int64, Part, Reason, Refused, runs
+from dpstream.pipelines.sources.jsonl import Objects
+from dpstream.pipelines.sources.lines import MAX_LINE_BYTES
+from dpstream.pipelines.sources.rows import Int64, Part, Reason, Refused, runs
 
 #: What Kafka calls a stamp that the broker gave (1: the producer did).
 LOG_APPEND_TIME = 2

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from accounting.errors import RunError
-from pipelines.sources.kafka_client import Kafka, name_of
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.sources.kafka_client import Kafka, name_of
 
 #: Messages asked for at once, and bytes after which a batch is handed on.
 _ASK_FOR = 2_000

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from accounting.errors import RunError, UsageError
-from pipelines.jobs.job import Job
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.jobs.job import Job
 
 MAX_FILES = 1 << 20
 #: What the system says of a link that leads to nothing, or in a circle.

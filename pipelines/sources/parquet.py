@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.errors import UsageError
-from pipelines.sources.rows import Part, Reason, Rows, refuse, repair_text
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.sources.rows import Part, Reason, Rows, refuse, repair_text
 
 #: Rows decoded at once; where a damaged group breaks off must not depend on batch_rows.
 DECODE_ROWS = 100_000

@@ -26,20 +26,26 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from typing_extensions import override
 
-from accounting.errors import PolicyError
-from dp_transforms.clock import give_back
-from dp_transforms.telemetry import guarded
-from pipelines.jobs.job import Job
-from pipelines.jobs.text import duration_micros
-from pipelines.sources import pubsub_client
-from pipelines.sources.brake import HELD_SECONDS, Brake
-from pipelines.sources.endless import TRACKER, WATERMARK, advance, beam_time, wall_micros
-from pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
-from pipelines.sources.inputs import Input
-from pipelines.sources.jsonl import Objects
-from pipelines.sources.pubsub_messages import LETTERS, MESSAGE_ID, PUBLISH_TIME, ROWS, parts
-from pipelines.sources.pubsub_puller import Puller, publish_micros
-from pipelines.sources.rows import Refused
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.clock import give_back
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.sources import pubsub_client
+from dpstream.pipelines.sources.brake import HELD_SECONDS, Brake
+from dpstream.pipelines.sources.endless import TRACKER, WATERMARK, advance, beam_time, wall_micros
+from dpstream.pipelines.sources.files import DEAD_LETTER, positioned, reading, refusal
+from dpstream.pipelines.sources.inputs import Input
+from dpstream.pipelines.sources.jsonl import Objects
+from dpstream.pipelines.sources.pubsub_messages import (
+    LETTERS,
+    MESSAGE_ID,
+    PUBLISH_TIME,
+    ROWS,
+    parts,
+)
+from dpstream.pipelines.sources.pubsub_puller import Puller, publish_micros
+from dpstream.pipelines.sources.rows import Refused
 
 #: Readers of a subscription; each holds one pull at a time.
 READERS = 4

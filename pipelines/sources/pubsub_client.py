@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 
 try:
     from google.api_core import exceptions

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.sources.jsonl import Objects
-from pipelines.sources.lines import MAX_LINE_BYTES
-from pipelines.sources.pubsub_puller import publish_micros
-from pipelines.sources.rows import Part, Reason, Refused, Rows
+from dpstream.pipelines.sources.jsonl import Objects
+from dpstream.pipelines.sources.lines import MAX_LINE_BYTES
+from dpstream.pipelines.sources.pubsub_puller import publish_micros
+from dpstream.pipelines.sources.rows import Part, Reason, Refused, Rows
 
 PUBLISH_TIME, MESSAGE_ID = "_publish_time", "_message_id"
 ROWS, LETTERS = 0, 1

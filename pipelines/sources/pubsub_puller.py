@@ -13,8 +13,8 @@ import grpc
 from google.api_core.gapic_v1.routing_header import to_grpc_metadata
 from google.pubsub_v1.types import PullRequest, PullResponse
 
-from accounting.errors import RunError
-from pipelines.sources.pubsub_client import client
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.sources.pubsub_client import client
 
 #: Messages of one pull (the service's most), and how long it waits (then it is asked again).
 PULL_MESSAGES, PULL_SECONDS = 1_000, 90.0

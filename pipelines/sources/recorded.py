@@ -10,10 +10,10 @@ from pathlib import PurePath
 
 import msgspec
 
-from accounting.errors import DpstreamError, UsageError
-from pipelines.jobs.job import Job
-from pipelines.jobs.tables import GIVEN_COLUMNS, FileKind
-from pipelines.sources.compression import unpacked_name
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS, FileKind
+from dpstream.pipelines.sources.compression import unpacked_name
 
 _KINDS: dict[str, FileKind] = {
     ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"

@@ -21,12 +21,12 @@ from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
-from accounting.errors import UsageError
-from dp_transforms.clock import give_back
-from dp_transforms.telemetry import guarded
-from pipelines.jobs.job import Job
-from pipelines.sources.brake import HELD_SECONDS, Brake
-from pipelines.sources.endless import (
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.clock import give_back
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources.brake import HELD_SECONDS, Brake
+from dpstream.pipelines.sources.endless import (
     BUNDLE_SECONDS,
     TRACKER,
     WATERMARK,
@@ -35,9 +35,16 @@ from pipelines.sources.endless import (
     beam_time,
     wall_micros,
 )
-from pipelines.sources.files import DEAD_LETTER, Piece, positioned, read_piece, reading, refusal
-from pipelines.sources.manifest import unreadable
-from pipelines.sources.replay_index import (
+from dpstream.pipelines.sources.files import (
+    DEAD_LETTER,
+    Piece,
+    positioned,
+    read_piece,
+    reading,
+    refusal,
+)
+from dpstream.pipelines.sources.manifest import unreadable
+from dpstream.pipelines.sources.replay_index import (
     NEVER,
     NONE,
     Index,
@@ -49,7 +56,7 @@ from pipelines.sources.replay_index import (
     recording_of,
     replay_bounds,
 )
-from pipelines.sources.rows import Part, Refused, Rows
+from dpstream.pipelines.sources.rows import Part, Refused, Rows
 
 __all__ = ["Replay", "parse_speed", "replay_bounds"]
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dp_transforms.columns import instant
-from pipelines.jobs.job import Job
-from pipelines.sources.files import Piece, pieces, read_piece
-from pipelines.sources.manifest import unreadable
-from pipelines.sources.rows import Part, Refused, Rows
+from dpstream.dp_transforms.columns import instant
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources.files import Piece, pieces, read_piece
+from dpstream.pipelines.sources.manifest import unreadable
+from dpstream.pipelines.sources.rows import Part, Refused, Rows
 
 Int64 = npt.NDArray[np.int64]
 #: Stamps of a piece that the index knows one by one; of a longer one those of 2, 4, ... rows

@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from accounting.errors import DpstreamError, RunError, UsageError
-from pipelines.jobs.job import Job
-from pipelines.jobs.kafka_options import check_options, looked_up
-from pipelines.sinks.pubsub_topic import Message, PubsubTopic
-from pipelines.sources.endless import wall_micros
-from pipelines.sources.folder_close import close_files, rfc3339
-from pipelines.sources.folder_store import Folder
-from pipelines.sources.replay import Reels
-from pipelines.sources.replay_index import recording_of
-from pipelines.sources.rows import Rows
-from state.drafts import drafted
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.kafka_options import check_options, looked_up
+from dpstream.pipelines.sinks.pubsub_topic import Message, PubsubTopic
+from dpstream.pipelines.sources.endless import wall_micros
+from dpstream.pipelines.sources.folder_close import close_files, rfc3339
+from dpstream.pipelines.sources.folder_store import Folder
+from dpstream.pipelines.sources.replay import Reels
+from dpstream.pipelines.sources.replay_index import recording_of
+from dpstream.pipelines.sources.rows import Rows
+from dpstream.state.drafts import drafted
 
 #: A file of a folder is closed after so many rows, or so many seconds.
 FILE_ROWS, FILE_SECONDS = 100_000, 1.0

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dp_transforms.batches import OFFSET, PARTITION, ROWS
-from pipelines.sources.csv_rows import csv_header, csv_lines, csv_positions
-from pipelines.sources.jsonl import Objects, json_lines
-from pipelines.sources.lines import split
-from pipelines.sources.rows import Int64, Reason, Rows
+from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
+from dpstream.pipelines.sources.csv_rows import csv_header, csv_lines, csv_positions
+from dpstream.pipelines.sources.jsonl import Objects, json_lines
+from dpstream.pipelines.sources.lines import split
+from dpstream.pipelines.sources.rows import Int64, Reason, Rows
 
 #: A file of this size or less is small; so many bytes, or files, are read together.
 SMALL_BYTES, TOGETHER_BYTES, TOGETHER_FILES = 1 << 20, 8 << 20, 1_000

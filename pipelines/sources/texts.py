@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from pipelines.sources.compression import BrokenFileError
-from pipelines.sources.csv_rows import read_csv
-from pipelines.sources.jsonl import read_jsonl
-from pipelines.sources.rows import Part, Reason, after, refuse
+from dpstream.pipelines.sources.compression import BrokenFileError
+from dpstream.pipelines.sources.csv_rows import read_csv
+from dpstream.pipelines.sources.jsonl import read_jsonl
+from dpstream.pipelines.sources.rows import Part, Reason, after, refuse
 
 
 def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from accounting import alternatives
-from accounting.alternatives import compare, text
-from accounting.plan import Aggregate, Plan
-from accounting.weights import MILD
+from dpstream.accounting import alternatives
+from dpstream.accounting.alternatives import compare, text
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.weights import MILD
 
 Make = Callable[..., Plan]
 

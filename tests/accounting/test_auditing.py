@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from accounting.auditing import (
+from dpstream.accounting.auditing import (
     Claim,
     Parts,
     Scores,
@@ -20,7 +20,7 @@ from accounting.auditing import (
     rate_below,
     trade_off,
 )
-from accounting.gaussian import delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
 
 
 def claim(mu: float = 1.0, slack: float = 0.0, delta: float = 1e-6) -> Claim:

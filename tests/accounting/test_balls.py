@@ -7,8 +7,7 @@ from pathlib import Path
 import flint
 import pytest
 
-import accounting
-from accounting.balls import precision, series_quotient
+from dpstream.accounting.balls import precision, series_quotient
 
 
 def test_a_precision_waits_for_another_threads() -> None:
@@ -51,7 +50,7 @@ def test_quotients_of_series(terms: int) -> None:
 
 
 def test_settings_are_those_of_this_module_alone() -> None:
-    root = Path(accounting.__file__).parent.parent
+    root = Path(__file__).parents[2]
     product = [root / name for name in ("accounting", "state", "dp_transforms", "pipelines")]
     files = [path for folder in product for path in folder.rglob("*.py")]
     users = {path.name for path in files if "flint.ctx" in path.read_text(encoding="utf-8")}

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from dp_accounting import pld
 
-from accounting import limits
-from accounting.budget import Budget, allocate
-from accounting.errors import PolicyError, UsageError
-from accounting.gaussian import cdp_delta, delta_of
-from accounting.plan import Aggregate, Plan
-from accounting.shares import costs_of, value_costs
-from accounting.strategies import make_strategy
-from accounting.weights import SelectionWeights
+from dpstream.accounting import limits
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.gaussian import cdp_delta, delta_of
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.shares import costs_of, value_costs
+from dpstream.accounting.strategies import make_strategy
+from dpstream.accounting.weights import SelectionWeights
 
 Make = Callable[..., Plan]
 

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from accounting import shares
-from accounting.budget import Budget, StreamNoise, allocate
-from accounting.calibration import calibrate, calibrated
-from accounting.errors import PolicyError
-from accounting.plan import Aggregate, Plan
-from accounting.strategies import blt_table, make_strategy
-from accounting.weights import SelectionWeights
+from dpstream.accounting import shares
+from dpstream.accounting.budget import Budget, StreamNoise, allocate
+from dpstream.accounting.calibration import calibrate, calibrated
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.strategies import blt_table, make_strategy
+from dpstream.accounting.weights import SelectionWeights
 
 Make = Callable[..., Plan]
 UNITS = Aggregate("people", "units")

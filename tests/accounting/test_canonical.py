@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from accounting.plan import Aggregate, Field, Plan, Privacy
-from accounting.timeline import Timeline
-from accounting.weights import SelectionWeights
+from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.weights import SelectionWeights
 
 PINNED = Path(__file__).parents[1] / "golden" / "plans.json"
 SECOND, DAY = 1_000_000, 86_400_000_000

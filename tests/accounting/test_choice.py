@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.choice import (
+from dpstream.accounting.choice import (
     CONTRIBUTIONS,
     Column,
     Design,
@@ -24,11 +24,11 @@ from accounting.choice import (
     value_candidates,
     worst_factor,
 )
-from accounting.chosen import Chosen, read_off
-from accounting.errors import UsageError
-from accounting.gaussian import delta_of, mu_of
-from accounting.quantiles import clamp_of, cover_cell, prefixes, quantile_cell
-from accounting.strategies.base import Int64
+from dpstream.accounting.chosen import Chosen, read_off
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import delta_of, mu_of
+from dpstream.accounting.quantiles import clamp_of, cover_cell, prefixes, quantile_cell
+from dpstream.accounting.strategies.base import Int64
 
 HOUR = 3_600_000_000
 ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (Column("m", -90, 500),))
@@ -234,8 +234,8 @@ def test_all_units_beyond_the_largest_candidate() -> None:
 
 
 def test_total_of_choice_and_stream_is_gaussian_composition() -> None:
-    from accounting.budget import allocate
-    from accounting.guarantee import describe, text
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import describe, text
     from tests.streams import make_plan
 
     plan = make_plan(epsilon=2.0, delta=1e-6)
@@ -254,8 +254,8 @@ def test_total_of_choice_and_stream_is_gaussian_composition() -> None:
 
 
 def test_proxy_is_a_warning_in_the_plan() -> None:
-    from accounting.budget import allocate
-    from accounting.guarantee import describe, text
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import describe, text
     from tests.streams import make_plan
 
     plan = make_plan()

@@ -9,15 +9,15 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.composition import (
+from dpstream.accounting.composition import (
     delta_spent,
     epsilon_left,
     epsilon_spent,
     mu_left,
     within,
 )
-from accounting.gaussian import delta_of, epsilon_of, mu_of
-from state.ledger import Charge
+from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
+from dpstream.state.ledger import Charge
 
 #: dp-accounting rounds losses up to multiples of this.
 INTERVAL = 1e-4

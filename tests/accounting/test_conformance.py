@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
-from accounting.strategies import STRATEGIES, Strategy, convolution, make_strategy
-from accounting.strategies.base import ExactNoise, Ranges
-from accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
+from dpstream.accounting.strategies import STRATEGIES, Strategy, convolution, make_strategy
+from dpstream.accounting.strategies.base import ExactNoise, Ranges
+from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 
 SCALE = 1 << DECODE_BITS
 SIZES = (1, 2, 3, 5, 8, 31, 64, 100)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from accounting.budget import allocate
-from accounting.figures import down, duration, exact, up
-from accounting.guarantee import describe, text
-from accounting.plan import Plan
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.figures import down, duration, exact, up
+from dpstream.accounting.guarantee import describe, text
+from dpstream.accounting.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 FIGURES = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=True)

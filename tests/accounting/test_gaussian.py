@@ -7,7 +7,7 @@ import mpmath
 import pytest
 from dp_accounting import gaussian_mechanism, pld
 
-from accounting.gaussian import cdp_delta, cdp_eps, cdp_rho, delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import cdp_delta, cdp_eps, cdp_rho, delta_of, epsilon_of, mu_of
 
 PAIRS = [
     (6.0, 1e-9),

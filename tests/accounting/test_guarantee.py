@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from accounting.budget import allocate
-from accounting.errors import UsageError
-from accounting.gaussian import delta_of
-from accounting.guarantee import NOT_SOUND, describe, text
-from accounting.plan import Aggregate, Plan
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.guarantee import NOT_SOUND, describe, text
+from dpstream.accounting.plan import Aggregate, Plan
 
 Make = Callable[..., Plan]
 SECOND = 1_000_000

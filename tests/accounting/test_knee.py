@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from accounting.budget import allocate
-from accounting.plan import Aggregate, Plan
-from accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
-from accounting.weights import SelectionWeights
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
+from dpstream.accounting.weights import SelectionWeights
 
 Make = Callable[..., Plan]
 MEAN = Aggregate("m", "mean", "x", (-60.0, 180.0))

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from accounting import limits
-from accounting.errors import DpstreamError, PolicyError, UsageError
-from accounting.plan import Aggregate, Field, Plan
+from dpstream.accounting import limits
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.plan import Aggregate, Field, Plan
 
 Make = Callable[..., Plan]
 MEAN = Aggregate("delay", "mean", "d", (-60.0, 180.0), 0.5)

@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from accounting.limits import DECODE_BITS
-from accounting.strategies import TreeStrategy, make_strategy
-from accounting.strategies.tree import decode_block, fold
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies import TreeStrategy, make_strategy
+from dpstream.accounting.strategies.tree import decode_block, fold
 
 TOP = 130
 EVERY_T = range(1, TOP + 1)

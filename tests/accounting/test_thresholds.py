@@ -7,10 +7,10 @@ import mpmath
 import numpy as np
 import pytest
 
-from accounting.gaussian import delta_of, mu_of
-from accounting.limits import DECODE_BITS
-from accounting.strategies import TreeStrategy
-from accounting.thresholds import (
+from dpstream.accounting.gaussian import delta_of, mu_of
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies import TreeStrategy
+from dpstream.accounting.thresholds import (
     fixed_point,
     isf,
     one_trigger_tail,

@@ -8,11 +8,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from accounting.composition import within
-from accounting.errors import PolicyError
-from accounting.plan import Field, Plan
-from accounting.timeline import Timeline
-from accounting.unit import UnitIdentity, common_unit, composed, identity_of, several_mu, together
+from dpstream.accounting.composition import within
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan import Field, Plan
+from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.unit import (
+    UnitIdentity,
+    common_unit,
+    composed,
+    identity_of,
+    several_mu,
+    together,
+)
 
 Make = Callable[..., Plan]
 DAY = 86_400_000_000

@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from accounting.budget import allocate, plain_count
-from accounting.errors import UsageError
-from accounting.limits import DECODE_BITS
-from accounting.plan import Aggregate, Plan
-from accounting.shares import costs_of, divide
-from accounting.weights import WEIGHT_BITS, SelectionWeights, precision_weighted, square_parts
+from dpstream.accounting.budget import allocate, plain_count
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.shares import costs_of, divide
+from dpstream.accounting.weights import (
+    WEIGHT_BITS,
+    SelectionWeights,
+    precision_weighted,
+    square_parts,
+)
 
 Make = Callable[..., Plan]
 WHOLE = 1 << WEIGHT_BITS

@@ -16,13 +16,13 @@ import apache_beam as beam
 from apache_beam.pipeline import PipelineVisitor
 from apache_beam.transforms.display import DisplayData
 
-from accounting.budget import allocate
-from accounting.errors import DpstreamError
-from accounting.guarantee import describe, text
-from dp_transforms.telemetry import operator_totals, stage_seconds
-from pipelines.jobs.job import Job
-from pipelines.sinks.write import dead_letter_folder, read_dead_letters
-from pipelines.stream import run_job
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.guarantee import describe, text
+from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.stream import run_job
 from tests.audit.leaks import Logs, hits, leaked_files, shown
 
 _PACKED = re.compile(rb"[A-Za-z0-9+/]{40,}={0,2}")

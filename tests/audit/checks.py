@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 from scipy.stats import chi2, norm
 
-from accounting.gaussian import delta_of
-from accounting.limits import DECODE_BITS
-from dp_transforms.noise.paths import NoiseStream
-from dp_transforms.noise.prf import KeyRing
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.audit import encoders
 from tests.audit.neighbours import Pair
 from tests.audit.recorder import Trace

@@ -12,8 +12,8 @@ from typing import Any
 import flint
 import numpy as np
 
-from accounting.limits import DECODE_BITS
-from accounting.strategies import BltStrategy, make_strategy
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies import BltStrategy, make_strategy
 
 PRECISION = 400
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from dp_transforms.noise.prf import PURPOSES
-from pipelines.jobs.job import Job, load_job
+from dpstream.dp_transforms.noise.prf import PURPOSES
+from dpstream.pipelines.jobs.job import Job, load_job
 
 UNIT, KEY, VALUE = "unit-QZJ7741", "key-XWV3306", "7310.5529"
 #: Also the value as Python, numpy and Arrow would write it.

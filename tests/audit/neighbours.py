@@ -10,8 +10,8 @@ import functools
 import numpy as np
 import pyarrow as pa
 
-from accounting.plan import Aggregate, Plan
-from accounting.weights import SelectionWeights
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.weights import SelectionWeights
 from tests.streams import COUNT, MEAN, START, STEP, SUM, UNITS, make_plan, positioned
 
 AGAIN = Aggregate("again", "sum", "value", (-3.0, 7.0), 0.5)

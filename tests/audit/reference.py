@@ -14,15 +14,15 @@ import flint
 import numpy as np
 import pyarrow as pa
 
-from accounting.budget import Budget, StreamNoise, allocate
-from accounting.limits import DECODE_BITS
-from accounting.plan import Plan, ValueStream
-from accounting.timeline import Timeline
-from dp_transforms.ids import typed_ids
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.paths import NoiseStream, Sampler
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.accounting.budget import Budget, StreamNoise, allocate
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Plan, ValueStream
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.audit import encoders
 from tests.audit.neighbours import PUBLIC
 from tests.audit.recorder import Row

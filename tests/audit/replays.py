@@ -5,11 +5,11 @@ import sqlite3
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.jobs.job import Job, load_job
-from pipelines.stream import run_job
-from state import open as stores
-from state.ledger import Charge, Ledger
-from state.ledger_seal import put_seal
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from dpstream.state.ledger import Charge, Ledger
+from dpstream.state.ledger_seal import put_seal
 
 JOB = """
 [source]

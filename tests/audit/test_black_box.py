@@ -9,14 +9,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from accounting.limits import DECODE_BITS
-from dp_transforms import step
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.paths import NoiseStream
-from pipelines.auditing.audit import Ask, Result, audit, visible_epsilon
-from pipelines.auditing.run import Fixed
-from pipelines.auditing.view import text
-from pipelines.jobs.job import Job, load_job
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.dp_transforms import step
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.pipelines.auditing.audit import Ask, Result, audit, visible_epsilon
+from dpstream.pipelines.auditing.run import Fixed
+from dpstream.pipelines.auditing.view import text
+from dpstream.pipelines.jobs.job import Job, load_job
 from tests.audit.sabotage import Twin, with_tau
 from tests.audit.twins import TWINS
 from tests.budgets import budgets

@@ -11,23 +11,23 @@ import msgspec
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.budget import allocate
-from accounting.errors import DpstreamError
-from accounting.guarantee import describe, text
-from dp_transforms import run as runs
-from dp_transforms.flow import DPStream
-from dp_transforms.noise import prf
-from dp_transforms.noise.prf import KeyRing, Secret
-from dp_transforms.noise.references import read_key
-from dp_transforms.run import KeySource
-from pipelines import begin as beginning
-from pipelines.begin import begin
-from pipelines.jobs.job import Job
-from pipelines.sinks import write as sinks
-from pipelines.sinks.formats import read_releases
-from pipelines.sources.files import ReadFiles
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.guarantee import describe, text
+from dpstream.dp_transforms import run as runs
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.noise import prf
+from dpstream.dp_transforms.noise.prf import KeyRing, Secret
+from dpstream.dp_transforms.noise.references import read_key
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines import begin as beginning
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks import write as sinks
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.sources.files import ReadFiles
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 from tests.audit.leaks import Logs, kept, key_forms, make_job, opened, shown
 from tests.secret_server import NAME, REFERENCE, secret_server
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from apache_beam.metrics import Metrics
 
-from accounting import guarantee
-from accounting.errors import RunError
-from dp_transforms import flow, step, telemetry
-from pipelines.sinks import files as sink_files
-from pipelines.sinks import write as sinks
-from state import open as stores
+from dpstream.accounting import guarantee
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms import flow, step, telemetry
+from dpstream.pipelines.sinks import files as sink_files
+from dpstream.pipelines.sinks import write as sinks
+from dpstream.state import open as stores
 from tests.audit.channels import leaks, observe, opened
 from tests.audit.leaks import KEY, UNIT, VALUE, make_job
 from tests.audit.test_leaks import ERRORS, PLACES, Forced

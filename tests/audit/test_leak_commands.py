@@ -9,23 +9,23 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
-from accounting import guarantee
-from pipelines import begin as beginning
-from pipelines.auditing import run as audit_run
-from pipelines.auditing import values as audit_values
-from pipelines.choosing import choose
-from pipelines.commands import main as module
-from pipelines.jobs import keys
-from pipelines.operating import doctor, ledger_view, state_view
-from pipelines.reporting import data as report_data
-from pipelines.reporting import report
-from pipelines.reporting import view as report_view
-from pipelines.sources import inputs
-from pipelines.stream import run_job
-from state import open as stores
-from state.choices import ChoiceLedger
-from state.ledger import Ledger
-from state.sqlite import SqliteStore
+from dpstream.accounting import guarantee
+from dpstream.pipelines import begin as beginning
+from dpstream.pipelines.auditing import run as audit_run
+from dpstream.pipelines.auditing import values as audit_values
+from dpstream.pipelines.choosing import choose
+from dpstream.pipelines.commands import main as module
+from dpstream.pipelines.jobs import keys
+from dpstream.pipelines.operating import doctor, ledger_view, state_view
+from dpstream.pipelines.reporting import data as report_data
+from dpstream.pipelines.reporting import report
+from dpstream.pipelines.reporting import view as report_view
+from dpstream.pipelines.sources import inputs
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from dpstream.state.choices import ChoiceLedger
+from dpstream.state.ledger import Ledger
+from dpstream.state.sqlite import SqliteStore
 from tests.audit.leaks import Logs, hits, leaked_files, make_job
 from tests.audit.test_leaks import ERRORS, Forced
 

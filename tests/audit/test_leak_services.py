@@ -10,10 +10,10 @@ from unittest import mock
 
 import pytest
 
-from pipelines.jobs.job import Job, load_job
-from pipelines.sinks.kafka_topic import KafkaTopic
-from pipelines.sinks.pubsub import PubsubSink
-from state import open as stores
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sinks.kafka_topic import KafkaTopic
+from dpstream.pipelines.sinks.pubsub import PubsubSink
+from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.audit.channels import leaks, observe
 from tests.audit.leaks import KEY, UNIT, hits, make_job

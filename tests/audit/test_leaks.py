@@ -14,26 +14,26 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from click.testing import CliRunner
 
-from accounting.errors import DpstreamError, RunError
-from dp_transforms import bounding, columns, flow, records, release, split, step
-from dp_transforms.flow import DPStream
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.records import Canonicaliser
-from dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
-from pipelines import stream
-from pipelines.begin import begin
-from pipelines.commands import main as cli
-from pipelines.sinks import files as sink_files
-from pipelines.sinks import write as sinks
-from pipelines.sinks.formats import read_releases
-from pipelines.sources import files as sources
-from pipelines.sources.files import ReadFiles
-from pipelines.stream import run_job
-from state import log, sqlite
-from state import open as stores
-from state.idtable import PairSet
-from state.sqlite import SqliteStore
-from state.store import KeyShard
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.dp_transforms import bounding, columns, flow, records, release, split, step
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
+from dpstream.pipelines import stream
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.commands import main as cli
+from dpstream.pipelines.sinks import files as sink_files
+from dpstream.pipelines.sinks import write as sinks
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.sources import files as sources
+from dpstream.pipelines.sources.files import ReadFiles
+from dpstream.pipelines.stream import run_job
+from dpstream.state import log, sqlite
+from dpstream.state import open as stores
+from dpstream.state.idtable import PairSet
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.store import KeyShard
 from tests.audit.leaks import (
     KEY,
     UNIT,

@@ -14,14 +14,14 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from accounting.errors import DpstreamError, PolicyError
-from pipelines import begin as beginning
-from pipelines.sinks import manifest as sink_manifest
-from pipelines.sinks.formats import read_releases
-from state import open as stores
-from state import tokens
-from state.ledger import Ledger
-from state.store import Store
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.pipelines import begin as beginning
+from dpstream.pipelines.sinks import manifest as sink_manifest
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.state import open as stores
+from dpstream.state import tokens
+from dpstream.state.ledger import Ledger
+from dpstream.state.store import Store
 from tests.audit.replays import Place, new_place, write_input
 
 
@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A run that has ended but for its expiry, so that `Place.forget` leaves a store as it was
     once; tests work on copies."""
     place = new_place(tmp_path_factory.mktemp("finished"))
-    with mock.patch("dp_transforms.flow.expire"):
+    with mock.patch("dpstream.dp_transforms.flow.expire"):
         place.run()
     stores.close_all()
     return place
@@ -70,7 +70,7 @@ def test_another_process_gives_the_same_bytes(place: Place) -> None:
     place.forget("state", 1)
     job = place.job()
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.commands.main", "run", str(job.path), "--quiet"],
+        [sys.executable, "-m", "dpstream", "run", str(job.path), "--quiet"],
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(p for p in sys.path if p)},
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip

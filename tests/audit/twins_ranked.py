@@ -8,12 +8,12 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from accounting.budget import allocate
-from accounting.limits import DECODE_BITS
-from accounting.plan import Plan
-from dp_transforms import aggregation, bounding, step
-from dp_transforms.batches import ids_of, numbers
-from dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import aggregation, bounding, step
+from dpstream.dp_transforms.batches import ids_of, numbers
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
 from tests.budgets import budgets
 

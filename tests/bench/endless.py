@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from accounting.plan import Plan
-from pipelines.sinks.files import FileSink
-from pipelines.sinks.sink import Name, Sink
-from state import life
-from state import open as stores
-from state.sqlite import SqliteStore
+from dpstream.accounting.plan import Plan
+from dpstream.pipelines.sinks.files import FileSink
+from dpstream.pipelines.sinks.sink import Name, Sink
+from dpstream.state import life
+from dpstream.state import open as stores
+from dpstream.state.sqlite import SqliteStore
 from tests.flowing import Flowing, endless
 from tests.streams import START, STEP, begin, make_plan, positioned
 

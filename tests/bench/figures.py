@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines import synth
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.metrics import errors
-from pipelines.experiments.modes import Mode, parse_mode
-from pipelines.experiments.one_run import in_child
-from pipelines.experiments.truth import Truth, load
-from pipelines.sinks.formats import read_releases
+from dpstream.pipelines import synth
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.metrics import errors
+from dpstream.pipelines.experiments.modes import Mode, parse_mode
+from dpstream.pipelines.experiments.one_run import in_child
+from dpstream.pipelines.experiments.truth import Truth, load
+from dpstream.pipelines.sinks.formats import read_releases
 from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
 
@@ -85,7 +85,7 @@ def _job(frame: Frame, mode: str) -> Path:
 
 def run_of(job: Path) -> dict[str, Any]:
     """One run of a job in a process of its own."""
-    return in_child("pipelines.experiments.one_run", str(job))
+    return in_child("dpstream.pipelines.experiments.one_run", str(job))
 
 
 def outside(run: dict[str, Any]) -> float:
@@ -123,7 +123,7 @@ def commands(folder: Path, say: Say) -> Figures:
     say("imports and commands")
     job = Path(synth.__file__).with_name("examples") / "flights.toml"
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
-    dpstream = [sys.executable, "-c", "from pipelines.commands.main import main; main()"]
+    dpstream = [sys.executable, "-m", "dpstream"]
     asked = {
         "import: cpu": [sys.executable, "-c", "import dp_transforms, pipelines.stream"],
         "--help: cpu": [*dpstream, "--help"],

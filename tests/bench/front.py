@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from accounting.budget import allocate
-from accounting.errors import UsageError
-from accounting.weights import SelectionWeights
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.weights import SelectionWeights
 from tests.bench.common import emit, machine
 from tests.oracle.simulation import (
     Design,

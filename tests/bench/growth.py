@@ -34,9 +34,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.modes import parse_mode
-from pipelines.synth import Synth, generate
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.synth import Synth, generate
 from tests.bench import cliffs
 from tests.bench.common import emit, machine
 

@@ -17,14 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dp_transforms.ids import typed_ids
-from pipelines.begin import key_source
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.one_run import in_child
-from pipelines.jobs.job import load_job
-from pipelines.synth import DAY_MICROS
-from state.idtable import shard_of
+from dpstream.dp_transforms.ids import typed_ids
+from dpstream.pipelines.begin import key_source
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.one_run import in_child
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.synth import DAY_MICROS
+from dpstream.state.idtable import shard_of
 from tests.bench.common import emit, machine
 
 Int64 = npt.NDArray[np.int64]
@@ -82,7 +82,9 @@ def main() -> None:
             data.touch()
             path = write_job(frame, Setting(parse_mode("sticky"), TRIGGERS, 32))
             write(kind, path, data, args.records)
-            runs.append({"load": kind, **in_child("pipelines.experiments.one_run", str(path))})
+            runs.append(
+                {"load": kind, **in_child("dpstream.pipelines.experiments.one_run", str(path))}
+            )
     even = runs[1]
     for run in runs[1:]:
         for name in ("seconds", "cpu_seconds", "peak_gib", "state_mib"):

@@ -27,20 +27,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
 
-from accounting.plan import Plan
-from dp_transforms import step
-from dp_transforms.batches import OFFSET, PARTITION, admitted_schema, ids_of
-from dp_transforms.bounding import bound
-from dp_transforms.records import Canonicaliser
-from dp_transforms.run import Run, begin_run
-from dp_transforms.step import Stepper
-from pipelines.begin import key_source
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.modes import parse_mode
-from pipelines.jobs.job import load_job
-from state import open as stores
-from state.spanner_client import connect
-from state.spanner_schema import create_tables
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import step
+from dpstream.dp_transforms.batches import OFFSET, PARTITION, admitted_schema, ids_of
+from dpstream.dp_transforms.bounding import bound
+from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.run import Run, begin_run
+from dpstream.dp_transforms.step import Stepper
+from dpstream.pipelines.begin import key_source
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.state import open as stores
+from dpstream.state.spanner_client import connect
+from dpstream.state.spanner_schema import create_tables
 from tests import emulator
 from tests.bench.common import emit, machine
 from tests.bench.growth import exponent

@@ -7,8 +7,8 @@ import json
 import logging
 import sys
 
-from pipelines.experiments.one_run import measure
-from pipelines.jobs.job import load_job
+from dpstream.pipelines.experiments.one_run import measure
+from dpstream.pipelines.jobs.job import load_job
 from tests.bench.plain import run_plain
 
 if __name__ == "__main__":

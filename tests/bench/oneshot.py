@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.experiments.jobs import COUNT, Frame, Setting, write_job
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.one_run import measure
-from pipelines.jobs.job import load_job
-from pipelines.stream import run_job
+from dpstream.pipelines.experiments.jobs import COUNT, Frame, Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.one_run import measure
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import run_job
 from tests.bench.common import emit, machine
 
 COUNT_AND_SUM = (

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.one_run import peak_gib
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.one_run import peak_gib
 from tests.bench.oneshot import COUNT_AND_SUM
 
 EPSILON, DELTA, C = 1.0, 1e-6, 10
@@ -57,7 +57,7 @@ def missing(name: str) -> str | None:
 
 
 def _job(data: Path, out: Path) -> Any:
-    from pipelines.jobs.job import load_job
+    from dpstream.pipelines.jobs.job import load_job
 
     frame = Frame(data, "int", out.parent / "runs", EPSILON, DELTA, SHARDS)
     return load_job(write_job(frame, Setting(parse_mode("sticky"), 1, C), COUNT_AND_SUM))
@@ -65,8 +65,8 @@ def _job(data: Path, out: Path) -> Any:
 
 def dpstream(data: Path, out: Path) -> None:
     """The whole job: input digest, store, commits, sealed release."""
-    from pipelines.sinks.formats import read_releases
-    from pipelines.stream import run_job
+    from dpstream.pipelines.sinks.formats import read_releases
+    from dpstream.pipelines.stream import run_job
 
     job = _job(data, out)
     run_job(job)
@@ -75,8 +75,8 @@ def dpstream(data: Path, out: Path) -> None:
 
 def numpy_insecure(data: Path, out: Path) -> None:
     """The least that must be done: sort by user, cut at C, count, add noise."""
-    from accounting.budget import allocate
-    from accounting.limits import DECODE_BITS
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.limits import DECODE_BITS
 
     budget = allocate(_job(data, out).plan)
     assert budget.statistic is not None and budget.tau is not None

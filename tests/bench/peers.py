@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.experiments.one_run import in_child
+from dpstream.pipelines.experiments.one_run import in_child
 from tests.bench.common import emit, machine
 from tests.bench.oneshot import write_records
 from tests.bench.peer_runs import DELTA, EPSILON, HOW, PEERS, C, missing

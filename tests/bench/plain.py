@@ -14,15 +14,22 @@ import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from dp_transforms.batches import HAND_OVER, concat, id_array, ids_of, numbers, split_by_shard
-from dp_transforms.clock import Announced, ToShards
-from dp_transforms.hold import Held, HoldUntilCut, ShardCallback
-from dp_transforms.ids import typed_ids
-from dp_transforms.noise.prf import Prf
-from pipelines.jobs.job import Job
-from pipelines.sources.files import ReadFiles
-from state.idtable import shard_of
-from state.store import KeyShard
+from dpstream.dp_transforms.batches import (
+    HAND_OVER,
+    concat,
+    id_array,
+    ids_of,
+    numbers,
+    split_by_shard,
+)
+from dpstream.dp_transforms.clock import Announced, ToShards
+from dpstream.dp_transforms.hold import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources.files import ReadFiles
+from dpstream.state.idtable import shard_of
+from dpstream.state.store import KeyShard
 
 _SCHEMA = pa.schema([("key_id", pa.binary(16)), ("key", pa.string()), ("cut", pa.int32())])
 

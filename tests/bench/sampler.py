@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.bench.common import emit, machine
 
 

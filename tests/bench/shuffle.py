@@ -19,9 +19,9 @@ import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from dp_transforms.batches import ID, id_array
-from dp_transforms.split import SplitByShard, unit_ids
-from pipelines.runners.loopback import LoopbackPrismRunner
+from dpstream.dp_transforms.batches import ID, id_array
+from dpstream.dp_transforms.split import SplitByShard, unit_ids
+from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
 from tests.bench.common import emit, machine
 
 SCHEMA = pa.schema(

@@ -27,14 +27,14 @@ import numpy as np
 import pyarrow as pa
 from google.cloud import spanner as google
 
-from dp_transforms.batches import id_array
-from state import spanner, spanner_keys
-from state.spanner import SpannerStore
-from state.spanner_client import connect
-from state.spanner_schema import create_identity, create_tables
-from state.sqlite import SqliteStore
-from state.sqlite_file import create_store
-from state.store import Ids, Int64, StepResult, Store
+from dpstream.dp_transforms.batches import id_array
+from dpstream.state import spanner, spanner_keys
+from dpstream.state.spanner import SpannerStore
+from dpstream.state.spanner_client import connect
+from dpstream.state.spanner_schema import create_identity, create_tables
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_file import create_store
+from dpstream.state.store import Ids, Int64, StepResult, Store
 from tests import emulator
 from tests.bench.common import emit, machine
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS

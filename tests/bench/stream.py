@@ -28,13 +28,13 @@ import apache_beam as beam
 import numpy as np
 import tomlkit
 
-from pipelines.jobs.job import Job, load_job
-from pipelines.runners.table import make_runner
-from pipelines.sources import replay
-from pipelines.sources.replay import Replay
-from pipelines.stream import run_job
-from pipelines.synth import Synth, generate
-from state import open as stores
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.runners.table import make_runner
+from dpstream.pipelines.sources import replay
+from dpstream.pipelines.sources.replay import Replay
+from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.synth import Synth, generate
+from dpstream.state import open as stores
 from tests.bench.common import emit, machine, tree_seconds
 from tests.runners.engines import worker_pool
 from tests.runners.golden import digest, published

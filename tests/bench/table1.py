@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipelines.experiments.jobs import Setting, write_job
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.one_run import in_child
-from pipelines.experiments.studies import Study, table1
+from dpstream.pipelines.experiments.jobs import Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.one_run import in_child
+from dpstream.pipelines.experiments.studies import Study, table1
 from tests.bench.common import emit, machine
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.job import load_job
 from tests.bench import cliffs, figures, front, growth, peer_runs, peers, week
 from tests.oracle.simulation import admit, ranked, table1_records
 

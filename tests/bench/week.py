@@ -124,8 +124,8 @@ def watch(folder: Path, speed: str) -> list[Point]:
     """Run the job and look at it until it ends."""
     command = [
         sys.executable,
-        "-c",
-        "from pipelines.commands.main import main; main()",
+        "-m",
+        "dpstream",
         "run",
         "job.toml",
     ]

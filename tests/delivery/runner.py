@@ -19,11 +19,11 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from apache_beam.utils.timestamp import Timestamp
 
-from dp_transforms import clock, delivery, flow
-from dp_transforms.batches import record_schema
-from dp_transforms.clock import WallClock
-from dp_transforms.release import Gather
-from dp_transforms.run import Run
+from dpstream.dp_transforms import clock, delivery, flow
+from dpstream.dp_transforms.batches import record_schema
+from dpstream.dp_transforms.clock import WallClock
+from dpstream.dp_transforms.release import Gather
+from dpstream.dp_transforms.run import Run
 
 #: A watermark that nothing holds back.
 ENDLESS = 1 << 62

@@ -7,10 +7,10 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 
-from accounting.timeline import Timeline
-from dp_transforms.clock import WallClock
-from dp_transforms.flow import DPStream
-from pipelines.runners.table import make_runner
+from dpstream.accounting.timeline import Timeline
+from dpstream.dp_transforms.clock import WallClock
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.pipelines.runners.table import make_runner
 from tests.audit.neighbours import PARTITIONS, _batch
 from tests.delivery.audit import promised
 from tests.delivery.schedules import Deliver, Mark, Schedule, make

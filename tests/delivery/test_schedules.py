@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from accounting.errors import RunError
+from dpstream.accounting.errors import RunError
 from tests.delivery.audit import audit
 from tests.delivery.schedules import Back, make
 from tests.delivery.twins import TWINS

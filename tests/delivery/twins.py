@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from dp_transforms import clock, flow, hold
-from dp_transforms.hold import HoldUntilCut
-from dp_transforms.run import Run
+from dpstream.dp_transforms import clock, flow, hold
+from dpstream.dp_transforms.hold import HoldUntilCut
+from dpstream.dp_transforms.run import Run
 from tests.delivery import world
 
 Twin = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -12,17 +12,17 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from dp_transforms import step
-from dp_transforms.batches import concat, ids_of, record_schema
-from dp_transforms.bounding import Batch, expand
-from dp_transforms.delivery import resume_point
-from dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
-from dp_transforms.records import CanonicaliserFactory
-from state import open as stores
-from state.idtable import shard_of
-from state.log import to_bytes
-from state.sqlite import SqliteStore
-from state.store import Store
+from dpstream.dp_transforms import step
+from dpstream.dp_transforms.batches import concat, ids_of, record_schema
+from dpstream.dp_transforms.bounding import Batch, expand
+from dpstream.dp_transforms.delivery import resume_point
+from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
+from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.state import open as stores
+from dpstream.state.idtable import shard_of
+from dpstream.state.log import to_bytes
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.store import Store
 from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin
 from tests.delivery.runner import ENDLESS, Runner

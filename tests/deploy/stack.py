@@ -35,7 +35,6 @@ SERVICES: dict[str, dict[str, Any]] = STACK["services"]
 HOST = "127.0.0.1"
 #: Seconds that a start may take on a busy machine.
 WAIT = 600.0
-_PROGRAM = "from pipelines.commands.main import main; main()"
 
 
 def needs(service: dict[str, Any]) -> dict[str, str]:
@@ -126,7 +125,7 @@ class Stack:
         service = SERVICES[name]
         line = [*words(service.get("entrypoint", [])), *words(service.get("command", []))]
         local = [self.local(word, service) for word in line]
-        return [sys.executable, "-c", _PROGRAM, *local[1:]] if line[0] == "dpstream" else local
+        return [sys.executable, "-m", "dpstream", *local[1:]] if line[0] == "dpstream" else local
 
     def once(self, name: str) -> "subprocess.CompletedProcess[str]":
         """Run a service that ends."""

@@ -18,13 +18,13 @@ import yaml
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.utils.timestamp import Timestamp
 
-from accounting.errors import DpstreamError, UsageError
-from pipelines.beam_yaml import TYPES, DPStreamRows, to_batch
-from pipelines.jobs.job import load_job
-from pipelines.sinks.formats import read_releases
-from pipelines.sinks.write import dead_letter_folder, read_dead_letters
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.pipelines.beam_yaml import TYPES, DPStreamRows, to_batch
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "beam_yaml"

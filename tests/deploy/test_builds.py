@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pipelines.runners import parts
+from dpstream.pipelines.runners import parts
 from tests.deploy.test_containers import ROOT, beam_version
 from tests.runners import prism
 from tests.runners.engines import need_flink

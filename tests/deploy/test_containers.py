@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-from dp_transforms.noise.references import parse_reference
-from pipelines.commands.main import cli, run
-from pipelines.jobs.job import load_job
-from pipelines.operating.metrics import METRICS
+from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.pipelines.commands.main import cli, run
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operating.metrics import METRICS
 from tests.deploy.stack import DEPLOY, ROOT, SERVICES, STACK, images, in_order, needs, shared
 
 IMAGES = images.read()
@@ -211,7 +211,7 @@ def test_the_job_of_the_stack() -> None:
 
 def test_the_jobs_command_line() -> None:
     """Every flag is the program's or Beam's."""
-    from pipelines.runners.table import RUNNERS, _refuse_unknown
+    from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 
     words = shlex.split(SERVICES["job"]["command"])
     assert SERVICES["job"]["entrypoint"] == "dpstream" and words[0] == "run"

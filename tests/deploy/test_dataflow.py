@@ -12,12 +12,12 @@ from unittest import mock
 import pytest
 from apache_beam.runners.runner import PipelineResult
 
-from accounting.errors import UsageError
-from pipelines.jobs.job import Job, load_job
-from pipelines.operating import launch
-from pipelines.operating.launch import check_remote, describe, fetch, flags, main, parser
-from pipelines.runners.table import RUNNERS, _refuse_unknown
-from state import open as stores
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.operating import launch
+from dpstream.pipelines.operating.launch import check_remote, describe, fetch, flags, main, parser
+from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
+from dpstream.state import open as stores
 from tests.audit.leaks import make_job
 
 KNOWN = RUNNERS["DataflowRunner"].flags
@@ -209,7 +209,7 @@ def test_a_launch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     job = make_job(tmp_path / "job")
     waited = mock.Mock(side_effect=AssertionError)
     monkeypatch.setattr(PipelineResult, "wait_until_finish", waited)
-    monkeypatch.setattr("pipelines.stream.wait_or_stop", waited)
+    monkeypatch.setattr("dpstream.pipelines.stream.wait_or_stop", waited)
     result = launch.launch(job, "DirectRunner", [])
     assert result.run_id and not waited.called
     assert (tmp_path / "job" / "releases" / "run.json").exists()

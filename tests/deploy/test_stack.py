@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pipelines.commands.main import cli
-from pipelines.sinks.formats import read_releases
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.sinks.formats import read_releases
 from tests.deploy.stack import DEPLOY, SERVICES, Stack, in_order, needs, own_key, words
 from tests.emulator import binary, missing
 from tests.kafka_broker import jars
@@ -96,8 +96,8 @@ def visits(stack: Stack) -> int:
 #: Reads a key of several modes as several users, which a process of root's can become.
 AS_USERS = """
 import json, os, sys
-from accounting.errors import DpstreamError
-from dp_transforms.noise.references import read_key
+from dpstream.accounting.errors import DpstreamError
+from dpstream.dp_transforms.noise.references import read_key
 for user, mode in json.loads(sys.argv[2]):
     os.chmod(sys.argv[1], mode)
     child = os.fork()

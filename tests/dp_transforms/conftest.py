@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dp_transforms.noise.prf import KeyRing
-from state import open as stores
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.state import open as stores
 from tests.streams import KEYS, fresh_names
 
 # Compiled kernels make first calls slow; the same examples are drawn in every run.

@@ -13,12 +13,12 @@ from decimal import ROUND_FLOOR, Context, Decimal
 
 import numpy as np
 
-from accounting.budget import Budget, StreamNoise, allocate
-from accounting.plan import Plan
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.paths import NoiseStream, Sampler
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.accounting.budget import Budget, StreamNoise, allocate
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.dp_transforms.reference import Pair
 
 #: Weighted counts are whole numbers of 2^-8.

@@ -7,14 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.budget import Budget, StreamNoise, allocate
-from accounting.plan import Plan
-from accounting.weights import SelectionWeights
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
-from dp_transforms.records import typed_ids
-from dp_transforms.step import run_name
-from state.store import RunIdentity
+from dpstream.accounting.budget import Budget, StreamNoise, allocate
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.records import typed_ids
+from dpstream.dp_transforms.step import run_name
+from dpstream.state.store import RunIdentity
 from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive
 from tests.dp_transforms.reference import admitted
 from tests.streams import (

@@ -7,15 +7,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.plan import Plan
-from accounting.weights import SelectionWeights
-from dp_transforms import bounding
-from dp_transforms.batches import concat, record_schema
-from dp_transforms.bounding import admit, bound, stamp_order
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.records import Canonicaliser
-from state import open as stores
-from state.store import Store
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import bounding
+from dpstream.dp_transforms.batches import concat, record_schema
+from dpstream.dp_transforms.bounding import admit, bound, stamp_order
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.state import open as stores
+from dpstream.state.store import Store
 from tests.dp_transforms.reference import Accepted, Pair, SlowBound, accept
 from tests.streams import COUNT, MEAN, STEP, SUM, begin, generate, make_plan
 

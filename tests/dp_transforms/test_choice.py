@@ -10,15 +10,22 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from accounting.choice import CONTRIBUTIONS, Column, Histogram, Question, design, encoder_matrix
-from accounting.plan import Plan
-from dp_transforms import choice as module
-from dp_transforms.bounding import open_windows
-from dp_transforms.choice import Tally, noisy
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.sampler import RoundedGaussian
-from dp_transforms.records import Canonicaliser
-from state.idtable import IdTable
+from dpstream.accounting.choice import (
+    CONTRIBUTIONS,
+    Column,
+    Histogram,
+    Question,
+    design,
+    encoder_matrix,
+)
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import choice as module
+from dpstream.dp_transforms.bounding import open_windows
+from dpstream.dp_transforms.choice import Tally, noisy
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.state.idtable import IdTable
 from tests.streams import MEAN, STEP, SUM, Stream, generate, make_plan
 
 Int64 = npt.NDArray[np.int64]

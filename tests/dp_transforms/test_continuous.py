@@ -10,16 +10,16 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from accounting.budget import StreamNoise, encoder_of
-from accounting.limits import MAX_REAL_SIGMA
-from accounting.strategies import make_strategy, toeplitz
-from accounting.strategies.base import ExactNoise
-from accounting.strategies.convolution import ConvolutionStrategy
-from dp_transforms.noise import lanes
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.paths import NoiseStream
-from dp_transforms.noise.prf import Prf
-from dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.limits import MAX_REAL_SIGMA
+from dpstream.accounting.strategies import make_strategy, toeplitz
+from dpstream.accounting.strategies.base import ExactNoise
+from dpstream.accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.dp_transforms.noise import lanes
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.dp_transforms.test_sampler import Chosen as ChosenLanes
 from tests.dp_transforms.test_sampler import tweaks
 from tests.streams import KEYS

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.plan import Plan
-from dp_transforms import flow
-from dp_transforms.delivery import delivered_through, released_through, resume_point
-from dp_transforms.flow import run_in_memory
-from pipelines.sinks.files import FileSink
-from state import life
-from state import open as stores
-from state.sqlite import SqliteStore
-from state.store import Store
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.delivery import delivered_through, released_through, resume_point
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.pipelines.sinks.files import FileSink
+from dpstream.state import life
+from dpstream.state import open as stores
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.store import Store
 from tests.flowing import Flowing, cells, endless
 from tests.streams import MEAN, START, STEP, begin, by_name, generate, make_plan, positioned
 

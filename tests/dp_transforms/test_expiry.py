@@ -10,21 +10,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.plan import Plan
-from dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
-from dp_transforms.bounding import bound
-from dp_transforms.flow import SealFactory, run_in_memory
-from dp_transforms.ids import key_ids
-from dp_transforms.records import Canonicaliser
-from dp_transforms.release import steps_through
-from dp_transforms.run import Run
-from dp_transforms.step import Stepper
-from state import life, log
-from state import open as stores
-from state.copying import Abandon, copy_store
-from state.idtable import shard_of
-from state.sqlite import SqliteStore
-from state.sqlite_file import create_store
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
+from dpstream.dp_transforms.bounding import bound
+from dpstream.dp_transforms.flow import SealFactory, run_in_memory
+from dpstream.dp_transforms.ids import key_ids
+from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.release import steps_through
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.step import Stepper
+from dpstream.state import life, log
+from dpstream.state import open as stores
+from dpstream.state.copying import Abandon, copy_store
+from dpstream.state.idtable import shard_of
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_file import create_store
 from tests.streams import KEYS, MEAN, STEP, begin, by_name, generate, make_plan, sealed_bytes
 
 SHARDS = 2
@@ -195,7 +195,7 @@ def test_expiry_that_is_too_eager_is_noticed(
     plan = plan_of(which)
     calm = expected(plan, tmp_path)
     monkeypatch.setattr(life, name, wrong)
-    monkeypatch.setattr("dp_transforms.bounding.period_cut", life.period_cut)
+    monkeypatch.setattr("dpstream.dp_transforms.bounding.period_cut", life.period_cut)
     with lived(plan, tmp_path / "a.db", 10) as live:
         assert live.released != calm
 

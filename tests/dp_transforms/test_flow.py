@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.errors import PolicyError, UsageError
-from accounting.plan import Plan
-from accounting.weights import SelectionWeights
-from dp_transforms import flow
-from dp_transforms.batches import DEAD_LETTER_SCHEMA, ArrowBatchCoder, release_schema
-from dp_transforms.flow import DPStream, Output, run_in_memory
-from dp_transforms.run import KeySource, Run
-from state import open as stores
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, ArrowBatchCoder, release_schema
+from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
+from dpstream.dp_transforms.run import KeySource, Run
+from dpstream.state import open as stores
 from tests.streams import (
     COUNT,
     KEYS,

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.budget import StreamNoise, encoder_of
-from accounting.errors import RunError
-from accounting.strategies import BltStrategy, TreeStrategy, make_strategy
-from dp_transforms.noise import paths
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.paths import NoiseStream, Paths, Sampler
-from dp_transforms.noise.sampler import RoundedGaussian
-from dp_transforms.perturbation import publish
-from dp_transforms.step import Stepper
-from state import open as stores
+from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.strategies import BltStrategy, TreeStrategy, make_strategy
+from dpstream.dp_transforms.noise import paths
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream, Paths, Sampler
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.perturbation import publish
+from dpstream.dp_transforms.step import Stepper
+from dpstream.state import open as stores
 from tests.streams import KEYS, UNITS, begin, make_plan
 
 Int64 = npt.NDArray[np.int64]

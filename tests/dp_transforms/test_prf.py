@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.errors import RunError, UsageError
-from dp_transforms.noise import prf
-from dp_transforms.noise.prf import KeyRing, Prf, destroyed, wipe
-from dp_transforms.records import typed_ids
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.dp_transforms.noise import prf
+from dpstream.dp_transforms.noise.prf import KeyRing, Prf, destroyed, wipe
+from dpstream.dp_transforms.records import typed_ids
 
 Ids = npt.NDArray[np.uint64]
 KEY = bytes(range(32))

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from accounting.plan import Plan
-from accounting.weights import SelectionWeights
-from dp_transforms.noise.prf import KeyRing
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.runs import run, slow
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, generate, make_plan
 

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.plan import Plan
-from accounting.weights import SelectionWeights
-from dp_transforms import aggregation, bounding, step
-from dp_transforms.batches import concat, ids_of, record_schema
-from dp_transforms.flow import BoundCallback, ReleaseCallback
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.records import CanonicaliserFactory
-from state import open as stores
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import aggregation, bounding, step
+from dpstream.dp_transforms.batches import concat, ids_of, record_schema
+from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.dp_transforms.exhaustive import LATTICE, slow_weights
 from tests.dp_transforms.reference import admitted

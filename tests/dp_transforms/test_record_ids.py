@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from accounting.errors import UsageError
-from accounting.plan import Field, Plan
-from dp_transforms.bounding import bound
-from dp_transforms.flow import run_in_memory
-from dp_transforms.records import Canonicaliser
-from state import open as stores
-from state.log import indexed, position_ids
-from state.store import Admitted, Store
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan import Field, Plan
+from dpstream.dp_transforms.bounding import bound
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.state import open as stores
+from dpstream.state.log import indexed, position_ids
+from dpstream.state.store import Admitted, Store
 from tests.streams import (
     COUNT,
     KEYS,

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.errors import UsageError
-from accounting.plan import Aggregate, Plan
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
 from tests.dp_transforms.layouts import (
     BAD,
     BYTE_LAYOUTS,

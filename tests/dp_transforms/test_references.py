@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import DpstreamError, PolicyError, UsageError
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.noise.references import parse_reference, read_key
-from dp_transforms.run import KeySource
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.references import parse_reference, read_key
+from dpstream.dp_transforms.run import KeySource
 from tests.audit.leaks import kept, shown
 
 KEY = bytes(range(32))

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from accounting.errors import PolicyError, RunError, UsageError
-from dp_transforms import flow
-from dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
-from dp_transforms.hold import HoldUntilCut
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.records import CanonicaliserFactory, Records
-from dp_transforms.release import Seal
-from dp_transforms.run import KeySource, Run, begin_run
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
+from dpstream.dp_transforms.hold import HoldUntilCut
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.records import CanonicaliserFactory, Records
+from dpstream.dp_transforms.release import Seal
+from dpstream.dp_transforms.run import KeySource, Run, begin_run
 from tests.dp_transforms.runs import PLANS
 from tests.streams import KEYS, begin, generate
 

@@ -12,12 +12,12 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from accounting.budget import StreamNoise, allocate, encoder_of
-from accounting.limits import MAX_SIGMA
-from accounting.thresholds import published_thresholds
-from dp_transforms.noise.paths import NoiseStream
-from dp_transforms.noise.prf import KeyRing, Prf
-from dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.accounting.budget import StreamNoise, allocate, encoder_of
+from dpstream.accounting.limits import MAX_SIGMA
+from dpstream.accounting.thresholds import published_thresholds
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import KeyRing, Prf
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.streams import STEP, make_plan
 
 Int64 = npt.NDArray[np.int64]

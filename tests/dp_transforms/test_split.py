@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from accounting.errors import RunError
-from dp_transforms import batches, split
-from dp_transforms.batches import concat, id_array, ids_of
-from dp_transforms.flow import DPStream
-from dp_transforms.hold import HoldUntilCut
-from dp_transforms.split import SplitByShard
-from state import open as stores
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms import batches, split
+from dpstream.dp_transforms.batches import concat, id_array, ids_of
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.hold import HoldUntilCut
+from dpstream.dp_transforms.split import SplitByShard
+from dpstream.state import open as stores
 from tests.dp_transforms.test_flow import in_memory, through_beam
 from tests.streams import begin, generate, make_plan
 

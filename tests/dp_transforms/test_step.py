@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.budget import Budget, allocate
-from accounting.plan import Plan
-from dp_transforms import aggregation, release, step
-from dp_transforms.batches import concat, record_schema
-from dp_transforms.flow import BoundCallback, ReleaseCallback
-from dp_transforms.noise.paths import NoiseStream
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.records import CanonicaliserFactory
-from state import open as stores
-from state.sqlite import SqliteStore
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import aggregation, release, step
+from dpstream.dp_transforms.batches import concat, record_schema
+from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.state import open as stores
+from dpstream.state.sqlite import SqliteStore
 from tests.budgets import budgeted
 from tests.dp_transforms.reference import Pair, admitted
 from tests.dp_transforms.runs import (

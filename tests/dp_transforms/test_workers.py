@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.errors import DpstreamError, RunError
-from accounting.plan import Plan
-from dp_transforms import flow, hold, split
-from dp_transforms.clock import Announced
-from dp_transforms.flow import DPStream
-from dp_transforms.hold import Held, HoldUntilCut, _outputs
-from dp_transforms.noise.prf import Prf
-from dp_transforms.run import Run
-from dp_transforms.telemetry import first_error, forget_error, operator_totals
-from dp_transforms.workers import Threads, Workers, stop_workers
-from state import open as stores
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import flow, hold, split
+from dpstream.dp_transforms.clock import Announced
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.hold import Held, HoldUntilCut, _outputs
+from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import first_error, forget_error, operator_totals
+from dpstream.dp_transforms.workers import Threads, Workers, stop_workers
+from dpstream.state import open as stores
 from tests.dp_transforms.test_flow import MODES, in_memory, options, ordered, through_beam
 from tests.streams import begin, generate, make_plan
 
@@ -253,7 +253,7 @@ def test_no_cipher_is_used_by_two_threads(
     store_paths: Iterator[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     """``shared``: the test notices if the threads were to share a callback."""
-    monkeypatch.setattr("dp_transforms.noise.prf.Prf", Once)
+    monkeypatch.setattr("dpstream.dp_transforms.noise.prf.Prf", Once)
     if shared:
         real = Workers.__init__
 

@@ -20,17 +20,17 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.errors import RunError
-from accounting.plan import Plan
-from accounting.weights import SelectionWeights
-from dp_transforms import release
-from dp_transforms.flow import DPStream, run_in_memory
-from dp_transforms.run import Run
-from pipelines.sinks import files as sinks
-from state import open as stores
-from state import spanner
-from state.spanner import SpannerStore
-from state.sqlite import SqliteStore
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import release
+from dpstream.dp_transforms.flow import DPStream, run_in_memory
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.sinks import files as sinks
+from dpstream.state import open as stores
+from dpstream.state import spanner
+from dpstream.state.spanner import SpannerStore
+from dpstream.state.sqlite import SqliteStore
 from tests import emulator
 from tests.faults.places import small_commits
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, begin, generate, make_plan, public_table

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from state import open as stores
+from dpstream.state import open as stores
 
 
 @pytest.fixture(autouse=True)

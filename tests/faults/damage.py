@@ -18,18 +18,18 @@ from unittest import mock
 
 import pyarrow as pa
 
-from accounting.errors import DpstreamError
-from dp_transforms.flow import run_in_memory
-from pipelines.begin import begin
-from pipelines.jobs.job import Job, load_job
-from pipelines.operating import state_admin
-from pipelines.sinks.sink import sink_of
-from pipelines.sources.files import pieces, positioned, read_piece
-from pipelines.sources.rows import Rows
-from state import open as stores
-from state import tokens
-from state.ledger import Ledger, read_ledger
-from state.sqlite import SqliteStore
+from dpstream.accounting.errors import DpstreamError
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.operating import state_admin
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.sources.files import pieces, positioned, read_piece
+from dpstream.pipelines.sources.rows import Rows
+from dpstream.state import open as stores
+from dpstream.state import tokens
+from dpstream.state.ledger import Ledger, read_ledger
+from dpstream.state.sqlite import SqliteStore
 
 JOB = """
 [source]
@@ -131,7 +131,7 @@ def images(folder: Path, kind: str = "parquet") -> Images:
             raise Stopped
         real(store, steps)  # type: ignore[arg-type]
 
-    small = mock.patch("dp_transforms.release.COMMIT_STEPS", 3)
+    small = mock.patch("dpstream.dp_transforms.release.COMMIT_STEPS", 3)
     writing = mock.patch.object(SqliteStore, "_write_steps", write)
     with small, writing, contextlib.suppress(Stopped):
         go_on(job)
@@ -204,7 +204,7 @@ def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> 
 
 def _export(case: Path) -> None:
     """``dpstream state releases``: the store's own releases."""
-    from pipelines.operating.state_view import export
+    from dpstream.pipelines.operating.state_view import export
 
     job = load_job(case / "job.toml")
     export(job, case / "again", job.sink.file_kind)

@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 
 import tomlkit
 
-from pipelines.jobs.job import Job, load_job
-from pipelines.sinks.write import dead_letter_folder, read_dead_letters
-from pipelines.stream import run_job
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.stream import run_job
 from tests.faults.processes import files
 from tests.runners.engines import ROOT, Pool
 from tests.runners.flink import session
@@ -97,7 +97,7 @@ class Stage:
         with self.said.open("ab") as log:
             self.launcher = subprocess.Popen(
                 [
-                    sys.executable, "-c", "from pipelines.commands.main import main; main()",
+                    sys.executable, "-m", "dpstream",
                     "run", str(self.folder / "job.toml"), *self._flags,
                 ],
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from state import drafts, life, moves, sqlite_backup
-from state import open as stores
-from state.sqlite import SqliteStore
+from dpstream.state import drafts, life, moves, sqlite_backup
+from dpstream.state import open as stores
+from dpstream.state.sqlite import SqliteStore
 from tests.faults.child import plan_of
 
 #: Calls before and after which a process may die; each is one step towards the new file.

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.sources.folder_close import close_files
+from dpstream.pipelines.sources.folder_close import close_files
 from tests.faults.processes import files as files_of
 from tests.kafka_broker import Broker
 from tests.runners.prism import binary
@@ -130,7 +130,12 @@ class Live(ABC):
 
     def run(self, job: str = "job", *more: str) -> subprocess.Popen[bytes]:
         """``dpstream run`` on Prism, in a process group of its own."""
-        command = [sys.executable, "-c", "from pipelines.commands.main import main; main()", "run"]
+        command = [
+            sys.executable,
+            "-m",
+            "dpstream",
+            "run",
+        ]
         flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet", *more]
         out = open(self.folder / f"{job}.out", "ab")  # noqa: SIM115 - the child's
         with out, open(self.folder / f"{job}.errors", "ab") as errors:

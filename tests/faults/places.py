@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-from state import open as stores
-from state import spanner, spanner_batch, spanner_keys, spanner_rows
-from state.spanner_client import connect
-from state.spanner_schema import create_tables
+from dpstream.state import open as stores
+from dpstream.state import spanner, spanner_batch, spanner_keys, spanner_rows
+from dpstream.state.spanner_client import connect
+from dpstream.state.spanner_schema import create_tables
 from tests import emulator
 
 KINDS = ("sqlite", "spanner")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dp_transforms.flow import run_in_memory
-from dp_transforms.run import Run
-from state import open as stores
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.run import Run
+from dpstream.state import open as stores
 from tests.faults.child import PUBLIC, batches_of, plan_of
 from tests.streams import begin, by_name, public_table
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs.job import load_job
-from pipelines.stream import run_job
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import run_job
 from tests.faults.places import KINDS, Places, places
 from tests.faults.processes import files
 from tests.streams import START, STEP
@@ -95,7 +95,7 @@ def write_job(folder: Path, store: str) -> Path:
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
     """The command in a process group of its own."""
-    command = [sys.executable, "-c", "from pipelines.commands.main import main; main()"]
+    command = [sys.executable, "-m", "dpstream"]
     with open(folder / "errors.txt", "ab") as errors:
         return subprocess.Popen(
             [*command, "run", "job.toml", "--quiet"],

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import DpstreamError
-from state import open as stores
-from state import spanner, spanner_client
-from state.spanner_batch import Mutations
-from state.spanner_client import connect, read_rows
+from dpstream.accounting.errors import DpstreamError
+from dpstream.state import open as stores
+from dpstream.state import spanner, spanner_client
+from dpstream.state.spanner_batch import Mutations
+from dpstream.state.spanner_client import connect, read_rows
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import Places, places, small_commits

@@ -18,8 +18,8 @@ from unittest import mock
 
 import pytest
 
-from state import open as stores
-from state import seals, sqlite_rows
+from dpstream.state import open as stores
+from dpstream.state import seals, sqlite_rows
 from tests.faults import damage
 from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, after_flip
 
@@ -126,7 +126,7 @@ def test_the_structure_of_the_file(made: Images, tmp_path: Path, name: str, byte
 
 def dpstream(*args: object, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "pipelines.commands.main", *map(str, args)]
+    command = [sys.executable, "-m", "dpstream", *map(str, args)]
     return subprocess.run(
         command, cwd=folder, env=environment, check=False, capture_output=True, text=True
     )

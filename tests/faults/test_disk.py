@@ -16,14 +16,14 @@ from unittest import mock
 
 import pytest
 
-from accounting.errors import DpstreamError, UsageError
-from dp_transforms.flow import run_in_memory
-from dp_transforms.run import Run
-from pipelines.sinks.files import write_release
-from state import moves, sqlite, sqlite_file
-from state import open as stores
-from state.ledger import Charge, Ledger
-from state.sqlite_backup import check_file
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.sinks.files import write_release
+from dpstream.state import moves, sqlite, sqlite_file
+from dpstream.state import open as stores
+from dpstream.state.ledger import Charge, Ledger
+from dpstream.state.sqlite_backup import check_file
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import redelivered
@@ -105,14 +105,14 @@ def test_a_read_only_disk_says_so(disk: Path, tmp_path: Path) -> None:
 def test_a_change_of_a_store_on_a_full_disk(disk: Path, tmp_path: Path, command: str) -> None:
     expected = calm("sticky")
     run = job("sticky", disk / "s.db")
-    with mock.patch("dp_transforms.flow.expire"):  # something is left to expire
+    with mock.patch("dpstream.dp_transforms.flow.expire"):  # something is left to expire
         run_all(run)
     stores.close_all()
     moves.backup(run.store, run.plan, tmp_path / "b")
     before, refusals = sorted(p.name for p in disk.iterdir()), 0
 
     def expire() -> None:
-        from state import life
+        from dpstream.state import life
 
         store = run.open()
         life.expire(store, run.plan.timeline)
@@ -226,8 +226,8 @@ def test_rights_that_are_lost(tmp_path: Path) -> None:
     os.chmod(path, 0o444)
     attempt = f"""
 import os, sqlite3
-from accounting.errors import DpstreamError, UsageError
-from state.sqlite_file import connect, failed
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.state.sqlite_file import connect, failed
 os.setgid(65534)
 os.setuid(65534)
 try:

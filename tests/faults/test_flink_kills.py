@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.job import Job, load_job
 from tests.faults.flink import Stage, job_at, letters, poisoned, published, staged, undisturbed
 from tests.faults.places import KINDS, places
 from tests.kafka_broker import Broker

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
-from dp_transforms import release
-from dp_transforms.flow import run_in_memory
-from state import moves
-from state import open as stores
+from dpstream.dp_transforms import release
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.state import moves
+from dpstream.state import open as stores
 from tests.faults import life_child
 from tests.faults.child import plan_of
 from tests.faults.processes import _context, finish

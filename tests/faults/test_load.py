@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.plan import Plan
-from dp_transforms.flow import run_in_memory
-from dp_transforms.ids import typed_ids
-from state import open as stores
-from state.idtable import shard_of
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.ids import typed_ids
+from dpstream.state import open as stores
+from dpstream.state.idtable import shard_of
 from tests import emulator
 from tests.faults.child import plan_of
 from tests.faults.places import places, small_commits

@@ -8,15 +8,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from accounting.errors import RunError
-from dp_transforms import release
-from dp_transforms.flow import run_in_memory
-from dp_transforms.run import Run
-from state import moves
-from state import open as stores
-from state.spanner_client import connect
-from state.spanner_schema import generation_of
-from state.store import RunIdentity
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms import release
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.run import Run
+from dpstream.state import moves
+from dpstream.state import open as stores
+from dpstream.state.spanner_client import connect
+from dpstream.state.spanner_schema import generation_of
+from dpstream.state.store import RunIdentity
 from tests.faults.places import Places, places, small_commits
 from tests.faults.runs import calm, job, released
 from tests.faults.test_spanner_flow import Stopped, stop_at

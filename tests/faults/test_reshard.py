@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from dp_transforms import release
-from dp_transforms.flow import run_in_memory
-from dp_transforms.run import Run
-from dp_transforms.step import Stepper
-from state import open as stores
-from state.copying import copy_store
-from state.sqlite import SqliteStore
-from state.sqlite_file import create_store
+from dpstream.dp_transforms import release
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.step import Stepper
+from dpstream.state import open as stores
+from dpstream.state.copying import copy_store
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_file import create_store
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import NAMES, Full, redelivered, stop_at_commit

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.errors import RunError
-from dp_transforms.batches import concat, ids_of, record_schema
-from dp_transforms.bounding import Batch, bound
-from dp_transforms.records import CanonicaliserFactory
-from state import open as stores
-from state import spanner, spanner_keys
-from state.spanner_client import MissingError, connect
-from state.spanner_schema import create_tables
-from state.spanner_units import SpannerUnitShard
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.batches import concat, ids_of, record_schema
+from dpstream.dp_transforms.bounding import Batch, bound
+from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.state import open as stores
+from dpstream.state import spanner, spanner_keys
+from dpstream.state.spanner_client import MissingError, connect
+from dpstream.state.spanner_schema import create_tables
+from dpstream.state.spanner_units import SpannerUnitShard
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import small_commits

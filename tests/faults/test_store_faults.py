@@ -15,23 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from accounting.errors import RunError
-from accounting.plan import Plan
-from dp_transforms import bounding, step
-from dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
-from dp_transforms.flow import run_in_memory
-from dp_transforms.ids import key_ids
-from dp_transforms.records import Canonicaliser, public_key_ids
-from dp_transforms.release import steps_through
-from dp_transforms.run import Run
-from dp_transforms.step import Stepper
-from state import log, spanner, spanner_keys, spanner_units
-from state import open as stores
-from state.idtable import shard_of
-from state.log import to_bytes
-from state.spanner import SpannerStore
-from state.sqlite import SqliteStore
-from state.store import Store
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import bounding, step
+from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.ids import key_ids
+from dpstream.dp_transforms.records import Canonicaliser, public_key_ids
+from dpstream.dp_transforms.release import steps_through
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.step import Stepper
+from dpstream.state import log, spanner, spanner_keys, spanner_units
+from dpstream.state import open as stores
+from dpstream.state.idtable import shard_of
+from dpstream.state.log import to_bytes
+from dpstream.state.spanner import SpannerStore
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.store import Store
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import KINDS, Places, places, small_commits
 from tests.faults.runs import calm, job, released

@@ -17,12 +17,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from accounting.budget import Budget, allocate
-from accounting.limits import DECODE_BITS
-from accounting.plan import Aggregate, Field, Kind, Plan, Privacy
-from accounting.strategies import Strategy
-from accounting.timeline import Timeline
-from accounting.weights import SelectionWeights
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Aggregate, Field, Kind, Plan, Privacy
+from dpstream.accounting.strategies import Strategy
+from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.weights import SelectionWeights
 
 Float64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger]

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from accounting.strategies import make_strategy
+from dpstream.accounting.strategies import make_strategy
 from tests.oracle.simulation import noise_of
 
 Float64 = npt.NDArray[np.float64]

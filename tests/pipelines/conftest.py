@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.job import Job, load_job
 from tests.kafka_broker import Broker
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
 @pytest.fixture
 def drive(kafka: Broker, tmp_path: Path) -> Callable[..., "Driver"]:
     """``drive(topic, partition, start, begin, **job)``: the source's reader of a partition."""
-    from pipelines.sources.kafka import KafkaInput, _ReadPartition
+    from dpstream.pipelines.sources.kafka import KafkaInput, _ReadPartition
     from tests.pipelines.kafka_jobs import Driver, kafka_job
 
     def make(

@@ -9,9 +9,9 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from pipelines.jobs.job import Job
-from pipelines.sinks.kafka_topic import KafkaTopic
-from state import open as stores
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.kafka_topic import KafkaTopic
+from dpstream.state import open as stores
 from tests.kafka_broker import Broker, running
 from tests.published import Published
 

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.audit_design import designs
-from accounting.auditing import Parts
-from accounting.budget import allocate
-from accounting.errors import PolicyError, UsageError
-from accounting.plan import Plan
-from dp_transforms.noise import references
-from pipelines.auditing.audit import Ask, audit
-from pipelines.auditing.rows import Released, rows_of, table_of, totals
-from pipelines.auditing.run import Fixed, audited_plan, sides
-from pipelines.auditing.selection import crossing, first_tests, visible_mu
-from pipelines.auditing.values import read_trials
-from pipelines.commands.main import cli
-from pipelines.jobs.job import Job, load_job
+from dpstream.accounting.audit_design import designs
+from dpstream.accounting.auditing import Parts
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.noise import references
+from dpstream.pipelines.auditing.audit import Ask, audit
+from dpstream.pipelines.auditing.rows import Released, rows_of, table_of, totals
+from dpstream.pipelines.auditing.run import Fixed, audited_plan, sides
+from dpstream.pipelines.auditing.selection import crossing, first_tests, visible_mu
+from dpstream.pipelines.auditing.values import read_trials
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import Job, load_job
 from tests.statistical.trials import smaller_noise
 
 MakeJob = Callable[..., Job]
@@ -101,7 +101,7 @@ def test_nothing_of_the_job_is_touched(
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     read, asked = references.read_key, []
     monkeypatch.setattr(
-        "dp_transforms.run.read_key",
+        "dpstream.dp_transforms.run.read_key",
         lambda reference: (asked.append(reference), read(reference))[1],
     )
     temporary = tmp_path / "tmp"

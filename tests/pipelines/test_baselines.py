@@ -13,14 +13,14 @@ from dp_accounting.pld import common
 from dp_accounting.pld.privacy_loss_distribution import from_privacy_parameters
 from scipy import stats
 
-from accounting.budget import allocate
-from accounting.errors import UsageError
-from accounting.gaussian import delta_of, mu_of
-from accounting.limits import DECODE_BITS
-from dp_transforms.ids import typed_ids
-from dp_transforms.noise.prf import KeyRing
-from pipelines.experiments import baselines
-from pipelines.experiments.baselines import (
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import delta_of, mu_of
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.experiments import baselines
+from dpstream.pipelines.experiments.baselines import (
     NAMES,
     Draws,
     Guarantee,
@@ -29,14 +29,14 @@ from pipelines.experiments.baselines import (
     query_of,
     run_baseline,
 )
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.metrics import Scoreboard
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.truth import Columns, Truth, load
-from pipelines.jobs.job import load_job
-from pipelines.sinks.formats import read_releases
-from pipelines.stream import run_job
-from pipelines.synth import DAY_MICROS, Synth, generate
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.metrics import Scoreboard
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.truth import Columns, Truth, load
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.synth import DAY_MICROS, Synth, generate
 
 PAPER = Guarantee(6.0, 1e-9, 32)
 Published = dict[int, dict[int, float]]

@@ -13,19 +13,19 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.errors import PolicyError, RunError
-from pipelines import begin as beginning
-from pipelines.begin import begin
-from pipelines.jobs.job import load_job
-from pipelines.sinks import files as sink_files
-from pipelines.sinks.files import manifest_path
-from pipelines.sinks.sink import Manifest
-from state import ledger as ledgers
-from state import open as stores
-from state import tokens
-from state.ledger import Ledger
-from state.sqlite import SqliteStore
-from state.sqlite_tables import put_meta, read_meta
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines import begin as beginning
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.sinks import files as sink_files
+from dpstream.pipelines.sinks.files import manifest_path
+from dpstream.pipelines.sinks.sink import Manifest
+from dpstream.state import ledger as ledgers
+from dpstream.state import open as stores
+from dpstream.state import tokens
+from dpstream.state.ledger import Ledger
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_tables import put_meta, read_meta
 from tests.audit.replays import Place, new_place
 
 

@@ -9,23 +9,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dp_transforms.batches import SHARD, admitted_schema, concat, record_schema
-from dp_transforms.delivery import (
+from dpstream.dp_transforms.batches import SHARD, admitted_schema, concat, record_schema
+from dpstream.dp_transforms.delivery import (
     DeliveredCallback,
     delivered_through,
     forget_delivered,
     released_through,
     resume_point,
 )
-from dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_memory
-from dp_transforms.ids import key_ids
-from dp_transforms.records import Canonicaliser
-from dp_transforms.run import Run
-from pipelines.sinks.files import FileSink
-from pipelines.sinks.restored import Catching
-from pipelines.sources.brake import ASK_SECONDS, CUTS_AHEAD, Brake
-from state import open as stores
-from state.idtable import shard_of
+from dpstream.dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_memory
+from dpstream.dp_transforms.ids import key_ids
+from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.sinks.files import FileSink
+from dpstream.pipelines.sinks.restored import Catching
+from dpstream.pipelines.sources.brake import ASK_SECONDS, CUTS_AHEAD, Brake
+from dpstream.state import open as stores
+from dpstream.state.idtable import shard_of
 from tests.streams import KEYS, STEP, begin, generate, make_plan
 
 PLAN = make_plan(triggers=12, windows=6, slide=6, lateness=2, skew=STEP // 2, stamped=True)

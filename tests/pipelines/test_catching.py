@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import PolicyError
-from dp_transforms.delivery import delivered_through, named
-from pipelines.sinks import manifest as sink_manifest
-from pipelines.sinks.files import FileSink
-from pipelines.sinks.restored import Catching, diverged
-from state import moves, tokens
-from state import open as stores
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.delivery import delivered_through, named
+from dpstream.pipelines.sinks import manifest as sink_manifest
+from dpstream.pipelines.sinks.files import FileSink
+from dpstream.pipelines.sinks.restored import Catching, diverged
+from dpstream.state import moves, tokens
+from dpstream.state import open as stores
 from tests.flowing import Flowing, cells, endless
 from tests.streams import begin, generate, make_plan
 

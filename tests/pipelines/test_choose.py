@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pipelines.begin import begin
-from pipelines.choosing import choose as module
-from pipelines.jobs.job import load_job
-from state.choices import ChoiceLedger
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.choosing import choose as module
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.state.choices import ChoiceLedger
 from tests.pipelines.choosing import (  # noqa: F401
     ASK,
     JOB,

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from accounting.chosen import Receipt
-from accounting.errors import PolicyError
-from pipelines.begin import begin
-from pipelines.jobs.job import load_job
-from state.choices import ChoiceLedger
-from state.ledger import Charge
+from dpstream.accounting.chosen import Receipt
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.state.choices import ChoiceLedger
+from dpstream.state.ledger import Charge
 from tests.pipelines.choosing import (  # noqa: F401
     ASK,
     JOB,

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.errors import PolicyError, RunError, UsageError
-from pipelines.commands import main as module
-from pipelines.commands.main import cli
-from pipelines.jobs.job import Job
-from pipelines.sinks.formats import read_releases
-from pipelines.sinks.write import dead_letter_folder, read_dead_letters
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.commands import main as module
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
 
 MakeJob = Callable[..., Job]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -117,7 +117,7 @@ def test_exit_codes_and_silence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("pipelines.stream.run_job", fail)
+    monkeypatch.setattr("dpstream.pipelines.stream.run_job", fail)
     monkeypatch.setattr(module, "_silence", lambda: None)
     result = call("run", make_job().path, *flags)
     assert result.exit_code == code
@@ -201,7 +201,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "prism"
     program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runners.parts.prism", lambda: program)
+        patched.setattr("dpstream.pipelines.runners.parts.prism", lambda: program)
         opened = json.loads(call("doctor", "--json").stdout)
     program.unlink()
     assert opened["runners"]["Prism"] == "2.77.0" and opened["ready"]
@@ -212,7 +212,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("pipelines.operating.doctor.put_once", refuse)
+    monkeypatch.setattr("dpstream.pipelines.operating.doctor.put_once", refuse)
     broken = call("doctor")
     assert broken.exit_code == 4
     assert "Not ready: the disk" in broken.stdout

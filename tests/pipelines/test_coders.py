@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from apache_beam import coders
 
-from dp_transforms import flow
-from dp_transforms.batches import ArrowBatchCoder
-from pipelines import stream
-from pipelines.jobs.job import Job, load_job
-from pipelines.sinks.sink import sink_of
-from pipelines.sources import pubsub_client
-from pipelines.sources.inputs import input_of
-from pipelines.sources.kafka import KafkaInput
-from pipelines.sources.replay import Replay
-from state import open as stores
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.pipelines import stream
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.sources import pubsub_client
+from dpstream.pipelines.sources.inputs import input_of
+from dpstream.pipelines.sources.kafka import KafkaInput
+from dpstream.pipelines.sources.replay import Replay
+from dpstream.state import open as stores
 from tests.pipelines.test_unbounded_cli import job_file
 
 #: Coders that say what they write.  All others of Beam's fall back on pickles.

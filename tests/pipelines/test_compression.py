@@ -10,18 +10,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from accounting.errors import PolicyError, UsageError
-from pipelines.choosing.own_data import refuse_own_data
-from pipelines.jobs.job import Job, load_job
-from pipelines.jobs.keys import read_public_keys
-from pipelines.sources import compression
-from pipelines.sources import lines as source_lines
-from pipelines.sources.compression import BrokenFileError, Unpacked, codec_of, plain_by_name
-from pipelines.sources.files import ReadFiles
-from pipelines.sources.recorded import recorded
-from pipelines.sources.replay import Replay
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.choosing.own_data import refuse_own_data
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.sources import compression
+from dpstream.pipelines.sources import lines as source_lines
+from dpstream.pipelines.sources.compression import (
+    BrokenFileError,
+    Unpacked,
+    codec_of,
+    plain_by_name,
+)
+from dpstream.pipelines.sources.files import ReadFiles
+from dpstream.pipelines.sources.recorded import recorded
+from dpstream.pipelines.sources.replay import Replay
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 from tests.audit.replays import new_place
 from tests.drive import Drive, letters_of, rows_of
 from tests.folders import START, MakeFolderJob, Whole, data, line, make_folder_job, mark
@@ -271,8 +276,8 @@ def test_folders_that_grow(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_lines, "BLOCK_BYTES", 4096)
         if stamp == "closed":
-            patch.setattr("pipelines.sources.folder_watch.MARGIN", 0)
-            patch.setattr("pipelines.sources.folder.wall_micros", lambda: 1 << 60)
+            patch.setattr("dpstream.pipelines.sources.folder_watch.MARGIN", 0)
+            patch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: 1 << 60)
         runs = [Whole(job) for _ in range(2)]
         for run in runs:
             run.look()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dp_transforms.batches import DEAD_LETTER_SCHEMA
-from pipelines.jobs.tables import SinkConfig
-from pipelines.sinks.files import write_release
-from pipelines.sinks.write import (
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
+from dpstream.pipelines.jobs.tables import SinkConfig
+from dpstream.pipelines.sinks.files import write_release
+from dpstream.pipelines.sinks.write import (
     WriteDeadLetters,
     dead_letter_folder,
     read_dead_letters,

@@ -13,17 +13,17 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.image import imread
 
-from accounting.errors import UsageError
-from pipelines.commands.main import cli
-from pipelines.experiments import charts, commands, runs
-from pipelines.experiments.baselines import NAMES
-from pipelines.experiments.jobs import _toml
-from pipelines.experiments.metrics import Scoreboard, errors
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.published import TABLE1, TABLE1_RECORDS
-from pipelines.experiments.truth import Columns, Truth, first_of_each, first_of_pair, load
-from pipelines.jobs.text import parse_toml
-from pipelines.synth import DAY_MICROS, Synth
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.experiments import charts, commands, runs
+from dpstream.pipelines.experiments.baselines import NAMES
+from dpstream.pipelines.experiments.jobs import _toml
+from dpstream.pipelines.experiments.metrics import Scoreboard, errors
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.published import TABLE1, TABLE1_RECORDS
+from dpstream.pipelines.experiments.truth import Columns, Truth, first_of_each, first_of_pair, load
+from dpstream.pipelines.jobs.text import parse_toml
+from dpstream.pipelines.synth import DAY_MICROS, Synth
 
 
 def write_day(path: Path, rows: int = 3000, seed: int = 1) -> pa.Table:
@@ -241,10 +241,10 @@ def test_mistakes_cost_nothing(
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
-    from pipelines.experiments.one_run import in_child
+    from dpstream.pipelines.experiments.one_run import in_child
 
     with pytest.raises(UsageError, match="job file"):
-        in_child("pipelines.experiments.one_run", str(tmp_path / "none.toml"))
+        in_child("dpstream.pipelines.experiments.one_run", str(tmp_path / "none.toml"))
 
 
 def test_the_command_line_knows_all_baselines() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import PolicyError
-from pipelines import stream
-from pipelines.sinks import restored
-from pipelines.sinks.files import FileSink
-from pipelines.sources import files as sources
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines import stream
+from dpstream.pipelines.sinks import restored
+from dpstream.pipelines.sinks.files import FileSink
+from dpstream.pipelines.sources import files as sources
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 from tests.audit.replays import Place, new_place
 
 Files = dict[str, bytes]

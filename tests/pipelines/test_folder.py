@@ -12,16 +12,16 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.errors import UsageError
-from pipelines.commands.main import cli
-from pipelines.jobs.job import load_job
-from pipelines.sources import folder_store, folder_watch
-from pipelines.sources.folder import FolderInput
-from pipelines.sources.folder_close import close_files, new_files, rfc3339
-from pipelines.sources.folder_names import find, is_name, place
-from pipelines.sources.folder_store import Folder, normal_url
-from pipelines.sources.folder_watch import LOOK_BACK, MARGIN, Settled, nothing_seen
-from pipelines.sources.inputs import input_of
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.sources import folder_store, folder_watch
+from dpstream.pipelines.sources.folder import FolderInput
+from dpstream.pipelines.sources.folder_close import close_files, new_files, rfc3339
+from dpstream.pipelines.sources.folder_names import find, is_name, place
+from dpstream.pipelines.sources.folder_store import Folder, normal_url
+from dpstream.pipelines.sources.folder_watch import LOOK_BACK, MARGIN, Settled, nothing_seen
+from dpstream.pipelines.sources.inputs import input_of
 from tests.folders import (
     CANARY,
     SECOND,
@@ -41,7 +41,9 @@ __all__ = ["make_folder_job"]
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.sources.folder.wall_micros", lambda: START + 86_400 * SECOND)
+    monkeypatch.setattr(
+        "dpstream.pipelines.sources.folder.wall_micros", lambda: START + 86_400 * SECOND
+    )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
@@ -138,9 +140,9 @@ def test_markers_of_the_future_wait(
     mark(tmp_path / "in", START + 10**9, line("b.jsonl", START))
     mark(tmp_path / "in", 0, name="not an instant.jsonl")
     mark(tmp_path / "in", 0, name=f".{rfc3339(START)}.jsonl.tmp")
-    monkeypatch.setattr("pipelines.sources.folder.wall_micros", lambda: START + 10)
+    monkeypatch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: START + 10)
     assert run.look() == START and len(run.found()) == 3
-    monkeypatch.setattr("pipelines.sources.folder.wall_micros", lambda: START + 10**9)
+    monkeypatch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: START + 10**9)
     assert run.look() == START + 10**9
 
 
@@ -177,7 +179,7 @@ def test_files_that_lie_unchanged(
 ) -> None:
     run, folder = Whole(make_folder_job("jsonl", "closed")), tmp_path / "in"
     settle, now = 2 * SECOND, START + 100 * SECOND
-    monkeypatch.setattr("pipelines.sources.folder.wall_micros", lambda: now)
+    monkeypatch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: now)
     settled(folder, "b.jsonl", now - settle - 5)
     settled(folder, "a.jsonl", now - settle)
     settled(folder, "fresh.jsonl", now - settle + 1)

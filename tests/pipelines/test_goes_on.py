@@ -12,17 +12,17 @@ from unittest import mock
 
 import pytest
 
-from accounting import shares
-from accounting.budget import allocate
-from accounting.errors import UsageError
-from accounting.shares import FIRST_RULES
-from dp_transforms import run as runs
-from pipelines import begin as beginning
-from pipelines.begin import begin, spend_of
-from pipelines.jobs.job import load_job
-from state import open as stores
-from state.ledger import read_ledger
-from state.sqlite_file import peek_identity
+from dpstream.accounting import shares
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.shares import FIRST_RULES
+from dpstream.dp_transforms import run as runs
+from dpstream.pipelines import begin as beginning
+from dpstream.pipelines.begin import begin, spend_of
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.state import open as stores
+from dpstream.state.ledger import read_ledger
+from dpstream.state.sqlite_file import peek_identity
 from tests.pipelines.test_units import call, write
 
 #: Windows of 30 days that each meet 30 periods, with selected keys.

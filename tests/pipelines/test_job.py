@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from accounting.plan import Plan
-from dp_transforms.run import KeySource
-from pipelines.jobs.job import Job, decode_job, load_job
-from pipelines.jobs.keys import new_key, read_public_keys
-from pipelines.jobs.text import duration_micros, instant_micros
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.jobs.job import Job, decode_job, load_job
+from dpstream.pipelines.jobs.keys import new_key, read_public_keys
+from dpstream.pipelines.jobs.text import duration_micros, instant_micros
 
 JOB = """
 [source]

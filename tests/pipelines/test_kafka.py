@@ -14,15 +14,15 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from accounting.errors import RunError
-from pipelines.sources import endless, kafka_messages
-from pipelines.sources import kafka as source_kafka
-from pipelines.sources.endless import ProgressTracker
-from pipelines.sources.jsonl import Objects
-from pipelines.sources.kafka_client import Kafka
-from pipelines.sources.kafka_messages import Messages, parts
-from pipelines.sources.lines import MAX_LINE_BYTES
-from pipelines.sources.rows import Rows
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.sources import endless, kafka_messages
+from dpstream.pipelines.sources import kafka as source_kafka
+from dpstream.pipelines.sources.endless import ProgressTracker
+from dpstream.pipelines.sources.jsonl import Objects
+from dpstream.pipelines.sources.kafka_client import Kafka
+from dpstream.pipelines.sources.kafka_messages import Messages, parts
+from dpstream.pipelines.sources.lines import MAX_LINE_BYTES
+from dpstream.pipelines.sources.rows import Rows
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from accounting.errors import UsageError
-from pipelines.jobs.kafka_options import CERTIFICATES, check_options, looked_up
-from pipelines.sinks.kafka import KafkaSink
-from pipelines.sources import republish
-from pipelines.sources.inputs import input_of
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.jobs.kafka_options import CERTIFICATES, check_options, looked_up
+from dpstream.pipelines.sinks.kafka import KafkaSink
+from dpstream.pipelines.sources import republish
+from dpstream.pipelines.sources.inputs import input_of
 from tests.pipelines.kafka_jobs import kafka_job
 
 BEYOND = [

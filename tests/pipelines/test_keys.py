@@ -11,14 +11,14 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.errors import DpstreamError, PolicyError, UsageError
-from dp_transforms import flow
-from dp_transforms.noise.prf import KeyRing
-from dp_transforms.run import KeySource, Run
-from pipelines.commands.main import cli
-from pipelines.jobs.job import Job, load_job
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.run import KeySource, Run
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 from tests.audit.leaks import make_job
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 

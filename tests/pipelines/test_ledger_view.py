@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.composition import within
-from accounting.figures import down
-from accounting.gaussian import epsilon_of, mu_of
-from pipelines.commands.main import cli
-from state.ledger import Charge, Ledger
+from dpstream.accounting.composition import within
+from dpstream.accounting.figures import down
+from dpstream.accounting.gaussian import epsilon_of, mu_of
+from dpstream.pipelines.commands.main import cli
+from dpstream.state.ledger import Charge, Ledger
 from tests.audit.replays import JOB, LEDGER
 
 UNIT = "user over the whole stream"

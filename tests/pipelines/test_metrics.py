@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from accounting.errors import RunError, UsageError
-from dp_transforms import telemetry
-from dp_transforms.telemetry import (
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.dp_transforms import telemetry
+from dpstream.dp_transforms.telemetry import (
     LATENCY_SECONDS,
     OPERATOR_COUNTERS,
     PRIVATE_COUNTERS,
@@ -22,11 +22,11 @@ from dp_transforms.telemetry import (
     operator_totals,
     stage_seconds,
 )
-from pipelines.jobs.job import Job
-from pipelines.operating import metrics
-from pipelines.operating.metrics import METRICS, Ports, runner_name, serving
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.operating import metrics
+from dpstream.pipelines.operating.metrics import METRICS, Ports, runner_name, serving
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 from tests.audit.leaks import CANARIES, KEY, UNIT, VALUE, hits, make_job
 
 SECOND = 1_000_000
@@ -38,8 +38,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     deliveries = Deliveries()
     monkeypatch.setattr(telemetry, "deliveries", deliveries)
     monkeypatch.setattr(metrics, "deliveries", deliveries)
-    monkeypatch.setattr("pipelines.sinks.delivered.deliveries", deliveries)
-    monkeypatch.setattr("dp_transforms.hold.deliveries", deliveries)
+    monkeypatch.setattr("dpstream.pipelines.sinks.delivered.deliveries", deliveries)
+    monkeypatch.setattr("dpstream.dp_transforms.hold.deliveries", deliveries)
     operator_totals.clear()
     yield
     stores.close_all()
@@ -214,8 +214,8 @@ def test_runner_names() -> None:
 
 PROGRAM = """
 import sys, threading, time, urllib.request
-from pipelines.commands import main as cli
-from pipelines import stream
+from dpstream.pipelines.commands import main as cli
+from dpstream.pipelines import stream
 real, port = stream.run_job, int(sys.argv[2])
 def run(*args, **options):
     result = real(*args, **options)

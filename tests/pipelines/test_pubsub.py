@@ -11,13 +11,13 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from accounting.errors import PolicyError, RunError, UsageError
-from pipelines.jobs.job import Job, load_job
-from pipelines.sources import pubsub as source_pubsub
-from pipelines.sources import pubsub_client, pubsub_messages, pubsub_puller
-from pipelines.sources.inputs import input_of
-from pipelines.sources.pubsub import PULLERS, PubSubInput, ReadPubSub
-from pipelines.sources.pubsub_puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sources import pubsub as source_pubsub
+from dpstream.pipelines.sources import pubsub_client, pubsub_messages, pubsub_puller
+from dpstream.pipelines.sources.inputs import input_of
+from dpstream.pipelines.sources.pubsub import PULLERS, PubSubInput, ReadPubSub
+from dpstream.pipelines.sources.pubsub_puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from tests import guarded
 from tests.drive import Drive, letters_of
 from tests.pipelines.conftest import TEMPLATE
@@ -362,13 +362,13 @@ def test_a_missing_client_is_a_usage_error(
     job = make_pubsub_job("projects/p/subscriptions/s")
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
     for name in (
-        "pipelines.sources.pubsub_client",
-        "pipelines.sources.pubsub_puller",
-        "pipelines.sources.pubsub_messages",
-        "pipelines.sources.pubsub",
+        "dpstream.pipelines.sources.pubsub_client",
+        "dpstream.pipelines.sources.pubsub_puller",
+        "dpstream.pipelines.sources.pubsub_messages",
+        "dpstream.pipelines.sources.pubsub",
     ):
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("pipelines.sources.pubsub_client")
+    monkeypatch.delattr("dpstream.pipelines.sources.pubsub_client")
     with pytest.raises(UsageError, match="dpstream\\[pubsub"):
         input_of(job)
 

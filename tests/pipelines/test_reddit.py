@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
 
-from pipelines.commands.main import cli
-from pipelines.experiments import reddit, webis
-from pipelines.experiments.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
-from pipelines.sources.lines import BLOCK_BYTES
-from pipelines.synth import DAY_MICROS
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.experiments import reddit, webis
+from dpstream.pipelines.experiments.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
+from dpstream.pipelines.sources.lines import BLOCK_BYTES
+from dpstream.pipelines.synth import DAY_MICROS
 
 
 def call(*args: str | Path) -> Result:

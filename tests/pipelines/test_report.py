@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from accounting.budget import allocate
-from accounting.guarantee import describe
-from dp_transforms.release import stamped_run_id
-from pipelines.jobs.job import Job
-from pipelines.reporting.charts import WIDTH
-from pipelines.reporting.report import STAMPS
-from pipelines.reporting.text import human, human_up, visible
-from state.store import RunIdentity
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.guarantee import describe
+from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.reporting.charts import WIDTH
+from dpstream.pipelines.reporting.report import STAMPS
+from dpstream.pipelines.reporting.text import human, human_up, visible
+from dpstream.state.store import RunIdentity
 from tests.reports import RUN, call, check_page, edit, put, report, row, three_triggers
 
 MakeJob = Callable[..., Job]

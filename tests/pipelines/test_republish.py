@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from accounting.errors import RunError, UsageError
-from pipelines.commands.main import cli
-from pipelines.jobs.job import Job
-from pipelines.sources import replay_index, republish
-from pipelines.sources.folder_store import Folder
-from pipelines.sources.folder_watch import Markers, nothing_seen
-from pipelines.sources.pubsub_puller import Puller
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources import replay_index, republish
+from dpstream.pipelines.sources.folder_store import Folder
+from dpstream.pipelines.sources.folder_watch import Markers, nothing_seen
+from dpstream.pipelines.sources.pubsub_puller import Puller
 from tests.kafka_broker import Broker
 from tests.pipelines.test_replay import SECOND, messy, table, write
 from tests.pubsub_emulator import HOST, running

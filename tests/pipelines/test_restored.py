@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 
-from dp_transforms.flow import ReleaseCallback
-from pipelines.sinks.files import FileSink, release_path
-from pipelines.sinks.restored import committed_names, publish_committed
-from state import open as stores
+from dpstream.dp_transforms.flow import ReleaseCallback
+from dpstream.pipelines.sinks.files import FileSink, release_path
+from dpstream.pipelines.sinks.restored import committed_names, publish_committed
+from dpstream.state import open as stores
 from tests.streams import begin, make_plan
 
 BOUNDED = make_plan(triggers=4, windows=3, slide=2)

@@ -11,12 +11,12 @@ from apache_beam.options.pipeline_options import (
     StandardOptions,
 )
 
-from accounting.errors import PolicyError, RunError, UsageError
-from dp_transforms.telemetry import first_error, forget_error, guarded
-from pipelines.runners import flink_jobs, parts
-from pipelines.runners import settings as runner_settings
-from pipelines.runners.errors import coded
-from pipelines.runners.table import RUNNERS, make_runner
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.dp_transforms.telemetry import first_error, forget_error, guarded
+from dpstream.pipelines.runners import flink_jobs, parts
+from dpstream.pipelines.runners import settings as runner_settings
+from dpstream.pipelines.runners.errors import coded
+from dpstream.pipelines.runners.table import RUNNERS, make_runner
 from tests.emulator import free_port
 
 CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]

@@ -18,17 +18,17 @@ import pytest
 from google.api_core import exceptions
 from google.cloud.bigquery_storage_v1.types import AppendRowsResponse
 
-from accounting.errors import PolicyError, RunError, UsageError
-from dp_transforms.batches import release_schema
-from pipelines.begin import begin
-from pipelines.jobs.job import Job, load_job
-from pipelines.sinks import bigquery as sink_bigquery
-from pipelines.sinks import bigquery_rows, bigquery_table
-from pipelines.sinks.bigquery import BigQuerySink, ddl
-from pipelines.sinks.bigquery_table import BigQueryTables
-from pipelines.sinks.messages import digest_of, messages_of
-from pipelines.sinks.sink import sink_of
-from state import open as stores
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.dp_transforms.batches import release_schema
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sinks import bigquery as sink_bigquery
+from dpstream.pipelines.sinks import bigquery_rows, bigquery_table
+from dpstream.pipelines.sinks.bigquery import BigQuerySink, ddl
+from dpstream.pipelines.sinks.bigquery_table import BigQueryTables
+from dpstream.pipelines.sinks.messages import digest_of, messages_of
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.state import open as stores
 from tests.bigquery_server import (
     ANSWER_ERROR,
     LOSE_ANSWER,

@@ -12,15 +12,15 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from accounting.errors import PolicyError, RunError, UsageError
-from pipelines.begin import begin
-from pipelines.jobs.job import Job
-from pipelines.sinks.kafka import refuse_unfit
-from pipelines.sinks.kafka_library import answer, refuse
-from pipelines.sinks.kafka_read import read_kafka_releases
-from pipelines.sinks.kafka_topic import Described, KafkaTopic
-from pipelines.sinks.messages import is_row
-from pipelines.sinks.sink import sink_of
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.kafka import refuse_unfit
+from dpstream.pipelines.sinks.kafka_library import answer, refuse
+from dpstream.pipelines.sinks.kafka_read import read_kafka_releases
+from dpstream.pipelines.sinks.kafka_topic import Described, KafkaTopic
+from dpstream.pipelines.sinks.messages import is_row
+from dpstream.pipelines.sinks.sink import sink_of
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_sinks import (
     broker,

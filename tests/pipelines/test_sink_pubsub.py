@@ -17,18 +17,18 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from accounting.errors import PolicyError, RunError, UsageError
-from dp_transforms.batches import release_schema
-from pipelines.begin import begin
-from pipelines.jobs.job import Job
-from pipelines.operating import state_admin
-from pipelines.sinks import pubsub_topic, write_only
-from pipelines.sinks.formats import rows_of_text
-from pipelines.sinks.messages import Messages, digest_of, lines, messages_of
-from pipelines.sinks.pubsub import PubsubSink
-from pipelines.sinks.pubsub_topic import HELD_MESSAGES, Message, PubsubTopic
-from pipelines.sinks.sink import sink_of
-from state import open as stores
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.dp_transforms.batches import release_schema
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.operating import state_admin
+from dpstream.pipelines.sinks import pubsub_topic, write_only
+from dpstream.pipelines.sinks.formats import rows_of_text
+from dpstream.pipelines.sinks.messages import Messages, digest_of, lines, messages_of
+from dpstream.pipelines.sinks.pubsub import PubsubSink
+from dpstream.pipelines.sinks.pubsub_topic import HELD_MESSAGES, Message, PubsubTopic
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.published import RUN_ID, RUNS, Published
 from tests.relay import Relay
@@ -38,7 +38,7 @@ from tests.sent import SINKS, sent
 RUN = f"INSECURE-{RUN_ID}"
 #: ``send`` is called for the manifest, then for rows and seals of the releases of a bundle.
 Topics = Callable[[], tuple[str, str]]
-SEND = "pipelines.sinks.pubsub_topic:PubsubTopic.send"
+SEND = "dpstream.pipelines.sinks.pubsub_topic:PubsubTopic.send"
 
 
 class Service(NamedTuple):

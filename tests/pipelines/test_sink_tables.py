@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import PolicyError, UsageError
-from pipelines.reporting.data import inventory
-from pipelines.sinks.sink import sink_of
-from pipelines.sinks.write import dead_letter_folder
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.reporting.data import inventory
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.sinks.write import dead_letter_folder
 from tests.published import Published
 
 KAFKA = 'kind = "kafka"\ntopic = "t"\nservers = "b:9092"'

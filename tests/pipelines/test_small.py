@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.errors import RunError, UsageError
-from dp_transforms.batches import OFFSET, PARTITION, ROWS
-from dp_transforms.records import _position
-from pipelines.jobs.job import Job
-from pipelines.sources import files as sources
-from pipelines.sources import small
-from pipelines.sources.files import ReadFiles, dead_letters, groups, read_group
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
+from dpstream.dp_transforms.records import _position
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sources import files as sources
+from dpstream.pipelines.sources import small
+from dpstream.pipelines.sources.files import ReadFiles, dead_letters, groups, read_group
 from tests.pipelines.test_sources import (
     BOM,
     CSV_LINES,

@@ -12,15 +12,15 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from pipelines import stream
-from pipelines.commands.main import cli
-from pipelines.jobs.job import Job, load_job
-from state import open as stores
-from state import spanner_client
-from state.ledger import Ledger
-from state.spanner_client import connect
-from state.spanner_notes import named, read_note, swap_note
-from state.spanner_schema import create_tables
+from dpstream.pipelines import stream
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.state import open as stores
+from dpstream.state import spanner_client
+from dpstream.state.ledger import Ledger
+from dpstream.state.spanner_client import connect
+from dpstream.state.spanner_notes import named, read_note, swap_note
+from dpstream.state.spanner_schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
 from tests.pipelines.test_state_view import JOB
@@ -190,7 +190,7 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
     def begin(job: Job) -> object:
         begun = real(job)
         subprocess.run(
-            [sys.executable, "-m", "pipelines.commands.main", "state", "reshard", str(path),
+            [sys.executable, "-m", "dpstream", "state", "reshard", str(path),
              "--shards", "5"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             check=True, capture_output=True, timeout=120,

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from pipelines.commands.main import cli
-from pipelines.jobs.job import load_job
-from pipelines.stream import run_job
-from state import open as stores
-from state.ledger import Ledger
-from state.log import from_bytes, to_bytes
-from state.sqlite import SqliteStore
-from state.sqlite_file import connect
-from state.sqlite_rows import snapshot_row, step_blobs
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from dpstream.state.ledger import Ledger
+from dpstream.state.log import from_bytes, to_bytes
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_file import connect
+from dpstream.state.sqlite_rows import snapshot_row, step_blobs
 from tests.pipelines.test_state_view import JOB, files
 
 DAYS = 4
@@ -88,9 +88,9 @@ def stop_after(job: Path, commits: int) -> None:
             raise Stopped
         real(store, steps)
 
-    from accounting.errors import RunError
+    from dpstream.accounting.errors import RunError
 
-    small = mock.patch("dp_transforms.release.COMMIT_STEPS", 3)
+    small = mock.patch("dpstream.dp_transforms.release.COMMIT_STEPS", 3)
     with small, mock.patch.object(SqliteStore, "_write_steps", write), pytest.raises(RunError):
         run(job)
     stores.close_all()
@@ -205,7 +205,7 @@ def test_other_input_is_refused_after_a_restore(job: Path, tmp_path: Path) -> No
     write_input(tmp_path, "7,p1,2024-01-02T03:00:00Z\n")
     old = done("restore", job, tmp_path / "b", "--replace")["kept"]
     assert Path(old).exists()
-    from accounting.errors import PolicyError
+    from dpstream.accounting.errors import PolicyError
 
     with pytest.raises(PolicyError) as caught:
         run(job)
@@ -238,7 +238,7 @@ def test_a_forged_state_stops_at_the_first_difference(job: Path, tmp_path: Path)
     before = files(tmp_path / "out")
     done("restore", job, tmp_path / "b", "--replace")
     forge(tmp_path / "state" / "s.db")
-    from accounting.errors import PolicyError
+    from dpstream.accounting.errors import PolicyError
 
     with pytest.raises(PolicyError, match="does not lead to what is published"):
         run(job)
@@ -263,7 +263,7 @@ def test_a_backup_of_another_run_does_not_reach_the_sink(job: Path, tmp_path: Pa
     done("restore", job, other / "b", "--replace")
     raised = TEXT.replace("epsilon = 22.0", "epsilon = 300.0")
     job.write_text(raised)
-    from accounting.errors import PolicyError
+    from dpstream.accounting.errors import PolicyError
 
     with pytest.raises(PolicyError, match="another run"):
         run(job)
@@ -378,7 +378,7 @@ def test_reshard_changes_no_release(job: Path, tmp_path: Path, calm: Any) -> Non
     stop_after(job, 3)
     kept = done("reshard", job, "--shards", "5")["kept"]
     assert Path(kept).exists()
-    from accounting.errors import PolicyError
+    from dpstream.accounting.errors import PolicyError
 
     with pytest.raises(PolicyError, match="number of shards"):
         run(job)
@@ -400,7 +400,7 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
     stop_after(job, 3)
     done("backup", job, "--out", tmp_path / "b")
     store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
-    with mock.patch("state.sqlite_file._PATIENCE", 0.1):
+    with mock.patch("dpstream.state.sqlite_file._PATIENCE", 0.1):
         for args in (
             ("reshard", job, "--shards", 3),
             ("restore", job, tmp_path / "b", "--replace"),

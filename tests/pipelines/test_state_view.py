@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pipelines.commands.main import cli
-from pipelines.jobs.job import load_job
-from pipelines.stream import run_job
-from state import open as stores
-from state.sqlite import SqliteStore
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from dpstream.state.sqlite import SqliteStore
 
 JOB = """
 [source]

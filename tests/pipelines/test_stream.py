@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from accounting.errors import PolicyError, UsageError
-from pipelines.begin import begin
-from pipelines.jobs.job import Job
-from pipelines.jobs.keys import new_key
-from pipelines.jobs.tables import LedgerConfig, Limit
-from pipelines.runners.table import make_runner
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
+from dpstream.pipelines.runners.table import make_runner
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 
 Make = Callable[..., Job]
 ROWS = "user,key,time,value\n"
@@ -87,7 +87,7 @@ def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
 def test_a_file_that_changes_during_the_run_is_noticed(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.sources import inputs
+    from dpstream.pipelines.sources import inputs
 
     real = inputs.stamps
     seen: list[object] = []

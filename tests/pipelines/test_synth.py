@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from accounting.errors import UsageError
-from pipelines.synth import (
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.synth import (
     DAY_MICROS,
     KEY_Q,
     KEY_S,

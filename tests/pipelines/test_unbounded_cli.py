@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.errors import PolicyError
-from pipelines.begin import begin
-from pipelines.commands.main import cli
-from pipelines.jobs.job import Job, load_job
-from pipelines.sinks import restored
-from pipelines.sinks.sink import sink_of
-from state import open as stores
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sinks import restored
+from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.state import open as stores
 from tests.flowing import Flowing
 from tests.pipelines.test_cli import keep_logging
 from tests.streams import positioned

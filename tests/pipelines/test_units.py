@@ -8,14 +8,14 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner, Result
 
-from accounting.budget import allocate
-from accounting.gaussian import delta_of
-from accounting.unit import UnitIdentity
-from pipelines import begin as beginning
-from pipelines.begin import spend_of
-from pipelines.commands.main import cli
-from pipelines.jobs.job import load_job
-from state import open as stores
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.unit import UnitIdentity
+from dpstream.pipelines import begin as beginning
+from dpstream.pipelines.begin import spend_of
+from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.state import open as stores
 from tests.audit.replays import JOB
 
 LEDGER = """
@@ -54,7 +54,7 @@ def write(folder: Path, name: str, **changes: str) -> Path:
 
 def call(*args: object) -> Result:
     try:
-        with mock.patch("pipelines.commands.main._silence"):
+        with mock.patch("dpstream.pipelines.commands.main._silence"):
             return CliRunner().invoke(cli, [str(a) for a in args])
     finally:
         stores.close_all()
@@ -89,7 +89,7 @@ def test_half_a_month_apart_is_another_unit(tmp_path: Path) -> None:
 def test_without_the_phase_the_limit_would_be_exceeded(tmp_path: Path) -> None:
     """What the identity is for: with the old one the same second job is charged."""
     old = UnitIdentity("user", "int")
-    with mock.patch("pipelines.begin.unit_of", return_value=old):
+    with mock.patch("dpstream.pipelines.begin.unit_of", return_value=old):
         for path in (write(tmp_path, "a"), write(tmp_path, "b", **HALF)):
             assert call("run", path, "--quiet").exit_code == 0
 

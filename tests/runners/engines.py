@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, NoReturn
 import apache_beam as beam
 import pytest
 
-from pipelines.runners import parts
-from pipelines.runners.guard import with_parent
-from pipelines.runners.listeners import descendants
-from pipelines.runners.table import make_runner
+from dpstream.pipelines.runners import parts
+from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.listeners import descendants
+from dpstream.pipelines.runners.table import make_runner
 from tests.runners import spike
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,9 @@ def _command(pid: int) -> bytes:
 def worker_pool() -> Iterator[Pool]:
     """A pool of Python workers as a process that ends with this one; each worker is a process."""
     process = subprocess.Popen(
-        with_parent([sys.executable, "-m", "pipelines.runners.worker_pool", "--service_port=0"]),
+        with_parent(
+            [sys.executable, "-m", "dpstream.pipelines.runners.worker_pool", "--service_port=0"]
+        ),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip

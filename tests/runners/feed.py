@@ -13,7 +13,7 @@ from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorP
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Duration, Timestamp
 
-from dp_transforms.batches import TRIGGER, WINDOW, ArrowBatchCoder
+from dpstream.dp_transforms.batches import TRIGGER, WINDOW, ArrowBatchCoder
 from tests.streams import sealed_bytes
 
 

@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 import tomlkit
 from pyarrow import csv as pacsv
 
-from dp_transforms import run
-from pipelines.jobs.job import Job, load_job
-from pipelines.stream import run_job
-from pipelines.synth import Synth, batches
+from dpstream.dp_transforms import run
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.synth import Synth, batches
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 #: Name -> digest of all published bytes; name -> committed numbers.

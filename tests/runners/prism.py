@@ -22,10 +22,10 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
-from pipelines.jobs.job import Job
-from pipelines.runners.loopback import LoopbackPrismRunner
-from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
-from pipelines.stream import Result, run_job
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
+from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from dpstream.pipelines.stream import Result, run_job
 
 ROOT = Path(__file__).parents[2]
 

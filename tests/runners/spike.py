@@ -30,9 +30,9 @@ from apache_beam.transforms.userstate import (
 )
 from apache_beam.utils.timestamp import Duration, Timestamp
 
-from accounting.errors import PolicyError
-from dp_transforms.batches import ArrowBatchCoder, concat, empty
-from dp_transforms.telemetry import guarded
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.batches import ArrowBatchCoder, concat, empty
+from dpstream.dp_transforms.telemetry import guarded
 
 SCHEMA = pa.schema([("time", pa.int64()), ("amount", pa.int64())])
 

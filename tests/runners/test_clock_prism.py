@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from dp_transforms import hold
-from dp_transforms.clock import Pulse, WallClock
-from dp_transforms.flow import STRIDE, DPStream
-from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
-from state import open as stores
+from dpstream.dp_transforms import hold
+from dpstream.dp_transforms.clock import Pulse, WallClock
+from dpstream.dp_transforms.flow import STRIDE, DPStream
+from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary, engine
 from tests.streams import begin, generate, make_plan, released

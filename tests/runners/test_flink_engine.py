@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import PolicyError
-from dp_transforms.telemetry import forget_error
-from pipelines.runners.errors import coded
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.telemetry import forget_error
+from dpstream.pipelines.runners.errors import coded
 from tests.runners import flink
 from tests.runners.engines import Pool, results, started
 from tests.runners.flink import cluster, local, pool

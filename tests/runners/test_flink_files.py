@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.commands.main import run
-from pipelines.runners import worker_pool
-from pipelines.runners.table import RUNNERS, _refuse_unknown
+from dpstream.pipelines.commands.main import run
+from dpstream.pipelines.runners import worker_pool
+from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from tests.runners.engines import ROOT
 from tests.runners.flink import session
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.jobs.job import Job
-from pipelines.operating import state_admin
-from pipelines.stream import run_job
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.operating import state_admin
+from dpstream.pipelines.stream import run_job
 from tests.faults.flink import job_at, letters, poisoned, published, undisturbed
 from tests.runners.flink import LOCAL, local
 from tests.runners.golden import write_stream

@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from accounting.calibration import calibrate
-from dp_transforms import run
-from pipelines.stream import run_job
+from dpstream.accounting.calibration import calibrate
+from dpstream.dp_transforms import run
+from dpstream.pipelines.stream import run_job
 from tests.runners.engines import need_flink
 from tests.runners.golden import (
     DIGESTS,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runners.guard import with_parent
-from pipelines.runners.listeners import descendants, listeners
+from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.listeners import descendants, listeners
 from tests.faults.flink import job_at
 from tests.runners import prism
 from tests.runners.engines import ROOT, need_flink
@@ -29,7 +29,7 @@ FAMILY = [
 #: A parent that starts it behind a guard; ``{thread}`` starts the guard in a thread that ends.
 PARENT = """\
 import subprocess, sys, threading, time
-from pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.guard import with_parent
 def go():
     global guard
     guard = subprocess.Popen(with_parent([sys.executable, "-c", {family!r}]))
@@ -152,7 +152,7 @@ def test_a_killed_run_leaves_nothing_behind(runner: str, tmp_path: Path) -> None
     else:
         need_flink()
     command = [
-        sys.executable, "-c", "from pipelines.commands.main import main; main()", "run",
+        sys.executable, "-m", "dpstream", "run",
         str(tmp_path / "job" / "job.toml"), f"--runner={runner}", "--quiet", "--speed=600", *flags,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

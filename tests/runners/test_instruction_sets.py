@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from accounting.budget import Budget
-from accounting.calibration import calibrated
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.calibration import calibrated
 from tests.runners.engines import need
 from tests.runners.golden import DIGESTS, NUMBERS, golden_job, recorded_in, write_stream
 
@@ -68,8 +68,8 @@ HARD = [
 RATIOS = """
 import json, sys
 import numpy as np
-from accounting.plan import Aggregate
-from dp_transforms.perturbation import ratio
+from dpstream.accounting.plan import Aggregate
+from dpstream.dp_transforms.perturbation import ratio
 mean, out = Aggregate("m", "mean", "x", (0.0, 100.0), 1.0), []
 for sd, count, total in json.loads(sys.argv[1]):
     given = np.array([total]), np.array([count]), (np.float64(sd), np.float64(sd / 7))
@@ -107,9 +107,9 @@ def figures(budget: Budget) -> list[float | int | list[float]]:
 
 SHOWN = """
 import json, sys
-from accounting.calibration import calibrated
+from dpstream.accounting.calibration import calibrated
 from pathlib import Path
-from pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.job import load_job
 from tests.runners.test_instruction_sets import figures
 for name, text in json.loads(Path(sys.argv[1]).read_text()).items():
     plan = load_job(Path(sys.argv[2], name, "job.toml")).plan

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from accounting.errors import RunError
-from pipelines.runners import job_servers
-from pipelines.runners.job_servers import GuardedJobServer
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.runners import job_servers
+from dpstream.pipelines.runners.job_servers import GuardedJobServer
 from tests.emulator import free_port
 
 SERVE = """\

@@ -10,13 +10,13 @@ import grpc
 import pytest
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
-from accounting.errors import PolicyError, RunError
-from pipelines.jobs.job import Job
-from pipelines.runners import parts
-from pipelines.runners.listeners import Listener, beyond_loopback, descendants, listeners
-from pipelines.runners.table import RUNNERS
-from pipelines.runners.worker_pool import LoopbackPool
-from pipelines.stream import run_job
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.runners import parts
+from dpstream.pipelines.runners.listeners import Listener, beyond_loopback, descendants, listeners
+from dpstream.pipelines.runners.table import RUNNERS
+from dpstream.pipelines.runners.worker_pool import LoopbackPool
+from dpstream.pipelines.stream import run_job
 from tests.kafka_broker import Broker
 from tests.listening import heard
 from tests.runners import prism

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dp_transforms.telemetry import Deliveries
-from pipelines.jobs.job import Job, load_job
-from pipelines.operating.metrics import Ports, serving
-from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
-from pipelines.sources.folder_close import close_files, rfc3339
-from pipelines.stream import run_job
+from dpstream.dp_transforms.telemetry import Deliveries
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.operating.metrics import Ports, serving
+from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from dpstream.pipelines.sources.folder_close import close_files, rfc3339
+from dpstream.pipelines.stream import run_job
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, write
 from tests.pipelines.conftest import TEMPLATE
@@ -31,7 +31,7 @@ def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
     owners = ("dp_transforms.telemetry", "dp_transforms.hold", "pipelines.sinks.delivered",
               "pipelines.operating.metrics", "pipelines.runners.waiting")  # fmt: skip
     for owner in owners:
-        monkeypatch.setattr(f"{owner}.deliveries", fresh)
+        monkeypatch.setattr(f"dpstream.{owner}.deliveries", fresh)
     yield fresh
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import PolicyError
-from dp_transforms.telemetry import forget_error
-from pipelines.runners.errors import coded
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.telemetry import forget_error
+from dpstream.pipelines.runners.errors import coded
 from tests.runners import prism
 from tests.runners.engines import ROOT, results, started
 from tests.runners.spike import Shape, expected, found

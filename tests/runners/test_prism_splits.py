@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dp_transforms import hold
-from dp_transforms.clock import Announced, Pulse
-from dp_transforms.flow import DPStream
-from pipelines.runners import settings as runner_settings
-from pipelines.runners.table import make_runner
-from state import open as stores
+from dpstream.dp_transforms import hold
+from dpstream.dp_transforms.clock import Announced, Pulse
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.pipelines.runners import settings as runner_settings
+from dpstream.pipelines.runners.table import make_runner
+from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary
 from tests.streams import begin, generate, make_plan, released

@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from accounting.errors import PolicyError
-from pipelines.jobs.job import load_job
-from pipelines.operating.state_admin import restore
-from pipelines.operating.state_view import info
-from pipelines.sources.folder_close import close_files
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operating.state_admin import restore
+from dpstream.pipelines.operating.state_view import info
+from dpstream.pipelines.sources.folder_close import close_files
 from tests.folders import write
 from tests.runners.prism import binary, run_while, wait_for
 
@@ -97,7 +97,7 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
         command = [
             sys.executable,
             "-m",
-            "pipelines.commands.main",
+            "dpstream",
             "state",
             "backup",
             path,

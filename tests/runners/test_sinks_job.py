@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from pipelines.jobs.job import Job
-from pipelines.sinks.kafka_read import read_kafka_releases
-from pipelines.stream import run_job
-from state import open as stores
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.sinks.kafka_read import read_kafka_releases
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_sinks import fresh, made, one_value_per_name, table, topic_of

@@ -10,14 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.jobs.job import Job, load_job
-from pipelines.sinks import write as sinks
-from pipelines.sinks.write import dead_letter_folder, read_dead_letters
-from pipelines.sources import pubsub as source_pubsub
-from pipelines.sources import pubsub_client, pubsub_puller
-from pipelines.sources.folder_close import close_files
-from pipelines.sources.folder_watch import Markers
-from pipelines.stream import run_job
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sinks import write as sinks
+from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.sources import pubsub as source_pubsub
+from dpstream.pipelines.sources import pubsub_client, pubsub_puller
+from dpstream.pipelines.sources.folder_close import close_files
+from dpstream.pipelines.sources.folder_watch import Markers
+from dpstream.pipelines.stream import run_job
 from tests.pubsub_emulator import running
 from tests.runners.prism import binary, wait_for
 from tests.runners.test_kafka_job import JOB, WINDOW, closed, lost, run_while, text_of

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import DpstreamError
-from pipelines.runners import waiting
-from pipelines.runners.stillness import QUIET_SECONDS, Stillness, quiet_seconds, say
-from state import open as stores
+from dpstream.accounting.errors import DpstreamError
+from dpstream.pipelines.runners import waiting
+from dpstream.pipelines.runners.stillness import QUIET_SECONDS, Stillness, quiet_seconds, say
+from dpstream.state import open as stores
 from tests.runners.engines import started
 from tests.runners.prism import binary
 from tests.runners.spike import Shape

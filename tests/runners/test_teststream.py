@@ -15,13 +15,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing import test_stream
 from apache_beam.utils.timestamp import Timestamp
 
-from accounting.plan import Plan
-from dp_transforms import flow
-from dp_transforms.batches import ArrowBatchCoder
-from dp_transforms.clock import Announced
-from dp_transforms.flow import STRIDE, DPStream
-from pipelines.runners.settings import PRISM_WHOLE_BUNDLES
-from state import open as stores
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.dp_transforms.clock import Announced
+from dpstream.dp_transforms.flow import STRIDE, DPStream
+from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary, engine
 from tests.streams import STEP, Stream, begin, generate, make_plan, released

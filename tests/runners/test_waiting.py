@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import RunError
-from dp_transforms.run import Run
-from pipelines.runners import waiting
-from state import open as stores
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.runners import waiting
+from dpstream.state import open as stores
 from tests.runners.engines import started
 from tests.runners.prism import binary
 from tests.runners.spike import Shape

@@ -17,8 +17,8 @@ import grpc
 import pytest
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
-from pipelines.runners import worker_pool as pools
-from pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners import worker_pool as pools
+from dpstream.pipelines.runners.guard import with_parent
 from tests.runners.engines import ROOT, Pool, worker_pool
 from tests.runners.prism import wait_for
 from tests.runners.test_guard import gone
@@ -197,7 +197,7 @@ def test_workers_have_the_interpreter_of_their_pool(
 def test_nothing_of_a_killed_pool_is_left(who: str, engine: tuple[Engine, str]) -> None:
     """A parent of the pool that is killed, say by a time-out, or the pool itself."""
     command = with_parent(
-        [sys.executable, "-m", "pipelines.runners.worker_pool", "--service_port=0"]
+        [sys.executable, "-m", "dpstream.pipelines.runners.worker_pool", "--service_port=0"]
     )
     program = f"import os, subprocess, sys; c = {command!r}; c[4] = str(os.getpid()); " + (
         "subprocess.run(c)"

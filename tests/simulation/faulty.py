@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from accounting.errors import RunError
-from state.idtable import IdTable
-from state.store import Admitted, Ids, KeyShard, StepResult, Store, UnitShard
+from dpstream.accounting.errors import RunError
+from dpstream.state.idtable import IdTable
+from dpstream.state.store import Admitted, Ids, KeyShard, StepResult, Store, UnitShard
 
 T = TypeVar("T")
 #: (when, what) -> whether the call fails here; does not return to a worker that died.

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import RunError
-from dp_transforms.batches import ids_of
-from dp_transforms.bounding import Batch
-from dp_transforms.flow import SealFactory
-from dp_transforms.records import CanonicaliserFactory
-from dp_transforms.run import Performance, Run
-from state.idtable import shard_of
-from state.log import to_bytes
-from state.store import RunIdentity, Store
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.batches import ids_of
+from dpstream.dp_transforms.bounding import Batch
+from dpstream.dp_transforms.flow import SealFactory
+from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.dp_transforms.run import Performance, Run
+from dpstream.state.idtable import shard_of
+from dpstream.state.log import to_bytes
+from dpstream.state.store import RunIdentity, Store
 from tests.simulation.baton import Died, Fiber
 from tests.simulation.checks import Decision, Problem, Record, came_again, still_there
 from tests.simulation.faulty import FaultyStore

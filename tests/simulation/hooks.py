@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from accounting.calibration import calibrate
-from dp_transforms import bounding, flow, release, run, step
-from state import sqlite, sqlite_file
+from dpstream.accounting.calibration import calibrate
+from dpstream.dp_transforms import bounding, flow, release, run, step
+from dpstream.state import sqlite, sqlite_file
 
 #: Between the calls of a store: states in memory are half changed when these fail.
 WORK = [

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from state.idtable import IdTable
-from state.log import position_ids
-from state.store import (
+from dpstream.state.idtable import IdTable
+from dpstream.state.log import position_ids
+from dpstream.state.store import (
     Admitted,
     Ids,
     KeyShard,

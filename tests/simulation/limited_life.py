@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dp_transforms.batches import id_array, ids_of
-from state.life_store import (
+from dpstream.dp_transforms.batches import id_array, ids_of
+from dpstream.state.life_store import (
     KeyPiece,
     LifeStore,
     Part,
@@ -19,7 +19,7 @@ from state.life_store import (
     UnitPiece,
     UnitProgress,
 )
-from state.store import Admitted, Ids
+from dpstream.state.store import Admitted, Ids
 from tests.simulation.tables import KeyRow, Record, Tables
 
 Rows = dict[bytes | None, pa.RecordBatch]

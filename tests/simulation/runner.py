@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from dp_transforms.flow import BoundCallback, ReleaseCallback
-from dp_transforms.run import Run
-from state.store import Store
+from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
+from dpstream.dp_transforms.run import Run
+from dpstream.state.store import Store
 from tests.simulation.baton import Fiber
 from tests.simulation.source import Cursor
 

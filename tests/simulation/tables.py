@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from state.store import OvertakenError, RunIdentity
+from dpstream.state.store import OvertakenError, RunIdentity
 
 Place = tuple[int, int]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from state.store import RunIdentity
+from dpstream.state.store import RunIdentity
 from tests.simulation.limited import Database, LimitedStore
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, StoreConformance
 from tests.state.life_conformance import OLD, LifeBench, LifeConformance

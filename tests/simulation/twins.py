@@ -12,12 +12,12 @@ from unittest import mock
 
 import numpy as np
 
-from dp_transforms import bounding, flow, step
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.sampler import RoundedGaussian
-from state import life, log
-from state.idtable import IdTable
-from state.sqlite import SqliteStore
+from dpstream.dp_transforms import bounding, flow, step
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.state import life, log
+from dpstream.state.idtable import IdTable
+from dpstream.state.sqlite import SqliteStore
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.limited import Database, LimitedStore
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dp_transforms.batches import id_array
-from state.log import position_ids
-from state.store import (
+from dpstream.dp_transforms.batches import id_array
+from dpstream.state.log import position_ids
+from dpstream.state.store import (
     NEVER,
     Admitted,
     KeyShard,

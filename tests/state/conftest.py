@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from state import open as stores
+from dpstream.state import open as stores
 
 settings.register_profile("flow", deadline=None, derandomize=True)
 settings.load_profile("flow")

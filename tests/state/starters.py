@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from accounting.errors import DpstreamError
-from state import tokens
-from state.ledger import Charge, Ledger
-from state.sqlite import SqliteStore
-from state.sqlite_file import create_store
-from state.store import Store
+from dpstream.accounting.errors import DpstreamError
+from dpstream.state import tokens
+from dpstream.state.ledger import Charge, Ledger
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_file import create_store
+from dpstream.state.store import Store
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
 
 LIMIT = (2.0, 1e-6)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import PolicyError
-from accounting.gaussian import mu_of
-from state.choices import ChoiceLedger
-from state.ledger import Charge
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.state.choices import ChoiceLedger
+from dpstream.state.ledger import Charge
 
 LIMIT = (4.0, 1e-6)
 

@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-from state import drafts
-from state.drafts import drafted, sweep
-from state.open import SqliteBackend
+from dpstream.state import drafts
+from dpstream.state.drafts import drafted, sweep
+from dpstream.state.open import SqliteBackend
 
 
 def child(folder: Path, code: str) -> subprocess.Popen[str]:

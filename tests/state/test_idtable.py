@@ -5,7 +5,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.idtable import IdTable, PairSet
+from dpstream.state.idtable import IdTable, PairSet
 
 Ids = npt.NDArray[np.uint64]
 #: Few distinct words, so that ids repeat and collide in their low bits.

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from accounting.composition import within
-from accounting.errors import PolicyError, RunError
-from accounting.gaussian import delta_of, mu_of
-from accounting.unit import UnitIdentity
-from state import ledger as module
-from state.choices import ChoiceLedger
-from state.ledger import Charge, Head, Ledger, read_ledger
-from state.ledger_seal import put_seal
-from state.tokens import begun_epoch, promise
+from dpstream.accounting.composition import within
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.gaussian import delta_of, mu_of
+from dpstream.accounting.unit import UnitIdentity
+from dpstream.state import ledger as module
+from dpstream.state.choices import ChoiceLedger
+from dpstream.state.ledger import Charge, Head, Ledger, read_ledger
+from dpstream.state.ledger_seal import put_seal
+from dpstream.state.tokens import begun_epoch, promise
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -173,9 +173,9 @@ def test_no_database_is_refused(tmp_path: Path) -> None:
 
 SCRIPT = """
 import multiprocessing, sys
-from accounting.composition import within
-from accounting.errors import PolicyError
-from state.ledger import Ledger
+from dpstream.accounting.composition import within
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.ledger import Ledger
 from tests.state.test_ledger import DELTA, EPSILON, charge
 
 def work(first):

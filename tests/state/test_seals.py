@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from accounting.errors import PolicyError
-from state import log, seals
-from state.seals import damaged, sealed, sealed_text, unsealed, unsealed_text
-from state.sqlite import SqliteStore
-from state.sqlite_backup import check_file
+from dpstream.accounting.errors import PolicyError
+from dpstream.state import log, seals
+from dpstream.state.seals import damaged, sealed, sealed_text, unsealed, unsealed_text
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_backup import check_file
 from tests.state.conformance import KEY_SCHEMA, STREAMS
 from tests.state.test_migration import resharded_today
 
@@ -134,7 +134,7 @@ def test_numbers_names_and_tables_are_what_they_were(file: Path, statement: str)
 def test_without_checks_they_are_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: what a store was without digests."""
     blind = lambda _, blob: memoryview(blob)[seals.SIZE :]  # noqa: E731
-    monkeypatch.setattr("state.sqlite_rows.unsealed", blind)
+    monkeypatch.setattr("dpstream.state.sqlite_rows.unsealed", blind)
     one, other = rows(file, "SELECT rowid, units FROM admissions ORDER BY rowid")[-2:]
     rows(file, "UPDATE admissions SET units = ? WHERE rowid = ?", other[1], one[0])
     use(file)

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from accounting.errors import PolicyError
-from state.spanner import SpannerStore
-from state.spanner_client import connect
-from state.spanner_schema import DDL, create_identity, create_tables
-from state.store import RunIdentity, Store
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.spanner import SpannerStore
+from dpstream.state.spanner_client import connect
+from dpstream.state.spanner_schema import DDL, create_identity, create_tables
+from dpstream.state.store import RunIdentity, Store
 from tests import emulator
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Bench, StoreConformance
 from tests.state.life_conformance import OLD, LifeBench, LifeConformance

@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 import pytest
 
-from accounting.errors import DpstreamError, RunError, UsageError
-from state import open as stores
-from state import spanner_client
-from state.spanner import SpannerStore
-from state.spanner_client import NothingThereError, connect, refused
-from state.spanner_schema import create_identity, create_tables, has_identity
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.state import open as stores
+from dpstream.state import spanner_client
+from dpstream.state.spanner import SpannerStore
+from dpstream.state.spanner_client import NothingThereError, connect, refused
+from dpstream.state.spanner_schema import create_identity, create_tables, has_identity
 from tests import emulator
 from tests.emulator import HOST, free_port
 from tests.faults.unsure import failure

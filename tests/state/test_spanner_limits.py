@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting import limits
-from accounting.limits import MAX_CONTRIBUTIONS
-from dp_transforms.batches import id_array
-from state import spanner, spanner_batch, spanner_client, spanner_keys, spanner_rows
-from state.spanner import SpannerStore
-from state.spanner_client import connect, read_rows
-from state.spanner_rows import RECORD, UNIT_HEADER
-from state.spanner_schema import create_identity, create_tables
-from state.store import Admitted, StepResult
+from dpstream.accounting import limits
+from dpstream.accounting.limits import MAX_CONTRIBUTIONS
+from dpstream.dp_transforms.batches import id_array
+from dpstream.state import spanner, spanner_batch, spanner_client, spanner_keys, spanner_rows
+from dpstream.state.spanner import SpannerStore
+from dpstream.state.spanner_client import connect, read_rows
+from dpstream.state.spanner_rows import RECORD, UNIT_HEADER
+from dpstream.state.spanner_schema import create_identity, create_tables
+from dpstream.state.store import Admitted, StepResult
 from tests import emulator
 from tests.state.conformance import IDENTITY
 

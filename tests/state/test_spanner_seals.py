@@ -7,15 +7,15 @@ from unittest import mock
 
 import pytest
 
-from accounting.errors import PolicyError
-from state import spanner_schema, spanner_seals
-from state.copying import copy_store
-from state.seals import damaged
-from state.spanner import SpannerStore
-from state.spanner_client import connect
-from state.spanner_schema import claim, switch
-from state.spanner_seals import format_of
-from state.store import Store
+from dpstream.accounting.errors import PolicyError
+from dpstream.state import spanner_schema, spanner_seals
+from dpstream.state.copying import copy_store
+from dpstream.state.seals import damaged
+from dpstream.state.spanner import SpannerStore
+from dpstream.state.spanner_client import connect
+from dpstream.state.spanner_schema import claim, switch
+from dpstream.state.spanner_seals import format_of
+from dpstream.state.store import Store
 from tests import emulator
 from tests.state.life_conformance import LINE, OLD, decide_units, fill_step, sample, whole
 from tests.state.test_spanner import SpannerLifeBench
@@ -124,7 +124,9 @@ def plain_store() -> SpannerLifeBench:
     with (
         mock.patch.object(spanner_seals, "sealed_rows", bare),
         mock.patch.object(spanner_seals, "opened", lambda k, t, c, wanted, rows: list(rows)),
-        mock.patch("state.spanner_client.opened", lambda k, t, c, w, rows: [r[:w] for r in rows]),
+        mock.patch(
+            "dpstream.state.spanner_client.opened", lambda k, t, c, w, rows: [r[:w] for r in rows]
+        ),
         mock.patch.object(spanner_schema, "SCHEMA_VERSION", 1),
     ):
         made = SpannerLifeBench(OLD)

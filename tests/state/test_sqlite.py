@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dp_transforms.run import KeySource, begin_run
-from state import open as stores
-from state.sqlite import SqliteStore
-from state.sqlite_file import connect, create_store, store_exists
-from state.sqlite_tables import put_meta
-from state.store import OvertakenError, RunIdentity, Store
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.dp_transforms.run import KeySource, begin_run
+from dpstream.state import open as stores
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite_file import connect, create_store, store_exists
+from dpstream.state.sqlite_tables import put_meta
+from dpstream.state.store import OvertakenError, RunIdentity, Store
 from tests.state.conformance import (
     IDENTITY,
     KEY_SCHEMA,

@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 
-from accounting.errors import PolicyError, RunError
-from state import tokens
-from state.ledger import Ledger
-from state.sqlite import SqliteStore
-from state.store import Store
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.state import tokens
+from dpstream.state.ledger import Ledger
+from dpstream.state.sqlite import SqliteStore
+from dpstream.state.store import Store
 from tests.state.conformance import KEY_SCHEMA, STREAMS
 from tests.state.starters import (
     CHARGE,

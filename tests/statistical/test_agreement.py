@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from accounting.weights import SelectionWeights
-from pipelines.experiments.jobs import Frame, Setting, write_job
-from pipelines.experiments.metrics import errors
-from pipelines.experiments.modes import parse_mode
-from pipelines.experiments.one_run import in_child
-from pipelines.experiments.truth import Truth, load
-from pipelines.sinks.formats import read_releases
-from pipelines.synth import Synth, generate
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.metrics import errors
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.one_run import in_child
+from dpstream.pipelines.experiments.truth import Truth, load
+from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.synth import Synth, generate
 from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
 
 KINDS: dict[str, dict[str, object]] = {
@@ -67,7 +67,7 @@ def test_pipeline_agrees_with_the_simulation(
     generate(Synth(users=users, keys=keys, seed=5), data)
     frame = Frame(data, "int", tmp_path / "runs", 6.0, 1e-9)
     job = write_job(frame, Setting(parse_mode(kind), triggers, 32))
-    in_child("pipelines.experiments.one_run", str(job))
+    in_child("dpstream.pipelines.experiments.one_run", str(job))
     truth = Truth(load(data, users=False), triggers)
     got = errors(truth, read_releases(job.parent / "releases"))
 
@@ -75,7 +75,7 @@ def test_pipeline_agrees_with_the_simulation(
     bounded = admit(ranked(raw), 32)
     privacy = KINDS[kind]
     plan = table1_plan(triggers, **privacy)
-    from accounting.budget import allocate
+    from dpstream.accounting.budget import allocate
 
     design = Design.of(plan, allocate(plan))
     expected = simulate(design, bounded, raw, keys, seed=3)

@@ -15,16 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from accounting import budget as budgets
-from accounting.budget import allocate
-from accounting.errors import PolicyError
-from accounting.gaussian import delta_of
-from accounting.guarantee import describe
-from accounting.plan import Plan
-from accounting.unit import several_mu, together
-from accounting.weights import SelectionWeights
-from dp_transforms.flow import run_in_memory
-from state import open as stores
+from dpstream.accounting import budget as budgets
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.unit import several_mu, together
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.state import open as stores
 from tests.audit.encoders import matrix
 from tests.statistical.trials import lower
 from tests.streams import COUNT, START, STEP, SUM, UNITS, begin, make_plan, positioned

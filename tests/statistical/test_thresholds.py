@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, kstest
 
-from accounting.budget import allocate
-from accounting.gaussian import epsilon_of
-from accounting.limits import DECODE_BITS
-from accounting.plan import Plan
-from accounting.weights import SelectionWeights
-from dp_transforms import step
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import step
 from tests.budgets import budgeted
 from tests.statistical.trials import least_mu, lower, released, smaller_noise, upper
 from tests.streams import COUNT, UNITS, make_plan

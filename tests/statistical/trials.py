@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.stats import beta, norm
 
-from accounting.budget import StreamNoise
-from accounting.plan import Plan
-from dp_transforms import step
-from dp_transforms.flow import run_in_memory
-from dp_transforms.noise.continuous import ContinuousGaussian
-from dp_transforms.noise.paths import Sampler
-from dp_transforms.noise.sampler import RoundedGaussian
-from state import open as stores
+from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.plan import Plan
+from dpstream.dp_transforms import step
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import Sampler
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.state import open as stores
 from tests.streams import START, begin, positioned, public_table
 
 Float64 = npt.NDArray[np.float64]

@@ -1,0 +1,90 @@
+"""Differentially private streams on Apache Beam: what a program of yours needs, in one place.
+
+    import dpstream
+
+    job = dpstream.load_job("job.toml")
+    out = records | dpstream.DPStream(job.plan, key="file:noise.key", store="sqlite:state.db")
+
+The rest is below ``dpstream.accounting`` (mathematics), ``dpstream.state`` (stores and the
+ledger), ``dpstream.dp_transforms`` (the flow) and ``dpstream.pipelines`` (jobs, sources, sinks and
+the command).  Names are loaded when they are asked for, so that ``import dpstream`` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+    from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
+    from dpstream.accounting.timeline import Timeline
+    from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
+    from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+    from dpstream.pipelines.beam_yaml import DPStreamRows
+    from dpstream.pipelines.jobs.job import Job, load_job
+    from dpstream.pipelines.sources.files import ReadFiles
+    from dpstream.pipelines.stream import Result, run_job
+
+#: Name -> module that defines it, below this package.
+_HOMES = {
+    "Aggregate": "accounting.plan",
+    "DPStream": "dp_transforms.flow",
+    "DPStreamRows": "pipelines.beam_yaml",
+    "DpstreamError": "accounting.errors",
+    "Field": "accounting.plan",
+    "Job": "pipelines.jobs.job",
+    "KeySource": "dp_transforms.run",
+    "Output": "dp_transforms.flow",
+    "Performance": "dp_transforms.run",
+    "Plan": "accounting.plan",
+    "PolicyError": "accounting.errors",
+    "Privacy": "accounting.plan",
+    "ReadFiles": "pipelines.sources.files",
+    "Result": "pipelines.stream",
+    "Run": "dp_transforms.run",
+    "RunError": "accounting.errors",
+    "Timeline": "accounting.timeline",
+    "UsageError": "accounting.errors",
+    "begin_run": "dp_transforms.run",
+    "load_job": "pipelines.jobs.job",
+    "run_in_memory": "dp_transforms.flow",
+    "run_job": "pipelines.stream",
+}
+
+__all__ = [
+    "Aggregate",
+    "DPStream",
+    "DPStreamRows",
+    "DpstreamError",
+    "Field",
+    "Job",
+    "KeySource",
+    "Output",
+    "Performance",
+    "Plan",
+    "PolicyError",
+    "Privacy",
+    "ReadFiles",
+    "Result",
+    "Run",
+    "RunError",
+    "Timeline",
+    "UsageError",
+    "begin_run",
+    "load_job",
+    "run_in_memory",
+    "run_job",
+]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        globals()[name] = found = getattr(home, name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
