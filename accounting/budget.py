@@ -21,7 +21,7 @@ import numpy as np
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import cdp_rho, mu_of
-from dpstream.accounting.plan import Plan, ValueStream
+from dpstream.accounting.plan.plan import Plan, ValueStream
 from dpstream.accounting.shares import FIRST_RULES, RULES, divide, strategy_of
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.strategies.base import Float64, Int64

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import FIRST_RULES
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.strategies.base import Float64, Int64

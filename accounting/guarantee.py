@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.budget import Budget, StreamNoise
-from dpstream.accounting.chosen import Chosen
 from dpstream.accounting.figures import duration, exact, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.unit import covers_several, several_mu, together
 from dpstream.accounting.strategies.base import Float64
-from dpstream.accounting.unit import covers_several, several_mu, together
+from dpstream.accounting.tuning.answer import Chosen
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
 _MANY_UNITS = 100_000
@@ -214,8 +214,8 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
 
 
 def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
-    """Guarantee for a person of k periods; ``accounting.unit`` and ``accounting.thresholds`` have
-    the argument."""
+    """Guarantee for a person of k periods; ``accounting.plan.unit`` and ``accounting.thresholds``
+    have the argument."""
     most = plan.timeline.periods or _OPEN_PERIODS
     rows = list[dict[str, float]]()
     if not covers_several(plan):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy, make_strategy
 from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.weights import square_parts

@@ -26,8 +26,8 @@ that (key, round)'s noise was seen before (a published count that joins the stat
 after selection only), so it succeeds with at most b over all its tests.  (D -> D') gate by the
 counts of D': the statistic of D there is at most mu_count alone.  A unit touches at most C (key,
 round)s, so both directions fail with at most k C b, on top of M(D) against M(D'), which
-``accounting.unit`` bounds: delta of k units is delta_G(epsilon; mu_k) + k C b.  One unit is the
-case k = 1, to which a larger tau does no harm; the sharper rule of one trigger below bounds one
+``accounting.plan.unit`` bounds: delta of k units is delta_G(epsilon; mu_k) + k C b.  One unit is
+the case k = 1, to which a larger tau does no harm; the sharper rule of one trigger below bounds one
 unit's b for the same tests, so it stays for one unit, and k units take the sum above with its b.
 """
 

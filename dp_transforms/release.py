@@ -15,8 +15,8 @@ from apache_beam.coders import BytesCoder
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec
 
 from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS
-from dpstream.accounting.plan import Plan
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import (
     SHARD,
     TRIGGER,

@@ -7,26 +7,26 @@ from pathlib import Path
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.unit import covers_several, together
-from dpstream.dp_transforms.records import canonical_public_keys
+from dpstream.accounting.plan.unit import covers_several, together
+from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
-from dpstream.pipelines.choosing.check import check_choice, unit_in_words, unit_of
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.sinks.manifest import (
+from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
     published_epoch,
     refuse_emptied,
     refuse_lost_store,
     write_manifest,
 )
-from dpstream.pipelines.sinks.sink import sink_of
-from dpstream.pipelines.sinks.write import dead_letter_folder
-from dpstream.pipelines.sources.inputs import input_of
+from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.tuning.check import check_choice, unit_in_words, unit_of
 from dpstream.state import open as stores
-from dpstream.state import tokens
 from dpstream.state.drafts import sweep
-from dpstream.state.ledger import Charge, Ledger
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Charge, Ledger
 from dpstream.state.store import RunIdentity
 
 
@@ -135,7 +135,7 @@ def _check_charge(job: Job) -> None:
 
 def charge(job: Job, run: Run) -> None:
     """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
-    store the one copy that goes on; see ``state.tokens``."""
+    store the one copy that goes on; see ``state.ledger.lineage``."""
     store = run.open()
     if job.ledger is None and tokens.remembered(store) is not None:
         raise PolicyError(

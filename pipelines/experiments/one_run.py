@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sources.manifest import manifest
 
 
 def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
 def main(path: str) -> None:
     """Run and measure one job."""
     logging.disable(logging.CRITICAL)
-    from dpstream.pipelines.commands.parts import Bar
+    from dpstream.pipelines.cli.parts import Bar
     from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.stream import run_job
 

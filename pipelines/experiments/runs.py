@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.experiments.baselines import Guarantee, query_of, run_baseline
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.one_run import in_child
 from dpstream.pipelines.experiments.truth import Columns, Truth, load
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.sinks.formats import read_releases
 from dpstream.pipelines.synth import DAY_MICROS
 
 ONE_RUN = "dpstream.pipelines.experiments.one_run"

@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.chosen import How
-from dpstream.accounting.plan import Aggregate, Field, Mode, StrategyName
+from dpstream.accounting.plan.plan import Aggregate, Field, Mode, StrategyName
+from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 
 FileKind = Literal["parquet", "csv", "jsonl"]
@@ -108,7 +108,7 @@ class TimeConfig(_Table, frozen=True):
 
 
 class PrivacyConfig(_Table, frozen=True):
-    """``[privacy]``: see `accounting.plan.Privacy`; plus the period and where the key is.
+    """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
     ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dpstream.accounting import alternatives
-from dpstream.accounting.alternatives import compare, text
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.tuning import alternatives
+from dpstream.accounting.tuning.alternatives import compare, text
 from dpstream.accounting.weights import MILD
 
 Make = Callable[..., Plan]

@@ -14,7 +14,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import cdp_delta, delta_of
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
 from dpstream.accounting.shares import costs_of, value_costs
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import SelectionWeights

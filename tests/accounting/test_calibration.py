@@ -11,7 +11,7 @@ from dpstream.accounting import shares
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.calibration import calibrate, calibrated
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
 from dpstream.accounting.strategies import blt_table, make_strategy
 from dpstream.accounting.weights import SelectionWeights
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
 
 PINNED = Path(__file__).parents[1] / "golden" / "plans.json"

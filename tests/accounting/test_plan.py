@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.plan import Aggregate, Field, Plan
+from dpstream.accounting.plan.plan import Aggregate, Field, Plan
 
 Make = Callable[..., Plan]
 MEAN = Aggregate("delay", "mean", "d", (-60.0, 180.0), 0.5)

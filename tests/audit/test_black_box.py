@@ -13,9 +13,9 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
-from dpstream.pipelines.auditing.audit import Ask, Result, audit, visible_epsilon
-from dpstream.pipelines.auditing.run import Fixed
-from dpstream.pipelines.auditing.view import text
+from dpstream.pipelines.audit.audit import Ask, Result, audit, visible_epsilon
+from dpstream.pipelines.audit.run import Fixed
+from dpstream.pipelines.audit.view import text
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.audit.sabotage import Twin, with_tau
 from tests.audit.twins import TWINS

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan import Aggregate, Field, Kind, Plan, Privacy
+from dpstream.accounting.plan.plan import Aggregate, Field, Kind, Plan, Privacy
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
-from dpstream.accounting.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
 
 Float64 = npt.NDArray[np.float64]

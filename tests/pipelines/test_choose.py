@@ -12,9 +12,9 @@ import pytest
 from click.testing import Result
 
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.choosing import choose as module
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.state.choices import ChoiceLedger
+from dpstream.pipelines.tuning import choose as module
+from dpstream.state.ledger.answers import ChoiceLedger
 from tests.pipelines.choosing import (  # noqa: F401
     ASK,
     JOB,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.jobs.job import Job, decode_job, load_job
 from dpstream.pipelines.jobs.keys import new_key, read_public_keys
