@@ -81,8 +81,8 @@ class Tally:
         self._sample = keys.sample
         self._prefix = keys.name((b"choice sample", *run_name))
         self._histograms = tuple(histograms)
-        measured = [s for s in plan.value_streams if s.column is not None]
-        places = {s.name: (f"v{plan.value_streams.index(s)}", s.mid) for s in measured}
+        measured = [s for s in plan.design.streams if s.column is not None]
+        places = {s.name: (f"v{plan.design.streams.index(s)}", s.mid) for s in measured}
         self._columns = [(*places[h.name], np.array(h.candidates)) for h in histograms[1:]]
         self._units = IdTable()
         self._pairs = np.zeros(0, np.int64)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.plan.plan import Field
+from dpstream.accounting.plan.fields import Field
 from dpstream.pipelines.connectors.files.compression import BrokenFileError, checked_codec, plain
 
 if TYPE_CHECKING:
