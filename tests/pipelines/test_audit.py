@@ -232,7 +232,9 @@ def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> No
         ('window = "1d"', 'window = "12h"\nslide = "6h"'),
     ).plan  # fmt: skip
     short = audited_plan(sliding)
-    assert short.design.units_alone == sliding.design.units_alone == 2 and short.timeline.windows == 4
+    assert (
+        short.design.units_alone == sliding.design.units_alone == 2 and short.timeline.windows == 4
+    )
     whole = sliding.timeline.windows
     ends = (audited_plan(on_windows(sliding, n)).timeline.windows for n in range(1, whole + 1))
     assert list(ends) == [1, 2, 2, *[4] * (whole - 3)]
