@@ -1,6 +1,8 @@
-"""Reference pages made from the code when the site is built, so that they cannot go stale.
+"""What pages of the reference say, made from the code when the site is built: it cannot go stale.
 
-MkDocs calls ``on_files`` (see `hooks` in mkdocs.yml).  Where the code moves, only ``HOMES`` changes.
+A page has ``<!-- generate: NAME -->`` where the text of that name goes.  MkDocs calls
+``on_page_markdown`` and ``on_files`` (see `hooks` in mkdocs.yml).  Where the code moves, only
+``HOMES`` changes.
 """
 
 import ast
@@ -59,8 +61,6 @@ def cli() -> str:
     """Commands and flags, by mkdocs-click."""
     module, name = HOMES["command"]
     return (
-        "# Command line\n\nEach command of `dpstream`, from its `--help`. Exit codes are those of "
-        "[Errors](errors.md).\n\n"
         f"::: mkdocs-click\n    :module: {module}\n    :command: {name}\n"
         "    :prog_name: dpstream\n    :depth: 1\n    :style: table\n"
     )
@@ -69,8 +69,7 @@ def cli() -> str:
 def api() -> str:
     """Everything that ``import dpstream`` offers, by mkdocstrings."""
     face = importlib.import_module("dpstream")
-    parts = ["# Python API\n\nWhat `import dpstream` offers. How to use it: "
-             "[the guide](../guides/python.md).\n"]  # fmt: skip
+    parts = []
     for name in face.__all__:
         thing = getattr(face, name)
         parts.append(f"::: {thing.__module__}.{thing.__qualname__}\n")
@@ -122,7 +121,7 @@ def job_schema() -> dict[str, Any]:
 @functools.cache
 def meanings() -> dict[str, Any]:
     """Words for keys of a job file by table, beside those of the docstrings."""
-    return tomllib.loads((ROOT / "docs/reference/_meanings.toml").read_text())
+    return tomllib.loads((ROOT / "docs/reference/job-file.toml").read_text())
 
 
 def struct_table(definition: dict[str, Any], written: str) -> str:
@@ -166,8 +165,7 @@ def job_file() -> str:
     definitions = schema["$defs"]
     root = definitions.pop(schema["$ref"].rsplit("/", 1)[1])
     names = written_names(root, definitions)
-    head = (ROOT / "docs/reference/_job-file.md").read_text()
-    parts = [head, "## Top level\n", struct_table(root, "top")]
+    parts = ["## Top level\n", struct_table(root, "top")]
     for name, definition in definitions.items():
         if "properties" not in definition:
             continue
@@ -202,21 +200,20 @@ def release_schema() -> str:
         else:
             words = RELEASE_COLUMNS.get(field.name) or "A released value: an `[[aggregate]]`."
         rows.append((f"`{field.name}`", f"`{field.type}`", words))
-    head = (ROOT / "docs/reference/_release-schema.md").read_text()
-    return head.replace("COLUMNS\n", table("column|Arrow type|meaning", rows))
+    return table("column|Arrow type|meaning", rows)
 
 
 def metrics() -> str:
     """Prometheus metrics, public and private."""
-    parts = [(ROOT / "docs/reference/_metrics.md").read_text()]
+    parts = []
     for public, title in ((True, "Public"), (False, "For the operator only: exact and private")):
         rows = [(f"`{m.name}`", m.kind, m.words) for m in found("metrics") if m.public == public]
         parts.append(f"## {title}\n\n{table('name|type|meaning', rows)}")
     return "\n".join(parts)
 
 
-def refusals() -> Iterator[tuple[str, str, str, str, str]]:
-    """(class, field, rule, fix, module) of each coded error that the source spells out."""
+def refusals() -> Iterator[tuple[str, str, str, str]]:
+    """(class, field, rule, fix) of each coded error that the source spells out."""
     base = found("errors")
     kinds = {kind.__name__: kind for kind in base.__subclasses__()}
     folder = Path(inspect.getfile(importlib.import_module("dpstream"))).parent
@@ -227,8 +224,8 @@ def refusals() -> Iterator[tuple[str, str, str, str, str]]:
             if node.func.id in kinds and len(node.args) == 3:
                 texts = [text_of(argument) for argument in node.args]
                 if all(texts):
-                    where = path.relative_to(folder).as_posix()
-                    yield node.func.id, *texts, where  # type: ignore[misc]
+                    field, rule, fix = texts
+                    yield node.func.id, field, rule, fix
 
 
 def text_of(node: ast.expr) -> str:
@@ -240,38 +237,59 @@ def text_of(node: ast.expr) -> str:
     return ""
 
 
-def errors() -> str:
-    """Exit codes, and the refusals of the whole program by field."""
-    base = found("errors")
-    classes = [(f"`{k.kind}`", f"{k.exit_code}", f"`{k.__name__}`", k.__doc__ or "")
-               for k in base.__subclasses__()]  # fmt: skip
-    head = (ROOT / "docs/reference/_errors.md").read_text()
-    head = head.replace("CLASSES\n", table("kind|exit code|class|meaning", classes))
-    codes = {k.__name__: k.exit_code for k in base.__subclasses__()}
+def exit_codes() -> str:
+    """Classes of errors."""
+    rows = [(f"`{k.kind}`", f"{k.exit_code}", f"`{k.__name__}`", k.__doc__ or "")
+            for k in found("errors").__subclasses__()]  # fmt: skip
+    return table("kind|exit code|class|meaning", rows)
+
+
+def refused() -> str:
+    """The refusals of the whole program by field."""
+    codes = {k.__name__: k.exit_code for k in found("errors").__subclasses__()}
     rows = sorted({(f"`{field}`", str(codes[kind]), rule, fix)
-                   for kind, field, rule, fix, _ in refusals()})  # fmt: skip
-    return head.replace("REFUSALS\n", table("field|exit code|rule|fix", rows))
+                   for kind, field, rule, fix in refusals()})  # fmt: skip
+    return table("field|exit code|rule|fix", rows)
 
 
-#: Page -> what makes it.
-PAGES: dict[str, Callable[[], str]] = {
-    "reference/cli.md": cli,
-    "reference/api.md": api,
-    "reference/job-file.md": job_file,
-    "reference/release-schema.md": release_schema,
-    "reference/metrics.md": metrics,
-    "reference/errors.md": errors,
-    "reference/job.schema.json": lambda: json.dumps(job_schema(), indent=1),
+def modules() -> str:
+    """Every module by room, with the first sentence of its docstring."""
+    folder = Path(inspect.getfile(importlib.import_module("dpstream"))).parent
+    parts = []
+    for room in ("accounting", "state", "dp_transforms", "pipelines"):
+        rows = []
+        for path in sorted((folder / room).rglob("*.py")):
+            said = ast.get_docstring(ast.parse(path.read_text())) or ""
+            name = path.relative_to(folder / room).as_posix().removesuffix(".py")
+            if name != "__init__":
+                words = " ".join(said.split("\n\n")[0].split())
+                rows.append((f"`{name.removesuffix('/__init__')}`", words.replace("``", "`")))
+        parts.append(f"### {room}\n\n{table('module|what', rows)}")
+    return "\n".join(parts)
+
+
+#: Name in a page -> what makes the text.
+TEXTS: dict[str, Callable[[], str]] = {
+    "commands": cli,
+    "names": api,
+    "tables": job_file,
+    "columns": release_schema,
+    "metrics": metrics,
+    "exit codes": exit_codes,
+    "refusals": refused,
+    "modules": modules,
 }
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in what is generated."""
+    return re.sub(r"<!-- generate: (.+?) -->", lambda mark: TEXTS[mark[1]](), markdown)
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages to the site; their hand-written heads are no pages themselves."""
+    """Add the JSON schema of a job file to the site."""
     from mkdocs.structure.files import File
 
-    for file in list(files):
-        if Path(file.src_uri).name.startswith("_"):
-            files.remove(file)
-    for path, make in PAGES.items():
-        files.append(File.generated(config, path, content=make()))
+    schema = json.dumps(job_schema(), indent=1)
+    files.append(File.generated(config, "reference/job.schema.json", content=schema))
     return files

@@ -14,6 +14,12 @@ LABELS = {
     "every": "dpstream, every record counts",
     "one": "dpstream, one record per user and key",
 }
+#: Points that are named in the picture.
+NAMED = {
+    "paper, printed (its guarantee does not hold)": "the paper",
+    "default (`sticky`: blt, mild weights)": "default",
+    "`combined`": "combined",
+}
 ONE_PER_KEY = ("per_key", "fused", "combined")
 
 
@@ -47,18 +53,17 @@ def draw(path: Path) -> None:
     figure = Figure(figsize=(7.2, 4.2), layout="constrained", facecolor="#fbfbfd")
     axis = figure.subplots()
     axis.set_facecolor("#fbfbfd")
-    named = {"paper": "paper", "tree": "tree", "default": "default", "combined`": "combined"}
     for mode, triggers, keys, wrong in points((HERE.parent / "benchmarks.md").read_text()):
         colour = COLOURS[kind(mode)]
         face = colour if triggers == 100 else "#fbfbfd"
         axis.scatter(wrong, keys, s=52, color=face, edgecolors=colour, lw=1.6, zorder=3)
-        word = next((w for start, w in named.items() if mode.strip("`*").startswith(start)), "")
-        word = "combined" if mode.strip("`") == "combined" else word
-        if word:
-            axis.annotate(f"{word}, T = {triggers}", (wrong, keys), (7, 5), fontsize=8,
-                          textcoords="offset points", color="#333")  # fmt: skip
+        if triggers == 100 and mode in NAMED:
+            axis.annotate(NAMED[mode], (wrong, keys), (8, 7), fontsize=10,
+                          textcoords="offset points", color=colour, weight="bold")  # fmt: skip
     for name, label in LABELS.items():
         axis.scatter([], [], s=52, color=COLOURS[name], label=label)
+    for face, label in (("#555", "T = 100"), ("#fbfbfd", "T = 1000")):
+        axis.scatter([], [], s=52, color=face, edgecolors="#555", lw=1.6, label=label)
     axis.set_xlabel("L1 error at the last trigger, millions (left is better)")
     axis.set_ylabel("keys published (up is better)")
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
