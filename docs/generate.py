@@ -29,6 +29,8 @@ HOMES = {
     "example": ("dpstream.pipelines", "examples/flights.toml"),
 }
 ROOT = Path(__file__).parents[1]
+#: Packages below `dpstream`, in the order in which they may import each other.
+ROOMS = ("accounting", "state", "dp_transforms", "pipelines")
 #: What the columns that every release has mean.
 RELEASE_COLUMNS = {
     "release_id": "Name of the value: a keyed digest of run, window, trigger and key. A value that "
@@ -119,7 +121,7 @@ def job_schema() -> dict[str, Any]:
 
 
 @functools.cache
-def meanings() -> dict[str, Any]:
+def meanings() -> dict[str, dict[str, str]]:
     """Words for keys of a job file by table, beside those of the docstrings."""
     return tomllib.loads((ROOT / "docs/reference/job-file.toml").read_text())
 
@@ -127,11 +129,7 @@ def meanings() -> dict[str, Any]:
 def struct_table(definition: dict[str, Any], written: str) -> str:
     """The fields of one table of the job file; ``written`` is its name there."""
     words = attributes(definition.get("description", ""))
-    more: Any = meanings()
-    for part in written.split("."):
-        more = more.get(part) if isinstance(more, dict) else None
-    more = more if isinstance(more, dict) else {}
-    words |= {name: text for name, text in more.items() if isinstance(text, str)}
+    words |= meanings().get(written, {})
     required = set(definition.get("required", ()))
     rows = []
     for name, field in definition["properties"].items():
@@ -212,13 +210,20 @@ def metrics() -> str:
     return "\n".join(parts)
 
 
+@functools.cache
+def sources() -> dict[Path, ast.Module]:
+    """Every module of the program, by its path below the package."""
+    folder = Path(inspect.getfile(importlib.import_module("dpstream"))).parent
+    files = sorted(path for room in ROOMS for path in (folder / room).rglob("*.py"))
+    return {path.relative_to(folder): ast.parse(path.read_text()) for path in files}
+
+
 def refusals() -> Iterator[tuple[str, str, str, str]]:
     """(class, field, rule, fix) of each coded error that the source spells out."""
     base = found("errors")
     kinds = {kind.__name__: kind for kind in base.__subclasses__()}
-    folder = Path(inspect.getfile(importlib.import_module("dpstream"))).parent
-    for path in sorted(folder.glob("*/**/*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in sources().values():
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
             if node.func.id in kinds and len(node.args) == 3:
@@ -254,16 +259,14 @@ def refused() -> str:
 
 def modules() -> str:
     """Every module by room, with the first sentence of its docstring."""
-    folder = Path(inspect.getfile(importlib.import_module("dpstream"))).parent
     parts = []
-    for room in ("accounting", "state", "dp_transforms", "pipelines"):
+    for room in ROOMS:
         rows = []
-        for path in sorted((folder / room).rglob("*.py")):
-            said = ast.get_docstring(ast.parse(path.read_text())) or ""
-            name = path.relative_to(folder / room).as_posix().removesuffix(".py")
-            if name != "__init__":
-                words = " ".join(said.split("\n\n")[0].split())
-                rows.append((f"`{name.removesuffix('/__init__')}`", words.replace("``", "`")))
+        for path, tree in sources().items():
+            name = path.as_posix().removesuffix(".py").removesuffix("/__init__")
+            if path.parts[0] == room and name != room:
+                words = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
+                rows.append((f"`{name.removeprefix(room + '/')}`", words.replace("``", "`")))
         parts.append(f"### {room}\n\n{table('module|what', rows)}")
     return "\n".join(parts)
 

@@ -1,6 +1,7 @@
 """Draw keys against error at the paper's scale: `python docs/pictures/draw.py`.
 
-The figures are those of the table in docs/benchmarks.md, which names the command that measured them.
+The figures are those of the table in docs/benchmarks.md, which names the command that measured
+them.
 """
 
 import re
