@@ -64,7 +64,7 @@ def cli() -> str:
     module, name = HOMES["command"]
     return (
         f"::: mkdocs-click\n    :module: {module}\n    :command: {name}\n"
-        "    :prog_name: dpstream\n    :depth: 1\n    :style: table\n"
+        "    :prog_name: dpstream\n    :depth: 1\n    :style: plain\n"
     )
 
 
