@@ -38,7 +38,7 @@ RUN groupadd --gid 10001 dpstream && useradd --uid 10001 --gid 10001 --create-ho
  && install --directory --owner=dpstream --group=dpstream /releases
 # An image that cannot start a job is not built.  What root compiled here is taken away again:
 # another user could not write beside it.
-RUN dpstream doctor && python -c "import dpstream.state.spanner, dpstream.dp_transforms.flow" \
+RUN dpstream doctor && python -c "import dpstream.state.spanner.store, dpstream.dp_transforms.flow" \
  && rm -rf /tmp/numba /tmp/matplotlib
 # Beam's boot program: the image serves as a worker as it is, and
 # `docker run --entrypoint dpstream IMAGE run job.toml` runs a job on the spot.

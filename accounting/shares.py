@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy, make_strategy
 from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.weights import square_parts
@@ -113,7 +113,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
 
 
 def divide(plan: Plan, rules: int = RULES) -> Shares:
-    """Shares of the sound modes: the plan's own, or the best known for its kind."""
+    """The plan's own shares, or the best known for its kind."""
     costs, values = costs_of(plan), float(bool(plan.value_streams))
     units = float(plan.units_stream_apart)
     if not plan.selects:

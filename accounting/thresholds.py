@@ -26,8 +26,8 @@ that (key, round)'s noise was seen before (a published count that joins the stat
 after selection only), so it succeeds with at most b over all its tests.  (D -> D') gate by the
 counts of D': the statistic of D there is at most mu_count alone.  A unit touches at most C (key,
 round)s, so both directions fail with at most k C b, on top of M(D) against M(D'), which
-``accounting.unit`` bounds: delta of k units is delta_G(epsilon; mu_k) + k C b.  One unit is the
-case k = 1, to which a larger tau does no harm; the sharper rule of one trigger below bounds one
+``accounting.plan.unit`` bounds: delta of k units is delta_G(epsilon; mu_k) + k C b.  One unit is
+the case k = 1, to which a larger tau does no harm; the sharper rule of one trigger below bounds one
 unit's b for the same tests, so it stays for one unit, and k units take the sum above with its b.
 """
 
@@ -94,15 +94,6 @@ def thresholds(
     """
     quantile = isf(math.log(tail) - math.log(len(sd)))
     return fixed_point(((mu_count + units) * alone + rounding + sd * quantile) * (1 + _SLACK))
-
-
-def published_thresholds(tail: float, mu_count: int, sd: Float64) -> Int64:
-    """The seed's time-dependent tau (section 3.3, equation 4): no union, no rounding bound.
-
-    Understates the failure probability by a factor of about T (mechanism.md rule 7); for
-    the ``paper`` preset only.
-    """
-    return fixed_point(mu_count + sd * isf(math.log(tail)))
 
 
 def one_trigger_tail(epsilon: float, delta: float, mu: float, contributions: int) -> float:

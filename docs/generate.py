@@ -21,10 +21,10 @@ import msgspec
 
 #: What the pages are made from: module and name.
 HOMES = {
-    "command": ("dpstream.pipelines.commands.main", "cli"),
+    "command": ("dpstream.pipelines.cli.main", "cli"),
     "job file": ("dpstream.pipelines.jobs.tables", "JobFile"),
     "release": ("dpstream.dp_transforms.batches", "release_schema"),
-    "metrics": ("dpstream.pipelines.operating.metrics", "METRICS"),
+    "metrics": ("dpstream.pipelines.operate.metrics", "METRICS"),
     "errors": ("dpstream.accounting.errors", "DpstreamError"),
     "example": ("dpstream.pipelines", "examples/flights.toml"),
 }
@@ -41,7 +41,7 @@ RELEASE_COLUMNS = {
     "trigger_time": "The trigger time: what the value says is true of records stamped before it.",
     "plan_hash": "Digest of every public parameter of the job.",
     "run_id": "Random name of the run. `INSECURE-` in front: a fixed test key was used; "
-    "`UNSOUND-`: a mechanism without a guarantee.",
+    "`UNSOUND-`: a comparison with numbers that have no guarantee.",
 }
 
 

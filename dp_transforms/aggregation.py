@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import Ids, ids_of, numbers
 from dpstream.state.store import KeyShard
 

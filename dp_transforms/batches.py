@@ -16,9 +16,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.state.log import to_bytes
+from dpstream.state.arrow import to_bytes
 from dpstream.state.open import key_schema
 
 Ids = npt.NDArray[np.uint64]
@@ -33,7 +33,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
 PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
 ROWS = b"dpstream.rows"
 WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
-#: Metadata of a pulse of the public clock (see `dp_transforms.clock`), and of a shard's step.
+#: Metadata of a pulse of the public clock (see `dp_transforms.beam.clock`), and of a shard's step.
 FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through"
 SHARD = b"dpstream.shard"
 

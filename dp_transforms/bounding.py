@@ -18,8 +18,8 @@ from numba import njit
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
-from dpstream.accounting.plan import Plan
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import (
     admitted_schema,
     ids_of,
@@ -27,9 +27,9 @@ from dpstream.dp_transforms.batches import (
     numbers,
     value_columns,
 )
+from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
-from dpstream.state.life import period_cut
-from dpstream.state.log import position_ids
+from dpstream.state.retention import period_cut
 from dpstream.state.store import Admitted, OvertakenError, Store, UnitShard
 
 Bool = npt.NDArray[np.bool_]

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import SPLIT_BUFFER_ROWS
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import (
     SHARD,
     admitted_schema,
@@ -29,11 +29,13 @@ from dpstream.dp_transforms.batches import (
     record_schema,
     split_by_shard,
 )
+from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock
+from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, unit_ids
+from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
-from dpstream.dp_transforms.clock import Announced, ToShards, WallClock
-from dpstream.dp_transforms.hold import Held, HoldUntilCut, ShardCallback
-from dpstream.dp_transforms.records import CanonicaliserFactory, Records, public_key_ids
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
 from dpstream.dp_transforms.release import (
     Gather,
     Seal,
@@ -44,12 +46,10 @@ from dpstream.dp_transforms.release import (
     steps_through,
 )
 from dpstream.dp_transforms.run import KeySource, Run, begin_run
-from dpstream.dp_transforms.split import IdsOf, KeyIds, SplitByShard, unit_ids
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
-from dpstream.dp_transforms.workers import Threads
 from dpstream.state.idtable import shard_of
-from dpstream.state.life import expire
+from dpstream.state.retention import expire
 
 #: A watermark W promises only what lies before W, so BOUND fires at its cut, not before, and the
 #: release step one runner tick later, when BOUND's outputs are there.
@@ -77,7 +77,8 @@ class DPStream(beam.PTransform):
         key: a reference to the key instead of ``key_file`` (``env:NAME``, ``gcp:...``).
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
-        clock: announces cuts (`dp_transforms.clock`).  Default: all of them for bounded input, a
+        clock: announces cuts (`dp_transforms.beam.clock`).  Default: all of them for bounded input,
+            a
             clock on the wall otherwise.
     """
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.budget import Budget, StreamNoise
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
 from dpstream.state.store import KeyShard
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrate, calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.prf import KeyRing, wipe
 from dpstream.dp_transforms.noise.references import FIELD, parse_reference, read_key
 from dpstream.state import open as stores

@@ -23,7 +23,7 @@ from numba import njit
 
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
 from dpstream.state.store import KeyShard
 

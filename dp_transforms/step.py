@@ -18,11 +18,11 @@ from dpstream.accounting.budget import StreamNoise, plain_count
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy
 from dpstream.dp_transforms.aggregation import aggregate, distinct
 from dpstream.dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
-from dpstream.dp_transforms.ids import key_ids
+from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing

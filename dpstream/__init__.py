@@ -15,34 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-    from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
-    from dpstream.accounting.timeline import Timeline
+    from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+    from dpstream.accounting.plan.timeline import Timeline
     from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
     from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
     from dpstream.pipelines.beam_yaml import DPStreamRows
+    from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.jobs.job import Job, load_job
-    from dpstream.pipelines.sources.files import ReadFiles
     from dpstream.pipelines.stream import Result, run_job
 
 #: Name -> module that defines it, below this package.
 _HOMES = {
-    "Aggregate": "accounting.plan",
+    "Aggregate": "accounting.plan.plan",
     "DPStream": "dp_transforms.flow",
     "DPStreamRows": "pipelines.beam_yaml",
     "DpstreamError": "accounting.errors",
-    "Field": "accounting.plan",
+    "Field": "accounting.plan.plan",
     "Job": "pipelines.jobs.job",
     "KeySource": "dp_transforms.run",
     "Output": "dp_transforms.flow",
     "Performance": "dp_transforms.run",
-    "Plan": "accounting.plan",
+    "Plan": "accounting.plan.plan",
     "PolicyError": "accounting.errors",
-    "Privacy": "accounting.plan",
-    "ReadFiles": "pipelines.sources.files",
+    "Privacy": "accounting.plan.plan",
+    "ReadFiles": "pipelines.connectors.files.source",
     "Result": "pipelines.stream",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
-    "Timeline": "accounting.timeline",
+    "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
     "begin_run": "dp_transforms.run",
     "load_job": "pipelines.jobs.job",

@@ -1,5 +1,5 @@
 """``python -m dpstream``: the command, with the interpreter that is named."""
 
-from dpstream.pipelines.commands.main import main
+from dpstream.pipelines.cli.main import main
 
 main()

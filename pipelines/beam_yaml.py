@@ -23,12 +23,12 @@ from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors.delivered import CountDelivered
+from dpstream.pipelines.connectors.files.formats import encode
+from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteReleases
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks.delivered import CountDelivered
-from dpstream.pipelines.sinks.formats import encode
-from dpstream.pipelines.sinks.sink import sink_of
-from dpstream.pipelines.sinks.write import WriteDeadLetters, WriteReleases
-from dpstream.pipelines.sources.files import ReadFiles
 
 #: Types of a row's fields that can be read, and the Arrow type each becomes.  The declared type
 #: decides, never a value: what becomes of a row is a function of that row alone.

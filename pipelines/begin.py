@@ -7,26 +7,26 @@ from pathlib import Path
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.unit import covers_several, together
-from dpstream.dp_transforms.records import canonical_public_keys
+from dpstream.accounting.plan.unit import covers_several, together
+from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
-from dpstream.pipelines.choosing.check import check_choice, unit_in_words, unit_of
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.sinks.manifest import (
+from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
     published_epoch,
     refuse_emptied,
     refuse_lost_store,
     write_manifest,
 )
-from dpstream.pipelines.sinks.sink import sink_of
-from dpstream.pipelines.sinks.write import dead_letter_folder
-from dpstream.pipelines.sources.inputs import input_of
+from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.tuning.check import check_choice, unit_in_words, unit_of
 from dpstream.state import open as stores
-from dpstream.state import tokens
 from dpstream.state.drafts import sweep
-from dpstream.state.ledger import Charge, Ledger
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Charge, Ledger
 from dpstream.state.store import RunIdentity
 
 
@@ -135,7 +135,7 @@ def _check_charge(job: Job) -> None:
 
 def charge(job: Job, run: Run) -> None:
     """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
-    store the one copy that goes on; see ``state.tokens``."""
+    store the one copy that goes on; see ``state.ledger.lineage``."""
     store = run.open()
     if job.ledger is None and tokens.remembered(store) is not None:
         raise PolicyError(
@@ -173,10 +173,6 @@ def opened_ledger(job: Job) -> Iterator[Ledger | None]:
     if job.ledger is None:
         yield None
         return
-    if job.plan.privacy.mode == "paper":
-        raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
-        )
     ledger = Ledger(job.ledger.path, job.ledger.data_set)
     try:
         yield ledger
@@ -185,8 +181,16 @@ def opened_ledger(job: Job) -> Iterator[Ledger | None]:
 
 
 def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the job costs."""
+    """What a run of the job costs.
+
+    Raises:
+        PolicyError: the run was begun with numbers that promise nothing.
+    """
     plan = job.plan
+    if not budget.sound:
+        raise PolicyError(
+            "ledger", "a mechanism without a guarantee cannot be charged", "use another store"
+        )
     return Charge(
         run_id=run_id,
         plan_hash=plan.hash,

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines import compare
+from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.keys import new_key
-from dpstream.pipelines.sinks.formats import read_releases
 
 _COLUMNS = {
     "tailnum": pa.string(),

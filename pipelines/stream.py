@@ -11,22 +11,18 @@ import apache_beam as beam
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.guarantee import warnings_of
 from dpstream.dp_transforms.batches import HAND_OVER
-from dpstream.dp_transforms.clock import Announced, StreamTime, WallClock
-from dpstream.dp_transforms.delivery import Delivered, forget_delivered, resume_point
+from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
+from dpstream.dp_transforms.beam.delivery import Delivered, forget_delivered, resume_point
+from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from dpstream.dp_transforms.workers import stop_workers
 from dpstream.pipelines.begin import begin, opened_ledger
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.text import duration_micros
-from dpstream.pipelines.runners.errors import coded
-from dpstream.pipelines.runners.memory import sparing_memory
-from dpstream.pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
-from dpstream.pipelines.runners.table import Engine, make_runner
-from dpstream.pipelines.runners.waiting import wait_or_stop
-from dpstream.pipelines.sinks.delivered import CountDelivered
-from dpstream.pipelines.sinks.restored import (
+from dpstream.pipelines.connectors.backpressure import Brake
+from dpstream.pipelines.connectors.delivered import CountDelivered
+from dpstream.pipelines.connectors.inputs import Input, input_of
+from dpstream.pipelines.connectors.replay.source import Replay, replay_bounds
+from dpstream.pipelines.connectors.restored import (
     Catching,
     catch_up,
     complete,
@@ -35,14 +31,18 @@ from dpstream.pipelines.sinks.restored import (
     note_complete,
     publish_missing,
 )
-from dpstream.pipelines.sinks.sink import Sink, sink_of
-from dpstream.pipelines.sinks.write import WriteDeadLetters, WriteOrHold, WriteReleases
-from dpstream.pipelines.sources.brake import Brake
-from dpstream.pipelines.sources.inputs import Input, input_of
-from dpstream.pipelines.sources.replay import Replay, replay_bounds
+from dpstream.pipelines.connectors.sink import Sink, sink_of
+from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteOrHold, WriteReleases
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.runners.errors import coded
+from dpstream.pipelines.runners.memory import sparing_memory
+from dpstream.pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
+from dpstream.pipelines.runners.table import Engine, make_runner
+from dpstream.pipelines.runners.waiting import wait_or_stop
 from dpstream.state import open as stores
-from dpstream.state import tokens
-from dpstream.state.life import expire
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.retention import expire
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]

@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.state.arrow import id_view
 from dpstream.state.idtable import shard_of
-from dpstream.state.life_store import (
+from dpstream.state.retention_store import (
     Ids,
     Lead,
     Marks,
@@ -31,7 +32,6 @@ from dpstream.state.life_store import (
     UnitProgress,
     take_keys,
 )
-from dpstream.state.log import id_view
 from dpstream.state.store import NEVER, Store
 
 #: Told (windows and unit shards done, in all); both are public.

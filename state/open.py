@@ -12,10 +12,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.state import drafts
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import create_store, store_exists
+from dpstream.state.sqlite.file import create_store, store_exists
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Calibrate, RunIdentity, Store
 
 _KEY_TYPES = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
@@ -110,18 +110,18 @@ class SpannerBackend(Backend):
             raise UsageError(
                 "state.store", "needs Spanner's client", "pip install 'dpstream[spanner]'"
             )
-        from dpstream.state.spanner_client import parse
+        from dpstream.state.spanner.client import parse
 
         parse(self.url)
 
     def _connect(self) -> Any:
-        from dpstream.state.spanner_client import connect
+        from dpstream.state.spanner.client import connect
 
         return connect(self.url)
 
     @override
     def exists(self) -> bool:
-        from dpstream.state.spanner_schema import has_identity
+        from dpstream.state.spanner.schema import has_identity
 
         return has_identity(self._connect())
 
@@ -131,13 +131,13 @@ class SpannerBackend(Backend):
 
     @override
     def prepare(self) -> None:
-        from dpstream.state.spanner_schema import create_tables
+        from dpstream.state.spanner.schema import create_tables
 
         create_tables(self._connect())
 
     @override
     def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
-        from dpstream.state.spanner_schema import create_identity
+        from dpstream.state.spanner.schema import create_identity
 
         return create_identity(self._connect(), identity, calibrate)
 
@@ -150,8 +150,8 @@ class SpannerBackend(Backend):
 
         On any error the store is as it was; what was filled is cleared by the next attempt.
         """
-        from dpstream.state import spanner_schema as schema
-        from dpstream.state.spanner import SpannerStore
+        from dpstream.state.spanner import schema
+        from dpstream.state.spanner.store import SpannerStore
 
         database = self._connect()
         schema.create_tables(database)
@@ -166,7 +166,7 @@ class SpannerBackend(Backend):
 
     @override
     def open(self, plan: Plan) -> Store:
-        from dpstream.state.spanner import SpannerStore
+        from dpstream.state.spanner.store import SpannerStore
 
         return SpannerStore(self.url, key_schema(plan), plan.sums, plan.window_sets)
 

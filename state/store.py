@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.state.idtable import IdTable, PairSet
-from dpstream.state.life_store import LifeStore
+from dpstream.state.retention_store import LifeStore
 
 Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]
@@ -340,10 +340,10 @@ class Store(LifeStore):
     @abstractmethod
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
         """Admitted records of all units that were loaded (or of all), indexed by
-        ``state.log.position_ids`` with the slots of ``units``."""
+        ``state.arrow.position_ids`` with the slots of ``units``."""
 
     def token(self) -> str:
-        """Random text that every begin renews; empty before the first (see ``state.tokens``)."""
+        """Random text that every begin renews, at first empty (``state.ledger.lineage``)."""
         return self.note("token") or ""
 
     def renew_token(self, old: str, new: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import Calibrated, calibrated
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 
 
 def budgeted(change: Callable[[Any], Budget]) -> Callable[[Plan, str], Calibrated]:

@@ -18,8 +18,8 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 from apache_beam.transforms.window import TimestampedValue
 
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
-from dpstream.dp_transforms.columns import instant
-from dpstream.pipelines.sources.endless import Whole
+from dpstream.dp_transforms.ingest.columns import instant
+from dpstream.pipelines.connectors.unbounded import Whole
 
 
 class Bundle(NamedTuple):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from google.api_core import exceptions
 
-from dpstream.state.spanner_client import connect
+from dpstream.state.spanner.client import connect
 from tests import guarded
 
 HOST = "SPANNER_EMULATOR_HOST"

@@ -13,15 +13,15 @@ import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.utils.windowed_value import WindowedValue
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of, split_by_shard
-from dpstream.dp_transforms.delivery import DeliveredCallback, Outlet, named, resume_point
+from dpstream.dp_transforms.beam.delivery import DeliveredCallback, Outlet, named, resume_point
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
-from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.sinks.restored import Catching
-from dpstream.pipelines.sinks.sink import Name, Sink
-from dpstream.pipelines.sinks.write import WriteOrHold
+from dpstream.pipelines.connectors.restored import Catching
+from dpstream.pipelines.connectors.sink import Name, Sink
+from dpstream.pipelines.connectors.write import WriteOrHold
 from dpstream.state.idtable import shard_of
 
 Batches = list[pa.RecordBatch]

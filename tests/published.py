@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from dpstream.dp_transforms.batches import release_schema
+from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.run_manifest import resealed
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operating.state_view import store_run
-from dpstream.pipelines.sinks.formats import read_releases
-from dpstream.pipelines.sinks.manifest import resealed
+from dpstream.pipelines.operate.state_view import store_run
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from tests.audit.replays import JOB, LEDGER, new_place

@@ -11,8 +11,8 @@ from unittest import mock
 
 import numpy as np
 
-from dpstream.pipelines.sinks.bigquery_table import BigQueryTables
-from dpstream.pipelines.sinks.pubsub_topic import Message, PubsubTopic
+from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
+from dpstream.pipelines.connectors.pubsub.topic import Message, PubsubTopic
 from dpstream.state import open as stores
 from tests.published import Published
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.dp_transforms.records import canonical_public_keys
+from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
 from dpstream.state import open as stores
 

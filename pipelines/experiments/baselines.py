@@ -51,10 +51,10 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import DECODE_BITS, MAX_SIGMA
-from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.thresholds import isf, one_trigger_tail, thresholds
-from dpstream.accounting.timeline import Timeline
-from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.pipelines.experiments.metrics import Scoreboard

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.commands.parts import AS_JSON, ListCommand, examples, options, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, ListCommand, examples, options, print_json
 from dpstream.pipelines.experiments.modes import NAMED
 
 BASELINES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")

@@ -17,16 +17,18 @@ from typing import Any, NamedTuple
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.experiments.baselines import Guarantee, query_of, run_baseline
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.one_run import in_child
 from dpstream.pipelines.experiments.truth import Columns, Truth, load
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.sinks.formats import read_releases
 from dpstream.pipelines.synth import DAY_MICROS
 
 ONE_RUN = "dpstream.pipelines.experiments.one_run"
+#: Its flag for the paper's own numbers.
+AS_PUBLISHED = "--as-published"
 Say = Callable[[str], None]
 Row = dict[str, Any]
 
@@ -90,7 +92,8 @@ def compare(contest: Contest, jobs: Sequence[Path], say: Say) -> list[Row]:
 def _run(setting: Setting, job: Path, say: Say) -> Row:
     where = {"triggers": setting.triggers, "contributions": setting.contributions}
     say(f"{setting.mode.name}: T = {setting.triggers}, C = {setting.contributions}")
-    return {"method": setting.mode.name, **where, **in_child(ONE_RUN, str(job))}
+    more = [AS_PUBLISHED] if setting.mode.published else []
+    return {"method": setting.mode.name, **where, **in_child(ONE_RUN, str(job), *more)}
 
 
 def _baseline(contest: Contest, name: str, data: Columns, truth: Truth, say: Say) -> Row:

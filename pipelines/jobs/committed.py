@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.jobs.job import Job
 
 
@@ -26,7 +26,7 @@ def committed(job: Job) -> Committed | None:
     path = job.state.path
     if path is None:
         return None
-    from dpstream.state.sqlite_file import peek_identity  # not needed to plan
+    from dpstream.state.sqlite.file import peek_identity  # not needed to plan
 
     try:
         identity = peek_identity(path)

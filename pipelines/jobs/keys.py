@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.plan import Field
-from dpstream.pipelines.sources.compression import BrokenFileError, checked_codec, plain
+from dpstream.accounting.plan.plan import Field
+from dpstream.pipelines.connectors.files.compression import BrokenFileError, checked_codec, plain
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job

@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.chosen import How
-from dpstream.accounting.plan import Aggregate, Field, Mode, StrategyName
+from dpstream.accounting.plan.plan import Aggregate, Field, Mode, StrategyName
+from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 
 FileKind = Literal["parquet", "csv", "jsonl"]
@@ -108,9 +108,9 @@ class TimeConfig(_Table, frozen=True):
 
 
 class PrivacyConfig(_Table, frozen=True):
-    """``[privacy]``: see `accounting.plan.Privacy`; plus the period and where the key is.
+    """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
-    ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
+    ``strategy`` is ``blt`` unless given.  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).
 
     The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
@@ -130,7 +130,6 @@ class PrivacyConfig(_Table, frozen=True):
     refresh_every: int | None = None
     selection_share: float | None = None
     final_flush: bool = False
-    allow_unsound: bool = False
     per_key_bound: int | None = None
     weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
     combine: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.limits import MICROS_PER_SECOND
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.timeline import Timeline
 
 #: Seconds without a step after which it is said, at least.
 QUIET_SECONDS = 120.0

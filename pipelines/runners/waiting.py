@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.dp_transforms.delivery import delivered_through
+from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import deliveries, steps_done
 from dpstream.pipelines.runners.stillness import Stillness

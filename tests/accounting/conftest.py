@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dpstream.accounting.plan import Aggregate, Field, Plan, Privacy
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.timeline import Timeline
 
 SECOND = 1_000_000
 COUNT = (Aggregate("n", "count"),)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from dpstream.accounting.auditing import (
+from dpstream.accounting.evidence.bounds import (
     Claim,
     Parts,
     Scores,

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.accounting.choice import (
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import delta_of, mu_of
+from dpstream.accounting.strategies.base import Int64
+from dpstream.accounting.tuning.answer import Chosen, read_off
+from dpstream.accounting.tuning.quantiles import clamp_of, cover_cell, prefixes, quantile_cell
+from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
     Column,
     Design,
@@ -24,11 +29,6 @@ from dpstream.accounting.choice import (
     value_candidates,
     worst_factor,
 )
-from dpstream.accounting.chosen import Chosen, read_off
-from dpstream.accounting.errors import UsageError
-from dpstream.accounting.gaussian import delta_of, mu_of
-from dpstream.accounting.quantiles import clamp_of, cover_cell, prefixes, quantile_cell
-from dpstream.accounting.strategies.base import Int64
 
 HOUR = 3_600_000_000
 ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (Column("m", -90, 500),))

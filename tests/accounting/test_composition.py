@@ -17,7 +17,7 @@ from dpstream.accounting.composition import (
     within,
 )
 from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
-from dpstream.state.ledger import Charge
+from dpstream.state.ledger.charges import Charge
 
 #: dp-accounting rounds losses up to multiples of this.
 INTERVAL = 1e-4

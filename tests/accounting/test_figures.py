@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.figures import down, duration, exact, up
 from dpstream.accounting.guarantee import describe, text
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 FIGURES = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
 from dpstream.accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
 from dpstream.accounting.weights import SelectionWeights
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.timeline import Timeline
 
 BASE = Timeline(start=1000, end=1600, window=100, slide=50, trigger_every=10, allowed_lateness=20)
 

@@ -10,9 +10,9 @@ import pytest
 
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan import Field, Plan
-from dpstream.accounting.timeline import Timeline
-from dpstream.accounting.unit import (
+from dpstream.accounting.plan.plan import Field, Plan
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.plan.unit import (
     UnitIdentity,
     common_unit,
     composed,

@@ -5,13 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dpstream.accounting.audit_design import designs, others_needed
-from dpstream.accounting.auditing import claim_of
 from dpstream.accounting.budget import allocate
+from dpstream.accounting.evidence.bounds import claim_of
+from dpstream.accounting.evidence.design import designs, others_needed
+from dpstream.accounting.evidence.distinguishability import (
+    MAX_PREFIXES,
+    Seen,
+    calendar,
+    prefix_covariance,
+)
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
 from dpstream.accounting.strategies import STRATEGIES, make_strategy
-from dpstream.accounting.visible import MAX_PREFIXES, Seen, calendar, prefix_covariance
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.test_conformance import decode_matrix
 

@@ -20,8 +20,8 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds
+from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.stream import run_job
 from tests.audit.leaks import Logs, hits, leaked_files, shown
 

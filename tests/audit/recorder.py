@@ -10,16 +10,16 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding, flow, step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, canonical_public_keys
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.records import CanonicaliserFactory, canonical_public_keys
 from dpstream.dp_transforms.run import KeySource, Run, begin_run
 from dpstream.state import open as stores
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.neighbours import PUBLIC, Record, deliveries
 from tests.streams import KEYS, RUN_ID
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan import Plan, ValueStream
-from dpstream.accounting.timeline import Timeline
-from dpstream.dp_transforms.ids import typed_ids
+from dpstream.accounting.plan.plan import Plan, ValueStream
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
-from dpstream.state.ledger import Charge, Ledger
-from dpstream.state.ledger_seal import put_seal
+from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.ledger.seal import put_seal
 
 JOB = """
 [source]

@@ -22,10 +22,10 @@ from dpstream.dp_transforms.noise.references import read_key
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors import write as sinks
+from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sinks import write as sinks
-from dpstream.pipelines.sinks.formats import read_releases
-from dpstream.pipelines.sources.files import ReadFiles
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from tests.audit.leaks import Logs, kept, key_forms, make_job, opened, shown

@@ -16,8 +16,8 @@ from apache_beam.metrics import Metrics
 from dpstream.accounting import guarantee
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import flow, step, telemetry
-from dpstream.pipelines.sinks import files as sink_files
-from dpstream.pipelines.sinks import write as sinks
+from dpstream.pipelines.connectors import write as sinks
+from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.state import open as stores
 from tests.audit.channels import leaks, observe, opened
 from tests.audit.leaks import KEY, UNIT, VALUE, make_job

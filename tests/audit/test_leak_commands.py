@@ -11,21 +11,21 @@ from click.testing import CliRunner
 
 from dpstream.accounting import guarantee
 from dpstream.pipelines import begin as beginning
-from dpstream.pipelines.auditing import run as audit_run
-from dpstream.pipelines.auditing import values as audit_values
-from dpstream.pipelines.choosing import choose
-from dpstream.pipelines.commands import main as module
+from dpstream.pipelines.audit import run as audit_run
+from dpstream.pipelines.audit import values as audit_values
+from dpstream.pipelines.cli import main as module
+from dpstream.pipelines.connectors import inputs
 from dpstream.pipelines.jobs import keys
-from dpstream.pipelines.operating import doctor, ledger_view, state_view
-from dpstream.pipelines.reporting import data as report_data
-from dpstream.pipelines.reporting import report
-from dpstream.pipelines.reporting import view as report_view
-from dpstream.pipelines.sources import inputs
+from dpstream.pipelines.operate import doctor, ledger_view, state_view
+from dpstream.pipelines.report import data as report_data
+from dpstream.pipelines.report import report
+from dpstream.pipelines.report import view as report_view
 from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.tuning import choose
 from dpstream.state import open as stores
-from dpstream.state.choices import ChoiceLedger
-from dpstream.state.ledger import Ledger
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.charges import Ledger
+from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.leaks import Logs, hits, leaked_files, make_job
 from tests.audit.test_leaks import ERRORS, Forced
 

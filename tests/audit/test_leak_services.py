@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
+from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
+from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks.kafka_topic import KafkaTopic
-from dpstream.pipelines.sinks.pubsub import PubsubSink
 from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.audit.channels import leaks, observe

@@ -15,24 +15,27 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from click.testing import CliRunner
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.dp_transforms import bounding, columns, flow, records, release, split, step
+from dpstream.dp_transforms import bounding, flow, release, step
+from dpstream.dp_transforms.beam import split
 from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.ingest import columns, records
+from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.records import Canonicaliser
 from dpstream.dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
 from dpstream.pipelines import stream
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.commands import main as cli
-from dpstream.pipelines.sinks import files as sink_files
-from dpstream.pipelines.sinks import write as sinks
-from dpstream.pipelines.sinks.formats import read_releases
-from dpstream.pipelines.sources import files as sources
-from dpstream.pipelines.sources.files import ReadFiles
+from dpstream.pipelines.cli import main as cli
+from dpstream.pipelines.connectors import write as sinks
+from dpstream.pipelines.connectors.files import sink as sink_files
+from dpstream.pipelines.connectors.files import source as sources
+from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.stream import run_job
-from dpstream.state import log, sqlite
+from dpstream.state import arrow
 from dpstream.state import open as stores
 from dpstream.state.idtable import PairSet
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite import store as sqlite
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import KeyShard
 from tests.audit.leaks import (
     KEY,
@@ -72,8 +75,8 @@ PLACES: list[tuple[Any, str]] = [
     (step, "predict"), (step, "publish"), (step, "id_array"),
     (ContinuousGaussian, "draw"), (PairSet, "add"), (KeyShard, "intern"), (KeyShard, "key_columns"),
     (SqliteStore, "key_shard"), (SqliteStore, "commit_step"), (SqliteStore, "commit_units"),
-    (SqliteStore, "_write_steps"), (SqliteStore, "unit_shard"), (log, "step_blobs"),
-    (log, "unit_blobs"), (log, "to_bytes"),
+    (SqliteStore, "_write_steps"), (SqliteStore, "unit_shard"), (arrow, "step_blobs"),
+    (arrow, "unit_blobs"), (arrow, "to_bytes"),
     (flow, "seal"), (release, "concat"),
     (pa.ipc, "new_stream"), (pa.ipc, "open_stream"),
     (sink_files, "write_releases"), (sink_files, "encode_all"), (sink_files, "put_entries"),

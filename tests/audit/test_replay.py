@@ -16,11 +16,11 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.pipelines import begin as beginning
-from dpstream.pipelines.sinks import manifest as sink_manifest
-from dpstream.pipelines.sinks.formats import read_releases
+from dpstream.pipelines.connectors import run_manifest as sink_manifest
+from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.state import open as stores
-from dpstream.state import tokens
-from dpstream.state.ledger import Ledger
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Ledger
 from dpstream.state.store import Store
 from tests.audit.replays import Place, new_place, write_input
 

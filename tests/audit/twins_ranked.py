@@ -10,7 +10,7 @@ import numpy as np
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian

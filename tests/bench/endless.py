@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.plan import Plan
-from dpstream.pipelines.sinks.files import FileSink
-from dpstream.pipelines.sinks.sink import Name, Sink
-from dpstream.state import life
+from dpstream.accounting.plan.plan import Plan
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.sink import Name, Sink
 from dpstream.state import open as stores
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state import retention
+from dpstream.state.sqlite.store import SqliteStore
 from tests.flowing import Flowing, endless
 from tests.streams import START, STEP, begin, make_plan, positioned
 
@@ -79,10 +79,10 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=20_000)
     parser.add_argument("--keep", type=int, default=500, help="windows; 0: all")
     parser.add_argument("--period", type=int, default=100, help="windows; 0: none")
-    parser.add_argument("--note", type=int, default=life._NOTED)
+    parser.add_argument("--note", type=int, default=retention._NOTED)
     parser.add_argument("--url", help="a Spanner store (default: a file)")
     args = parser.parse_args()
-    life._NOTED, os.fsync = args.note, lambda _: None
+    retention._NOTED, os.fsync = args.note, lambda _: None
     plan = endless(make_plan(triggers=1, windows=10, period=args.period or None))
     with tempfile.TemporaryDirectory() as folder:
         url, sink = args.url or f"{folder}/s.db", Nowhere(Path(folder) / "out", "csv")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.pipelines.begin import key_source
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode

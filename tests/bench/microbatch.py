@@ -27,11 +27,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, admitted_schema, ids_of
 from dpstream.dp_transforms.bounding import bound
-from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.dp_transforms.step import Stepper
 from dpstream.pipelines.begin import key_source
@@ -39,8 +39,8 @@ from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
-from dpstream.state.spanner_client import connect
-from dpstream.state.spanner_schema import create_tables
+from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.schema import create_tables
 from tests import emulator
 from tests.bench.common import emit, machine
 from tests.bench.growth import exponent

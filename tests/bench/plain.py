@@ -22,12 +22,12 @@ from dpstream.dp_transforms.batches import (
     numbers,
     split_by_shard,
 )
-from dpstream.dp_transforms.clock import Announced, ToShards
-from dpstream.dp_transforms.hold import Held, HoldUntilCut, ShardCallback
-from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.beam.clock import Announced, ToShards
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sources.files import ReadFiles
 from dpstream.state.idtable import shard_of
 from dpstream.state.store import KeyShard
 

@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.dp_transforms.batches import ID, id_array
-from dpstream.dp_transforms.split import SplitByShard, unit_ids
+from dpstream.dp_transforms.beam.split import SplitByShard, unit_ids
 from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
 from tests.bench.common import emit, machine
 

@@ -28,12 +28,13 @@ import pyarrow as pa
 from google.cloud import spanner as google
 
 from dpstream.dp_transforms.batches import id_array
-from dpstream.state import spanner, spanner_keys
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.spanner_client import connect
-from dpstream.state.spanner_schema import create_identity, create_tables
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import create_store
+from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import store as spanner
+from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.schema import create_identity, create_tables
+from dpstream.state.spanner.store import SpannerStore
+from dpstream.state.sqlite.file import create_store
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Ids, Int64, StepResult, Store
 from tests import emulator
 from tests.bench.common import emit, machine

@@ -28,10 +28,10 @@ import apache_beam as beam
 import numpy as np
 import tomlkit
 
+from dpstream.pipelines.connectors.replay import source as replay
+from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import make_runner
-from dpstream.pipelines.sources import replay
-from dpstream.pipelines.sources.replay import Replay
 from dpstream.pipelines.stream import run_job
 from dpstream.pipelines.synth import Synth, generate
 from dpstream.state import open as stores

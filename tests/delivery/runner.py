@@ -19,9 +19,10 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from apache_beam.utils.timestamp import Timestamp
 
-from dpstream.dp_transforms import clock, delivery, flow
+from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import record_schema
-from dpstream.dp_transforms.clock import WallClock
+from dpstream.dp_transforms.beam import clock, delivery
+from dpstream.dp_transforms.beam.clock import WallClock
 from dpstream.dp_transforms.release import Gather
 from dpstream.dp_transforms.run import Run
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from tests.audit.neighbours import Pair, Record, make_pair
 from tests.streams import STEP
 

@@ -7,8 +7,8 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.timeline import Timeline
-from dpstream.dp_transforms.clock import WallClock
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.beam.clock import WallClock
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners.table import make_runner
 from tests.audit.neighbours import PARTITIONS, _batch

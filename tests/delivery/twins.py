@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from dpstream.dp_transforms import clock, flow, hold
-from dpstream.dp_transforms.hold import HoldUntilCut
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.beam import buffer as hold
+from dpstream.dp_transforms.beam import clock
+from dpstream.dp_transforms.beam.buffer import HoldUntilCut
 from dpstream.dp_transforms.run import Run
 from tests.delivery import world
 

@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
+from dpstream.dp_transforms.beam.delivery import resume_point
 from dpstream.dp_transforms.bounding import Batch, expand
-from dpstream.dp_transforms.delivery import resume_point
 from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
-from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
+from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
-from dpstream.state.log import to_bytes
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin

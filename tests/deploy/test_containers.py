@@ -10,9 +10,9 @@ import yaml
 from click.testing import CliRunner
 
 from dpstream.dp_transforms.noise.references import parse_reference
-from dpstream.pipelines.commands.main import cli, run
+from dpstream.pipelines.cli.main import cli, run
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.operating.metrics import METRICS
+from dpstream.pipelines.operate.metrics import METRICS
 from tests.deploy.stack import DEPLOY, ROOT, SERVICES, STACK, images, in_order, needs, shared
 
 IMAGES = images.read()

@@ -14,8 +14,8 @@ from apache_beam.runners.runner import PipelineResult
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operating import launch
-from dpstream.pipelines.operating.launch import check_remote, describe, fetch, flags, main, parser
+from dpstream.pipelines.operate import launch
+from dpstream.pipelines.operate.launch import check_remote, describe, fetch, flags, main, parser
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.state import open as stores
 from tests.audit.leaks import make_job

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dpstream.pipelines.operating import dashboards
-from dpstream.pipelines.operating.dashboards import FILES, dashboard, text
-from dpstream.pipelines.operating.metrics import METRICS, runner_name
+from dpstream.pipelines.operate import dashboards
+from dpstream.pipelines.operate.dashboards import FILES, dashboard, text
+from dpstream.pipelines.operate.metrics import METRICS, runner_name
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
@@ -40,7 +40,7 @@ def foreign(found: dict[str, Any], public: bool) -> set[str]:
 @pytest.mark.parametrize("public", [True, False])
 def test_the_files_are_what_the_list_gives(public: bool) -> None:
     """After a change:
-    ``python -m dpstream.pipelines.operating.dashboards deploy/observability``."""
+    ``python -m dpstream.pipelines.operate.dashboards deploy/observability``."""
     assert (FOLDER / FILES[public]).read_text(encoding="utf-8") == text(public)
 
 

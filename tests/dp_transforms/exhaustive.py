@@ -14,7 +14,7 @@ from decimal import ROUND_FLOOR, Context, Decimal
 import numpy as np
 
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing

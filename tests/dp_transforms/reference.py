@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from tests.streams import Stream, key_name, user_name
 
 

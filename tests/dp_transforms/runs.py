@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms.ingest.records import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.records import typed_ids
 from dpstream.dp_transforms.step import run_name
 from dpstream.state.store import RunIdentity
 from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive

@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import concat, record_schema
 from dpstream.dp_transforms.bounding import admit, bound, stamp_order
+from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.records import Canonicaliser
 from dpstream.state import open as stores
 from dpstream.state.store import Store
 from tests.dp_transforms.reference import Accepted, Pair, SlowBound, accept

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from dpstream.accounting.choice import (
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
     Column,
     Histogram,
@@ -18,13 +19,12 @@ from dpstream.accounting.choice import (
     design,
     encoder_matrix,
 )
-from dpstream.accounting.plan import Plan
-from dpstream.dp_transforms import choice as module
+from dpstream.dp_transforms import tuning as module
 from dpstream.dp_transforms.bounding import open_windows
-from dpstream.dp_transforms.choice import Tally, noisy
+from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.state.idtable import IdTable
 from tests.streams import MEAN, STEP, SUM, Stream, generate, make_plan
 

@@ -9,8 +9,8 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 
 from dpstream.dp_transforms.batches import record_schema
-from dpstream.dp_transforms.clock import ToShards, WallClock, instant, pulse_of
-from dpstream.dp_transforms.hold import HoldUntilCut
+from dpstream.dp_transforms.beam.buffer import HoldUntilCut
+from dpstream.dp_transforms.beam.clock import ToShards, WallClock, instant, pulse_of
 from tests.streams import START, STEP, make_plan
 
 LINE = make_plan(triggers=4, windows=3).timeline

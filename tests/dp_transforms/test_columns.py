@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.dp_transforms import columns
+from dpstream.dp_transforms.ingest import columns
 from tests.dp_transforms.layouts import (
     BAD,
     BYTE_LAYOUTS,

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
-from dpstream.dp_transforms.delivery import delivered_through, released_through, resume_point
+from dpstream.dp_transforms.beam.delivery import delivered_through, released_through, resume_point
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.pipelines.sinks.files import FileSink
-from dpstream.state import life
+from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.state import open as stores
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state import retention
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.flowing import Flowing, cells, endless
 from tests.streams import MEAN, START, STEP, begin, by_name, generate, make_plan, positioned
@@ -150,12 +150,12 @@ def test_what_is_read_of_progress_stays_bounded(
     monkeypatch.setattr(SqliteStore, "progress", progress)
     plan = endless(plan_of(triggers=1, lateness=0))
     flowing = run_on(live(plan, tmp_path, 400))
-    assert max(seen) <= SHARDS * (life._NOTED + 8) and max(seen[:300]) == max(seen)
+    assert max(seen) <= SHARDS * (retention._NOTED + 8) and max(seen[:300]) == max(seen)
     assert resume_point(flowing.run).first == 401
-    assert life.reached(flowing.store, plan.timeline).complete == 400
+    assert retention.reached(flowing.store, plan.timeline).complete == 400
     # The sabotaged twin: nothing is remembered.
     seen.clear()
-    monkeypatch.setattr(life, "_NOTED", 1 << 30)
+    monkeypatch.setattr(retention, "_NOTED", 1 << 30)
     flowing.store.set_note("complete", None)
     released_through(flowing.run)
     assert max(seen) == SHARDS * 400
@@ -185,13 +185,13 @@ def test_nothing_is_dropped_that_the_sink_may_not_have(tmp_path: Path) -> None:
     plan = endless(plan_of(triggers=2, lateness=0))
     flowing = run_on(live(plan, tmp_path, 60))
     store, line = flowing.store, plan.timeline
-    assert life.reached(store, line).complete == 30
-    assert life.drop_delivered(store, line, 20, 0) == 10 == store.marks.dropped
-    assert life.drop_delivered(store, line, 21, 0) == 0
+    assert retention.reached(store, line).complete == 30
+    assert retention.drop_delivered(store, line, 20, 0) == 10 == store.marks.dropped
+    assert retention.drop_delivered(store, line, 21, 0) == 0
     assert store.committed_releases(9, 0, 1) is None
     assert store.committed_releases(10, 0, 1) is not None
     # Nor what has not ended in every shard, whatever cut is said to be delivered.
-    assert life.drop_delivered(store, line, 90, 0) == 20
+    assert retention.drop_delivered(store, line, 90, 0) == 20
     assert store.marks.dropped == 30
 
 
@@ -208,9 +208,9 @@ def test_marks_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> 
     for cut in range(2, 9):  # shard 0 runs ahead
         flowing.decide(0, [], cut, cut - 1)
         list(flowing.release(0, [], cut, cut - 1).outputs)
-    assert life.reached(flowing.store, line).complete == 0
+    assert retention.reached(flowing.store, line).complete == 0
     assert released_through(flowing.run) == 1
-    assert life.drop_delivered(flowing.store, line, 8, 0) == 0
+    assert retention.drop_delivered(flowing.store, line, 8, 0) == 0
     marks = msgspec.structs.replace(flowing.store.marks, abandoned=2)
     flowing.store.marks = marks
-    assert life.reached(flowing.store, line).complete == 2
+    assert retention.reached(flowing.store, line).complete == 2

@@ -10,21 +10,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import SealFactory, run_in_memory
-from dpstream.dp_transforms.ids import key_ids
-from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.release import steps_through
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.step import Stepper
-from dpstream.state import life, log
+from dpstream.state import arrow, retention
 from dpstream.state import open as stores
 from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import create_store
+from dpstream.state.sqlite.file import create_store
+from dpstream.state.sqlite.store import SqliteStore
 from tests.streams import KEYS, MEAN, STEP, begin, by_name, generate, make_plan, sealed_bytes
 
 SHARDS = 2
@@ -75,7 +75,7 @@ class Live:
         self.held = [rows.filter(pa.array(cut > upto))]
         self.step(rows.filter(pa.array(cut <= upto)), upto)
         if self.expires:
-            life.expire(self.store, self.line)
+            retention.expire(self.store, self.line)
 
     def step(self, rows: pa.RecordBatch, upto: int) -> None:
         """Every step up to a cut, old ones read back."""
@@ -194,8 +194,8 @@ def test_expiry_that_is_too_eager_is_noticed(
     which, name, wrong = SABOTAGED[fault]
     plan = plan_of(which)
     calm = expected(plan, tmp_path)
-    monkeypatch.setattr(life, name, wrong)
-    monkeypatch.setattr("dpstream.dp_transforms.bounding.period_cut", life.period_cut)
+    monkeypatch.setattr(retention, name, wrong)
+    monkeypatch.setattr("dpstream.dp_transforms.bounding.period_cut", retention.period_cut)
     with lived(plan, tmp_path / "a.db", 10) as live:
         assert live.released != calm
 
@@ -226,10 +226,10 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
             for _ in range(2)
         )
         before = answers(plan, old, records, upto)
-        assert life.expire(live.store, line) == SHARDS
+        assert retention.expire(live.store, line) == SHARDS
         now = answers(plan, new, records, upto)
         assert all(now) and now == before == answers(plan, old, records, upto)
-        monkeypatch.setattr(log, "moved", lambda some, slots: some)  # the sabotaged twin
+        monkeypatch.setattr(arrow, "moved", lambda some, slots: some)  # the sabotaged twin
         assert answers(plan, old, records, upto) != now
     stores.close_all()
 

@@ -17,7 +17,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, ArrowBatchCoder, release_schema

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.records import CanonicaliserFactory
 from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.dp_transforms.exhaustive import LATTICE, slow_weights

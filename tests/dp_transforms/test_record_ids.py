@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan import Field, Plan
+from dpstream.accounting.plan.plan import Field, Plan
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.state import open as stores
-from dpstream.state.log import indexed, position_ids
+from dpstream.state.arrow import indexed, position_ids
 from dpstream.state.store import Admitted, Store
 from tests.streams import (
     COUNT,

@@ -14,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.dp_transforms.ingest.records import (
+    Canonicaliser,
+    canonical_public_keys,
+    public_key_ids,
+)
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.records import Canonicaliser, canonical_public_keys, public_key_ids
 from tests.dp_transforms.layouts import (
     BAD,
     BYTE_LAYOUTS,

@@ -11,10 +11,10 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.beam.buffer import HoldUntilCut
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
-from dpstream.dp_transforms.hold import HoldUntilCut
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.records import CanonicaliserFactory, Records
 from dpstream.dp_transforms.release import Seal
 from dpstream.dp_transforms.run import KeySource, Run, begin_run
 from tests.dp_transforms.runs import PLANS

@@ -10,11 +10,12 @@ import pytest
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from dpstream.accounting.errors import RunError
-from dpstream.dp_transforms import batches, split
+from dpstream.dp_transforms import batches
 from dpstream.dp_transforms.batches import concat, id_array, ids_of
+from dpstream.dp_transforms.beam import split
+from dpstream.dp_transforms.beam.buffer import HoldUntilCut
+from dpstream.dp_transforms.beam.split import SplitByShard
 from dpstream.dp_transforms.flow import DPStream
-from dpstream.dp_transforms.hold import HoldUntilCut
-from dpstream.dp_transforms.split import SplitByShard
 from dpstream.state import open as stores
 from tests.dp_transforms.test_flow import in_memory, through_beam
 from tests.streams import begin, generate, make_plan

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.budget import Budget, allocate
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import aggregation, release, step
 from dpstream.dp_transforms.batches import concat, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.records import CanonicaliserFactory
 from dpstream.state import open as stores
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite.store import SqliteStore
 from tests.budgets import budgeted
 from tests.dp_transforms.reference import Pair, admitted
 from tests.dp_transforms.runs import (

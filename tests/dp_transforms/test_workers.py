@@ -13,15 +13,17 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.accounting.plan import Plan
-from dpstream.dp_transforms import flow, hold, split
-from dpstream.dp_transforms.clock import Announced
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.beam import buffer as hold
+from dpstream.dp_transforms.beam import split
+from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, _outputs
+from dpstream.dp_transforms.beam.clock import Announced
+from dpstream.dp_transforms.beam.workers import Threads, Workers, stop_workers
 from dpstream.dp_transforms.flow import DPStream
-from dpstream.dp_transforms.hold import Held, HoldUntilCut, _outputs
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import first_error, forget_error, operator_totals
-from dpstream.dp_transforms.workers import Threads, Workers, stop_workers
 from dpstream.state import open as stores
 from tests.dp_transforms.test_flow import MODES, in_memory, options, ordered, through_beam
 from tests.streams import begin, generate, make_plan

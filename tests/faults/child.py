@@ -21,16 +21,16 @@ import pyarrow as pa
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import DPStream, run_in_memory
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.sinks import files as sinks
+from dpstream.pipelines.connectors.files import sink as sinks
 from dpstream.state import open as stores
-from dpstream.state import spanner
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.spanner import store as spanner
+from dpstream.state.spanner.store import SpannerStore
+from dpstream.state.sqlite.store import SqliteStore
 from tests import emulator
 from tests.faults.places import small_commits
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, begin, generate, make_plan, public_table

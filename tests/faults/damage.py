@@ -21,15 +21,15 @@ import pyarrow as pa
 from dpstream.accounting.errors import DpstreamError
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors.files.rows import Rows
+from dpstream.pipelines.connectors.files.source import pieces, positioned, read_piece
+from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operating import state_admin
-from dpstream.pipelines.sinks.sink import sink_of
-from dpstream.pipelines.sources.files import pieces, positioned, read_piece
-from dpstream.pipelines.sources.rows import Rows
+from dpstream.pipelines.operate import state_admin
 from dpstream.state import open as stores
-from dpstream.state import tokens
-from dpstream.state.ledger import Ledger, read_ledger
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Ledger, read_ledger
+from dpstream.state.sqlite.store import SqliteStore
 
 JOB = """
 [source]
@@ -204,7 +204,7 @@ def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> 
 
 def _export(case: Path) -> None:
     """``dpstream state releases``: the store's own releases."""
-    from dpstream.pipelines.operating.state_view import export
+    from dpstream.pipelines.operate.state_view import export
 
     job = load_job(case / "job.toml")
     export(job, case / "again", job.sink.file_kind)

@@ -17,8 +17,8 @@ from urllib.request import Request, urlopen
 
 import tomlkit
 
+from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.stream import run_job
 from tests.faults.processes import files
 from tests.runners.engines import ROOT, Pool

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from dpstream.state import drafts, life, moves, sqlite_backup
+from dpstream.state import drafts, retention, transfer
 from dpstream.state import open as stores
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite import backup as sqlite_backup
+from dpstream.state.sqlite.store import SqliteStore
 from tests.faults.child import plan_of
 
 #: Calls before and after which a process may die; each is one step towards the new file.
@@ -17,7 +18,8 @@ CALLS: tuple[tuple[Any, str], ...] = (
     (sqlite_backup, "_sync"), (sqlite_backup, "_move_sides"), (drafts, "sweep"),
     (drafts, "_made"),
     (sqlite_backup.os, "link"), (sqlite_backup.os, "replace"),
-    (moves, "create_store"), (moves, "copy_store"), (moves, "check_file"), (moves, "replace_file"),
+    (transfer, "create_store"), (transfer, "copy_store"),
+    (transfer, "check_file"), (transfer, "replace_file"),
     (sqlite_backup, "check_file"),
     (SqliteStore, "put_carried"), (SqliteStore, "put_unit_progress"),
     (SqliteStore, "begin_restoring"), (SqliteStore, "_compact_keys"), (SqliteStore, "_insert_keys"),
@@ -31,14 +33,14 @@ def commands(name: str, folder: Path) -> dict[str, Callable[[], object]]:
     def expire() -> None:
         run_id = stores.identity_of(url, plan).run_id
         store = stores.open_store(url, plan, run_id)
-        life.expire(store, plan.timeline)
+        retention.expire(store, plan.timeline)
         store.compact()
 
     return {
-        "reshard": lambda: moves.reshard(url, plan, 5),
-        "backup": lambda: moves.backup(url, plan, folder / "new.backup"),
-        "restore": lambda: moves.restore(url, plan, folder / "b", replace=True),
-        "restore a lost one": lambda: moves.restore(url, plan, folder / "b"),
+        "reshard": lambda: transfer.reshard(url, plan, 5),
+        "backup": lambda: transfer.backup(url, plan, folder / "new.backup"),
+        "restore": lambda: transfer.restore(url, plan, folder / "b", replace=True),
+        "restore a lost one": lambda: transfer.restore(url, plan, folder / "b"),
         "expire": expire,
     }
 

@@ -9,9 +9,10 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.state import open as stores
-from dpstream.state import spanner, spanner_client
-from dpstream.state.spanner_batch import Mutations
-from dpstream.state.spanner_client import connect, read_rows
+from dpstream.state.spanner import client as spanner_client
+from dpstream.state.spanner import store as spanner
+from dpstream.state.spanner.batch import Mutations
+from dpstream.state.spanner.client import connect, read_rows
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import Places, places, small_commits

@@ -19,7 +19,8 @@ from unittest import mock
 import pytest
 
 from dpstream.state import open as stores
-from dpstream.state import seals, sqlite_rows
+from dpstream.state import seals
+from dpstream.state.sqlite import rows as sqlite_rows
 from tests.faults import damage
 from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, after_flip
 

@@ -19,11 +19,13 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.sinks.files import write_release
-from dpstream.state import moves, sqlite, sqlite_file
+from dpstream.pipelines.connectors.files.sink import write_release
 from dpstream.state import open as stores
-from dpstream.state.ledger import Charge, Ledger
-from dpstream.state.sqlite_backup import check_file
+from dpstream.state import transfer
+from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.sqlite import file as sqlite_file
+from dpstream.state.sqlite import store as sqlite
+from dpstream.state.sqlite.backup import check_file
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import redelivered
@@ -108,21 +110,21 @@ def test_a_change_of_a_store_on_a_full_disk(disk: Path, tmp_path: Path, command:
     with mock.patch("dpstream.dp_transforms.flow.expire"):  # something is left to expire
         run_all(run)
     stores.close_all()
-    moves.backup(run.store, run.plan, tmp_path / "b")
+    transfer.backup(run.store, run.plan, tmp_path / "b")
     before, refusals = sorted(p.name for p in disk.iterdir()), 0
 
     def expire() -> None:
-        from dpstream.state import life
+        from dpstream.state import retention
 
         store = run.open()
-        life.expire(store, run.plan.timeline)
+        retention.expire(store, run.plan.timeline)
         store.compact()
 
     def work() -> object:
         return {
-            "backup": lambda: moves.backup(run.store, run.plan, disk / "new"),
-            "restore": lambda: moves.restore(run.store, run.plan, tmp_path / "b", replace=True),
-            "reshard": lambda: moves.reshard(run.store, run.plan, 7),
+            "backup": lambda: transfer.backup(run.store, run.plan, disk / "new"),
+            "restore": lambda: transfer.restore(run.store, run.plan, tmp_path / "b", replace=True),
+            "reshard": lambda: transfer.reshard(run.store, run.plan, 7),
             "expire": expire,
         }[command]()
 
@@ -197,16 +199,16 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path) -> None:
     expected, run = calm("sticky"), job("sticky", disk / "s.db")
     run_all(run)
     stores.close_all()
-    moves.backup(run.store, run.plan, tmp_path / "b")
+    transfer.backup(run.store, run.plan, tmp_path / "b")
     for option in ("ro", "rw"):
         remount = ["mount", "-o", f"remount,{option},size={DISK}", str(disk)]
         subprocess.run(remount, check=True)
         if option == "ro":
             for work in (
                 lambda: run_all(run),
-                lambda: moves.backup(run.store, run.plan, disk / "b"),
-                lambda: moves.reshard(run.store, run.plan, 3),
-                lambda: moves.restore(run.store, run.plan, tmp_path / "b", replace=True),
+                lambda: transfer.backup(run.store, run.plan, disk / "b"),
+                lambda: transfer.reshard(run.store, run.plan, 3),
+                lambda: transfer.restore(run.store, run.plan, tmp_path / "b", replace=True),
                 lambda: Ledger(disk / "ledger.db", "d"),
             ):
                 assert refused(work)
@@ -227,7 +229,7 @@ def test_rights_that_are_lost(tmp_path: Path) -> None:
     attempt = f"""
 import os, sqlite3
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.state.sqlite_file import connect, failed
+from dpstream.state.sqlite.file import connect, failed
 os.setgid(65534)
 os.setuid(65534)
 try:

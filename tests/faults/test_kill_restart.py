@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.state.spanner_client import connect, read_rows
+from dpstream.state.spanner.client import connect, read_rows
 from tests import emulator
 from tests.faults.child import POINTS, SHARDS, Fault, plan_of
 from tests.faults.figures import Figures, compare, released_rows

@@ -11,8 +11,8 @@ import pytest
 
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.state import moves
 from dpstream.state import open as stores
+from dpstream.state import transfer
 from tests.faults import life_child
 from tests.faults.child import plan_of
 from tests.faults.processes import _context, finish
@@ -31,7 +31,7 @@ def template() -> Path:
     with pytest.raises(Full), stop_at_commit(17), together:
         run_in_memory(run, redelivered(run.plan, 1))
     stores.close_all()
-    moves.backup(run.store, run.plan, folder / "b")
+    transfer.backup(run.store, run.plan, folder / "b")
     stores.close_all()
     return folder
 

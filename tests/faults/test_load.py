@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from tests import emulator

@@ -12,10 +12,10 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
-from dpstream.state import moves
 from dpstream.state import open as stores
-from dpstream.state.spanner_client import connect
-from dpstream.state.spanner_schema import generation_of
+from dpstream.state import transfer
+from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.schema import generation_of
 from dpstream.state.store import RunIdentity
 from tests.faults.places import Places, places, small_commits
 from tests.faults.runs import calm, job, released
@@ -40,7 +40,7 @@ def go_on(run: Run, commits: int, seed: int) -> None:
 
 
 def resharded(run: Run, shards: int) -> Run:
-    assert moves.reshard(run.store, run.plan, shards) is None
+    assert transfer.reshard(run.store, run.plan, shards) is None
     return run._replace(shards=shards)
 
 
@@ -76,15 +76,15 @@ def test_a_step_cut_short_goes_on_after_a_reshard(place: Places, name: str) -> N
 def test_a_backup_is_restored_to_either_kind(place: Places, tmp_path: Path) -> None:
     run = job("sticky", place())
     go_on(run, 15, 1)
-    moves.backup(run.store, run.plan, tmp_path / "b")
+    transfer.backup(run.store, run.plan, tmp_path / "b")
     go_on(run, 5, 2)
-    moves.restore(run.store, run.plan, tmp_path / "b", replace=True)
+    transfer.restore(run.store, run.plan, tmp_path / "b", replace=True)
     store = stores.open_store(run.store, run.plan, run.run_id)
     assert store.restoring and store.completed(2)[0] <= 6
     file = f"sqlite:{tmp_path}/s.db"
-    moves.restore(file, run.plan, tmp_path / "b")
+    transfer.restore(file, run.plan, tmp_path / "b")
     other = place()
-    moves.restore(other, run.plan, tmp_path / "b")
+    transfer.restore(other, run.plan, tmp_path / "b")
     for url in (run.store, file, other):
         stores.close_all()
         assert released(run._replace(store=url), redelivered(run.plan, 3)) == calm("sticky")
@@ -99,7 +99,7 @@ def test_a_reshard_cut_short_leaves_the_old_store(place: Places) -> None:
             raise Full
 
     with pytest.raises(Full):
-        moves.reshard(run.store, run.plan, 3, stop)
+        transfer.reshard(run.store, run.plan, 3, stop)
     stores.close_all()
     assert generation_of(connect(run.store)) == 0
     run = resharded(run, 3)
@@ -110,16 +110,16 @@ def test_of_two_commands_at_once_the_last_wins(place: Places, tmp_path: Path) ->
     """Both fill a generation; the one that began first would have mixed its rows in."""
     run = job("sticky", place())
     go_on(run, 9, 1)
-    moves.backup(run.store, run.plan, tmp_path / "b")
+    transfer.backup(run.store, run.plan, tmp_path / "b")
     inner: list[RunIdentity] = []
 
     def meanwhile(done: int, _: int) -> None:
         if not inner:
             inner.append(run.open().identity)
-            moves.restore(run.store, run.plan, tmp_path / "b", replace=True)
+            transfer.restore(run.store, run.plan, tmp_path / "b", replace=True)
 
     with pytest.raises(RunError, match="another command"):
-        moves.reshard(run.store, run.plan, 3, meanwhile)
+        transfer.reshard(run.store, run.plan, 3, meanwhile)
     stores.close_all()
     assert stores.identity_of(run.store, run.plan).shards == run.shards
     assert released(run, redelivered(run.plan, 4)) == calm("sticky")
@@ -130,7 +130,7 @@ def test_a_run_that_begins_meanwhile_is_not_mixed_with_a_restore(
 ) -> None:
     run = job("sticky", place())
     go_on(run, 9, 1)
-    moves.backup(run.store, run.plan, tmp_path / "b")
+    transfer.backup(run.store, run.plan, tmp_path / "b")
     fresh = place()
 
     def meanwhile(done: int, _: int) -> None:
@@ -138,7 +138,7 @@ def test_a_run_that_begins_meanwhile_is_not_mixed_with_a_restore(
             job("sticky", fresh)
 
     with pytest.raises(RunError, match="another command"):
-        moves.restore(fresh, run.plan, tmp_path / "b", progress=meanwhile)
+        transfer.restore(fresh, run.plan, tmp_path / "b", progress=meanwhile)
     stores.close_all()
     store = stores.open_store(fresh, run.plan, run.run_id)
     assert not store.progress() and not store.restoring

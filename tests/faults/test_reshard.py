@@ -15,8 +15,8 @@ from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.step import Stepper
 from dpstream.state import open as stores
 from dpstream.state.copying import copy_store
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import create_store
+from dpstream.state.sqlite.file import create_store
+from dpstream.state.sqlite.store import SqliteStore
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import NAMES, Full, redelivered, stop_at_commit

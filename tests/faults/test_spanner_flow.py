@@ -12,12 +12,13 @@ import pytest
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.bounding import Batch, bound
-from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
-from dpstream.state import spanner, spanner_keys
-from dpstream.state.spanner_client import MissingError, connect
-from dpstream.state.spanner_schema import create_tables
-from dpstream.state.spanner_units import SpannerUnitShard
+from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import store as spanner
+from dpstream.state.spanner.client import MissingError, connect
+from dpstream.state.spanner.schema import create_tables
+from dpstream.state.spanner.units import SpannerUnitShard
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import small_commits

@@ -16,21 +16,24 @@ import pyarrow.compute as pc
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding, step
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.dp_transforms.ids import key_ids
-from dpstream.dp_transforms.records import Canonicaliser, public_key_ids
+from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.ingest.records import Canonicaliser, public_key_ids
 from dpstream.dp_transforms.release import steps_through
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.step import Stepper
-from dpstream.state import log, spanner, spanner_keys, spanner_units
+from dpstream.state import arrow
 from dpstream.state import open as stores
+from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
-from dpstream.state.log import to_bytes
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import store as spanner
+from dpstream.state.spanner import units as spanner_units
+from dpstream.state.spanner.store import SpannerStore
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import KINDS, Places, places, small_commits
@@ -228,7 +231,7 @@ def test_deliveries_repeat_and_change(kind: str, place: Places, name: str) -> No
 @pytest.mark.parametrize("rows", [1, 7])
 def test_commits_in_many_pieces(tmp_path: Path, monkeypatch: Any, rows: int) -> None:
     """A commit of BOUND larger than a piece of the log is read back whole."""
-    monkeypatch.setattr(log, "_PIECE_ROWS", rows)
+    monkeypatch.setattr(arrow, "_PIECE_ROWS", rows)
     expected = calm("sticky")
     run = job("sticky", str(tmp_path / "s.db"))
     with pytest.raises(Full), stop_at_commit(5):

@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.keys import new_key
 from dpstream.state import open as stores
-from dpstream.state.ledger import Ledger
+from dpstream.state.ledger.charges import Ledger
 
 JOB = """\
 # Deliveries, hourly.  KEEP THIS COMMENT.
@@ -58,7 +58,7 @@ ASK = ("--first", "12h", "--epsilon", "1")
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    with mock.patch("dpstream.pipelines.commands.main._silence"):
+    with mock.patch("dpstream.pipelines.cli.main._silence"):
         yield
     stores.close_all()
 

@@ -70,7 +70,7 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
 @pytest.fixture
 def drive(kafka: Broker, tmp_path: Path) -> Callable[..., "Driver"]:
     """``drive(topic, partition, start, begin, **job)``: the source's reader of a partition."""
-    from dpstream.pipelines.sources.kafka import KafkaInput, _ReadPartition
+    from dpstream.pipelines.connectors.kafka.source import KafkaInput, _ReadPartition
     from tests.pipelines.kafka_jobs import Driver, kafka_job
 
     def make(

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
+from dpstream.pipelines.connectors.unbounded import Progress
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sources.endless import Progress
 from tests.drive import Bundle, Drive, letters_of, rows_of
 
 _numbers = itertools.count()

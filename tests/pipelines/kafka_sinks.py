@@ -9,8 +9,8 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sinks.kafka_topic import KafkaTopic
 from dpstream.state import open as stores
 from tests.kafka_broker import Broker, running
 from tests.published import Published

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from dpstream.accounting.audit_design import designs
-from dpstream.accounting.auditing import Parts
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.evidence.bounds import Parts
+from dpstream.accounting.evidence.design import designs
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise import references
-from dpstream.pipelines.auditing.audit import Ask, audit
-from dpstream.pipelines.auditing.rows import Released, rows_of, table_of, totals
-from dpstream.pipelines.auditing.run import Fixed, audited_plan, sides
-from dpstream.pipelines.auditing.selection import crossing, first_tests, visible_mu
-from dpstream.pipelines.auditing.values import read_trials
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.audit.audit import Ask, audit
+from dpstream.pipelines.audit.rows import Released, rows_of, table_of, totals
+from dpstream.pipelines.audit.run import Fixed, audited_plan, sides
+from dpstream.pipelines.audit.selection import crossing, first_tests, visible_mu
+from dpstream.pipelines.audit.values import read_trials
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.statistical.trials import smaller_noise
 

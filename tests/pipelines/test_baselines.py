@@ -17,8 +17,9 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.dp_transforms.ids import typed_ids
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.experiments import baselines
 from dpstream.pipelines.experiments.baselines import (
     NAMES,
@@ -34,7 +35,6 @@ from dpstream.pipelines.experiments.metrics import Scoreboard
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.experiments.truth import Columns, Truth, load
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.sinks.formats import read_releases
 from dpstream.pipelines.stream import run_job
 from dpstream.pipelines.synth import DAY_MICROS, Synth, generate
 

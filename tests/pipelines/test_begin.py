@@ -16,16 +16,16 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors.files import sink as sink_files
+from dpstream.pipelines.connectors.files.sink import manifest_path
+from dpstream.pipelines.connectors.sink import Manifest
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.sinks import files as sink_files
-from dpstream.pipelines.sinks.files import manifest_path
-from dpstream.pipelines.sinks.sink import Manifest
-from dpstream.state import ledger as ledgers
 from dpstream.state import open as stores
-from dpstream.state import tokens
-from dpstream.state.ledger import Ledger
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_tables import put_meta, read_meta
+from dpstream.state.ledger import charges as ledgers
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Ledger
+from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.sqlite.tables import put_meta, read_meta
 from tests.audit.replays import Place, new_place
 
 

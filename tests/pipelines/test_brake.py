@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms.batches import SHARD, admitted_schema, concat, record_schema
-from dpstream.dp_transforms.delivery import (
+from dpstream.dp_transforms.beam.delivery import (
     DeliveredCallback,
     delivered_through,
     forget_delivered,
@@ -18,12 +18,12 @@ from dpstream.dp_transforms.delivery import (
     resume_point,
 )
 from dpstream.dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_memory
-from dpstream.dp_transforms.ids import key_ids
-from dpstream.dp_transforms.records import Canonicaliser
+from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.sinks.files import FileSink
-from dpstream.pipelines.sinks.restored import Catching
-from dpstream.pipelines.sources.brake import ASK_SECONDS, CUTS_AHEAD, Brake
+from dpstream.pipelines.connectors.backpressure import ASK_SECONDS, CUTS_AHEAD, Brake
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.restored import Catching
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from tests.streams import KEYS, STEP, begin, generate, make_plan

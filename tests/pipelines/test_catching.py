@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.dp_transforms.delivery import delivered_through, named
-from dpstream.pipelines.sinks import manifest as sink_manifest
-from dpstream.pipelines.sinks.files import FileSink
-from dpstream.pipelines.sinks.restored import Catching, diverged
-from dpstream.state import moves, tokens
+from dpstream.dp_transforms.beam.delivery import delivered_through, named
+from dpstream.pipelines.connectors import run_manifest as sink_manifest
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.restored import Catching, diverged
 from dpstream.state import open as stores
+from dpstream.state import transfer
+from dpstream.state.ledger import lineage as tokens
 from tests.flowing import Flowing, cells, endless
 from tests.streams import begin, generate, make_plan
 
@@ -42,9 +43,9 @@ class Lived:
         stores.close_all()
         one = self.pipeline()
         self.go(one, 1, SAVED)
-        moves.backup(self.url, self.plan, folder / "backup")
+        transfer.backup(self.url, self.plan, folder / "backup")
         self.go(self.pipeline(), SAVED + 1, LOST)
-        moves.restore(self.url, self.plan, folder / "backup", replace=True)
+        transfer.restore(self.url, self.plan, folder / "backup", replace=True)
 
     def pipeline(self, store: str = "s.db", out: str = "out") -> Flowing:
         """A new one, with nothing but the store; the run begins as `dpstream run` lets it."""
@@ -246,7 +247,7 @@ def test_nothing_new_comes_before_the_last_that_is_published(
 def test_a_reshard_need_not_compare_what_was_delivered(lived: Lived) -> None:
     flowing = lived.pipeline()
     lived.go(flowing, 1, LOST + 2)
-    moves.reshard(lived.url, lived.plan, 3)
+    transfer.reshard(lived.url, lived.plan, 3)
     run = begin(lived.plan, lived.folder / "s.db", 3)
     again = Flowing(run, FileSink(lived.folder / "out", "parquet"))
     assert again.resume.first == LOST + 3 and not run.open().restoring

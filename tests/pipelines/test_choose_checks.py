@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.chosen import Receipt
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.tuning.answer import Receipt
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.state.choices import ChoiceLedger
-from dpstream.state.ledger import Charge
+from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.charges import Charge
 from tests.pipelines.choosing import (  # noqa: F401
     ASK,
     JOB,

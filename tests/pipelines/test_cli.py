@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.commands import main as module
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli import main as module
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sinks.formats import read_releases
-from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
 
 MakeJob = Callable[..., Job]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -212,7 +212,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("dpstream.pipelines.operating.doctor.put_once", refuse)
+    monkeypatch.setattr("dpstream.pipelines.operate.doctor.put_once", refuse)
     broken = call("doctor")
     assert broken.exit_code == 4
     assert "Not ready: the disk" in broken.stdout

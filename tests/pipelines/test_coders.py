@@ -13,12 +13,12 @@ from apache_beam import coders
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.pipelines import stream
+from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.kafka.source import KafkaInput
+from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.replay.source import Replay
+from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks.sink import sink_of
-from dpstream.pipelines.sources import pubsub_client
-from dpstream.pipelines.sources.inputs import input_of
-from dpstream.pipelines.sources.kafka import KafkaInput
-from dpstream.pipelines.sources.replay import Replay
 from dpstream.state import open as stores
 from tests.pipelines.test_unbounded_cli import job_file
 

@@ -11,21 +11,21 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.choosing.own_data import refuse_own_data
-from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.sources import compression
-from dpstream.pipelines.sources import lines as source_lines
-from dpstream.pipelines.sources.compression import (
+from dpstream.pipelines.connectors.files import compression
+from dpstream.pipelines.connectors.files import lines as source_lines
+from dpstream.pipelines.connectors.files.compression import (
     BrokenFileError,
     Unpacked,
     codec_of,
     plain_by_name,
 )
-from dpstream.pipelines.sources.files import ReadFiles
-from dpstream.pipelines.sources.recorded import recorded
-from dpstream.pipelines.sources.replay import Replay
+from dpstream.pipelines.connectors.files.recorded import recorded
+from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.replay.source import Replay
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.tuning.own_data import refuse_own_data
 from dpstream.state import open as stores
 from tests.audit.replays import new_place
 from tests.drive import Drive, letters_of, rows_of
@@ -276,8 +276,10 @@ def test_folders_that_grow(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_lines, "BLOCK_BYTES", 4096)
         if stamp == "closed":
-            patch.setattr("dpstream.pipelines.sources.folder_watch.MARGIN", 0)
-            patch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: 1 << 60)
+            patch.setattr("dpstream.pipelines.connectors.folder.watch.MARGIN", 0)
+            patch.setattr(
+                "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: 1 << 60
+            )
         runs = [Whole(job) for _ in range(2)]
         for run in runs:
             run.look()

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
-from dpstream.pipelines.jobs.tables import SinkConfig
-from dpstream.pipelines.sinks.files import write_release
-from dpstream.pipelines.sinks.write import (
+from dpstream.pipelines.connectors.files.sink import write_release
+from dpstream.pipelines.connectors.write import (
     WriteDeadLetters,
     dead_letter_folder,
     read_dead_letters,
     write_dead_letters,
 )
+from dpstream.pipelines.jobs.tables import SinkConfig
 from tests.pipelines.test_sinks import release
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from matplotlib.image import imread
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.experiments import charts, commands, runs
 from dpstream.pipelines.experiments.baselines import NAMES
 from dpstream.pipelines.experiments.jobs import _toml

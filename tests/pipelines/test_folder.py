@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.connectors.folder import store as folder_store
+from dpstream.pipelines.connectors.folder import watch as folder_watch
+from dpstream.pipelines.connectors.folder.close import close_files, new_files, rfc3339
+from dpstream.pipelines.connectors.folder.names import find, is_name, place
+from dpstream.pipelines.connectors.folder.source import FolderInput
+from dpstream.pipelines.connectors.folder.store import Folder, normal_url
+from dpstream.pipelines.connectors.folder.watch import LOOK_BACK, MARGIN, Settled, nothing_seen
+from dpstream.pipelines.connectors.inputs import input_of
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.sources import folder_store, folder_watch
-from dpstream.pipelines.sources.folder import FolderInput
-from dpstream.pipelines.sources.folder_close import close_files, new_files, rfc3339
-from dpstream.pipelines.sources.folder_names import find, is_name, place
-from dpstream.pipelines.sources.folder_store import Folder, normal_url
-from dpstream.pipelines.sources.folder_watch import LOOK_BACK, MARGIN, Settled, nothing_seen
-from dpstream.pipelines.sources.inputs import input_of
 from tests.folders import (
     CANARY,
     SECOND,
@@ -42,7 +43,7 @@ __all__ = ["make_folder_job"]
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dpstream.pipelines.sources.folder.wall_micros", lambda: START + 86_400 * SECOND
+        "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: START + 86_400 * SECOND
     )
 
 
@@ -140,9 +141,13 @@ def test_markers_of_the_future_wait(
     mark(tmp_path / "in", START + 10**9, line("b.jsonl", START))
     mark(tmp_path / "in", 0, name="not an instant.jsonl")
     mark(tmp_path / "in", 0, name=f".{rfc3339(START)}.jsonl.tmp")
-    monkeypatch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: START + 10)
+    monkeypatch.setattr(
+        "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: START + 10
+    )
     assert run.look() == START and len(run.found()) == 3
-    monkeypatch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: START + 10**9)
+    monkeypatch.setattr(
+        "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: START + 10**9
+    )
     assert run.look() == START + 10**9
 
 
@@ -179,7 +184,7 @@ def test_files_that_lie_unchanged(
 ) -> None:
     run, folder = Whole(make_folder_job("jsonl", "closed")), tmp_path / "in"
     settle, now = 2 * SECOND, START + 100 * SECOND
-    monkeypatch.setattr("dpstream.pipelines.sources.folder.wall_micros", lambda: now)
+    monkeypatch.setattr("dpstream.pipelines.connectors.folder.source.wall_micros", lambda: now)
     settled(folder, "b.jsonl", now - settle - 5)
     settled(folder, "a.jsonl", now - settle)
     settled(folder, "fresh.jsonl", now - settle + 1)

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.sources import folder_store
-from dpstream.pipelines.sources.folder import ReadFolder
-from dpstream.pipelines.sources.folder_files import Files
-from dpstream.pipelines.sources.folder_names import place
-from dpstream.pipelines.sources.folder_store import Folder, patiently
-from dpstream.pipelines.sources.folder_watch import Markers
+from dpstream.pipelines.connectors.folder import store as folder_store
+from dpstream.pipelines.connectors.folder.files import Files
+from dpstream.pipelines.connectors.folder.names import place
+from dpstream.pipelines.connectors.folder.source import ReadFolder
+from dpstream.pipelines.connectors.folder.store import Folder, patiently
+from dpstream.pipelines.connectors.folder.watch import Markers
 from tests.drive import Drive
 from tests.folders import (
     CANARY,
@@ -39,7 +39,7 @@ __all__ = ["make_folder_job"]
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dpstream.pipelines.sources.folder.wall_micros", lambda: START + 86_400 * SECOND
+        "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: START + 86_400 * SECOND
     )
 
 
@@ -158,7 +158,7 @@ def test_a_store_that_comes_back_gives_every_row_once(
     tmp_path: Path, make_folder_job: MakeFolderJob, kind: str, quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("dpstream.pipelines.sources.lines.BLOCK_BYTES", 500)
+    monkeypatch.setattr("dpstream.pipelines.connectors.files.lines.BLOCK_BYTES", 500)
     job = make_folder_job(kind)
     write(tmp_path / "in" / f"a.{kind}", data(100))
     if kind != "parquet":
@@ -193,7 +193,7 @@ def test_a_store_that_stays_away(
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     run = Drive(ReadFolder(job)._watch, None)
     run.dofn._watch = Markers(folder)
-    monkeypatch.setattr("dpstream.pipelines.sources.folder.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("dpstream.pipelines.connectors.folder.source.PATIENCE_SECONDS", 0.05)
     assert run.bundle().records == [], "a look that fails is looked again"
     with pytest.raises(RunError, match="cannot be read"):
         for _ in range(100):

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.connectors.files.formats import encode, read_parts, read_releases
+from dpstream.pipelines.connectors.files.formulas import ambiguous, guarded, unguarded
+from dpstream.pipelines.connectors.files.sink import FileSink, write_release
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operating.state_view import export, publish
-from dpstream.pipelines.reporting.data import collect, inventory, newest
-from dpstream.pipelines.sinks.files import FileSink, write_release
-from dpstream.pipelines.sinks.formats import encode, read_parts, read_releases
-from dpstream.pipelines.sinks.formulas import ambiguous, guarded, unguarded
+from dpstream.pipelines.operate.state_view import export, publish
+from dpstream.pipelines.report.data import collect, inventory, newest
 from dpstream.pipelines.stream import run_job
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.test_sinks import SCHEMA, files, release

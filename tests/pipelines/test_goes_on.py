@@ -21,8 +21,8 @@ from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin, spend_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
-from dpstream.state.ledger import read_ledger
-from dpstream.state.sqlite_file import peek_identity
+from dpstream.state.ledger.charges import read_ledger
+from dpstream.state.sqlite.file import peek_identity
 from tests.pipelines.test_units import call, write
 
 #: Windows of 30 days that each meet 30 periods, with selected keys.

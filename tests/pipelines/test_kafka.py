@@ -15,14 +15,15 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.sources import endless, kafka_messages
-from dpstream.pipelines.sources import kafka as source_kafka
-from dpstream.pipelines.sources.endless import ProgressTracker
-from dpstream.pipelines.sources.jsonl import Objects
-from dpstream.pipelines.sources.kafka_client import Kafka
-from dpstream.pipelines.sources.kafka_messages import Messages, parts
-from dpstream.pipelines.sources.lines import MAX_LINE_BYTES
-from dpstream.pipelines.sources.rows import Rows
+from dpstream.pipelines.connectors import unbounded as endless
+from dpstream.pipelines.connectors.files.jsonl import Objects
+from dpstream.pipelines.connectors.files.lines import MAX_LINE_BYTES
+from dpstream.pipelines.connectors.files.rows import Rows
+from dpstream.pipelines.connectors.kafka import messages as kafka_messages
+from dpstream.pipelines.connectors.kafka import source as source_kafka
+from dpstream.pipelines.connectors.kafka.client import Kafka
+from dpstream.pipelines.connectors.kafka.messages import Messages, parts
+from dpstream.pipelines.connectors.unbounded import ProgressTracker
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 

@@ -12,11 +12,11 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 from confluent_kafka.admin import NewPartitions
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.pipelines.sources import kafka_reader
-from dpstream.pipelines.sources.endless import Progress, ProgressTracker
-from dpstream.pipelines.sources.inputs import input_of
-from dpstream.pipelines.sources.kafka import KafkaInput, _Watch
-from dpstream.pipelines.sources.kafka_client import Kafka, check_topic
+from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.kafka import reader as kafka_reader
+from dpstream.pipelines.connectors.kafka.client import Kafka, check_topic
+from dpstream.pipelines.connectors.kafka.source import KafkaInput, _Watch
+from dpstream.pipelines.connectors.unbounded import Progress, ProgressTracker
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 
@@ -137,7 +137,7 @@ def test_refusals(
     error: type[DpstreamError],
     rule: str,
 ) -> None:
-    monkeypatch.setattr("dpstream.pipelines.sources.kafka_client.START_SECONDS", 1.0)
+    monkeypatch.setattr("dpstream.pipelines.connectors.kafka.client.START_SECONDS", 1.0)
     monkeypatch.setenv("MECH", SECRET)
     job = kafka_job(tmp_path, servers or kafka.servers, topic, more)
     with pytest.raises(error, match=rule) as caught:
@@ -149,7 +149,7 @@ def test_refusals(
 
 
 def test_a_missing_client_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dpstream.pipelines.sources.kafka")
+    monkeypatch.delitem(sys.modules, "dpstream.pipelines.connectors.kafka.source")
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(UsageError, match=r"needs Kafka's client.*dpstream\[kafka\]"):
         input_of(kafka_job(tmp_path, "localhost:1", "t"))

@@ -15,7 +15,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource, Run
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.composition import within
 from dpstream.accounting.figures import down
 from dpstream.accounting.gaussian import epsilon_of, mu_of
-from dpstream.pipelines.commands.main import cli
-from dpstream.state.ledger import Charge, Ledger
+from dpstream.pipelines.cli.main import cli
+from dpstream.state.ledger.charges import Charge, Ledger
 from tests.audit.replays import JOB, LEDGER
 
 UNIT = "user over the whole stream"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.connectors.files.input_manifest import manifest
+from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sources.files import ReadFiles
-from dpstream.pipelines.sources.manifest import manifest
 from dpstream.pipelines.stream import run_job
 from tests.audit.replays import new_place
 from tests.pipelines.conftest import TEMPLATE
@@ -124,7 +124,7 @@ def test_a_name_that_nothing_is_told_of(
             raise PermissionError(13, CANARY)
         return real(path, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("dpstream.pipelines.sources.manifest.os.stat", deny)
+    monkeypatch.setattr("dpstream.pipelines.connectors.files.input_manifest.os.stat", deny)
     with pytest.raises(RunError, match="cannot be read") as caught:
         manifest(job)
     assert CANARY not in str(caught.value)

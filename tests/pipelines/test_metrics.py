@@ -23,8 +23,8 @@ from dpstream.dp_transforms.telemetry import (
     stage_seconds,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.operating import metrics
-from dpstream.pipelines.operating.metrics import METRICS, Ports, runner_name, serving
+from dpstream.pipelines.operate import metrics
+from dpstream.pipelines.operate.metrics import METRICS, Ports, runner_name, serving
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from tests.audit.leaks import CANARIES, KEY, UNIT, VALUE, hits, make_job
@@ -38,8 +38,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     deliveries = Deliveries()
     monkeypatch.setattr(telemetry, "deliveries", deliveries)
     monkeypatch.setattr(metrics, "deliveries", deliveries)
-    monkeypatch.setattr("dpstream.pipelines.sinks.delivered.deliveries", deliveries)
-    monkeypatch.setattr("dpstream.dp_transforms.hold.deliveries", deliveries)
+    monkeypatch.setattr("dpstream.pipelines.connectors.delivered.deliveries", deliveries)
+    monkeypatch.setattr("dpstream.dp_transforms.beam.buffer.deliveries", deliveries)
     operator_totals.clear()
     yield
     stores.close_all()
@@ -214,7 +214,7 @@ def test_runner_names() -> None:
 
 PROGRAM = """
 import sys, threading, time, urllib.request
-from dpstream.pipelines.commands import main as cli
+from dpstream.pipelines.cli import main as cli
 from dpstream.pipelines import stream
 real, port = stream.run_job, int(sys.argv[2])
 def run(*args, **options):

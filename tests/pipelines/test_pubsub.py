@@ -12,12 +12,14 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.pubsub import messages as pubsub_messages
+from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
+from dpstream.pipelines.connectors.pubsub import source as source_pubsub
+from dpstream.pipelines.connectors.pubsub.puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
+from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sources import pubsub as source_pubsub
-from dpstream.pipelines.sources import pubsub_client, pubsub_messages, pubsub_puller
-from dpstream.pipelines.sources.inputs import input_of
-from dpstream.pipelines.sources.pubsub import PULLERS, PubSubInput, ReadPubSub
-from dpstream.pipelines.sources.pubsub_puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from tests import guarded
 from tests.drive import Drive, letters_of
 from tests.pipelines.conftest import TEMPLATE
@@ -362,13 +364,13 @@ def test_a_missing_client_is_a_usage_error(
     job = make_pubsub_job("projects/p/subscriptions/s")
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
     for name in (
-        "dpstream.pipelines.sources.pubsub_client",
-        "dpstream.pipelines.sources.pubsub_puller",
-        "dpstream.pipelines.sources.pubsub_messages",
-        "dpstream.pipelines.sources.pubsub",
+        "dpstream.pipelines.connectors.pubsub.client",
+        "dpstream.pipelines.connectors.pubsub.puller",
+        "dpstream.pipelines.connectors.pubsub.messages",
+        "dpstream.pipelines.connectors.pubsub.source",
     ):
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("dpstream.pipelines.sources.pubsub_client")
+    monkeypatch.delattr("dpstream.pipelines.connectors.pubsub.client")
     with pytest.raises(UsageError, match="dpstream\\[pubsub"):
         input_of(job)
 

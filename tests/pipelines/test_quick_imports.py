@@ -12,7 +12,7 @@ ALLOWED = {"click", "typing_extensions", "dpstream"}
 LOADED = """
 import json, sys
 before = set(sys.modules)
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 try:
     cli({arguments}, standalone_mode=False)
 except SystemExit:

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
 
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.connectors.files.lines import BLOCK_BYTES
 from dpstream.pipelines.experiments import reddit, webis
 from dpstream.pipelines.experiments.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
-from dpstream.pipelines.sources.lines import BLOCK_BYTES
 from dpstream.pipelines.synth import DAY_MICROS
 
 

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.connectors.files.rows import Refused
+from dpstream.pipelines.connectors.files.source import dead_letters, pieces, positioned, read_piece
+from dpstream.pipelines.connectors.replay import index as replay_index
+from dpstream.pipelines.connectors.replay import source as replay
+from dpstream.pipelines.connectors.replay.source import Replay, parse_speed, replay_bounds
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sources import replay, replay_index
-from dpstream.pipelines.sources.files import dead_letters, pieces, positioned, read_piece
-from dpstream.pipelines.sources.replay import Replay, parse_speed, replay_bounds
-from dpstream.pipelines.sources.rows import Refused
 from tests.drive import Drive, letters_of, rows_of
 
 MakeJob = Callable[..., Job]
@@ -105,7 +106,7 @@ def test_the_same_rows_as_the_bounded_source(
 ) -> None:  # fmt: skip
     job = make_job(kind, batch_rows=batch_rows)
     messy(tmp_path / "in", kind)
-    monkeypatch.setattr("dpstream.pipelines.sources.endless.BUNDLE_ROWS", 150)
+    monkeypatch.setattr("dpstream.pipelines.connectors.unbounded.BUNDLE_ROWS", 150)
     rows, dead = bounded(job)
     assert len(rows) > 500 and dead
     run = drive(job, fresh=fresh)
@@ -133,8 +134,10 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_900_000_000_000_000
-        monkeypatch.setattr("dpstream.pipelines.sources.endless.wall_micros", lambda: self.now)
-        monkeypatch.setattr("dpstream.pipelines.sources.replay.wall_micros", lambda: self.now)
+        monkeypatch.setattr("dpstream.pipelines.connectors.unbounded.wall_micros", lambda: self.now)
+        monkeypatch.setattr(
+            "dpstream.pipelines.connectors.replay.source.wall_micros", lambda: self.now
+        )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.pipelines.connectors.files import formats as sink_formats
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.reporting import data as report_data
-from dpstream.pipelines.reporting.charts import LINE_POINTS, Line, _kept, lines
-from dpstream.pipelines.reporting.report import TRUTH_LABEL
-from dpstream.pipelines.sinks import formats as sink_formats
+from dpstream.pipelines.report import data as report_data
+from dpstream.pipelines.report.charts import LINE_POINTS, Line, _kept, lines
+from dpstream.pipelines.report.report import TRUTH_LABEL
 from tests.reports import RUN, check_page, edit, execute, put, report, row
 
 MakeJob = Callable[..., Job]

@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.connectors.folder.store import Folder
+from dpstream.pipelines.connectors.folder.watch import Markers, nothing_seen
+from dpstream.pipelines.connectors.pubsub.puller import Puller
+from dpstream.pipelines.connectors.replay import index as replay_index
+from dpstream.pipelines.connectors.replay import republish
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sources import replay_index, republish
-from dpstream.pipelines.sources.folder_store import Folder
-from dpstream.pipelines.sources.folder_watch import Markers, nothing_seen
-from dpstream.pipelines.sources.pubsub_puller import Puller
 from tests.kafka_broker import Broker
 from tests.pipelines.test_replay import SECOND, messy, table, write
 from tests.pubsub_emulator import HOST, running

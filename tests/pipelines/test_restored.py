@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from dpstream.dp_transforms.flow import ReleaseCallback
-from dpstream.pipelines.sinks.files import FileSink, release_path
-from dpstream.pipelines.sinks.restored import committed_names, publish_committed
+from dpstream.pipelines.connectors.files.sink import FileSink, release_path
+from dpstream.pipelines.connectors.restored import committed_names, publish_committed
 from dpstream.state import open as stores
 from tests.streams import begin, make_plan
 

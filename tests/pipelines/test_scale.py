@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.scaling.rates import PRICES, RATES, SPANNER, with_prices
-from dpstream.pipelines.scaling.scale import Estimate, Load, distinct, estimate
-from dpstream.pipelines.scaling.shards import keys_of_a_commit
+from dpstream.pipelines.scale.rates import PRICES, RATES, SPANNER, with_prices
+from dpstream.pipelines.scale.scale import Estimate, Load, distinct, estimate
+from dpstream.pipelines.scale.shards import keys_of_a_commit
 from tests.pipelines.conftest import TEMPLATE
 
 #: The design's scale: 1e9 keys, drawn uniformly, 6e9 records a day, 96 triggers.

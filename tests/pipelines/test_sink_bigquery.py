@@ -21,13 +21,14 @@ from google.cloud.bigquery_storage_v1.types import AppendRowsResponse
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors.bigquery import rows as bigquery_rows
+from dpstream.pipelines.connectors.bigquery import sink as sink_bigquery
+from dpstream.pipelines.connectors.bigquery import table as bigquery_table
+from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink, ddl
+from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
+from dpstream.pipelines.connectors.messages import digest_of, messages_of
+from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks import bigquery as sink_bigquery
-from dpstream.pipelines.sinks import bigquery_rows, bigquery_table
-from dpstream.pipelines.sinks.bigquery import BigQuerySink, ddl
-from dpstream.pipelines.sinks.bigquery_table import BigQueryTables
-from dpstream.pipelines.sinks.messages import digest_of, messages_of
-from dpstream.pipelines.sinks.sink import sink_of
 from dpstream.state import open as stores
 from tests.bigquery_server import (
     ANSWER_ERROR,
@@ -327,7 +328,11 @@ def test_a_sink_that_was_used_pickles(
 
 #: What is wrong with the tables, and what is said of it.
 MISFITS: list[tuple[str, Callable[[WriteServer], Any], str]] = [
-    ("none", lambda s: s.columns.pop("visits"), "is not there.*pipelines.sinks.bigquery JOB"),
+    (
+        "none",
+        lambda s: s.columns.pop("visits"),
+        "is not there.*pipelines.connectors.bigquery.sink JOB",
+    ),
     ("no seals", lambda s: s.columns.pop("visits_seals"), "TABLE_seals is not there"),
     ("no column", lambda s: s.columns["visits"].pop("n"), "does not fit: no column n"),
     ("type", lambda s: s.columns["visits"].update(n=("STRING", "NULLABLE")), "n is no FLOAT64"),

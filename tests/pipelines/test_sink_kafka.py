@@ -13,18 +13,18 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.begin import begin, prepare
+from dpstream.pipelines.connectors.kafka import sink as sink_kafka
+from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
+from dpstream.pipelines.connectors.kafka.sink import KafkaSink
+from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
+from dpstream.pipelines.connectors.messages import Messages, is_row, messages_of, seal_key
+from dpstream.pipelines.connectors.run_manifest import write_manifest
+from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.operating import state_admin
-from dpstream.pipelines.operating.state_view import export, publish
-from dpstream.pipelines.sinks import kafka as sink_kafka
-from dpstream.pipelines.sinks.kafka import KafkaSink
-from dpstream.pipelines.sinks.kafka_read import read_kafka_releases
-from dpstream.pipelines.sinks.kafka_topic import KafkaTopic
-from dpstream.pipelines.sinks.manifest import write_manifest
-from dpstream.pipelines.sinks.messages import Messages, is_row, messages_of, seal_key
-from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.operate import state_admin
+from dpstream.pipelines.operate.state_view import export, publish
 from dpstream.state import open as stores
-from dpstream.state.life_store import LifeStore
+from dpstream.state.retention_store import LifeStore
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_sinks import (
     broker,
@@ -45,7 +45,7 @@ __all__ = ["broker", "fresh", "made"]
 
 OLDER = "older than its sink"
 #: ``send`` is called for: the manifest, then rows and seals of the releases of a bundle.
-SEND = "dpstream.pipelines.sinks.kafka_topic:KafkaTopic.send"
+SEND = "dpstream.pipelines.connectors.kafka.topic:KafkaTopic.send"
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
@@ -186,7 +186,7 @@ def test_an_older_store_is_refused_and_restored(
 
 def half_way(fresh: Published, sink: str) -> Path:
     """A backup of a store that has committed some shards' steps, and published nothing."""
-    fresh.killed(sink, "dpstream.state.sqlite:SqliteStore._write_steps", 2)
+    fresh.killed(sink, "dpstream.state.sqlite.store:SqliteStore._write_steps", 2)
     backup = fresh.place.folder / "half"
     state_admin.backup(fresh.job(sink), backup)
     return backup

@@ -14,13 +14,13 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors.kafka.library import answer, refuse
+from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
+from dpstream.pipelines.connectors.kafka.sink import refuse_unfit
+from dpstream.pipelines.connectors.kafka.topic import Described, KafkaTopic
+from dpstream.pipelines.connectors.messages import is_row
+from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sinks.kafka import refuse_unfit
-from dpstream.pipelines.sinks.kafka_library import answer, refuse
-from dpstream.pipelines.sinks.kafka_read import read_kafka_releases
-from dpstream.pipelines.sinks.kafka_topic import Described, KafkaTopic
-from dpstream.pipelines.sinks.messages import is_row
-from dpstream.pipelines.sinks.sink import sink_of
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_sinks import (
     broker,

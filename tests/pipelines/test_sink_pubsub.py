@@ -20,14 +20,15 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors import write_only
+from dpstream.pipelines.connectors.files.formats import rows_of_text
+from dpstream.pipelines.connectors.messages import Messages, digest_of, lines, messages_of
+from dpstream.pipelines.connectors.pubsub import topic as pubsub_topic
+from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
+from dpstream.pipelines.connectors.pubsub.topic import HELD_MESSAGES, Message, PubsubTopic
+from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.operating import state_admin
-from dpstream.pipelines.sinks import pubsub_topic, write_only
-from dpstream.pipelines.sinks.formats import rows_of_text
-from dpstream.pipelines.sinks.messages import Messages, digest_of, lines, messages_of
-from dpstream.pipelines.sinks.pubsub import PubsubSink
-from dpstream.pipelines.sinks.pubsub_topic import HELD_MESSAGES, Message, PubsubTopic
-from dpstream.pipelines.sinks.sink import sink_of
+from dpstream.pipelines.operate import state_admin
 from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.published import RUN_ID, RUNS, Published
@@ -38,7 +39,7 @@ from tests.sent import SINKS, sent
 RUN = f"INSECURE-{RUN_ID}"
 #: ``send`` is called for the manifest, then for rows and seals of the releases of a bundle.
 Topics = Callable[[], tuple[str, str]]
-SEND = "dpstream.pipelines.sinks.pubsub_topic:PubsubTopic.send"
+SEND = "dpstream.pipelines.connectors.pubsub.topic:PubsubTopic.send"
 
 
 class Service(NamedTuple):

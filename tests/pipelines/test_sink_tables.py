@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.reporting.data import inventory
-from dpstream.pipelines.sinks.sink import sink_of
-from dpstream.pipelines.sinks.write import dead_letter_folder
+from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.report.data import inventory
 from tests.published import Published
 
 KAFKA = 'kind = "kafka"\ntopic = "t"\nservers = "b:9092"'

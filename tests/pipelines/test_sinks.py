@@ -17,28 +17,28 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import SinkKind
-from dpstream.pipelines.sinks import files as sink_files
-from dpstream.pipelines.sinks import formats as sink_formats
-from dpstream.pipelines.sinks import write as sinks
-from dpstream.pipelines.sinks.compare import verdict
-from dpstream.pipelines.sinks.files import (
+from dpstream.pipelines.connectors import write as sinks
+from dpstream.pipelines.connectors.files import formats as sink_formats
+from dpstream.pipelines.connectors.files import sink as sink_files
+from dpstream.pipelines.connectors.files.compare import verdict
+from dpstream.pipelines.connectors.files.formats import encode, read_releases
+from dpstream.pipelines.connectors.files.sink import (
     FileSink,
     compare_release,
     release_path,
     write_release,
     write_releases,
 )
-from dpstream.pipelines.sinks.formats import encode, read_releases
-from dpstream.pipelines.sinks.sink import Published, name_of_release
-from dpstream.pipelines.sinks.write import (
+from dpstream.pipelines.connectors.sink import Published, name_of_release
+from dpstream.pipelines.connectors.write import (
     WriteDeadLetters,
     WriteReleases,
     dead_letter_folder,
     read_dead_letters,
     write_dead_letters,
 )
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import SinkKind
 from dpstream.state.drafts import drafted
 
 MakeJob = Callable[..., Job]
@@ -247,7 +247,7 @@ def test_what_a_restored_store_is_compared_with_is_not_mended(tmp_path: Path) ->
 def test_bytes_depend_on_the_content_only() -> None:
     code = (
         "import sys, pyarrow as pa\n"
-        "from dpstream.pipelines.sinks.formats import encode\n"
+        "from dpstream.pipelines.connectors.files.formats import encode\n"
         "batch = pa.ipc.open_stream(sys.stdin.buffer).read_next_batch()\n"
         "for k in ('parquet', 'csv', 'jsonl'): sys.stdout.buffer.write(encode(batch, k))\n"
     )

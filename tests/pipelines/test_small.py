@@ -12,11 +12,11 @@ import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
-from dpstream.dp_transforms.records import _position
+from dpstream.dp_transforms.ingest.records import _position
+from dpstream.pipelines.connectors.files import small
+from dpstream.pipelines.connectors.files import source as sources
+from dpstream.pipelines.connectors.files.source import ReadFiles, dead_letters, groups, read_group
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sources import files as sources
-from dpstream.pipelines.sources import small
-from dpstream.pipelines.sources.files import ReadFiles, dead_letters, groups, read_group
 from tests.pipelines.test_sources import (
     BOM,
     CSV_LINES,

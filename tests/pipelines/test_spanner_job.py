@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.pipelines import stream
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import open as stores
-from dpstream.state import spanner_client
-from dpstream.state.ledger import Ledger
-from dpstream.state.spanner_client import connect
-from dpstream.state.spanner_notes import named, read_note, swap_note
-from dpstream.state.spanner_schema import create_tables
+from dpstream.state.ledger.charges import Ledger
+from dpstream.state.spanner import client as spanner_client
+from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.metadata import named, read_note, swap_note
+from dpstream.state.spanner.schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
 from tests.pipelines.test_state_view import JOB

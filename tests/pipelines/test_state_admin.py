@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
-from dpstream.state.ledger import Ledger
-from dpstream.state.log import from_bytes, to_bytes
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import connect
-from dpstream.state.sqlite_rows import snapshot_row, step_blobs
+from dpstream.state.arrow import from_bytes, to_bytes
+from dpstream.state.ledger.charges import Ledger
+from dpstream.state.sqlite.file import connect
+from dpstream.state.sqlite.rows import snapshot_row, step_blobs
+from dpstream.state.sqlite.store import SqliteStore
 from tests.pipelines.test_state_view import JOB, files
 
 DAYS = 4
@@ -400,7 +400,7 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
     stop_after(job, 3)
     done("backup", job, "--out", tmp_path / "b")
     store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
-    with mock.patch("dpstream.state.sqlite_file._PATIENCE", 0.1):
+    with mock.patch("dpstream.state.sqlite.file._PATIENCE", 0.1):
         for args in (
             ("reshard", job, "--shards", 3),
             ("restore", job, tmp_path / "b", "--replace"),

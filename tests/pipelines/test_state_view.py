@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite.store import SqliteStore
 
 JOB = """
 [source]

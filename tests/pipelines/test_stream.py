@@ -87,7 +87,7 @@ def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
 def test_a_file_that_changes_during_the_run_is_noticed(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpstream.pipelines.sources import inputs
+    from dpstream.pipelines.connectors import inputs
 
     real = inputs.stamps
     seen: list[object] = []

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.connectors import restored
+from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks import restored
-from dpstream.pipelines.sinks.sink import sink_of
 from dpstream.state import open as stores
 from tests.flowing import Flowing
 from tests.pipelines.test_cli import keep_logging

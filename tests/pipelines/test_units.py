@@ -10,10 +10,10 @@ from click.testing import CliRunner, Result
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.gaussian import delta_of
-from dpstream.accounting.unit import UnitIdentity
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import spend_of
-from dpstream.pipelines.commands.main import cli
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
 from tests.audit.replays import JOB
@@ -54,7 +54,7 @@ def write(folder: Path, name: str, **changes: str) -> Path:
 
 def call(*args: object) -> Result:
     try:
-        with mock.patch("dpstream.pipelines.commands.main._silence"):
+        with mock.patch("dpstream.pipelines.cli.main._silence"):
             return CliRunner().invoke(cli, [str(a) for a in args])
     finally:
         stores.close_all()

@@ -20,7 +20,7 @@ import logging, sys
 logging.basicConfig(level=logging.WARNING)
 from pathlib import Path
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.commands.parts import stop_signals
+from dpstream.pipelines.cli.parts import stop_signals
 from dpstream.pipelines.stream import run_job
 with stop_signals(True) as stop:
     run_job(load_job(Path(sys.argv[1])), sys.argv[2], sys.argv[3:], stop=stop)
@@ -89,7 +89,7 @@ def test_the_command_says_nothing_more(tmp_path: Path) -> None:
 def test_the_command_tells_of_a_thread_that_fails() -> None:
     """By its class: the text may hold data.  So silence above is not a hook that says nothing."""
     program = (
-        "import threading; from dpstream.pipelines.commands import main\n"
+        "import threading; from dpstream.pipelines.cli import main\n"
         "main.cli = lambda **_: None\n"
         "main.main()\n"
         "def fails(): raise KeyError('CANARY')\n"

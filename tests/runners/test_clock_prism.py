@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.dp_transforms import hold
-from dpstream.dp_transforms.clock import Pulse, WallClock
+from dpstream.dp_transforms.beam import buffer as hold
+from dpstream.dp_transforms.beam.clock import Pulse, WallClock
 from dpstream.dp_transforms.flow import STRIDE, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.operating import state_admin
+from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.stream import run_job
 from tests.faults.flink import job_at, letters, poisoned, published, undisturbed
 from tests.runners.flink import LOCAL, local

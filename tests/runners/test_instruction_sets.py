@@ -68,7 +68,7 @@ HARD = [
 RATIOS = """
 import json, sys
 import numpy as np
-from dpstream.accounting.plan import Aggregate
+from dpstream.accounting.plan.plan import Aggregate
 from dpstream.dp_transforms.perturbation import ratio
 mean, out = Aggregate("m", "mean", "x", (0.0, 100.0), 1.0), []
 for sd, count, total in json.loads(sys.argv[1]):

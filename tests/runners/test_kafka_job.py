@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dpstream.pipelines.connectors.kafka.client import Kafka
+from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
-from dpstream.pipelines.sources.kafka_client import Kafka
 from tests.kafka_broker import Broker
 from tests.runners.prism import run_while, wait_for
 

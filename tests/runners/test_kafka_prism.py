@@ -14,7 +14,7 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
-from dpstream.pipelines.sources.inputs import input_of
+from dpstream.pipelines.connectors.inputs import input_of
 from tests.drive import letters_of
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import kafka_job, record, users_of

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dpstream.dp_transforms.telemetry import Deliveries
+from dpstream.pipelines.connectors.folder.close import close_files, rfc3339
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operating.metrics import Ports, serving
+from dpstream.pipelines.operate.metrics import Ports, serving
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
-from dpstream.pipelines.sources.folder_close import close_files, rfc3339
 from dpstream.pipelines.stream import run_job
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, write
@@ -28,8 +28,8 @@ SECOND = 1_000_000
 def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
     """Latencies of this test alone."""
     fresh = Deliveries()
-    owners = ("dp_transforms.telemetry", "dp_transforms.hold", "pipelines.sinks.delivered",
-              "pipelines.operating.metrics", "pipelines.runners.waiting")  # fmt: skip
+    owners = ("dp_transforms.telemetry", "dp_transforms.beam.buffer", "pipelines.operate.metrics",
+              "pipelines.connectors.delivered", "pipelines.runners.waiting")  # fmt: skip
     for owner in owners:
         monkeypatch.setattr(f"dpstream.{owner}.deliveries", fresh)
     yield fresh

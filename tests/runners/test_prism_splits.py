@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.dp_transforms import hold
-from dpstream.dp_transforms.clock import Announced, Pulse
+from dpstream.dp_transforms.beam import buffer as hold
+from dpstream.dp_transforms.beam.clock import Announced, Pulse
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners import settings as runner_settings
 from dpstream.pipelines.runners.table import make_runner

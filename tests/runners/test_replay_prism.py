@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sources.replay import Replay
 from tests.drive import letters_of, rows_of
 from tests.pipelines.conftest import make_job
 from tests.pipelines.test_replay import SECOND, START, bounded, messy, table, write

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.connectors.folder.close import close_files
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.operating.state_admin import restore
-from dpstream.pipelines.operating.state_view import info
-from dpstream.pipelines.sources.folder_close import close_files
+from dpstream.pipelines.operate.state_admin import restore
+from dpstream.pipelines.operate.state_view import info
 from tests.folders import write
 from tests.runners.prism import binary, run_while, wait_for
 

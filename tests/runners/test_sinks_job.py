@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.sinks.kafka_read import read_kafka_releases
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from tests import pubsub_emulator

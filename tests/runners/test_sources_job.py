@@ -10,13 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from dpstream.pipelines.connectors import write as sinks
+from dpstream.pipelines.connectors.folder.close import close_files
+from dpstream.pipelines.connectors.folder.watch import Markers
+from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
+from dpstream.pipelines.connectors.pubsub import source as source_pubsub
+from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sinks import write as sinks
-from dpstream.pipelines.sinks.write import dead_letter_folder, read_dead_letters
-from dpstream.pipelines.sources import pubsub as source_pubsub
-from dpstream.pipelines.sources import pubsub_client, pubsub_puller
-from dpstream.pipelines.sources.folder_close import close_files
-from dpstream.pipelines.sources.folder_watch import Markers
 from dpstream.pipelines.stream import run_job
 from tests.pubsub_emulator import running
 from tests.runners.prism import binary, wait_for

@@ -15,10 +15,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing import test_stream
 from apache_beam.utils.timestamp import Timestamp
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.clock import Announced
+from dpstream.dp_transforms.beam.clock import Announced
 from dpstream.dp_transforms.flow import STRIDE, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores

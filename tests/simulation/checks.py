@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import concat, record_schema, split_by_shard
 from dpstream.dp_transforms.bounding import Batch, expand
 from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
-from dpstream.dp_transforms.ids import key_ids
+from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.state.idtable import shard_of
-from dpstream.state.life import period_cut
+from dpstream.state.retention import period_cut
 from dpstream.state.store import Int64, Store, UnitShard
 from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on

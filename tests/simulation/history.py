@@ -18,10 +18,10 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.bounding import Batch
 from dpstream.dp_transforms.flow import SealFactory
-from dpstream.dp_transforms.records import CanonicaliserFactory
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Performance, Run
+from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
-from dpstream.state.log import to_bytes
 from dpstream.state.store import RunIdentity, Store
 from tests.simulation.baton import Died, Fiber
 from tests.simulation.checks import Decision, Problem, Record, came_again, still_there

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
-from dpstream.state.log import position_ids
 from dpstream.state.store import (
     Admitted,
     Ids,

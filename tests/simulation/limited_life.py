@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.dp_transforms.batches import id_array, ids_of
-from dpstream.state.life_store import (
+from dpstream.state.retention_store import (
     KeyPiece,
     LifeStore,
     Part,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from tests.audit.neighbours import plans
 from tests.streams import STEP, public_table
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from tests.simulation.plans import KEYS, USERS
 from tests.streams import STEP, Stream, generate, positioned
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.state.open import key_schema
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import create_store
+from dpstream.state.sqlite.file import create_store
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import RunIdentity, Store
 from tests.simulation.limited import Database
 from tests.state.conformance import Bench
@@ -50,8 +50,8 @@ class SpannerDatabase(Bench):
     """A database of the emulator that runs; see ``emulated``."""
 
     def __init__(self, identity: RunIdentity, plan: Plan) -> None:
-        from dpstream.state.spanner_client import connect
-        from dpstream.state.spanner_schema import create_identity, create_tables
+        from dpstream.state.spanner.client import connect
+        from dpstream.state.spanner.schema import create_identity, create_tables
         from tests import emulator
 
         self._url, self._plan = emulator.fresh_url(), plan
@@ -59,7 +59,7 @@ class SpannerDatabase(Bench):
         create_identity(connect(self._url), identity)
 
     def open(self) -> Store:
-        from dpstream.state.spanner import SpannerStore
+        from dpstream.state.spanner.store import SpannerStore
 
         class Hooked(SpannerStore):
             """Every commit of a part is a point of the world."""
@@ -90,7 +90,9 @@ def spanner(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
 @contextlib.contextmanager
 def emulated(mutations: int = 40) -> Iterator[None]:
     """The emulator, with room for two or three keys in a commit and for few in memory."""
-    from dpstream.state import spanner, spanner_batch, spanner_keys
+    from dpstream.state.spanner import batch as spanner_batch
+    from dpstream.state.spanner import keys as spanner_keys
+    from dpstream.state.spanner import store as spanner
     from tests import emulator
 
     with (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.spanner_units import SpannerUnitShard
+from dpstream.state.spanner.store import SpannerStore
+from dpstream.state.spanner.units import SpannerUnitShard
 from tests.simulation.stores import emulated, spanner
 from tests.simulation.world import report, simulate
 

@@ -15,9 +15,9 @@ import numpy as np
 from dpstream.dp_transforms import bounding, flow, step
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.state import life, log
+from dpstream.state import arrow, retention
 from dpstream.state.idtable import IdTable
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.sqlite.store import SqliteStore
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.limited import Database, LimitedStore
 
@@ -264,9 +264,9 @@ TWINS: dict[str, Sabotage] = {
     "half a group committed": Sabotage(
         _wrapped(SqliteStore, "_write_steps", _half_a_group), "sqlite"
     ),
-    "decided cut not kept": Sabotage(_wrapped(log, "replay_units", _cut_not_kept), "sqlite"),
+    "decided cut not kept": Sabotage(_wrapped(arrow, "replay_units", _cut_not_kept), "sqlite"),
     "counts from zero after a restart": Sabotage(
-        _wrapped(log, "replay_units", _counted_from_zero), "sqlite"
+        _wrapped(arrow, "replay_units", _counted_from_zero), "sqlite"
     ),
     "recalled records counted twice": Sabotage(
         _wrapped(bounding, "_unrepeated", _rows_twice), "sqlite"
@@ -297,7 +297,7 @@ TWINS: dict[str, Sabotage] = {
         _wrapped(Database, "forget", _counters_go_too), "limited"
     ),
     "positions gone before their window": Sabotage(
-        _wrapped(life, "settled_cut", lambda _: lambda line, windows: line.base(windows + 1)),
+        _wrapped(retention, "settled_cut", lambda _: lambda line, windows: line.base(windows + 1)),
         "sqlite",
     ),
 }

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpstream.dp_transforms.batches import id_array
-from dpstream.state.log import position_ids
+from dpstream.state.arrow import position_ids
 from dpstream.state.store import (
     NEVER,
     Admitted,

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.timeline import Timeline
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import id_array
+from dpstream.state.arrow import position_ids
 from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
-from dpstream.state.life import reached
-from dpstream.state.life_store import Lead, Marks, UnitProgress
-from dpstream.state.log import position_ids
+from dpstream.state.retention import reached
+from dpstream.state.retention_store import Lead, Marks, UnitProgress
 from dpstream.state.store import NEVER, Admitted, OvertakenError, RunIdentity, StepResult, Store
 from tests.state.conformance import (
     IDENTITY,
@@ -232,7 +232,7 @@ class LifeConformance:
         self, life: LifeBench, windows: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep in the midst of one of them does not wake up in it."""
-        monkeypatch.setattr("dpstream.state.spanner_eras.ERA", 2)
+        monkeypatch.setattr("dpstream.state.spanner.epochs.ERA", 2)
         asleep, first = life.open(), life.open()
         fill_step(asleep, 1, 0, 1, [0])
         first.key_shard(0, 0)
@@ -268,7 +268,7 @@ class LifeConformance:
         self, life: LifeBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep does not decide where it fell asleep."""
-        monkeypatch.setattr("dpstream.state.spanner_eras.ERA", 4)
+        monkeypatch.setattr("dpstream.state.spanner.epochs.ERA", 4)
         asleep, store = life.open(), life.open()
         decide_units(asleep, 0, 1, [0])
         asleep.load_units(0, asleep.unit_shard(0), spread([2]))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.state import tokens
-from dpstream.state.ledger import Charge, Ledger
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import create_store
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.sqlite.file import create_store
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
 

@@ -8,8 +8,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.state.choices import ChoiceLedger
-from dpstream.state.ledger import Charge
+from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.charges import Charge
 
 LIMIT = (4.0, 1e-6)
 

@@ -13,12 +13,12 @@ import pytest
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.gaussian import delta_of, mu_of
-from dpstream.accounting.unit import UnitIdentity
-from dpstream.state import ledger as module
-from dpstream.state.choices import ChoiceLedger
-from dpstream.state.ledger import Charge, Head, Ledger, read_ledger
-from dpstream.state.ledger_seal import put_seal
-from dpstream.state.tokens import begun_epoch, promise
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.state.ledger import charges as module
+from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.charges import Charge, Head, Ledger, read_ledger
+from dpstream.state.ledger.lineage import begun_epoch, promise
+from dpstream.state.ledger.seal import put_seal
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -175,7 +175,7 @@ SCRIPT = """
 import multiprocessing, sys
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger import Ledger
+from dpstream.state.ledger.charges import Ledger
 from tests.state.test_ledger import DELTA, EPSILON, charge
 
 def work(first):

@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state import sqlite_file
 from dpstream.state.copying import copy_store
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_backup import backup_file, check_file
-from dpstream.state.sqlite_file import create_store
-from dpstream.state.sqlite_tables import put_meta
+from dpstream.state.sqlite import file as sqlite_file
+from dpstream.state.sqlite.backup import backup_file, check_file
+from dpstream.state.sqlite.file import create_store
+from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.sqlite.tables import put_meta
 from dpstream.state.store import NEVER, KeyShard
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Ids, change, decide, take_step
 from tests.state.life_conformance import LINE, sample, whole
@@ -145,7 +145,7 @@ def test_a_migration_cut_short_changes_nothing(old: Path, tmp_path: Path, nth: i
     """Killed after the nth statement: the old version or the new one, all of it."""
     child = f"""
 import os, signal, sqlite3
-from dpstream.state import sqlite_file, sqlite_upgrade
+from dpstream.state.sqlite import file as sqlite_file, upgrade as sqlite_upgrade
 class Db:
     def __init__(self, db): self.db, self.left = db, {nth}
     def __getattr__(self, name): return getattr(self.db, name)

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state import log, seals
+from dpstream.state import arrow, seals
 from dpstream.state.seals import damaged, sealed, sealed_text, unsealed, unsealed_text
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_backup import check_file
+from dpstream.state.sqlite.backup import check_file
+from dpstream.state.sqlite.store import SqliteStore
 from tests.state.conformance import KEY_SCHEMA, STREAMS
 from tests.state.test_migration import resharded_today
 
@@ -55,10 +55,10 @@ def test_texts() -> None:
 
 
 def test_bytes_that_are_no_batch() -> None:
-    whole = log.to_bytes(pa.RecordBatch.from_pydict({"a": [1, 2]}))
+    whole = arrow.to_bytes(pa.RecordBatch.from_pydict({"a": [1, 2]}))
     for some in (b"", b"\0" * 40, whole[:50], whole[:-60]):
         with pytest.raises(PolicyError) as caught:
-            log.from_bytes(some)
+            arrow.from_bytes(some)
         assert str(caught.value) == str(damaged())
 
 
@@ -134,7 +134,7 @@ def test_numbers_names_and_tables_are_what_they_were(file: Path, statement: str)
 def test_without_checks_they_are_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: what a store was without digests."""
     blind = lambda _, blob: memoryview(blob)[seals.SIZE :]  # noqa: E731
-    monkeypatch.setattr("dpstream.state.sqlite_rows.unsealed", blind)
+    monkeypatch.setattr("dpstream.state.sqlite.rows.unsealed", blind)
     one, other = rows(file, "SELECT rowid, units FROM admissions ORDER BY rowid")[-2:]
     rows(file, "UPDATE admissions SET units = ? WHERE rowid = ?", other[1], one[0])
     use(file)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.spanner_client import connect
-from dpstream.state.spanner_schema import DDL, create_identity, create_tables
+from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.schema import DDL, create_identity, create_tables
+from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import RunIdentity, Store
 from tests import emulator
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Bench, StoreConformance

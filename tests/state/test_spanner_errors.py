@@ -16,10 +16,10 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.state import open as stores
-from dpstream.state import spanner_client
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.spanner_client import NothingThereError, connect, refused
-from dpstream.state.spanner_schema import create_identity, create_tables, has_identity
+from dpstream.state.spanner import client as spanner_client
+from dpstream.state.spanner.client import NothingThereError, connect, refused
+from dpstream.state.spanner.schema import create_identity, create_tables, has_identity
+from dpstream.state.spanner.store import SpannerStore
 from tests import emulator
 from tests.emulator import HOST, free_port
 from tests.faults.unsure import failure

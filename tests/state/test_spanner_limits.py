@@ -16,11 +16,15 @@ import pytest
 from dpstream.accounting import limits
 from dpstream.accounting.limits import MAX_CONTRIBUTIONS
 from dpstream.dp_transforms.batches import id_array
-from dpstream.state import spanner, spanner_batch, spanner_client, spanner_keys, spanner_rows
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.spanner_client import connect, read_rows
-from dpstream.state.spanner_rows import RECORD, UNIT_HEADER
-from dpstream.state.spanner_schema import create_identity, create_tables
+from dpstream.state.spanner import batch as spanner_batch
+from dpstream.state.spanner import client as spanner_client
+from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import rows as spanner_rows
+from dpstream.state.spanner import store as spanner
+from dpstream.state.spanner.client import connect, read_rows
+from dpstream.state.spanner.rows import RECORD, UNIT_HEADER
+from dpstream.state.spanner.schema import create_identity, create_tables
+from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Admitted, StepResult
 from tests import emulator
 from tests.state.conformance import IDENTITY

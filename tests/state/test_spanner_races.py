@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.spanner_client import commit, connect
-from dpstream.state.spanner_schema import BOUND
+from dpstream.state.spanner.client import commit, connect
+from dpstream.state.spanner.schema import BOUND
+from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import OvertakenError
 from tests import emulator
 from tests.state.conformance import counts, decide, ids, look, take_step
@@ -112,7 +112,7 @@ def test_a_decision_cut_short_is_known_as_far_as_it_went(
     bench: SpannerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next decision may end at an earlier cut; what was decided beyond it stays known."""
-    monkeypatch.setattr("dpstream.state.spanner_batch.COMMIT_MUTATIONS", 8)
+    monkeypatch.setattr("dpstream.state.spanner.batch.COMMIT_MUTATIONS", 8)
     cut_short(bench, 9, list(range(6)), 2)
     store = bench.open()
     known = counts(store)

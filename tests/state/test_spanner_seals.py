@@ -8,13 +8,14 @@ from unittest import mock
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state import spanner_schema, spanner_seals
 from dpstream.state.copying import copy_store
 from dpstream.state.seals import damaged
-from dpstream.state.spanner import SpannerStore
-from dpstream.state.spanner_client import connect
-from dpstream.state.spanner_schema import claim, switch
-from dpstream.state.spanner_seals import format_of
+from dpstream.state.spanner import schema as spanner_schema
+from dpstream.state.spanner import seals as spanner_seals
+from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.schema import claim, switch
+from dpstream.state.spanner.seals import format_of
+from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
 from tests import emulator
 from tests.state.life_conformance import LINE, OLD, decide_units, fill_step, sample, whole
@@ -125,7 +126,7 @@ def plain_store() -> SpannerLifeBench:
         mock.patch.object(spanner_seals, "sealed_rows", bare),
         mock.patch.object(spanner_seals, "opened", lambda k, t, c, wanted, rows: list(rows)),
         mock.patch(
-            "dpstream.state.spanner_client.opened", lambda k, t, c, w, rows: [r[:w] for r in rows]
+            "dpstream.state.spanner.client.opened", lambda k, t, c, w, rows: [r[:w] for r in rows]
         ),
         mock.patch.object(spanner_schema, "SCHEMA_VERSION", 1),
     ):

@@ -11,9 +11,9 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.run import KeySource, begin_run
 from dpstream.state import open as stores
-from dpstream.state.sqlite import SqliteStore
-from dpstream.state.sqlite_file import connect, create_store, store_exists
-from dpstream.state.sqlite_tables import put_meta
+from dpstream.state.sqlite.file import connect, create_store, store_exists
+from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.sqlite.tables import put_meta
 from dpstream.state.store import OvertakenError, RunIdentity, Store
 from tests.state.conformance import (
     IDENTITY,

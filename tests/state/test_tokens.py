@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state import tokens
-from dpstream.state.ledger import Ledger
-from dpstream.state.sqlite import SqliteStore
+from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Ledger
+from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.state.conformance import KEY_SCHEMA, STREAMS
 from tests.state.starters import (

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.pipelines.sinks.files import release_path, write_release
+from dpstream.pipelines.connectors.files.sink import release_path, write_release
 from dpstream.state import open as stores
 from tests.streams import COUNT, MEAN, START, STEP, begin, make_plan, positioned
 

@@ -20,8 +20,8 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.guarantee import describe
-from dpstream.accounting.plan import Plan
-from dpstream.accounting.unit import several_mu, together
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.state import open as stores

@@ -14,7 +14,7 @@ from scipy.stats import chi2, kstest
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import step
 from tests.budgets import budgeted

@@ -11,7 +11,7 @@ import pyarrow as pa
 from scipy.stats import beta, norm
 
 from dpstream.accounting.budget import StreamNoise
-from dpstream.accounting.plan import Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian

@@ -1,0 +1,247 @@
+"""Synthetic neighbours that show most of a plan's cost, designed from public figures alone.
+
+A trial is one unit and a handful of keys nobody else's trial uses.  On D the keys hold other
+units' records only, enough of them that the keys are selected at the first test and their
+values are seen; on D' the unit adds its worst case: all C pairs, values beyond the clamps, at the
+trigger and spread over the number of keys where the best statistic sees most (``visible``).
+It sends twice as many records as count, on the same key or on further keys, so that a bound that
+is missing shows as an effect the plan does not allow.
+"""
+
+import math
+
+import msgspec
+import numpy as np
+
+from dpstream.accounting.budget import Budget, StreamNoise
+from dpstream.accounting.evidence.distinguishability import Seen, calendar, layouts, spread
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan.plan import Plan, ValueStream
+from dpstream.accounting.strategies.base import Float64, Int64
+
+#: Sds above the threshold at which others' records put a key that must be seen.
+_ABOVE = 4.0
+#: Triggers at which a key is filled again in mode ``rounds`` so that it is published again.
+_ROUNDS = 6
+#: Others on a key beyond which means are left out of the statistic: they need many.
+_MAX_OTHERS = 1500
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One published column as the statistic reads it, in grid units of its stream.
+
+    Attributes:
+        name, kind: of the aggregate; grid, middle: value = (middle + total / count) * grid for a
+            mean, total * grid otherwise.
+        noise: of its stream; effect: what a record of the unit adds; other: one of another unit.
+        once: counts a unit once per key, however many records it has there.
+    """
+
+    name: str
+    kind: str
+    grid: float
+    middle: int
+    noise: StreamNoise
+    effect: float
+    other: float
+    once: bool
+
+
+class Design(msgspec.Struct, frozen=True, eq=False):
+    """One kind of trial.
+
+    Attributes:
+        name: of the family of trials.
+        keys: n, keys whose counts the unit may change; extra: keys it floods beyond its C pairs.
+        pattern: key number of each of the unit's records, in order; when: their triggers.
+        heavy: pairs that count on key 0; all other keys: 1.
+        others: other units on every key at every feed; feeds: triggers at which they come.
+        at: (p,) triggers the statistic reads.
+        columns: what it reads there.
+        inputs: input column -> (the unit's value, the others' value).
+        mu: the most the statistic can see of the plan's mu.
+    """
+
+    name: str
+    keys: int
+    extra: int
+    pattern: Int64
+    when: Int64
+    heavy: int
+    others: int
+    feeds: tuple[int, ...]
+    at: Int64
+    columns: tuple[Column, ...]
+    inputs: dict[str, tuple[float, float]]
+    mu: float
+
+    def weights(self, plan: Plan) -> tuple[Float64, Float64]:
+        """(p, columns) weights of the likelihood ratio, for key 0 and for each other key."""
+        first, rest = [], []
+        for column in self.columns:
+            seen = Seen(plan, column.noise, self.at)
+            one = seen.moved(self.when[:1]) * column.effect
+            first.append(seen.weights(self._on_first(seen, column)))
+            rest.append(seen.weights(one))
+        return np.stack(first, axis=1), np.stack(rest, axis=1)
+
+    def _on_first(self, seen: Seen, column: Column) -> Float64:
+        """(p,) effect of the unit on a column of key 0: its first ``heavy`` records there."""
+        records = 1 if column.once else self.heavy
+        return seen.moved(self.when[:records]) * column.effect
+
+    def with_mu(self, plan: Plan) -> "Design":
+        """The same with the mu that its statistic sees."""
+        square = 0.0
+        for column in self.columns:
+            seen = Seen(plan, column.noise, self.at)
+            square += seen.square(self._on_first(seen, column))
+            square += (self.keys - 1) * seen.square(seen.moved(self.when[:1]) * column.effect)
+        return msgspec.structs.replace(self, mu=math.sqrt(square))
+
+    def expected(self) -> Float64:
+        """(p, columns) what the others add to a key; known to the adversary."""
+        fed = np.searchsorted(np.array(self.feeds), self.at, side="right") * self.others
+        return np.stack([fed * c.other for c in self.columns], axis=1)
+
+
+def designs(plan: Plan, budget: Budget) -> list[Design]:
+    """Trials that read published values: the layout that shows most; and, where a unit counts
+    once per key in some column, C records of it on one key, one after the other."""
+    best = _best(plan, budget)
+    count = plan.privacy.contributions
+    if count == 1 or not any(c.once or plan.privacy.per_key_bound for c in best.columns):
+        return [best]
+    starts = _starts(plan, np.arange(1, plan.timeline.triggers + 1))
+    heap = msgspec.structs.replace(
+        best,
+        name="one key",
+        keys=1,
+        extra=0,
+        pattern=np.zeros(count, np.int64),
+        when=np.array([starts[min(i, len(starts) - 1)] for i in range(count)]),
+        heavy=1 if plan.privacy.per_key_bound else count,
+    )
+    return [best, heap.with_mu(plan)]
+
+
+def others_needed(plan: Plan, budget: Budget, above: float) -> int:
+    """Units that put a key ``above`` sds over the threshold of its first test."""
+    if budget.tau is None or budget.statistic is None:
+        return 0
+    alone, sd = budget.statistic.alone, float(budget.statistic.sd[0])
+    goal = float(budget.tau[0]) / (1 << DECODE_BITS) + above * sd
+    return max(plan.privacy.pre_threshold + 1, math.ceil(goal / alone))
+
+
+def _best(plan: Plan, budget: Budget) -> Design:
+    feeds: tuple[int, ...] = (1,)
+    if plan.privacy.mode == "sticky":
+        at = calendar(plan)
+    else:
+        last = plan.timeline.triggers
+        feeds = tuple(range(1, min(_ROUNDS, last) + 1))
+        at = np.array(sorted({*feeds, *([last] if plan.privacy.final_flush else [])}))
+    columns, inputs, more = _columns(plan, budget, at)
+    trigger, keys = _worst(plan, columns, at)
+    heavy, _ = spread(plan, keys)
+    pattern = _pattern(plan, keys, heavy)
+    design = Design(
+        name="values",
+        keys=keys,
+        extra=keys if keys > 1 else 0,
+        pattern=pattern,
+        when=np.full(len(pattern), trigger),
+        heavy=heavy,
+        others=max(others_needed(plan, budget, _ABOVE), more),
+        feeds=feeds,
+        at=at,
+        columns=columns,
+        inputs=inputs,
+        mu=0.0,
+    )
+    return design.with_mu(plan)
+
+
+def _worst(plan: Plan, columns: tuple[Column, ...], at: Int64) -> tuple[int, int]:
+    """(trigger, keys) at and over which the statistic sees most of a unit's pairs."""
+    seen = [(Seen(plan, c.noise, at), c) for c in columns]
+
+    def squares(trigger: int) -> list[float]:
+        here = np.array([trigger])
+        return [s.square(s.moved(here)) * c.effect**2 for s, c in seen]
+
+    def total(keys: int) -> float:
+        first, rest = spread(plan, keys)
+        apart = first**2 + (keys - 1) * rest**2
+        return sum(q * (keys if c.once else apart) for q, c in zip(found, columns, strict=True))
+
+    trigger = max(_starts(plan, at), key=lambda t: sum(squares(t)))
+    found = squares(trigger)
+    return trigger, max((int(n) for n in layouts(plan)), key=lambda n: (total(n), -n))
+
+
+def _pattern(plan: Plan, keys: int, heavy: int) -> Int64:
+    """Twice C records: those that count, then as many more that must not."""
+    if keys == 1:
+        return np.zeros(2 * plan.privacy.contributions, np.int64)
+    return np.concatenate([np.zeros(heavy - 1, np.int64), np.arange(2 * keys)])
+
+
+def _starts(plan: Plan, at: Int64) -> list[int]:
+    """Triggers at which a unit's first record may come: one after each that is read, inside the
+    first window (and no other)."""
+    line = plan.timeline
+    length = min(line.window, line.slide, (line.end or line.start + line.window) - line.start)
+    most = max(1, length // line.trigger_every)
+    return [int(t) for t in (1, *(at[:-1] + 1)) if t <= most] or [1]
+
+
+def _columns(
+    plan: Plan, budget: Budget, at: Int64
+) -> tuple[tuple[Column, ...], dict[str, tuple[float, float]], int]:
+    """(columns to read, values to send, others that means need)."""
+    pairs = {s.name: (s, n) for s, n in zip(plan.value_streams, budget.values, strict=True)}
+    inputs = {s.column: _values(plan, budget, s.column) for s in plan.value_streams if s.column}
+    means = [a for a in plan.aggregates if a.kind == "mean"]
+    needed = 0
+    if means:
+        sd = float(pairs["count"][1].sd[at - 1].max())
+        needed = math.ceil(6 * sd) + plan.privacy.contributions + 1
+    use_means = needed <= _MAX_OTHERS or len(means) == len(plan.aggregates)
+    columns = []
+    for a in plan.aggregates:
+        if a.kind == "mean" and not use_means:
+            continue
+        if a.kind == "units":
+            assert budget.units is not None
+            columns.append(Column(a.name, a.kind, 1.0, 0, budget.units, 1.0, 1.0, True))
+            continue
+        stream, noise = pairs["count" if a.kind == "count" else a.name]
+        own, other = 1.0, 1.0
+        if stream.column is not None:
+            own, other = (_entered(stream, v) for v in inputs[stream.column])
+        columns.append(Column(a.name, a.kind, stream.grid, stream.mid, noise, own, other, False))
+    return tuple(columns), inputs, needed if means and use_means else 0
+
+
+def _entered(stream: ValueStream, value: float) -> float:
+    """What a record with this value adds to a stream."""
+    return float(np.clip(np.rint(value / stream.grid), stream.lo, stream.hi) - stream.mid)
+
+
+def _values(plan: Plan, budget: Budget, column: str) -> tuple[float, float]:
+    """(the unit's value, the others') of an input column: beyond all clamps on the side where
+    its effect is largest; in the middle of the first mean, or as near to 0 as clamps allow."""
+    pairs = [
+        (s, n) for s, n in zip(plan.value_streams, budget.values, strict=True) if s.column == column
+    ]
+    low = min(s.lo * s.grid for s, _ in pairs)
+    high = max(s.hi * s.grid for s, _ in pairs)
+    beyond = 2 * (high - low) + 1
+
+    def size(value: float) -> float:
+        return sum((_entered(s, value) / n.sigma) ** 2 for s, n in pairs)
+
+    middles = [s.mid * s.grid for s, _ in pairs if s.mid]
+    return max(low - beyond, high + beyond, key=size), middles[0] if middles else 0.0

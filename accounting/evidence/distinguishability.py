@@ -1,0 +1,115 @@
+"""What an observer of one unit's keys can see: the best linear statistic and its mu.
+
+A unit that puts a records into one key at leaf l moves every released prefix from l on by a L,
+and the noise of the prefixes released at triggers P has a public covariance sigma^2 S_P.  The
+likelihood ratio of the released prefixes is linear in them with weights S_P^-1 e (e = 1 from l
+on), and two sides are told apart by exactly
+
+    mu^2 = (a L / sigma)^2 e' S_P^-1 e  <=  (a L / sigma)^2 col2,
+
+with equality where every prefix is released and the decoder is invertible (Toeplitz, BLT).
+Streams and keys have independent noise, so their mu^2 add up.  A unit of C pairs that touches n
+keys has C - n + 1 pairs on one of them and one on each of the others (mechanism.md section 4).
+Key selection itself is another part of the budget, seen only through which keys appear when.
+"""
+
+import numpy as np
+
+from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.strategies import Strategy, TreeStrategy
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.strategies.convolution import ConvolutionStrategy
+
+#: Prefixes a statistic uses: the first ones tell most, the others are taken evenly.
+MAX_PREFIXES = 128
+
+
+def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
+    """(p, p) covariance of the released prefixes at leaves ``at`` (rising) for node sd 1.
+
+    Rounding of nodes and of the decoder is left out: it only makes the statistic slightly
+    worse than the best, never a bound wrong.
+    """
+    if isinstance(strategy, TreeStrategy):
+        return _tree_covariance(strategy, at)
+    assert isinstance(strategy, ConvolutionStrategy)
+    rows = np.zeros((len(at), int(at[-1])))
+    for row, leaf in zip(rows, at, strict=True):
+        row[:leaf] = strategy.decoder[:leaf][::-1]
+    return np.asarray(rows @ rows.T)
+
+
+def _tree_covariance(strategy: TreeStrategy, at: Int64) -> Float64:
+    """Prefixes s < t share the blocks of their common leading bits; the other blocks of s lie
+    inside the block of t at the first bit that differs.  Blocks of levels k <= l, one inside
+    the other, have covariance 2^k / (2^(l+1) - 1)."""
+    low, high = np.minimum.outer(at, at), np.maximum.outer(at, at)
+    levels = strategy.levels
+    differ = low ^ high
+    # Level of the highest bit that differs, -1 where the two are equal.
+    first = np.where(differ > 0, np.frexp(differ.astype(np.float64))[1] - 1, -1)
+    total = np.zeros(low.shape)
+    for level in range(levels):
+        has = (low >> level) & 1
+        same = level > first
+        inner = 2.0**level / (2.0 ** (np.where(same, level, first) + 1.0) - 1.0)
+        total += has * inner
+    return total
+
+
+def calendar(plan: Plan) -> Int64:
+    """Triggers of a window at which a key that is selected at once is published (sticky)."""
+    last = plan.timeline.triggers
+    found = set(range(plan.refresh_every, last + 1, plan.refresh_every)) | {last}
+    if plan.selects:
+        first = min(plan.select_every, last)
+        found = {t for t in found if t > first} | {first}
+    every = np.array(sorted(found))
+    if len(every) <= MAX_PREFIXES:
+        return every
+    half = MAX_PREFIXES // 2
+    rest = np.linspace(half, len(every) - 1, half).round().astype(np.int64)
+    return np.asarray(every[np.concatenate([np.arange(half), np.unique(rest)])])
+
+
+class Seen:
+    """The best statistic for one stream's prefixes at public triggers.
+
+    Args:
+        plan: gives the leaf of a trigger; noise: the stream; at: (p,) triggers, rising.
+    """
+
+    def __init__(self, plan: Plan, noise: StreamNoise, at: Int64) -> None:
+        self._leaf_of = plan.selection_leaf if noise.name == "selection" else int
+        leaves = np.array([self._leaf_of(int(t)) for t in at])
+        self._leaves = leaves
+        covariance = prefix_covariance(noise.strategy_object, leaves) * noise.sigma**2
+        self._inverse = np.linalg.inv(covariance)
+
+    def moved(self, triggers: Int64) -> Float64:
+        """(p,) effect on the prefixes of one grid unit at each of these triggers."""
+        leaves = np.array([self._leaf_of(int(t)) for t in triggers])
+        return np.asarray((leaves <= self._leaves[:, None]).sum(axis=1, dtype=np.float64))
+
+    def weights(self, moved: Float64) -> Float64:
+        """(p,) weights of the likelihood ratio of an effect."""
+        return np.asarray(self._inverse @ moved)
+
+    def square(self, moved: Float64) -> float:
+        """mu^2 of an effect."""
+        return float(moved @ self.weights(moved))
+
+
+def layouts(plan: Plan) -> Int64:
+    """Numbers n of keys over which a unit's pairs are tried."""
+    most = plan.privacy.contributions
+    grid = np.geomspace(1, most, min(most, 64)).round().astype(np.int64)
+    return np.unique(np.concatenate([[1, most], grid]))
+
+
+def spread(plan: Plan, keys: int) -> tuple[int, int]:
+    """(pairs that count on the first key, on each other key) of a unit that touches n keys."""
+    if plan.privacy.per_key_bound:
+        return 1, 1
+    return plan.privacy.contributions - keys + 1, 1

@@ -1,0 +1,1 @@
+"""What a job asks for: plan, timeline, privacy unit, and the canonical form that names noise."""

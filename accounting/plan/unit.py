@@ -1,0 +1,307 @@
+"""The privacy unit: its identity in a ledger, what several units of a person cost, and when the
+costs of runs on different units add up.
+
+**Identity.**  Two runs protect the same unit if it has one name and type and, where there is a
+privacy period, the periods are the same sets of event times: one event-time column, one length
+in microseconds, one phase (start modulo length).  The name stands for the column's ids: by
+default it is the column's name; a ledger's jobs that find the same ids in columns of other names
+declare one (``[ledger] unit``).  ``UnitIdentity.text`` is what an entry of the ledger holds.
+
+**Several units of one person** (k pairs (person, period), added or removed together).  Let S be
+the stacked, noise-normalised encodings of all streams, x_i what unit i adds to S on a given path
+of outputs.  Each x_i is a function of that unit's own records and of the outputs so far, and
+|x_i| <= mu (mechanism.md section 4).  Units meet only within the trees of one window, and a window
+meets at most m periods (``Timeline.periods_met``), so at most m of the x_i are not zero in any
+coordinate, and by Cauchy-Schwarz, coordinate by coordinate,
+
+    |x_1 + ... + x_k|^2 <= min(k, m) (|x_1|^2 + ... + |x_k|^2) <= k min(k, m) mu^2.
+
+With m = 1 that is sqrt(k) mu.  The bound is reached: m units with all their pairs in one key and
+leaf (late records share a leaf) add up to m times what one adds, which is mu for the tree.  For
+selected keys and m > 1 the plan states the larger k mu (no tree is looked at: the triangle
+inequality), and k C b of delta; ``accounting.thresholds`` says what thresholds must be for that.
+
+**Different units in one ledger.**  The cost of a run is stated for neighbours that differ in ALL
+records of one of its units.  If the records of a unit B are a disjoint union of n complete units
+of the run's A, the run costs B what n units of a person cost together (above).  If they are only
+a part of a unit of A, nothing follows from the run's own guarantee but replacement (remove the
+unit, add it again without the part): 2 mu and a factor e^epsilon on the thresholds' delta, for
+each unit that is met in part; such a bound is not used.  So costs are added up for the *common
+unit*: the finest unit of which every run's units are complete parts.  Cut times of a period are
+phase + i * period for all whole i; a time is a cut of the common unit if it is a cut of all:
+
+* all without a period: the unit itself;
+* all with periods of one event-time column: the cuts common to all, which are period lcm(P, Q)
+  where the phases agree modulo gcd(P, Q), and none at all where they do not;
+* no common cut, or a run without a period: all records of the unit's name.  Then n is the number
+  of periods in the run's own time, and a run without an end is refused;
+* event-time columns that differ: refused, because one period of the one can meet any number of
+  the other's; so are names or types that differ.
+
+A limit of the ledger then holds for the common unit.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from dpstream.accounting.composition import Spend
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import duration
+from dpstream.accounting.plan.plan import FieldType, Plan
+
+_VERSION = "unit/1 "
+#: Relative error allowed for a product and a root.
+_UP = 1 + 1e-12
+_OLD = (
+    "{} of the runs were charged by an older program, which kept a period's length to 6 digits "
+    "and neither its phase, its event time nor the unit's type: that all runs protect the same "
+    "unit is taken on its words"
+)
+_SEVERAL = (
+    "the runs protect different units; their costs are added up, and the limit holds, for the "
+    "unit that they have in common"
+)
+
+
+class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What tells privacy units apart; all public.
+
+    Attributes:
+        name: of the unit: as the ledger declares it, or its column's.
+        type: of its values.
+        event_time: column of the times that decide the period; period: its length in micros;
+            phase: start modulo period.  All three or none: the whole stream.
+    """
+
+    name: str
+    type: FieldType
+    event_time: str | None = None
+    period: int | None = None
+    phase: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [part is not None for part in (self.event_time, self.period, self.phase)]
+        if any(given) != all(given):
+            raise ValueError("a period needs its length, its phase and an event time")
+        if self.period is not None and not 0 <= (self.phase or 0) < self.period:
+            raise ValueError("a phase lies within the period")
+
+    @property
+    def text(self) -> str:
+        """Canonical text of this form's version: equal units have equal texts."""
+        return _VERSION + msgspec.json.encode(self, order="sorted").decode()
+
+    @classmethod
+    def read(cls, text: str) -> "UnitIdentity":
+        """The unit of a canonical text.
+
+        Raises:
+            PolicyError: it is none of a version that this program knows.
+        """
+        try:
+            found = msgspec.json.decode(text.removeprefix(_VERSION), type=cls)
+            if found.text == text:
+                return found
+        except (msgspec.MsgspecError, ValueError):
+            pass
+        raise PolicyError(
+            "ledger.path", "names a unit in another form", "use the program that wrote it"
+        )
+
+    @property
+    def words(self) -> str:
+        """For people; exact."""
+        who = f"{self.name} ({self.type})"
+        if self.period is None:
+            return f"{who}, all records"
+        since = f", counted from {duration(self.phase)} into 1970 (UTC)" if self.phase else ""
+        return f"{who}, per {duration(self.period)} of {self.event_time}{since}"
+
+
+def identity_of(plan: Plan, name: str | None = None) -> UnitIdentity:
+    """The unit of a plan; ``name`` is what the ledger calls it, if it says so."""
+    line, called = plan.timeline, name or plan.unit.column
+    if line.period is None:
+        return UnitIdentity(called, plan.unit.type)
+    phase = line.start % line.period
+    return UnitIdentity(called, plan.unit.type, plan.event_time, line.period, phase)
+
+
+def together(plan: Plan) -> int | None:
+    """The most units of one person whose effects are taken to add up; ``None``: all of them."""
+    met = plan.timeline.periods_met
+    return None if plan.selects and met > 1 else met
+
+
+def covers_several(plan: Plan) -> bool:
+    """Whether anything is promised to a person of several units: not with thresholds of an older
+    program under windows that meet several periods."""
+    return not plan.selects or plan.units_alone == plan.timeline.periods_met
+
+
+def several_mu(mu: float, units: int, together: int | None) -> float:
+    """mu of so many units of one person at once: sqrt(k min(k, together)) mu, rounded up."""
+    alike = units if together is None else min(units, together)
+    return mu if units == 1 else math.sqrt(units * alike) * mu * _UP
+
+
+class Charged(Spend, Protocol):
+    """An entry of a ledger as far as the unit matters.
+
+    Attributes:
+        unit: the unit in the words of entries without an identity.
+        identity: canonical text, empty in old entries.
+        periods: units a person can have in the run, ``None`` without an end.
+        together: see the function of that name.
+        alone: nothing is promised to several units of a person together (``covers_several``).
+    """
+
+    @property
+    def unit(self) -> str:
+        """Old words."""
+
+    @property
+    def identity(self) -> str:
+        """Canonical text."""
+
+    @property
+    def periods(self) -> int | None:
+        """Units of a person."""
+
+    @property
+    def together(self) -> int | None:
+        """Units that add up."""
+
+    @property
+    def alone(self) -> bool:
+        """Nothing is promised to several."""
+
+
+class _Several(msgspec.Struct, frozen=True):
+    """What one run costs several units of a person together."""
+
+    epsilon: float
+    delta: float
+    mu: float | None
+    threshold_delta: float
+
+
+class Composed(NamedTuple):
+    """Entries of one data set on their common unit.
+
+    Attributes:
+        words: the common unit, ``None`` without entries.
+        spends: what each entry costs it; units: as how many units of its own run it is counted.
+        warnings: what a reader must know.
+    """
+
+    words: str | None
+    spends: list[Spend]
+    units: list[int]
+    warnings: list[str]
+
+
+def composed(charges: Sequence[Charged]) -> Composed:
+    """What each entry costs the common unit of all.
+
+    Raises:
+        PolicyError: the costs do not add up.
+    """
+    old = sum(not c.identity for c in charges)
+    if old and len({c.unit for c in charges}) > 1:
+        raise _another("or period")
+    if old and len({c.identity for c in charges} - {""}) > 1:
+        raise _another("than runs of an older program that did not keep it exactly")
+    found = [UnitIdentity.read(c.identity) for c in charges if c.identity]
+    if old or not found:
+        words = found[0].words if found else charges[0].unit if charges else None
+        return Composed(words, list(charges), [1] * len(charges), [_OLD.format(old)] * bool(old))
+    whole = common_unit(found)
+    pairs = list(zip(charges, found, strict=True))
+    units = [_parts(whole, unit, charge) for charge, unit in pairs]
+    spends = [_cost(charge, n) for charge, n in zip(charges, units, strict=True)]
+    several = [_SEVERAL] if len(set(found)) > 1 else []
+    return Composed(whole.words, spends, units, several)
+
+
+def common_unit(units: Iterable[UnitIdentity]) -> UnitIdentity:
+    """The finest unit of which all the others' units are complete parts.
+
+    Raises:
+        PolicyError: there is none, or nothing bounds how many.
+    """
+    whole, *others = sorted(set(units), key=lambda u: u.period is None)
+    times = {u.event_time for u in (whole, *others)} - {None}
+    if any((u.name, u.type) != (whole.name, whole.type) for u in others):
+        raise _another("by name or type")
+    if len(times) > 1:
+        raise _another("by the event time of its period")
+    for other in others:
+        whole = _joined(whole, other)
+    return whole
+
+
+def _joined(one: UnitIdentity, other: UnitIdentity) -> UnitIdentity:
+    if one.period is None or other.period is None:
+        return UnitIdentity(one.name, one.type)
+    assert one.phase is not None and other.phase is not None
+    shared = math.gcd(one.period, other.period)
+    apart = other.phase - one.phase
+    if apart % shared:
+        return UnitIdentity(one.name, one.type)
+    # The least i with one.phase + i * one.period = other.phase modulo other.period.
+    most = other.period // shared
+    steps = (apart // shared) * pow(one.period // shared, -1, most) % most if most > 1 else 0
+    period = math.lcm(one.period, other.period)
+    phase = (one.phase + steps * one.period) % period
+    return UnitIdentity(one.name, one.type, one.event_time, period, phase)
+
+
+def _parts(whole: UnitIdentity, part: UnitIdentity, charge: Charged) -> int:
+    """How many units of a run one common unit can have."""
+    if part.period is None or part == whole:
+        return 1
+    if charge.alone:
+        raise PolicyError(
+            "ledger.data_set",
+            "one of its runs was begun by an older program with thresholds that promise nothing to "
+            "several periods of a person, and its runs protect units of several",
+            "give its jobs that run's period, and starts that differ by whole periods; or a "
+            "data set of their own",
+        )
+    known = [n for n in (charge.periods, whole.period and whole.period // part.period) if n]
+    if not known:
+        raise PolicyError(
+            "ledger.data_set",
+            "its runs protect units that only all records of a person have in common, and a "
+            "stream without end has no last period",
+            "give its jobs the same period, and starts that differ by whole periods, or time.end",
+        )
+    return min(known)
+
+
+def _cost(charge: Charged, units: int) -> Spend:
+    """What a run costs so many of its units at once."""
+    if units == 1:
+        return charge
+    if charge.mu is not None:
+        mu = several_mu(charge.mu, units, charge.together)
+        thresholds = charge.threshold_delta * units * _UP
+        # As a guarantee of its own it is not used: `composition.within` takes its parts.
+        return _Several(math.inf, charge.delta + thresholds, mu, thresholds)
+    # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
+    steps = (math.exp(min(700.0, i * charge.epsilon)) for i in range(units))
+    delta = min(1.0, charge.delta * math.fsum(steps) * _UP) if charge.delta else 0.0
+    return _Several(charge.epsilon * units * _UP, delta, None, 0.0)
+
+
+def _another(how: str) -> PolicyError:
+    return PolicyError(
+        "ledger.data_set",
+        f"its runs protect another privacy unit {how}, and such costs do not add up",
+        "use one unit in all jobs on this data set: the same column and type (or one [ledger] "
+        "unit for columns that hold the same ids) and the same event time",
+    )

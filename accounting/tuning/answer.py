@@ -1,0 +1,186 @@
+"""What a choice said and what it cost: figures from noisy counts, receipts, words.
+
+``read_off`` is post-processing of noisy counts.  A ``Receipt`` is what the ledger commits and
+what a job's figures are held against later; ``Chosen`` is what a plan tells about it.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any, Literal
+
+import msgspec
+
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.figures import up
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.strategies.base import Int64
+from dpstream.accounting.tuning.quantiles import (
+    answers,
+    clamp_of,
+    cover_cell,
+    prefixes,
+    quantile_cell,
+)
+from dpstream.accounting.tuning.question import Design, Histogram, Question, contributions_of
+
+How = Literal["private", "proxy", "public", "data"]
+
+FROM_PROXY = (
+    "contributions{clamps} chosen from other data: no charge, if that data shares users with "
+    "this stream the guarantee does not cover the choice"
+)
+BIAS = (
+    "the rule multiplies by a public factor: too large where a unit's records come in bursts or "
+    "the first hours are the busy ones, too small where they are quiet; units that send nothing "
+    "in the first hours are not seen, so heavy units weigh more"
+)
+
+
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a private choice released; committed once, before anyone sees it.
+
+    Attributes:
+        run_id, question: its run, and the digest of its public question.
+        unit: the privacy unit in old words; identity: its canonical text (`accounting.plan.unit`),
+            empty in receipts from before it was kept.
+        epsilon, delta, mu: what it cost.
+        first: micros of the stream that were read.
+        contributions: C; 0 if nothing was answered.
+        clamps: (low, high) in grid units of each aggregate, in the order of the question.
+        unanswered: name of the first histogram with too small a noisy total.
+        notes: remarks, post-processing like the rest.
+    """
+
+    run_id: str
+    question: str
+    unit: str
+    epsilon: float
+    delta: float
+    mu: float
+    first: int
+    contributions: int
+    clamps: tuple[tuple[str, int, int], ...]
+    unanswered: str | None = None
+    notes: tuple[str, ...] = ()
+    identity: str = ""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Chosen figures; ``unanswered`` names the histogram that gave none."""
+
+    contributions: int
+    clamps: tuple[tuple[str, int, int], ...]
+    unanswered: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_off(question: Question, design: Design, noisy: list[Int64]) -> Figures:
+    """C and clamps from the noisy nodes of each histogram: post-processing."""
+    pairs, *columns = design.histograms
+    estimates = [prefixes(of, y) for of, y in zip(design.histograms, noisy, strict=True)]
+    for of, estimate in zip(design.histograms, estimates, strict=True):
+        if not answers(of, estimate):
+            return Figures(0, (), of.name)
+    if question.cover is not None:
+        cell = cover_cell(pairs, estimates[0], question.cover)
+    else:
+        assert question.quantile is not None
+        cell = quantile_cell(estimates[0], question.quantile)
+    scale, most = Fraction(question.scale), question.max_contributions
+    notes = []
+    if cell == len(pairs.candidates):
+        chosen = most
+        notes.append("the quantile lies beyond --max-contributions, which is taken instead")
+    else:
+        chosen = contributions_of(pairs.candidates[cell], scale, most)
+    clamps = tuple(
+        (of.name, *clamp_of(of, estimate, question.tail))
+        for of, estimate in zip(columns, estimates[1:], strict=True)
+    )
+    return Figures(chosen, clamps, None, tuple(notes))
+
+
+def expectation(question: Question, design: Design) -> list[dict[str, Any]]:
+    """What accuracy to expect, from public figures alone."""
+    return [_expected(of) for of in design.histograms]
+
+
+def _expected(of: Histogram) -> dict[str, Any]:
+    return {
+        "name": of.name,
+        "candidates": len(of.candidates),
+        "sensitivity": of.sensitivity,
+        "share_of_mu_squared": of.share,
+        "sigma": of.sigma,
+        "rank_error_95": of.rank_error,
+        "units_for_5_points": of.good_from,
+        "no_answer_below": of.answered_from,
+    }
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """Where a job's C and clamps come from; all public.
+
+    Attributes:
+        how: ``private`` (charged), ``proxy`` (other data) or ``public``.
+        clamps: aggregates whose clamp was chosen with C.
+        first: the part of the stream that was read, as text.
+        run_id, epsilon, delta, mu: of a private choice.
+    """
+
+    how: How
+    clamps: tuple[str, ...] = ()
+    first: str = ""
+    run_id: str = ""
+    epsilon: float = 0.0
+    delta: float = 0.0
+    mu: float = 0.0
+
+    def describe(self, plan: Plan, budget: Budget) -> dict[str, Any]:
+        """``how``, ``words`` and, for a private choice, its cost and the total, JSON-able.
+
+        The total is one Gaussian mechanism with mu^2 = mu_choice^2 + mu_stream^2, the deltas
+        of the stream's thresholds added, at the sum of both deltas; rounded up.
+        """
+        if self.how != "private":
+            return {"how": self.how, "words": "; ".join(self.warnings())}
+        thresholds = budget.b * plan.privacy.contributions
+        mu = math.sqrt(self.mu**2 + budget.mu**2) * (1 + 1e-12)
+        delta = budget.delta + self.delta  # its float error is covered by the slack below
+        total = None
+        if budget.sound and delta > thresholds:
+            total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
+        words = (
+            f"contributions{self._clamps()} chosen from the first {self.first} of this stream by "
+            f"a ({up(self.epsilon)}, {up(self.delta)})-DP mechanism, charged as run {self.run_id}"
+        )
+        if total is not None:
+            words += f"; choice and stream together: ({up(total, 4)}, {up(delta, 4)}); "
+            words += "the ledger holds every other run on the data set"
+        return {
+            "how": self.how,
+            "words": words,
+            "run_id": self.run_id,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "mu": self.mu,
+            "total": {"epsilon": total, "delta": delta, "mu": mu},
+        }
+
+    def warnings(self) -> list[str]:
+        """What a reader of the plan must know."""
+        return [FROM_PROXY.format(clamps=self._clamps())] if self.how == "proxy" else []
+
+    def _clamps(self) -> str:
+        return f" and clamps of {', '.join(self.clamps)}" if self.clamps else ""
+
+
+def rule_in_words(question: Question) -> str:
+    """How C follows from the first hours."""
+    what = (
+        f"the bound that keeps {question.cover:g} of all pairs"
+        if question.cover is not None
+        else f"the {question.quantile:g} quantile of pairs per unit"
+    )
+    return f"{what}, times {float(Fraction(question.scale)):.6g}, rounded up"

@@ -1,0 +1,71 @@
+"""Quantiles and clamps from noisy histograms: all of it post-processing of noisy nodes.
+
+Least squares over the nodes, then the nearest non-decreasing prefixes.  Without noise both give
+back the exact prefixes, and each figure is the exact one of its definition.
+"""
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.tuning.question import Histogram, encoder_matrix
+
+#: Prefixes are whole numbers without noise; the decoder's float error is far below this.
+_FLOAT_ERROR = 1e-7
+_SLACK = 1e-12
+
+
+def prefixes(of: Histogram, noisy: Int64) -> Float64:
+    """(cells,) non-decreasing estimates of the prefixes of the histogram.
+
+    Args:
+        noisy: (nodes,) A x + noise.
+    """
+    matrix = encoder_matrix(of.cells).astype(np.float64)
+    counts = np.linalg.lstsq(matrix, noisy.astype(np.float64), rcond=None)[0]
+    return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
+
+
+def answers(of: Histogram, estimate: Float64) -> bool:
+    """Whether the noisy total is large enough to read a quantile from."""
+    return bool(estimate[-1] >= max(1 - _FLOAT_ERROR, of.answered_from))
+
+
+def quantile_cell(estimate: Float64, target: float) -> int:
+    """First cell t with prefix_t >= target * total."""
+    return int(np.argmax(estimate >= target * estimate[-1] - _FLOAT_ERROR))
+
+
+def cover_cell(of: Histogram, estimate: Float64, cover: float) -> int:
+    """First cell whose candidate, as a bound, keeps ``cover`` of all pairs.
+
+    Pairs are summed as survivors: sum over c of #{units with >= c pairs}, linear inside a wide
+    cell.  Survivors below the rank error are noise and count as none (a few units with very
+    many pairs stay unseen); beyond the largest candidate a unit counts with that candidate.
+    """
+    edges = np.array([0, *of.candidates], np.float64)
+    above = estimate[-1] - np.concatenate([[0.0], estimate[:-1]])  # units with > edges[t] pairs
+    above[above < max(of.rank_error, _FLOAT_ERROR)] = 0.0
+    width = np.diff(edges)
+    mass = width * above[:-1] + (width - 1) / 2 * (above[1:] - above[:-1])
+    kept = np.cumsum(mass)
+    return int(np.argmax(kept >= cover * kept[-1] * (1 - _SLACK)))
+
+
+def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
+    """(low, high) candidates that at most ``tail`` of the values lie beyond, at each end.
+
+    Cells are labelled by their edge away from 0, so a low clamp above 0 and a high clamp below
+    0 take the candidate nearer to 0.
+    """
+    edges, last = of.candidates, of.cells - 1
+    before = np.concatenate([[0.0], estimate[:-1]])
+    low = int(np.flatnonzero(before <= tail * estimate[-1] + _FLOAT_ERROR)[-1])
+    high = quantile_cell(estimate, 1 - tail)
+    if low > high:  # only by noise
+        low, high = high, low
+    low = low if edges[low] <= 0 else max(low - 1, 0)
+    high = high if edges[high] >= 0 else min(high + 1, last)
+    if edges[low] == edges[high] == 0:  # a clamp needs a multiple of the grid other than 0
+        high, low = (high + 1, low) if high < last else (high, low - 1)
+    return edges[low], edges[high]

@@ -1,0 +1,1 @@
+"""What only a runner needs: buffers, the clock, splits, threads, delivery."""

@@ -1,0 +1,208 @@
+"""Timers say when, records say what: the stateful stage that waits for a cut.
+
+Rows of a shard wait in a bag until the watermark passes a cut that the clock has announced; a
+callback then works on them and says which rows must wait on.  One timer per shard: armed for
+the next cut to stop at, and armed again by the timer itself until the last announced cut.
+
+A timer holds the output watermark of its stage, and with it the stages behind, only until its
+own instant.  So all shards of all stages stop at the same cuts, whenever they hear of them: what
+one shard would step through at a later stop, the next stage would not wait for.
+
+What is kept beside the bag says how far the shard has come *in this pipeline's state*.  A runner
+that goes back to a checkpoint goes back with both, and the store, which may be ahead, answers
+what it decided before.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.coders import ListCoder, VarIntCoder
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import (
+    BagStateSpec,
+    ReadModifyWriteStateSpec,
+    TimerSpec,
+    on_timer,
+)
+from apache_beam.transforms.window import GlobalWindows
+
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.dp_transforms.beam.clock import instant, pulse_of
+from dpstream.dp_transforms.beam.workers import Threads, Workers
+from dpstream.dp_transforms.telemetry import deliveries, guarded
+
+#: Rows of a step below which a shard's calls do not pay on a thread: they are more Python than
+#: numpy, and threads would only wait for each other (measured: 1.3 to 1.7 times
+#: the CPU seconds).
+_WORTH_A_THREAD = 1_000
+
+
+class Held(NamedTuple):
+    """What a callback makes of the rows of a shard.
+
+    Attributes:
+        outputs: to emit, in order; consumed before the waiting rows are put back.
+        waiting: rows for a later cut, if any.
+    """
+
+    outputs: Iterator[Any]
+    waiting: pa.RecordBatch | None = None
+
+
+#: (shard, held batches, last complete cut, cut through which outputs were emitted) -> Held
+ShardCallback = Callable[[int, Iterable[pa.RecordBatch], int, int], Held]
+
+
+class HoldUntilCut(beam.DoFn):
+    """Holds the batches of a shard until a cut is complete, then hands them to a callback.
+
+    Args:
+        line: public time axis.
+        make: builds the worker-side callback.
+        ticks: milliseconds between the cut's instant and the timer's: a stage must fire after
+            the one that feeds it.
+        stride: most cuts of a pulse that one callback steps through, when the last of them is
+            complete; ``None``: all.  A stage that keeps up has one to do.  Bounded input is read
+            before any timer fires, and its bag only once.
+        anew: begin with ``since = 0``: rows of cuts before the first one are still asked for.
+        threads: that shards may work on; with several, no rows may wait for a later cut: all
+            cuts are announced at once, and every shard stops at the last one.
+        calls: steps that a callback takes at a cut, one for each window.
+    """
+
+    ROWS = BagStateSpec("rows", ArrowBatchCoder())
+    #: [since, done, armed, begin, through, begin, through, ...]: emitted through, stepped
+    #: through, cut of the timer that is set (or ``done``), and what pulses have announced.
+    PROGRESS = ReadModifyWriteStateSpec("progress", ListCoder(VarIntCoder()))
+    CUT = TimerSpec("cut", TimeDomain.WATERMARK)
+
+    def __init__(
+        self,
+        line: Timeline,
+        make: Callable[[], ShardCallback],
+        ticks: int = 0,
+        *,
+        stride: int | None = None,
+        anew: bool = False,
+        threads: Threads = Threads(),  # noqa: B008 - immutable
+        calls: int = 1,
+    ) -> None:
+        self._calls = calls
+        self._line, self._make, self._ticks = line, make, ticks
+        self._stride, self._anew, self._threads = stride, anew, threads
+
+    @guarded("hold")
+    def setup(self) -> None:
+        """Open store and key on the worker."""
+        if self._threads.number > 1:
+            self._workers = Workers(self._make, self._threads)
+        else:
+            self._callback = self._make()
+
+    def teardown(self) -> None:
+        """Let go of store and key."""
+        self.__dict__.pop("_callback", None)
+        self.__dict__.pop("_workers", None)
+
+    @guarded("hold")
+    def process(
+        self,
+        element: tuple[int, pa.RecordBatch],
+        rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008 - Beam's way to declare state
+        progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
+        timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
+    ) -> None:
+        """Keep the batch; a pulse arms the shard's timer, unless it is armed."""
+        _, batch = element
+        if batch.num_rows:
+            rows.add(batch)
+        pulse = pulse_of(batch)
+        if pulse is None:
+            return
+        first, begin, through = pulse
+        before = first - 1
+        since, done, armed, *announced = progress.read() or [
+            0 if self._anew else before, before, before
+        ]  # fmt: skip
+        if begin <= done or begin in announced[::2]:
+            return
+        announced = sorted([*announced, begin, through])  # ranges that do not overlap
+        if armed == done:
+            armed = self._arm(timer, done, announced)
+        progress.write([since, done, armed, *announced])
+
+    def _arm(self, timer: Any, done: int, announced: list[int]) -> int:
+        """Set the timer for the next cut to stop at, if it is known."""
+        if not announced or announced[0] > done + 1:
+            return done  # a pulse is missing; on its way, it holds the watermark
+        through = announced[1]
+        cut = through if self._stride is None else min(through, done + self._stride)
+        timer.set(instant(self._line, cut, self._ticks))
+        return cut
+
+    @on_timer(CUT)
+    @guarded("cut")
+    def cut(
+        self,
+        shard: int = beam.DoFn.KeyParam,
+        rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
+        progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
+        timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
+    ) -> Iterator[Any]:
+        """The cut it was armed for is complete: run what is due on the shard, keep what is not."""
+        since, done, upto, *announced = progress.read()
+        if upto <= done:
+            return
+        deliveries.passed(map(self._line.cut_time, range(done + 1, upto + 1)))
+        if self._threads.number > 1:
+            batches = list(rows.read())
+            least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
+            small = sum(batch.num_rows for batch in batches) < least
+            self._workers.ask(partial(_outputs, shard, batches, upto, since), small)
+            self._at = instant(self._line, upto, self._ticks)
+            rows.clear()
+        else:
+            held = self._callback(shard, _drained(list(rows.read())), upto, since)
+            yield from held.outputs
+            rows.clear()
+            if held.waiting is not None and held.waiting.num_rows:
+                rows.add(held.waiting)
+        left = announced[2:] if announced[1] == upto else announced
+        progress.write([upto, upto, self._arm(timer, upto, left), *left])
+
+    @guarded("cut")
+    def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
+        """What the threads made of the shards whose timers fired, in the order they did."""
+        if self._threads.number > 1:
+            for output in self._workers.answers():
+                yield GlobalWindows.windowed_value(output, self._at)
+
+
+def _outputs(
+    shard: int, batches: list[pa.RecordBatch], upto: int, since: int, callback: ShardCallback
+) -> Iterator[Any]:
+    """All that a shard gives at its last cut.
+
+    Raises:
+        RunError: rows would wait on: their bag is empty by now, and no timer is set.
+    """
+    held = callback(shard, _drained(batches), upto, since)
+    yield from held.outputs
+    if held.waiting is not None and held.waiting.num_rows:
+        raise RunError(
+            "performance.threads",
+            "rows of a shard would wait for a later cut, and its threads have no later one",
+            "set it to 1, and run again on the same state",
+        )
+
+
+def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each of them, let go of here: the list stays with the call for as long as it takes."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()

@@ -1,0 +1,204 @@
+"""The public clock: which cuts have been reached.
+
+A step of a cut runs when the clock has announced the cut and the watermark has passed it.  What
+is announced is a function of the plan and of a clock on the wall (or, for input whose extent is
+known, of the plan alone), never of a record; and it decides only when a step may run.  A runner
+that drains a pipeline lifts its watermarks to infinity: steps of cuts that nobody announced are
+then left for the run that goes on.
+
+A *pulse* is ``(first, begin, through)``: cuts ``begin`` .. ``through`` may be stepped through;
+``first`` is the first cut of the pipeline.  Every shard gets each pulse as an empty batch with
+the three numbers in its schema's metadata.  All shards of all stages stop at the same cuts, which
+the pulses alone decide: a stage that stood at other cuts than those before it would step through
+a cut whose rows are still to come.  A runner may deliver pulses in any order.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import Duration, Timestamp
+
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
+from dpstream.dp_transforms.telemetry import guarded
+
+Pulse = tuple[int, int, int]
+#: Runners keep time in milliseconds.
+TICK = 1_000
+#: A clock without end; about 10^10 cuts.
+_FOREVER = 1 << 40
+#: Longest wait between two looks at the clock on the wall, in micros.
+_LOOK = 200_000
+_HERE_SECONDS = 0.02
+
+
+def instant(line: Timeline, cut: int, ticks: int = 0) -> Timestamp:
+    """Instant of a cut, up to the next millisecond, and some milliseconds on."""
+    return Timestamp(micros=-(-line.cut_time(cut) // TICK) * TICK + ticks * TICK)
+
+
+class Announced(beam.PTransform):
+    """All cuts at once: for input whose extent is known when the run begins.
+
+    Args:
+        through: the last cut.
+        first: the first one.
+    """
+
+    def __init__(self, through: int, first: int = 1) -> None:
+        super().__init__()
+        self.first, self.through = first, through
+
+    def expand(self, begin: Any) -> beam.PCollection:
+        """One pulse."""
+        pulses = beam.Create([(self.first, self.first, self.through)], reshuffle=False)
+        return begin | pulses.with_output_types(Pulse)
+
+
+class WallClock(beam.PTransform):
+    """A cut is announced when a clock on the wall has reached it.
+
+    Args:
+        line: public time axis.
+        first: first cut to announce; those of the past come in one pulse.
+        now: the clock, in seconds since the epoch.
+    """
+
+    def __init__(
+        self, line: Timeline, first: int = 1, now: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__()
+        self._beat = _Beat(line, first, now)
+
+    def expand(self, begin: Any) -> beam.PCollection:
+        """A pulse a cut, for as long as the pipeline lives or until the plan's last cut."""
+        beats = beam.ParDo(self._beat).with_output_types(Pulse)
+        return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Beat" >> beats
+
+
+class StreamTime:
+    """The time of a recording that is replayed at a speed: in seconds since the epoch.
+
+    Args:
+        first, last: least and largest stamp of the recording, in micros.
+        end: after the last stamp it is this late: nothing is waited for any more.
+        speed: seconds of stream a second.
+    """
+
+    def __init__(self, first: int, last: int, end: int, speed: float) -> None:
+        self.first, self.last, self.end, self.speed = first, last, end, speed
+        self.begun = time.time()
+
+    def __call__(self) -> float:
+        """Now."""
+        now = self.first / 1e6 + (time.time() - self.begun) * self.speed
+        return now if now * 1e6 <= self.last else self.end / 1e6
+
+
+class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type: ignore[misc]
+    """Announces cuts as they are reached; the restriction is the cuts that are left.
+
+    Its watermark stays before the timers of the next cut, so that none of them fires before its
+    pulse is there.
+    """
+
+    def __init__(self, line: Timeline, first: int, now: Callable[[], float]) -> None:
+        self._line, self._first, self._now = line, first, now
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("clock")
+    def process(
+        self,
+        element: int,
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
+        estimator: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008
+    ) -> Iterator[Any]:
+        """Announce what has been reached, then wait for the next cut."""
+        line, left = self._line, tracker.current_restriction()
+        now = int(self._now() * 1_000_000)
+        through = min((now - line.start) // line.trigger_every, left.stop - 1)
+        if through >= left.start:
+            if not tracker.try_claim(through):
+                return
+            # Until a shard has it, no stage may pass the first of its cuts.
+            at = instant(line, left.start, -1)
+            yield TimestampedValue((self._first, left.start, through), at)
+            estimator.set_watermark(instant(line, through + 1, -1))
+        if through + 1 < left.stop:
+            due = line.cut_time(max(through, left.start - 1) + 1)
+            wait = min(_LOOK, max(0, due - now))
+            give_back(tracker, wait / 1_000_000)
+
+    def initial_restriction(self, element: int) -> OffsetRange:
+        """From the first cut on."""
+        last = _FOREVER if self._line.end is None else self._line.last_cut
+        return OffsetRange(self._first, max(self._first, last + 1))
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        """Claims are cuts."""
+        return OffsetRestrictionTracker(restriction)
+
+    def split(self, element: int, restriction: OffsetRange) -> Iterator[OffsetRange]:
+        """There is one clock."""
+        yield restriction
+
+    def restriction_size(self, element: int, restriction: OffsetRange) -> int:
+        """No work to speak of."""
+        return 1
+
+    def truncate(self, element: int, restriction: OffsetRange) -> None:
+        """Nothing is announced any more when the pipeline is drained."""
+
+    def initial_estimator_state(self, element: int, restriction: OffsetRange) -> Timestamp:
+        """Just before the timers of the first cut."""
+        return instant(self._line, restriction.start, -1)
+
+    def create_watermark_estimator(self, state: Timestamp) -> ManualWatermarkEstimator:
+        """Set by the clock itself."""
+        return ManualWatermarkEstimator(state)
+
+    def estimator_state_coder(self) -> beam.coders.Coder:
+        """Instants."""
+        return beam.coders.registry.get_coder(Timestamp)
+
+
+def give_back(tracker: Any, seconds: float) -> None:
+    """Give the rest of a splittable element back to the runner, for a little later.
+
+    A part of the wait is spent here: a runner may floor delays to whole seconds, as Beam's job
+    server for Flink does, and would come back at once.
+    """
+    here = min(seconds, _HERE_SECONDS)
+    time.sleep(here)
+    tracker.defer_remainder(Duration(seconds - here))
+
+
+class ToShards(beam.DoFn):
+    """A pulse -> an empty batch for every shard."""
+
+    def __init__(self, shards: int, schema: pa.Schema) -> None:
+        self._shards, self._schema = shards, schema
+
+    @guarded("clock")
+    def process(self, element: Pulse) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """One for each."""
+        first, begin, through = element
+        marks = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
+        batch = empty(self._schema).replace_schema_metadata(marks)
+        for shard in range(self._shards):
+            yield shard, batch
+
+
+def pulse_of(batch: pa.RecordBatch) -> Pulse | None:
+    """The pulse that an element of a shard carries, if it is one."""
+    marks = batch.schema.metadata
+    if not marks or THROUGH not in marks:
+        return None
+    return int(marks[FIRST]), int(marks[BEGIN]), int(marks[THROUGH])

@@ -1,0 +1,220 @@
+"""DELIVERED: the store remembers through which cut every release has reached the sink.
+
+A stream without end begins again, when its runner has lost its state, after that cut: what was
+committed beyond it is emitted once more, and nothing before it.
+
+While a restored store catches up, the sink holds back what is not published yet and sends its
+names here.  Once everything that is published lies at or before a complete cut, all of it has been
+committed again and compared: what was held back is published, and the run goes on like any other.
+A name that was held back while that happened comes with the next cut.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.batches import concat, numbers
+from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.beam.clock import ToShards
+from dpstream.dp_transforms.flow import STRIDE
+from dpstream.dp_transforms.run import Run
+from dpstream.state.copying import DELIVERED
+from dpstream.state.retention import drop_delivered, reached, settled_cut
+from dpstream.state.store import Store
+
+#: Its timer fires one runner tick after the release step's.
+DELIVERED_TICKS = 2
+#: Releases that the sink has written, or held back.
+NAMES = pa.schema([("window", pa.int32()), ("trigger", pa.int32()), ("written", pa.bool_())])
+
+
+#: (window, trigger) of a release.
+Name = tuple[int, int]
+
+
+class Outlet(Protocol):
+    """What DELIVERED needs of a sink while a restored store catches up with it."""
+
+    def caught_up(self, upto: int) -> bool:
+        """Whether all that is published lies at or before a cut."""
+
+    def publish(self, names: Sequence[tuple[int, int]]) -> None:
+        """Write committed releases, durably; those that are there already stay as they are."""
+
+
+class Delivered(beam.PTransform):
+    """(What the sink wrote, names it held back, what the dead letters' sink gave, pulses) ->
+    nothing, but the note is kept.
+
+    The sinks' watermarks pass a cut when all of its releases, and all that was refused before
+    it, have gone through them.  The names are checked against the plan: a release that is
+    committed and that no runner brought to the sink is written from the store.
+
+    Args:
+        run: the run.
+        outlet: the sink.
+        keep: how long (micros) releases stay in the store once the sink has them; ``None``: for
+            ever.
+    """
+
+    def __init__(self, run: Run, outlet: Outlet, keep: int | None = None) -> None:
+        super().__init__()
+        self._run, self._make = run, DeliveredCallback(run, outlet, keep)
+
+    def expand(self, pcolls: Any) -> beam.PCollection:
+        """One shard, which writes down each cut."""
+        written, held, refused, pulses = pcolls
+        typed = tuple[int, pa.RecordBatch]
+        nothing = beam.FlatMap(_nothing).with_output_types(typed)
+        marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
+        return (
+            (
+                written | "Written" >> beam.Map(named, True).with_output_types(typed),
+                held | "Held" >> beam.Map(named, False).with_output_types(typed),
+                refused | "Refused" >> nothing,
+                pulses | "Pulses" >> marks,
+            )
+            | beam.Flatten()
+            | "Delivered" >> beam.ParDo(self.hold()).with_output_types(typed)
+        )
+
+    def hold(self) -> HoldUntilCut:
+        """The stage itself."""
+        line = self._run.plan.timeline
+        return HoldUntilCut(line, self._make, DELIVERED_TICKS, stride=STRIDE)
+
+
+def _nothing(element: Any) -> tuple[()]:
+    return ()
+
+
+def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
+    """A name on its way to the one shard: written, or held back."""
+    columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
+    return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
+
+
+class DeliveredCallback:
+    """Builds the worker side: write down the cut."""
+
+    def __init__(self, run: Run, outlet: Outlet, keep: int | None = None) -> None:
+        self._run, self._outlet, self._keep = run, outlet, keep
+
+    def __call__(self) -> ShardCallback:
+        """Open the store on the worker."""
+        store, line = self._run.open(), self._run.plan.timeline
+        outlet, keep = self._outlet, self._keep
+
+        def delivered(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
+            names, restoring = concat(batches, NAMES), store.restoring
+            if restoring and not outlet.caught_up(upto):
+                return Held(iter(()), names)
+            now, later = _by(line, names, upto)
+            # What came while the store caught up is all still here, from the note on.
+            since = delivered_through(store) if restoring else since
+            absent = held_back(now) | missing(line, store, now, since, upto)
+            if absent:
+                outlet.publish(sorted(absent))
+            if restoring:
+                store.finish_restoring()
+            before = store.note(DELIVERED)
+            if upto > int(before or 0):
+                # Should another worker have been faster, its cut is as good.
+                store.swap_note(DELIVERED, before, str(upto))
+            if keep is not None:
+                drop_delivered(store, line, upto, keep)
+            return Held(iter(()), later)
+
+        return delivered
+
+
+def _by(line: Timeline, names: pa.RecordBatch, upto: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """(names of releases of cuts up to one, those of later ones)."""
+    window, trigger = (numbers(names.column(name)) for name in ("window", "trigger"))
+    later = pa.array(window.astype(np.int64) * line.base(1) + trigger > upto)
+    return names.filter(pc.invert(later)), names.filter(later)
+
+
+def held_back(names: pa.RecordBatch) -> set[Name]:
+    """Releases that the sink has not written yet."""
+    return _names(names.filter(pc.invert(names.column("written"))))
+
+
+def missing(
+    line: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
+) -> set[Name]:
+    """Releases of the cuts after ``since`` that are committed, and that the sink was not given.
+
+    A runner that loses an element (Prism did, where it split a bundle) must not lose a release.
+    """
+    first = store.marks.first
+    due = {
+        (window, cut - line.base(window))
+        for cut in range(since + 1, upto + 1)
+        for window in line.windows_at(cut)
+        if window >= first
+    }
+    return due - _names(names)
+
+
+def _names(names: pa.RecordBatch) -> set[Name]:
+    window, trigger = (numbers(names.column(name)).tolist() for name in ("window", "trigger"))
+    return set(zip(window, trigger, strict=True))
+
+
+class Resume(NamedTuple):
+    """Where a stream goes on whose runner knows nothing any more.
+
+    Attributes:
+        first: first cut whose steps are run or read back.
+        begin: instant (micros); records with earlier stamps belong to complete windows only.
+    """
+
+    first: int
+    begin: int
+
+
+def delivered_through(store: Store) -> int:
+    """Last cut through which all releases have reached the sink; 0: none."""
+    return int(store.note(DELIVERED) or 0)
+
+
+def forget_delivered(store: Store) -> None:
+    """Begin to note anew: what is read from its first row on is also delivered from the first.
+
+    Whether its sink still has what an earlier attempt wrote is not known, so the end of that
+    attempt is not the end of this one.
+    """
+    before = store.note(DELIVERED)
+    if before is not None:
+        # Should an earlier attempt still live and note a cut now, its releases are there.
+        store.swap_note(DELIVERED, before, None)
+
+
+def resume_point(run: Run) -> Resume:
+    """Where to go on, from the store alone; `state.retention` says which records still matter."""
+    store, line = run.open(), run.plan.timeline
+    settled = settled_cut(line, reached(store, line).complete)
+    begin = line.cut_time(settled) if settled else line.start - line.max_skew
+    return Resume(delivered_through(store) + 1, begin)
+
+
+def released_through(run: Run) -> int:
+    """Last cut that all key shards have stepped through; windows that take no steps count."""
+    store, line = run.open(), run.plan.timeline
+    done, past = reached(store, line), line.base(store.marks.first)
+    latest = [line.base(window) + last for window, last in done.open.items() if last]
+    if done.complete > store.marks.abandoned:
+        latest.append(line.base(done.complete - 1) + line.triggers)
+    cut = max(latest, default=0)
+    if cut <= past:
+        return past
+    # A shard takes cuts in order: whoever has begun on this one is through with those before.
+    windows = (w for w in line.windows_at(cut) if w >= store.marks.first)
+    whole = all(done.trigger(line, w) >= cut - line.base(w) for w in windows)
+    return cut if whole else cut - 1

@@ -1,0 +1,1 @@
+"""Records on their way in: columns in canonical form, keyed ids, refused rows."""

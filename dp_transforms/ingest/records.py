@@ -1,0 +1,301 @@
+"""RECORDS: everything is made canonical once, at the door.
+
+A source batch becomes canonical records (schema ``batches.record_schema``) and dead letters.
+Whether and how a record is accepted is a function of this record and the plan alone, so a
+record of one user can never change what happens to another's (mechanism.md rule 0).
+
+Sensitivity: units and keys become 128-bit keyed ids (with a privacy period the unit IS the
+pair (user, period)); values are clamped to public bounds on a public integer grid BEFORE
+anything is summed, so one record moves a value stream by at most L grid units.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.plan import Plan, ValueStream
+from dpstream.dp_transforms.batches import (
+    DEAD_LETTER_SCHEMA,
+    OFFSET,
+    PARTITION,
+    ROWS,
+    Ids,
+    id_array,
+    record_schema,
+)
+from dpstream.dp_transforms.beam.workers import Threads, Workers
+from dpstream.dp_transforms.ingest import columns
+from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.telemetry import count, guarded, timed
+from dpstream.state.open import key_schema
+
+Bool = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+
+#: Offsets are not negative.
+_POSITIVE = np.int64(2**63 - 1)
+#: Reasons in the order in which they are checked; public, fixed.
+REASONS = ("unit", "key", "time", "late", "value", "not_public", "record_id")
+
+
+class Canonicaliser:
+    """Pure twin of ``Records``: source batch -> (records, dead letters).
+
+    Args:
+        plan: the public plan.
+        keys: key ring for the ids.
+        public_ids: (m, 2) ids of a public key list, or ``None``.
+    """
+
+    def __init__(self, plan: Plan, keys: KeyRing, public_ids: Ids | None = None) -> None:
+        self.plan, self.keys = plan, keys
+        self.schema = record_schema(plan)
+        self._public = None if public_ids is None else id_array(public_ids)
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Canonical records and dead letters of a batch, in row order.
+
+        Args:
+            batch: rows with the plan's columns; schema metadata holds partition and offset
+                of the first row, or of each run of rows (see ``batches.ROWS``).
+        """
+        plan = self.plan
+        reason = _Reasons(batch.num_rows)
+        partition, offset = _position(batch)
+        where = self._named(batch, reason) or (partition, offset)
+        unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
+        if plan.unit.type in ("string", "bytes"):
+            ok &= columns._true(pc.greater(pc.binary_length(unit), 0))
+        reason.unless("unit", ok)
+        key_columns = []
+        for field in plan.key:
+            column, ok = columns.identity(batch.column(field.column), field.type)
+            reason.unless("key", ok)
+            key_columns.append(column)
+        event, stamp = self._times(batch, reason)
+        values = [
+            self._value(batch, stream, reason)
+            for stream in plan.value_streams
+            if stream.column is not None
+        ]
+        period = plan.timeline.period_of(event)
+        unit_ids = typed_ids(self.keys.unit, [(plan.unit.type, unit)], period)
+        if self._public is not None:
+            kinds = [field.type for field in plan.key]
+            key_ids = typed_ids(self.keys.key, list(zip(kinds, key_columns, strict=True)))
+            known = pc.is_in(id_array(key_ids), value_set=self._public)
+            reason.unless("not_public", columns._true(known))
+        arrays = [
+            id_array(unit_ids),
+            pa.array(stamp),
+            *self._event_column(event),
+            pa.array(where[0].astype(np.int32)),
+            pa.array(where[1]),
+            *key_columns,
+            *(pa.array(v) for v in values),
+        ]
+        records = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        dead = reason.letters(partition, offset)
+        return (records if dead.num_rows == 0 else records.filter(reason.good)), dead
+
+    def _named(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64] | None:
+        """Positions that record ids stand for: 94 keyed bits, so that two records of one unit
+        have one position with a chance below 2^-94; records of two units never do."""
+        field = self.plan.record_id
+        if field is None:
+            return None
+        column, ok = columns.identity(batch.column(field.column), field.type)
+        reason.unless("record_id", ok)
+        ids = typed_ids(self.keys.record, [(field.type, column)])
+        return (ids[:, 0] >> np.uint64(33)).astype(np.int64), ids[:, 1].view(np.int64) & _POSITIVE
+
+    def _times(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64]:
+        plan, line = self.plan, self.plan.timeline
+        event, ok = columns.instant(batch.column(plan.event_time))
+        reason.unless("time", ok)
+        if plan.stamp == "event_time":
+            stamp = event
+        else:
+            stamp, ok = columns.instant(batch.column(plan.stamp))
+            reason.unless("time", ok)
+        inside = line.on_time(event, stamp)
+        reason.unless("time", inside)
+        event = np.where(inside, event, line.start)
+        stamp = np.where(inside, stamp, line.start)
+        # Late for the last window it belongs to is late for all; a closed period likewise.
+        last = (event - line.start) // line.slide
+        final_cut = last * (line.slide // line.trigger_every) + line.triggers
+        late = (line.cut_of(stamp) > final_cut) | line.period_closed(event, stamp)
+        reason.unless("late", ~late)
+        return event, stamp
+
+    def _event_column(self, event: Int64) -> list[pa.Array]:
+        """Trigger index of the event time, where the stamp does not tell it already."""
+        if self.plan.stamp == "event_time":
+            return []
+        return [pa.array(self.plan.timeline.cut_of(event))]
+
+    def _value(self, batch: pa.RecordBatch, stream: ValueStream, reason: "_Reasons") -> Int64:
+        """Clamped, rounded to the grid, centred: int64 within +-L."""
+        numbers, ok = columns.measure(batch.column(stream.column))
+        reason.unless("value", ok)
+        with np.errstate(over="ignore"):  # 1e308 on a grid of 0.1 is beyond every bound
+            scaled = np.clip(numbers / stream.grid, stream.lo, stream.hi)
+        return np.clip(np.rint(scaled).astype(np.int64), stream.lo, stream.hi) - stream.mid
+
+
+class _Reasons:
+    """First failed rule of each row."""
+
+    def __init__(self, rows: int) -> None:
+        self._code = np.full(rows, -1, np.int8)
+
+    def unless(self, reason: str, ok: Bool) -> None:
+        """Rows that fail and have no reason yet get this one."""
+        self._code[(self._code < 0) & ~ok] = REASONS.index(reason)
+
+    @property
+    def good(self) -> pa.Array:
+        """Mask of the rows without a reason."""
+        return pa.array(self._code < 0)
+
+    def letters(self, partition: Int64, offset: Int64) -> pa.RecordBatch:
+        """Dead letters: where the row stood and why; never what it held."""
+        rows = np.flatnonzero(self._code >= 0)
+        names = pa.array(REASONS).take(pa.array(self._code[rows].astype(np.int32)))
+        where = partition[rows].astype(np.int32)
+        return pa.RecordBatch.from_arrays(
+            [pa.array(where), pa.array(offset[rows]), names], schema=DEAD_LETTER_SCHEMA
+        )
+
+
+def _position(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
+    """Partition and offset of every row."""
+    metadata = batch.schema.metadata or {}
+    if PARTITION not in metadata or OFFSET not in metadata:
+        # A default would let records of different batches pass for one delivered twice.
+        raise UsageError(
+            "records",
+            "a batch does not say where its first row stands",
+            f"set {PARTITION.decode()} and {OFFSET.decode()} in its schema's metadata",
+        )
+    rows = np.array([batch.num_rows])
+    if ROWS in metadata:
+        rows = _numbers(metadata[ROWS])
+    partition, first = _numbers(metadata[PARTITION]), _numbers(metadata[OFFSET])
+    if not len(rows) == len(partition) == len(first) or rows.sum() != batch.num_rows:
+        raise UsageError(
+            "records",
+            "a batch does not say where its rows stand",
+            f"name a partition, an offset and, in {ROWS.decode()}, the rows of every run",
+        )
+    begins = np.cumsum(rows) - rows
+    offset = np.arange(batch.num_rows) + np.repeat(first - begins, rows)
+    return np.repeat(partition, rows), offset
+
+
+def _numbers(text: bytes) -> Int64:
+    return np.array(text.split(b","), np.int64)
+
+
+class Records(beam.DoFn):
+    """Thin Beam twin of ``Canonicaliser``: main output records, side output ``dead``."""
+
+    DEAD = "dead"
+
+    def __init__(
+        self,
+        make: Callable[[], Canonicaliser],
+        threads: Threads = Threads(),  # noqa: B008 - immutable
+    ) -> None:
+        self._make, self._threads = make, threads
+
+    @guarded("records")
+    def setup(self) -> None:
+        """Load the key on the worker; it is never part of the pipeline."""
+        self._workers = Workers(self._make, self._threads)
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_workers", None)
+
+    @guarded("records")
+    def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """One source batch."""
+        self._workers.ask(functools.partial(self._canonical, element))
+        yield from self._workers.answers(self._threads.ahead(2))
+
+    @guarded("records")
+    def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
+        """What threads are still at; of bounded input only, whose times nobody looks at."""
+        for output in self._workers.answers():
+            if isinstance(output, beam.pvalue.TaggedOutput):
+                dead = GlobalWindows.windowed_value(output.value, MIN_TIMESTAMP)
+                yield beam.pvalue.TaggedOutput(self.DEAD, dead)
+            else:
+                yield GlobalWindows.windowed_value(output, MIN_TIMESTAMP)
+
+    def _canonical(self, element: pa.RecordBatch, twin: Canonicaliser) -> Iterator[Any]:
+        with timed("records"):
+            records, dead = twin(element)
+        count("operator_records_in", element.num_rows)
+        count("operator_dead_letters", dead.num_rows)
+        for reason in REASONS if dead.num_rows else ():
+            count(f"operator_dead_{reason}", pc.sum(pc.equal(dead["reason"], reason)).as_py())
+        if dead.num_rows:
+            yield beam.pvalue.TaggedOutput(self.DEAD, dead)
+        if records.num_rows:
+            yield records
+
+
+def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
+    """A public key list in canonical form (NFC, typed), each key once.
+
+    Raises:
+        UsageError: a row is not a key of the declared types.
+    """
+    arrays = []
+    for field in plan.key:
+        column, ok = columns.identity(one_chunk(table.column(field.column)), field.type)
+        if not ok.all():
+            raise UsageError("keys.public", "a row is not a key of the job's types", "correct it")
+        arrays.append(column)
+    names = [f.column for f in plan.key]
+    distinct = pa.Table.from_arrays(arrays, names=names).group_by(names).aggregate([])
+    return distinct.sort_by([(name, "ascending") for name in names]).cast(key_schema(plan))
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a table as one array."""
+    whole = column.combine_chunks()
+    return whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
+    """(m, 2) ids of a canonical public key list."""
+    fields = [(f.type, one_chunk(table.column(f.column))) for f in plan.key]
+    return typed_ids(keys.key, fields)
+
+
+class CanonicaliserFactory:
+    """Builds the canonicaliser on a worker from public parts and a reference to the key."""
+
+    def __init__(self, plan: Plan, keys: KeySource, public: pa.Table | None = None) -> None:
+        self._plan, self._keys, self._public = plan, keys, public
+
+    def __call__(self) -> Canonicaliser:
+        """Read the key on the worker."""
+        ring = self._keys.ring()
+        ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
+        return Canonicaliser(self._plan, ring, ids)

@@ -1,0 +1,168 @@
+"""Histograms of the first hours, one per figure to choose, and their named noise.
+
+Sensitivity: see ``accounting.tuning.question``.  What is relied on there is made here: a unit (a
+    keyed 128-bit id, compared on all bits; with a privacy period the pair (user, period)) is in
+    exactly one cell of the pairs' histogram, and at most m of its records are in a column's
+    histogram.  Which m: those with the smallest coins, a keyed MAC of (run, unit, position).  A
+    position may shift when another unit's records are put before it; coins are independent and
+    fresh for each run, so this permutes equals and changes no distribution (a coupling; it would
+    not hold for "the first m by position in the file").
+
+Memory is one row per unit of the first hours, not per record: 24 + m (16 + 4 columns) bytes
+and the id table.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from numba import njit
+
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
+from dpstream.dp_transforms.batches import Ids, ids_of, numbers
+from dpstream.dp_transforms.bounding import event_cuts, open_windows
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.state.idtable import IdTable
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+#: No coin is as large: it is an empty place (2^-128 for a real one, which then is not counted).
+_EMPTY = np.iinfo(np.uint64).max
+
+
+@njit(cache=True, nogil=True)
+def _keep(
+    slots: Int64, coins: Ids, cells: Int32, kept_coins: Ids, kept_cells: Int32
+) -> None:  # pragma: no cover - compiled
+    """Keep the m records with the smallest coins of each slot; (S, m, 2) and (S, m, K)."""
+    places = kept_coins.shape[1]
+    for i in range(slots.size):
+        slot = slots[i]
+        worst = 0
+        for k in range(1, places):
+            high, low = kept_coins[slot, k, 1], kept_coins[slot, k, 0]
+            top, bottom = kept_coins[slot, worst, 1], kept_coins[slot, worst, 0]
+            if high > top or (high == top and low > bottom):
+                worst = k
+        top, bottom = kept_coins[slot, worst, 1], kept_coins[slot, worst, 0]
+        if coins[i, 1] < top or (coins[i, 1] == top and coins[i, 0] < bottom):
+            kept_coins[slot, worst, 0] = coins[i, 0]
+            kept_coins[slot, worst, 1] = coins[i, 1]
+            for c in range(cells.shape[1]):
+                kept_cells[slot, worst, c] = cells[i, c]
+
+
+class Tally:
+    """Pairs and sampled values per unit; the pure twin of a group-by, batch after batch.
+
+    Args:
+        plan: the plan the records were made canonical with; its timeline ends with the first
+            hours, so that no later event time passes the door.
+        keys: key ring for the coins.
+        run_name: run id and digest of the question, committed before the first draw.
+        histograms: what is counted: ``CONTRIBUTIONS`` first, then value streams by name.
+        values_per_unit: m.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        keys: KeyRing,
+        run_name: tuple[bytes, ...],
+        histograms: Sequence[Histogram],
+        values_per_unit: int,
+    ) -> None:
+        assert plan.timeline.end is not None and histograms[0].name == CONTRIBUTIONS
+        self._plan, self._end = plan, plan.timeline.end
+        self._sample = keys.sample
+        self._prefix = keys.name((b"choice sample", *run_name))
+        self._histograms = tuple(histograms)
+        measured = [s for s in plan.value_streams if s.column is not None]
+        places = {s.name: (f"v{plan.value_streams.index(s)}", s.mid) for s in measured}
+        self._columns = [(*places[h.name], np.array(h.candidates)) for h in histograms[1:]]
+        self._units = IdTable()
+        self._pairs = np.zeros(0, np.int64)
+        self._coins = np.empty((0, values_per_unit, 2), np.uint64)
+        self._cells = np.empty((0, values_per_unit, len(self._columns)), np.int32)
+
+    def add(self, records: pa.RecordBatch) -> None:
+        """Count canonical records whose stamp, too, lies in the first hours; any order."""
+        stamp = numbers(records.column("stamp"))
+        records = records.filter(pa.array(stamp < self._end))
+        line = self._plan.timeline
+        event_cut = event_cuts(self._plan, records)
+        stamp_cut = np.maximum(1, line.cut_of(numbers(records.column("stamp"))))
+        _, windows = open_windows(line, event_cut, np.maximum(event_cut, stamp_cut))
+        units = ids_of(records.column("unit"))
+        slots = self._units.intern(units)
+        self._grow(self._units.size)
+        np.add.at(self._pairs, slots, windows)
+        if self._columns:
+            counted = windows > 0
+            coins = self._coins_of(units, records)[counted]
+            cells = self._cells_of(records)[counted]
+            _keep(slots[counted], coins, cells, self._coins, self._cells)
+
+    def counts(self) -> list[Int64]:
+        """(cells,) exact histogram of each figure: PRIVATE, for ``noisy`` only."""
+        size, first = self._units.size, self._histograms[0]
+        pairs = self._pairs[:size]
+        cell = np.searchsorted(np.array(first.candidates), pairs[pairs > 0], side="left")
+        found = [np.bincount(cell, minlength=first.cells)]
+        for index, of in enumerate(self._histograms[1:]):
+            kept = self._cells[:size, :, index]
+            found.append(np.bincount(kept[kept >= 0], minlength=of.cells))
+        return [counts.astype(np.int64) for counts in found]
+
+    def _coins_of(self, units: Ids, records: pa.RecordBatch) -> Ids:
+        """(n, 2) keyed coins of records."""
+        message = np.empty((records.num_rows, 4, 2), np.uint64)
+        message[:, 0] = (np.uint64(3), np.uint64(0))  # blocks that follow: a fixed length
+        message[:, 1] = self._prefix
+        message[:, 2] = units
+        message[:, 3, 0] = numbers(records.column("partition")).astype(np.uint64)
+        message[:, 3, 1] = numbers(records.column("offset")).astype(np.uint64)
+        lengths = np.full(records.num_rows, 4, np.int64)
+        return self._sample.mac(message.reshape(-1, 2), lengths)
+
+    def _cells_of(self, records: pa.RecordBatch) -> Int32:
+        """(n, K) cell of each value: labelled by the edge away from 0."""
+        cells = np.empty((records.num_rows, len(self._columns)), np.int32)
+        for index, (name, mid, edges) in enumerate(self._columns):
+            value = numbers(records.column(name)) + mid
+            up = np.searchsorted(edges, value, side="left")
+            down = np.searchsorted(edges, value, side="right") - 1
+            cells[:, index] = np.where(value >= 0, up, down)
+        return cells
+
+    def _grow(self, size: int) -> None:
+        have = len(self._pairs)
+        if size <= have:
+            return
+        size = max(size, 2 * have, 1024)
+        self._pairs = np.concatenate([self._pairs, np.zeros(size - have, np.int64)])
+        coins = np.full((size, *self._coins.shape[1:]), _EMPTY, np.uint64)
+        coins[:have] = self._coins
+        cells = np.full((size, *self._cells.shape[1:]), -1, np.int32)
+        cells[:have] = self._cells
+        self._coins, self._cells = coins, cells
+
+
+def noisy(keys: KeyRing, run_name: tuple[bytes, ...], of: Histogram, counts: Int64) -> Int64:
+    """(nodes,) A x + rounded Gaussians: the only way out for a histogram.
+
+    A node's name is (run name, digest of the sampler's table, histogram, number of the node);
+    the same name gives the same noise, so a run that is resumed says the same again.
+    """
+    exact = encoder_matrix(of.cells) @ counts
+    sampler = RoundedGaussian(of.sigma)
+    name = keys.name((b"choice noise", *run_name, sampler.digest, of.name.encode()))
+    message = np.array([(1, 0), name], np.uint64)  # one block follows; streams' names have three
+    tweak = keys.tweak.mac(message, np.array([2]))
+    none = np.zeros(1, np.int64)
+    noise, _ = sampler.draw(keys.node, tweak, none, none + len(exact))
+    return np.asarray(exact + noise, np.int64)

@@ -1,0 +1,202 @@
+"""One run of the real flow on synthetic rows: own folder, own key, own store, nothing charged."""
+
+import glob
+import tempfile
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.batches import OFFSET, PARTITION
+from dpstream.dp_transforms.flow import released_table, run_in_memory
+from dpstream.dp_transforms.ingest.records import canonical_public_keys
+from dpstream.dp_transforms.run import begin_run
+from dpstream.pipelines.audit.rows import Int64, key_columns
+from dpstream.pipelines.begin import key_source
+from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import new_key, public_key_digest
+from dpstream.pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+
+_SHARDS = 4
+#: Windows of an audit's runs, and the most of them.
+_WINDOWS, MAX_WINDOWS = 2, 200
+
+
+class Fixed(NamedTuple):
+    """A fixed test key and run id, so that a test's draws are always the same."""
+
+    insecure_test_key: str
+    insecure_test_run_id: str
+
+
+class Input(NamedTuple):
+    """Rows of one run, and the numbers of the public keys where the plan has some."""
+
+    table: pa.Table
+    keys: Int64
+
+
+def audited_plan(plan: Plan) -> Plan:
+    """The job's plan on two windows: a unit's worst case lies in one of them.  Where thresholds
+    allow for several units of a person, on as many as it takes until a window meets as many
+    privacy periods as in the job.
+
+    Raises:
+        UsageError: that would take more than ``MAX_WINDOWS``.
+    """
+    line = plan.timeline
+    if line.end is not None and line.windows <= _WINDOWS:
+        return plan
+    most = MAX_WINDOWS if line.end is None else min(line.windows, MAX_WINDOWS)
+    met = plan.units_alone
+    if met == 1:
+        return _on(plan, _WINDOWS)
+    if _on(plan, most).units_alone < met:
+        raise UsageError(
+            "audit",
+            f"none of the first {most} windows meets {met} privacy periods, as later ones do, and "
+            "an audit runs no more",
+            "audit a copy of the job with a shorter privacy.period or a longer time.slide",
+        )
+    # A later end takes nothing from any window.
+    numbers = range(_WINDOWS, most + 1)
+    return _on(plan, numbers[bisect_left(numbers, met, key=lambda n: _on(plan, n).units_alone)])
+
+
+def _on(plan: Plan, windows: int) -> Plan:
+    """The plan with an end after the start of so many windows."""
+    line = plan.timeline
+    end = line.start + windows * line.slide
+    short = msgspec.structs.replace(line, end=end if line.end is None else min(end, line.end))
+    return msgspec.structs.replace(plan, timeline=short)
+
+
+class Runner:
+    """Runs of one audited job in one folder, all with one key.
+
+    Args:
+        job: the job; of it only the plan, the types of its columns and the number of shards are
+            used, never its key, input, store, sink or ledger.
+        folder: an empty folder of the audit's own.
+        through_beam: run the whole pipeline from Parquet to Parquet, not its twin in memory.
+        fixed: for tests.
+    """
+
+    def __init__(self, job: Job, folder: Path, through_beam: bool, fixed: Fixed | None) -> None:
+        self.plan = audited_plan(job.plan)
+        self._job, self._folder = job, folder
+        self._beam, self._fixed, self._runs = through_beam, fixed, 0
+        self._key = folder / "noise.key"
+        if fixed is None:
+            new_key(self._key)
+
+    def run(self, given: Input, again: bool = False) -> pa.Table:
+        """All releases of a new run.
+
+        Args:
+            again: with a fixed run id, take another one.
+        """
+        self._runs += 1
+        folder = self._folder / f"run{self._runs}"
+        folder.mkdir()
+        job = self._job_in(folder, again)
+        return self._through_beam(job, given) if self._beam else self._in_memory(job, given)
+
+    def _job_in(self, folder: Path, again: bool) -> Job:
+        fixed, replace = self._fixed, msgspec.structs.replace
+        run_id = fixed.insecure_test_run_id if fixed else None
+        if run_id is not None and again:
+            run_id = f"{int(run_id, 16) ^ 1:032x}"
+        pattern = str(Path(glob.escape(str(folder))) / "rows.parquet")
+        return replace(
+            self._job,
+            path=folder / "job.toml",
+            source=SourceConfig("parquet", pattern, self._job.source.stamp_column),
+            privacy=replace(
+                self._job.privacy,
+                key=None,
+                key_file=None if fixed else str(self._key),
+                insecure_test_key=fixed.insecure_test_key if fixed else None,
+                insecure_test_run_id=run_id,
+            ),
+            keys=KeysConfig(str(folder / "keys.csv") if not self.plan.selects else None),
+            state=replace(
+                self._job.state,
+                store=f"sqlite:{folder / 'state.db'}",
+                shards=min(_SHARDS, self._job.state.shards),
+            ),
+            ledger=None,
+            sink=SinkConfig("parquet", str(folder / "releases")),
+            plan=self.plan,
+            choice=None,
+        )
+
+    def _in_memory(self, job: Job, given: Input) -> pa.Table:
+        public = None
+        if not self.plan.selects:
+            public = canonical_public_keys(self.plan, pa.table(key_columns(self.plan, given.keys)))
+        run, _ = begin_run(
+            self.plan,
+            key_source(job),
+            job.state.store or "",
+            job.state.shards,
+            source=[b"audit"],
+            run_id=job.privacy.insecure_test_run_id,
+            public=public,
+        )
+        try:
+            releases, dead = run_in_memory(run, _batches(given.table, job.performance.batch_rows))
+        finally:
+            run.destroy_keys()
+            stores.close_all()
+        if dead:
+            raise RunError("audit", "synthetic records were refused", "run `dpstream doctor`")
+        return released_table(releases)
+
+    def _through_beam(self, job: Job, given: Input) -> pa.Table:
+        pq.write_table(given.table, Path(job.path).with_name("rows.parquet"))
+        if job.keys.public is not None:
+            path = Path(job.keys.public)
+            pcsv.write_csv(pa.table(key_columns(self.plan, given.keys)), path)
+            digest = public_key_digest(path, self.plan.key)
+            job = msgspec.structs.replace(
+                job, plan=msgspec.structs.replace(self.plan, public_keys=digest)
+            )
+        result = run_job(job)
+        if result.operator_only.get("operator_dead_letters"):
+            raise RunError("audit", "synthetic records were refused", "run `dpstream doctor`")
+        return read_releases(job.sink.path)
+
+
+def _batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
+    offset = 0
+    for batch in table.combine_chunks().to_batches(max_chunksize=rows):
+        where = {PARTITION: b"0", OFFSET: str(offset).encode()}
+        yield batch.replace_schema_metadata(where)
+        offset += batch.num_rows
+
+
+@contextmanager
+def folder_of_its_own() -> Iterator[Path]:
+    """A temporary folder that only this user can read, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dpstream-audit-") as name:
+        yield Path(name)
+
+
+def sides(trials: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """(2 trials,) which trials are on side D': as many as on D, drawn by the seed."""
+    added = np.zeros(2 * trials, np.bool_)
+    added[np.random.default_rng(seed).permutation(2 * trials)[:trials]] = True
+    return added

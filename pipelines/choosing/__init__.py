@@ -1,1 +1,0 @@
-"""`dpstream choose`: C and clamps by a charged mechanism."""

@@ -1,0 +1,56 @@
+"""``dpstream audit``: what the mechanism of a job gives away, measured on synthetic neighbours."""
+
+from pathlib import Path
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, print_json
+
+#: Exit code of an audit that refutes the plan's claim.
+REFUTED = 5
+
+
+@click.command(
+    epilog=examples(
+        "dpstream audit job.toml",
+        "dpstream audit job.toml --trials 100000 --picture audit.png",
+        "dpstream audit job.toml --beam --trials 2000 --json",
+    )
+)
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--trials", default=10_000, show_default=True, help="Trials on each side.")
+@click.option("--confidence", default=0.99, show_default=True, help="Of the verdict.")
+@click.option("--seed", default=0, show_default=True, help="Of the synthetic data, not of noise.")
+@click.option("--beam", is_flag=True, help="Through the whole Beam pipeline, files included.")
+@click.option("--picture", type=click.Path(path_type=Path), help="Draw the trade-off curve.")
+@AS_JSON
+def audit(
+    job: Path,
+    trials: int,
+    confidence: float,
+    seed: int,
+    beam: bool,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Test a job's mechanism as a black box: a lower bound of epsilon beside the claim.
+
+    Runs the real flow with the job's plan on synthetic neighbours, in a temporary folder with a
+    fresh key. The job's data, key, store, sink and ledger are not touched, and nothing is charged.
+    Exit code 5: the claim is refuted.
+    """
+    from dpstream.pipelines.audit.audit import Ask, as_dict
+    from dpstream.pipelines.audit.audit import audit as run
+    from dpstream.pipelines.audit.view import draw, text
+    from dpstream.pipelines.jobs.job import load_job
+
+    with Bar(hidden=as_json, what="trials") as bar:
+        result = run(load_job(job), Ask(trials, seed, confidence, beam), bar.update)
+    if picture is not None:
+        draw(result, picture)
+    if as_json:
+        print_json(as_dict(result))
+    else:
+        click.echo(text(result), nl=False)
+    if result.refuted:
+        raise SystemExit(REFUTED)

@@ -1,0 +1,103 @@
+"""``dpstream choose``: C and clamps from the stream's first hours, or from other data."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.accounting.figures import up
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.tuning.choose import Outcome
+
+_EXAMPLES = """\b
+Examples:
+  dpstream choose job.toml --first 2h --epsilon 0.5 --dry-run
+  dpstream choose job.toml --first 2h --epsilon 0.5 --out chosen.toml
+  dpstream choose job.toml --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml
+  dpstream choose job.toml --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z
+      --out chosen.toml
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="The new job file, beside the old.")
+@click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
+@click.option("--epsilon", type=float, help="Budget of the choice, charged in the ledger.")
+@click.option("--delta", type=float, help="Default: the job's.")
+@click.option("--quantile", type=float, help="Of pairs per unit (default 0.9).")
+@click.option("--cover", type=float, help="Instead: share of all pairs that C must keep.")
+@click.option("--max-contributions", default=1000, show_default=True, help="Largest C.")
+@click.option("--scale", type=float, help="Public factor first hours -> horizon (default: time).")
+@click.option("--clamps", is_flag=True, help="Choose all clamps; else only the missing ones.")
+@click.option("--tail", default=0.05, show_default=True, help="Values beyond each clamp.")
+@click.option("--values-per-unit", default=1, show_default=True, help="m; noise grows with it.")
+@click.option("--proxy", help="Other data (file or glob): no noise, no charge, labelled.")
+@click.option("--proxy-start", help="First instant of the proxy data (default: the job's).")
+@click.option("--resume", metavar="RUN_ID", help="Say again what this charged run said.")
+@click.option("--dry-run", is_flag=True, help="Only say cost and accuracy; reads no data.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
+    """Choose privacy.contributions and missing clamps by a charged private mechanism.
+
+    Without --proxy the answer is a release: it costs --epsilon in the data set's ledger, before
+    anything is drawn, and every further choice costs again.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.operate.ledger_view import ledger_warnings
+    from dpstream.pipelines.tuning.ask import Request, ask
+    from dpstream.pipelines.tuning.choose import choose as run
+
+    if out is None and not dry_run:
+        raise UsageError("--out", "is required", "name the new job file")
+    target = out or job.with_name(job.stem + ".chosen.toml")
+    asked = ask(Request(job=job, out=target, **figures))
+    public = asked.describe()
+    if not as_json:
+        click.echo(_words(public), nl=False)
+    if dry_run:
+        if as_json:
+            click.echo(json.dumps(public))
+        return
+    for warning in ledger_warnings(asked.job):
+        click.echo(f"Warning: {warning}", err=True)
+    outcome = run(asked)
+    if as_json:
+        click.echo(json.dumps({**outcome._asdict(), "asked": public}))
+    else:
+        click.echo(_told(outcome), nl=False)
+
+
+def _words(public: dict[str, Any]) -> str:
+    """Cost and expected accuracy for a person; from public figures."""
+    lines = [f"Rule        C is {public['rule']}", f"Bias        {public['bias']}"]
+    if public["how"] == "proxy":
+        return "\n".join(["Cost        none: other data, read without noise", *lines]) + "\n"
+    lines.insert(
+        0,
+        f"Cost        ({up(public['epsilon'])}, {up(public['delta'])})-DP per unit, mu "
+        f"{up(public['mu'], 4)}, charged in the ledger before the first draw",
+    )
+    for of in public["histograms"]:
+        lines.append(
+            f"Accuracy    {of['name']}: {of['candidates']} candidates; rank error at most "
+            f"{of['rank_error_95']:.3g} units (95%): good from {of['units_for_5_points']:,} units "
+            f"in the first hours, no answer below about {of['no_answer_below']:,}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _told(outcome: "Outcome") -> str:
+    lines = [f"Chosen      contributions = {outcome.contributions}"]
+    lines += [f"            {name}: clamp = {list(c)}" for name, c in outcome.clamps.items()]
+    lines += [f"Note        {note}" for note in outcome.notes]
+    if outcome.run_id:
+        again = ", charged before" if outcome.resumed else ", charged"
+        lines.append(f"Run         {outcome.run_id}{again}; the receipt is in the ledger")
+    else:
+        lines.append("Label       from other data: not charged, shown in every plan")
+    if outcome.insecure:
+        lines.append("INSECURE: a fixed test key was used; do not publish.")
+    return "\n".join([*lines, f"Job         {Path(outcome.out).name}"]) + "\n"

@@ -1,0 +1,63 @@
+"""``dpstream folder``: for those who write into a folder that grows, and who look into it."""
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+
+PATH = click.argument("path", metavar="FOLDER_OR_URL")
+
+
+@click.group()
+def folder() -> None:
+    """Close files of a folder that grows; find the file of a dead letter."""
+
+
+@folder.command(
+    epilog=examples(
+        "dpstream folder close incoming day/1.parquet day/2.parquet",
+        "dpstream folder close gs://bucket/incoming --new",
+        "dpstream folder close incoming",
+    )
+)
+@PATH
+@click.argument("files", nargs=-1)
+@click.option("--new", is_flag=True, help="All complete files that no marker names yet.")
+@AS_JSON
+def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
+    """Write a marker: FILES are complete, and so is all that was named before.
+
+    Without files it says that time has passed.
+    """
+    from dpstream.pipelines.connectors.folder.close import close_files, new_files
+
+    names = sorted({*files, *(new_files(path) if new else ())})
+    marker = close_files(path, names)
+    if as_json:
+        print_json({"marker": marker, "files": len(names)})
+    else:
+        click.echo(f"{len(names):,} files closed by {marker}")
+
+
+@folder.command(epilog=examples("dpstream folder find incoming 1201774219 88172645463325252"))
+@PATH
+@click.argument("partition", type=int)
+@click.argument("offset", type=int)
+@AS_JSON
+def find(path: str, partition: int, offset: int, as_json: bool) -> None:
+    """Say which file and row a dead letter's position stands for (for the operator only)."""
+    from dpstream.accounting.errors import RunError
+    from dpstream.pipelines.connectors.folder import names as folder_names
+    from dpstream.pipelines.connectors.folder.store import Folder
+
+    try:
+        names = [file.name for file in Folder(path).list()]
+    except OSError:
+        raise RunError("folder", "cannot be read", "check its permissions") from None
+    found = folder_names.find(names, partition, offset)
+    if as_json:
+        print_json([{"file": name, "row": row} for name, row in found])
+        return
+    for name, row in found:
+        click.echo(f"row {row:,} of {name}")
+    if not found:
+        click.echo("no file of this folder: it may have been removed")

@@ -1,0 +1,49 @@
+"""``dpstream replay``: publish a recording again, as a live stream."""
+
+from pathlib import Path
+
+import click
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+
+
+@click.command(
+    epilog=examples(
+        "dpstream replay recorded.toml --to folder:incoming --speed 60",
+        "dpstream replay recorded.toml --to kafka:localhost:9092/clicks --speed 1",
+        "dpstream replay recorded.toml --to pubsub:projects/P/topics/T",
+    )
+)
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option(
+    "--to", "target", required=True, help="folder:PATH, kafka:HOST:PORT/TOPIC, pubsub:TOPIC."
+)
+@click.option(
+    "--speed", default="max", show_default=True, help="Seconds of stream a second, or max."
+)
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE",
+    help="A setting of Kafka's client (TLS, SASL); secrets as NAME=env:VARIABLE.",
+)  # fmt: skip
+@AS_JSON
+def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json: bool) -> None:
+    """Publish the records of JOB's files into a folder that grows (Parquet files and markers) or
+    as JSON messages.  For recordings that may be published there: no privacy is added."""
+    from dpstream.pipelines.connectors.replay.republish import republish, target_of
+    from dpstream.pipelines.connectors.replay.source import parse_speed
+    from dpstream.pipelines.jobs.job import load_job
+
+    pace, loaded = parse_speed(speed), load_job(job)
+    if not all("=" in option for option in options):
+        raise UsageError("--option", "names no value", "write NAME=VALUE")
+    given = dict(option.split("=", 1) for option in options)
+    found = republish(loaded, target_of(target, given), pace)
+    if as_json:
+        print_json(found._asdict())
+        return
+    click.echo(
+        f"Operator only: {found.rows:,} rows published in {found.seconds:.1f} s, "
+        f"{found.refused:,} refused.",
+        err=True,
+    )

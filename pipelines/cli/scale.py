@@ -1,0 +1,78 @@
+"""``dpstream plan JOB --scale``: what a stated load needs, and its cost."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.cli.parts import options, print_json
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.job import Job
+
+_COUNT = click.IntRange(min=1)
+SCALE = options(
+    click.option("--scale", is_flag=True, help="Estimate what a stated load needs, and its cost."),
+    click.option("--keys", type=_COUNT, help="--scale: distinct keys of a window."),
+    click.option("--records-per-day", type=_COUNT, help="--scale: records of an average day."),
+    click.option("--units", type=_COUNT, help="--scale: distinct units.  [default: any number]"),
+    click.option(
+        "--peak", type=float, default=2.0, show_default=True,
+        help="--scale: records of the busiest trigger over an average one's.",
+    ),
+    click.option(
+        "--published-keys", type=click.IntRange(min=0),
+        help="--scale: keys published at a trigger.  [default: the most the threshold allows]",
+    ),
+    click.option(
+        "--within", help="--scale: releases are out so long after a cut.  [default: one interval]"
+    ),
+    click.option("--worker-vcpus", type=_COUNT, default=2, show_default=True, help="--scale"),
+    click.option("--worker-gib", type=float, default=7.5, show_default=True, help="--scale"),
+    click.option(
+        "--price", multiple=True, metavar="NAME=DOLLARS",
+        help="--scale: another price; the output lists the names.",
+    ),
+    click.option("--measure", is_flag=True, help="--scale: measure this machine first (seconds)."),
+)  # fmt: skip
+
+
+def show(job: "Job", given: dict[str, object], as_json: bool) -> None:
+    """Print the estimate for the options above."""
+    import msgspec
+
+    from dpstream.pipelines.jobs.text import duration_micros
+    from dpstream.pipelines.scale.measure import measured_rates
+    from dpstream.pipelines.scale.rates import RATES, with_prices
+    from dpstream.pipelines.scale.scale import Load, as_dict, estimate, text
+
+    stated = {name: value for name, value in given.items() if value is not None}
+    prices = with_prices(_prices(stated.pop("price", ())))
+    measure = stated.pop("measure", False)
+    within = stated.pop("within", None)
+    if within is not None:
+        stated["within_seconds"] = duration_micros("--within", str(within)) / 1_000_000
+    for name in ("keys", "records_per_day"):
+        if name not in stated:
+            raise UsageError(
+                f"--{name.replace('_', '-')}", "is required by --scale", "say what the load is"
+            )
+    load = msgspec.convert(stated, Load).check()
+    rates = measured_rates() if measure else RATES
+    found = estimate(job, load, rates, prices)
+    if as_json:
+        print_json({"scale": as_dict(found, load, rates, prices)})
+    else:
+        click.echo(text(found, load, rates, prices), nl=False)
+
+
+def _prices(given: object) -> dict[str, float]:
+    """NAME=DOLLARS texts as a table."""
+    out = {}
+    for one in given if isinstance(given, tuple) else ():
+        name, _, value = str(one).partition("=")
+        try:
+            out[name] = float(value)
+        except ValueError:
+            raise UsageError("--price", "must be NAME=DOLLARS", "correct it") from None
+    return out

@@ -1,0 +1,260 @@
+"""``dpstream state``: look into a job's store, and its life: expiry, backup, restore, shards."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.figures import up
+from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, print_json
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.tables import FileKind
+
+JOB = click.argument("job", type=click.Path(path_type=Path))
+OPERATOR = "OPERATOR ONLY: sizes tell about the number of units and keys; do not publish."
+
+
+@click.group()
+def state() -> None:
+    """Look into a job's state store, and manage it; nothing private is shown."""
+
+
+@state.command(epilog=examples("dpstream state init job.toml"))
+@JOB
+@AS_JSON
+def init(job: Path, as_json: bool) -> None:
+    """Make a job's store and commit its run id, without running.
+
+    Nothing is drawn and nothing is charged: `dpstream run` charges before its first draw.
+    """
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operate.state_admin import initialise
+
+    run_id, fresh = initialise(load_job(job))
+    if as_json:
+        print_json({"run_id": run_id, "new": fresh})
+    else:
+        click.echo(f"Run {run_id}: the store {'is made' if fresh else 'was there already'}.")
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state info job.toml",
+        "dpstream state info job.toml --json",
+        "dpstream state info job.toml --operator",
+    )
+)
+@JOB
+@click.option("--operator", is_flag=True, help="Add sizes by part (private: on stderr).")
+@AS_JSON
+def info(job: Path, operator: bool, as_json: bool) -> None:
+    """Say which run a store holds and how far it is."""
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operate.state_view import info as look
+
+    found = look(load_job(job), operator)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"Run       {found['run_id']}, epoch {found['epoch']}, {found['shards']} shards")
+    click.echo(f"Plan      {found['plan_hash']}")
+    whole = "" if found["windows"] is None else f" of {found['windows']:,}"
+    click.echo(f"Windows   {found['complete']:,}{whole} are complete")
+    for window, trigger in found["committed"].items():
+        if trigger < found["triggers"]:
+            click.echo(f"          window {window}: trigger {trigger} of {found['triggers']}")
+    if found["dropped"]:
+        click.echo(f"Dropped   releases of windows before {found['dropped']}: the sink has them")
+    if found["abandoned"]:
+        click.echo(f"Abandoned windows before {found['abandoned']}: they get no more releases")
+    if found["restoring"]:
+        click.echo("Restored  the next run compares with the sink before it publishes")
+    if operator:
+        _print_sizes(found["operator_only"])
+
+
+def _print_sizes(sizes: dict[str, Any]) -> None:
+    click.echo(OPERATOR, err=True)
+    if sizes["bytes"] is not None:
+        click.echo(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB", err=True)
+    for part in sizes["parts"]:
+        where = "" if part["window"] is None else f", window {part['window']}"
+        size = f"{part['bytes'] / 2**20:12,.1f} MiB in {part['rows']:,} rows"
+        click.echo(f"{part['name']:<10}{size}{where}", err=True)
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state releases job.toml",
+        "dpstream state releases job.toml --out again --kind jsonl",
+    )
+)
+@JOB
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder to write files to.  [default: the job's own sink]",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["parquet", "csv", "jsonl"]),
+    help="Of the files in --out.  [default: the job's]",
+)
+@AS_JSON
+def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool) -> None:
+    """Write all committed releases from the store itself: the same bytes as the run's sink got.
+
+    A release that is there already is left as it is; one with another content is refused. Without
+    --out they go to the job's own sink: one that was emptied, or a new one.
+    """
+    from dpstream.pipelines.connectors.sink import sink_of
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operate.state_view import export, publish
+
+    if out is None and kind is not None:
+        raise UsageError("--kind", "is for files in a folder", "name the folder with --out")
+    checked = load_job(job)
+    where = str(out) if out is not None else sink_of(checked).place
+    with Bar(hidden=as_json) as bar:
+        if out is None:
+            written = publish(checked, bar.update)
+        else:
+            written = export(checked, out, kind or checked.sink.file_kind, bar.update)
+    if as_json:
+        print_json({"releases": written, "out": where})
+    else:
+        click.echo(f"{written:,} releases in {where}")
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state expire job.toml",
+        "dpstream state expire job.toml --releases-before 2024-02-01T00:00:00Z",
+    )
+)
+@JOB
+@click.option(
+    "--releases-before",
+    metavar="INSTANT",
+    help="Also drop releases of windows complete by then, if the sink has every one of them.",
+)
+@AS_JSON
+def expire(job: Path, releases_before: str | None, as_json: bool) -> None:
+    """Drop what no run can ask for any more, and give the space back to the disk.
+
+    That is: positions of records whose windows all are complete, and counters of closed privacy
+    periods. Counters of open periods stay, and so do releases, unless told otherwise: they are
+    the release, and with them a lost sink can be written again. A run expires positions by
+    itself; this command also compacts the file, which needs as much free space as it is large.
+    """
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operate.state_admin import expire as run
+
+    with Bar(hidden=as_json) as bar:
+        done = run(load_job(job), releases_before, bar.update)
+    if as_json:
+        print_json(done)
+        return
+    click.echo(f"{done['shards_expired']:,} shards have let go of settled records.")
+    if releases_before is not None:
+        click.echo(f"{done['windows_dropped']:,} windows have let go of their releases.")
+
+
+@state.command(epilog=examples("dpstream state backup job.toml --out monday.backup"))
+@JOB
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
+@AS_JSON
+def backup(job: Path, out: Path, as_json: bool) -> None:
+    """Write all of a store to one file, as of one instant, also while the job runs.
+
+    The file holds unit ids and exact counts: keep it as private as the store. It does not hold
+    the noise key: back that up apart. An existing file is never overwritten.
+    """
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operate.state_admin import backup as run
+
+    with Bar(hidden=as_json, what="pages") as bar:
+        run_id = run(load_job(job), out, bar.update)
+    if as_json:
+        print_json({"run_id": run_id, "out": str(out)})
+    else:
+        click.echo(f"Run {run_id}: backup in {out}, checked.")
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state restore job.toml monday.backup",
+        "dpstream state restore job.toml monday.backup --replace",
+        "dpstream state restore job.toml monday.backup --abandon --now 2024-02-01T12:00:00Z",
+    )
+)
+@JOB
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.option("--replace", is_flag=True, help="Take the place of a store, which is kept aside.")
+@click.option("--abandon", is_flag=True, help="The input cannot be replayed: see above.")
+@click.option(
+    "--now", metavar="INSTANT", help="With --abandon: after all that was read or released."
+)
+@AS_JSON
+def restore(
+    job: Path, backup: Path, replace: bool, abandon: bool, now: str | None, as_json: bool
+) -> None:
+    """Put a backup in place; the next run reads its input again from the beginning.
+
+    That run commits again what is missing, compares every release with what the sink has, stops
+    at the first difference, and publishes nothing new before all of it has been compared. It
+    spends nothing: the same noise on the same data.
+
+    With --abandon, for input that cannot be read again: windows that begin before --now get no
+    further release, all units of the backup count as exhausted, and the run goes on with
+    fresh noise. That is a second spend, charged in the ledger at once or refused.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operate import state_admin
+
+    if now is not None and not abandon:
+        raise UsageError("now", "goes with --abandon", "give both, or neither")
+    checked = load_job(job)
+    with Bar(hidden=as_json, what="parts") as bar:
+        if abandon:
+            done = state_admin.abandon(checked, backup, now, replace, bar.update)
+        else:
+            done = state_admin.restore(checked, backup, replace, bar.update)
+    if as_json:
+        print_json(done)
+        return
+    click.echo(f"Run {done['run_id']}, epoch {done['epoch']}: restored.")
+    if done["kept"]:
+        click.echo(f"The old store is kept in {done['kept']}")
+    if abandon:
+        click.echo(
+            f"{done['epochs']} epochs cost sqrt({done['epochs']}) mu = {up(done['mu'], 4)} per "
+            f"unit: epsilon {up(done['epsilon'], 4)} at delta {up(done['delta'], 3)} in all"
+            f" ({'charged' if done['charged'] else 'no ledger: nothing was charged'})."
+        )
+
+
+@state.command(epilog=examples("dpstream state reshard job.toml --shards 8"))
+@JOB
+@click.option("--shards", required=True, type=int, help="Key shards and unit shards from now on.")
+@AS_JSON
+def reshard(job: Path, shards: int, as_json: bool) -> None:
+    """Spread a store over another number of shards; no release changes by a byte.
+
+    No run may go on meanwhile (a file that is open is refused). The old store is kept; change
+    `state.shards` in the job file afterwards.
+    """
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.operate.state_admin import reshard as run
+
+    with Bar(hidden=as_json, what="parts") as bar:
+        kept = run(load_job(job), shards, bar.update)
+    if as_json:
+        print_json({"shards": shards, "kept": kept})
+    else:
+        where = f"is kept in {kept}" if kept else "stays in the database until it is expired"
+        click.echo(f"{shards} shards; the old store {where}")
+        click.echo(f"Now set `shards = {shards}` in [state] of the job file.")

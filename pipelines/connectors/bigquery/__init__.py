@@ -1,0 +1,1 @@
+"""BigQuery: two tables as a sink."""

@@ -1,0 +1,1 @@
+"""Files: CSV, JSON Lines and Parquet, read as a source and written as a sink."""

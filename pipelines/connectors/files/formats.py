@@ -1,0 +1,336 @@
+"""Bytes of released files, how they reach the disk, and reading them back."""
+
+import contextlib
+import errno
+import functools
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.json as pajson
+import pyarrow.parquet as pq
+from pyarrow import csv as pacsv
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import SINK_THREADS
+from dpstream.pipelines.connectors.files.formulas import guarded, unguarded
+from dpstream.state.drafts import opened_draft, sweep
+
+KINDS = ("parquet", "csv", "jsonl")
+#: Rows of a Parquet release decoded at once by `read_parts`.
+PART_ROWS = 1 << 18
+#: Rows of a release below which encoding it is more Python than Arrow.
+_WORTH_A_THREAD = 10_000
+#: What a file system without hard links says, or one that has no more of them.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
+    """The file's bytes: the same for the same content (no times, no environment).
+
+    Schema metadata travels only in Parquet.  CSV and JSON Lines write bytes as hex digits;
+    JSON Lines writes times in RFC 3339 and numbers that are not finite as null.
+
+    Args:
+        guard: of CSV, whether text that a spreadsheet would compute is marked as text (see
+            `pipelines.connectors.files.formulas`).
+    """
+    table = pa.Table.from_batches([batch])
+    if kind == "jsonl":
+        return msgspec.json.Encoder().encode_lines(as_hex(table).to_pylist())
+    buffer = io.BytesIO()
+    if kind == "csv":
+        plain = as_hex(table).replace_schema_metadata(None)
+        pacsv.write_csv(guarded(plain) if guard else plain, buffer)
+    else:
+        pq.write_table(
+            table,
+            buffer,
+            row_group_size=1 << 20,
+            version="2.6",
+            data_page_version="1.0",
+            compression="zstd",
+            compression_level=3,
+            write_page_checksum=True,
+        )
+    return buffer.getvalue()
+
+
+def encode_all(batches: Sequence[pa.RecordBatch], kind: str, guard: bool = True) -> list[bytes]:
+    """``encode`` of each; large ones on threads, on which small ones would cost twice as much."""
+    work = functools.partial(encode, kind=kind, guard=guard)
+    if sum(batch.num_rows for batch in batches) < _WORTH_A_THREAD * max(2, len(batches)):
+        return [work(batch) for batch in batches]
+    with ThreadPoolExecutor(SINK_THREADS) as pool:
+        return list(pool.map(work, batches))
+
+
+def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
+    """Make ``path`` with ``data``, atomically and on disk, unless it exists.
+
+    On return the file is on disk also where another made it: who did may have died before that.
+
+    Args:
+        mode: of the file from its first byte on, less the process's umask.
+
+    Returns:
+        Whether the file is new.  Of two writers at once exactly one makes it (on a file system
+        without hard links: unless both come within the same instant; the last one's stays).
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = put_entry(path, data, mode)
+    sync_folders([path])
+    for folder in path.parents[2:]:  # which may be new as well
+        # One that cannot be opened to read was not made here.
+        with contextlib.suppress(OSError):
+            sync_folder(folder)
+    return fresh
+
+
+def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
+    """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
+    return not path.exists() and put_entries([(path, data)], mode) == [True]
+
+
+def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = 0o666) -> list[bool]:
+    """``put_entry`` of several files that were not there just now; they wait for the disk together.
+
+    Only to wait for the disk has threads: small files cost twice as much on several.
+    """
+    for folder in {path.parent for path, _ in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        drafts = []
+        for path, data in files:
+            descriptor, draft = stack.enter_context(opened_draft(path, mode))
+            _fill(descriptor, data)
+            drafts.append((descriptor, draft))
+        _sync([descriptor for descriptor, _ in drafts])
+        return [_named(draft, path) for (_, draft), (path, _) in zip(drafts, files, strict=True)]
+
+
+def put_again(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
+    with opened_draft(path, 0o666) as (descriptor, draft):
+        _fill(descriptor, data)
+        os.fsync(descriptor)
+        os.replace(draft, path)
+
+
+def _named(draft: Path, path: Path) -> bool:
+    """Give a draft its name, unless another has it."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            return False
+        os.replace(draft, path)
+    return True
+
+
+def _fill(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb", buffering=0, closefd=False) as file:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+
+
+def _sync(descriptors: Sequence[int]) -> None:
+    if len(descriptors) < 2:
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+        return
+    with ThreadPoolExecutor(SINK_THREADS) as pool:
+        list(pool.map(os.fsync, descriptors))
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what writers that died have left below a sink's folder."""
+    for inside in [folder, *folder.glob("window-*")]:
+        sweep(inside, (".trigger-*.tmp", ".run*.json.*.tmp"))
+
+
+def sync_folders(paths: Iterable[Path]) -> None:
+    """Flush the entries of files and of their folders to disk, each folder once."""
+    folders = {path.parent for path in paths}
+    for folder in sorted(folders | {folder.parent for folder in folders}):
+        sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_releases(
+    path: str | Path, schema: pa.Schema | None = None, guard: bool = True
+) -> pa.Table:
+    """Every release below a sink's folder, ordered by (window, trigger).
+
+    Args:
+        path: the folder given as ``sink.path``.
+        schema: types of the columns.  CSV and JSON Lines do not keep them, and without it
+            they are guessed (in CSV a key ``007`` becomes a number, in JSON a time stays text).
+        guard: whether CSV was written so; see `encode`.
+
+    Returns:
+        The rows of all files; a table without columns if there are none.
+
+    Raises:
+        UsageError: a file is not a readable release (names it where it can be told).
+    """
+    tables = []
+    for kind, files in groupby(release_files(path), lambda file: file.suffix[1:]):
+        read = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": _read_jsonl}[kind]
+        try:
+            table = read(list(files), schema).replace_schema_metadata(None)
+            tables.append(unguarded(table) if guard and kind == "csv" else table)
+        except (pa.ArrowException, OSError, ValueError):
+            raise _unreadable(f"a {kind} file") from None
+    if not tables:
+        return pa.table({}) if schema is None else schema.empty_table()
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa.Table]:
+    """The rows of one release file, only the columns of ``schema``.
+
+    Parquet comes in parts of at most ``PART_ROWS`` rows, so that the memory needed does not
+    grow with the release; CSV and JSON Lines come as one part.
+
+    Raises:
+        UsageError: the file is not a readable release of these columns.
+    """
+    try:
+        if file.suffix == ".parquet":
+            with pq.ParquetFile(file, page_checksum_verification=True) as source:
+                for batch in source.iter_batches(PART_ROWS, columns=schema.names):
+                    yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        else:
+            read = _read_csv if file.suffix == ".csv" else _read_jsonl
+            table = read([file], schema)
+            yield unguarded(table) if guard and file.suffix == ".csv" else table
+    except (pa.ArrowException, OSError, ValueError, KeyError):
+        raise _unreadable(f"{file.parent.name}/{file.name}") from None
+
+
+def release_files(path: str | Path) -> Iterator[Path]:
+    """Files of releases below a sink's folder, ordered by (window, trigger)."""
+    found = (p for kind in KINDS for p in Path(path).glob(f"window-*/trigger-*.{kind}"))
+    yield from sorted(found, key=lambda p: (*name_of(p), p.suffix))
+
+
+def name_of(file: Path) -> tuple[int, int]:
+    """(window, trigger) of a release's file, -1 where its name has no number."""
+    return _number(file.parent), _number(file)
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _unreadable(name: str) -> UsageError:
+    return UsageError(
+        f"release {name}",
+        "cannot be read",
+        "restore the file, or remove it and run the job again on the same state",
+    )
+
+
+def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:
+    tables = []
+    for file in files:
+        try:
+            tables.append(_checked(file, schema))
+        except (pa.ArrowException, OSError):
+            raise _unreadable(f"{file.parent.name}/{file.name}") from None
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _checked(file: Path, schema: pa.Schema | None) -> pa.Table:
+    """The rows of a Parquet file, after a check of its pages' checksums."""
+    return pq.read_table(file, partitioning=None, schema=schema, page_checksum_verification=True)
+
+
+def _read_csv(files: list[Path], schema: pa.Schema | None) -> pa.Table:
+    """All files as one text, so that types are guessed once."""
+    header = files[0].read_bytes().partition(b"\n")[0] + b"\n"
+    text = header + b"".join(file.read_bytes().partition(b"\n")[2] for file in files)
+    return _csv_of_text(text, schema)
+
+
+def table_of_text(text: bytes, kind: str, schema: pa.Schema) -> pa.Table:
+    """The rows of a CSV or JSON Lines file as `encode` writes it."""
+    return _csv_of_text(text, schema) if kind == "csv" else rows_of_text(text, schema)
+
+
+def _csv_of_text(text: bytes, schema: pa.Schema | None) -> pa.Table:
+    table = pacsv.read_csv(
+        pa.BufferReader(text),
+        pacsv.ReadOptions(block_size=len(text) + 1),
+        pacsv.ParseOptions(newlines_in_values=True),
+        pacsv.ConvertOptions(
+            column_types=_text_types(schema), include_columns=schema.names if schema else None
+        ),
+    )
+    return table if schema is None else _from_hex(table, schema)
+
+
+def _read_jsonl(files: list[Path], schema: pa.Schema | None) -> pa.Table:
+    text = b"".join(file.read_bytes() for file in files)
+    if schema is None:
+        return pa.Table.from_pylist(msgspec.json.Decoder().decode_lines(text))
+    return rows_of_text(text, schema)
+
+
+def rows_of_text(text: bytes, schema: pa.Schema) -> pa.Table:
+    """The rows of JSON Lines as `encode` writes them."""
+    if not text:
+        return schema.empty_table()
+    options = pajson.ParseOptions(
+        explicit_schema=pa.schema(_text_types(schema)), unexpected_field_behavior="ignore"
+    )
+    reading = pajson.ReadOptions(block_size=len(text) + 1)
+    return _from_hex(pajson.read_json(pa.BufferReader(text), reading, options), schema)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _text_types(schema: pa.Schema | None) -> dict[str, pa.DataType]:
+    """Types to read text columns with: bytes are hex digits."""
+    return {f.name: pa.string() if _is_bytes(f.type) else f.type for f in schema or ()}
+
+
+def as_hex(table: pa.Table) -> pa.Table:
+    """Bytes as text of hex digits."""
+    for i, field in enumerate(table.schema):
+        if _is_bytes(field.type):
+            values = [v if v is None else v.hex() for v in table.column(i).to_pylist()]
+            table = table.set_column(i, field.name, pa.array(values, pa.string()))
+    return table
+
+
+def _from_hex(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    for i, field in enumerate(schema):
+        if _is_bytes(field.type):
+            values = [v if v is None else bytes.fromhex(v) for v in table.column(i).to_pylist()]
+            table = table.set_column(i, field.name, pa.array(values, field.type))
+    return table.cast(schema)

@@ -1,0 +1,60 @@
+"""Files in the place of a job's own source: other data of the same schema.
+
+`dpstream choose --proxy` and `report --truth` read such files.  A source without end gives stamps
+and message ids of its own, which no file has: there the event time is the stamp.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import msgspec
+
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.pipelines.connectors.files.compression import unpacked_name
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS, FileKind
+
+_KINDS: dict[str, FileKind] = {
+    ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"
+}  # fmt: skip
+
+
+def recorded(job: Job, pattern: str, field: str) -> Job:
+    """The job with recorded files for its source.
+
+    Args:
+        pattern: absolute path or glob.
+        field: the option that named them, for errors.
+
+    Raises:
+        UsageError: nothing tells of which kind the files are.
+    """
+    replace, source = msgspec.structs.replace, job.source
+    if not source.unbounded:
+        return replace(job, source=replace(source, path=pattern))
+    kind = _KINDS.get(PurePath(unpacked_name(pattern)).suffix.lower()) or source.format
+    if kind not in ("parquet", "csv", "jsonl"):
+        raise UsageError(
+            field,
+            f"names no kind of files, and source.kind is '{source.kind}'",
+            "give a path that ends in .parquet, .csv or .jsonl",
+        )
+    plan = job.plan
+    if plan.stamp in GIVEN_COLUMNS:
+        plan = replace(plan, stamp="event_time")
+    if plan.record_id is not None and plan.record_id.column in GIVEN_COLUMNS:
+        plan = replace(plan, record_id=None)
+    files = type(source)(kind, pattern, plan.stamp)
+    return replace(job, source=files, plan=plan)
+
+
+@contextlib.contextmanager
+def named_by(field: str) -> Iterator[None]:
+    """What is wrong with recorded files is said of the option that named them."""
+    try:
+        yield
+    except DpstreamError as error:
+        if error.field != "source.path":
+            raise
+        raise type(error)(field, error.rule, error.fix) from None

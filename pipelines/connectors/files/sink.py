@@ -1,0 +1,259 @@
+"""The sink of files: a folder with one file per release and the manifest beside them.
+
+``run.json`` names the run, ``run-epoch-1.json`` a further epoch of it; the set of published
+releases is the listing of the folder.  A file is made whole or not at all, so it is its own seal:
+``window-000012/trigger-000005.parquet``, written once, never changed.  Names, order and bytes are
+functions of the releases alone.  A file that was damaged since is written again, by whoever comes
+to write the same release, or to compare it.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from typing_extensions import override
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.limits import SINK_FILES
+from dpstream.pipelines.connectors.files.compare import Verdict, verdict
+from dpstream.pipelines.connectors.files.formats import (
+    encode,
+    encode_all,
+    put_again,
+    put_entries,
+    put_once,
+    release_files,
+    remove_drafts,
+    sync_folders,
+)
+from dpstream.pipelines.connectors.sink import Manifest, Name, Published, Sink, name_of_release
+from dpstream.pipelines.jobs.tables import SinkKind
+
+
+class FileSink(Sink):
+    """Files below a folder.
+
+    Args:
+        folder: where they are.
+        kind: ``parquet``, ``csv`` or ``jsonl``.
+        guard: whether CSV marks what a spreadsheet would compute; see `encode`.  What is there
+            already is the same release either way.
+    """
+
+    field, another = "sink.path", "an empty folder"
+
+    def __init__(self, folder: str | Path, kind: SinkKind, guard: bool = True) -> None:
+        self.folder, self.kind, self.guard = Path(folder), kind, guard
+        self._repairs = True
+
+    @property
+    @override
+    def place(self) -> str:
+        return str(self.folder)
+
+    @property
+    @override
+    def words(self) -> str:
+        return f"{self.kind} files below {self.folder}"
+
+    @override
+    def prepare(self, restoring: bool = False) -> None:
+        """Folders are made when the first file is; nothing is refused."""
+        self._repairs = not restoring
+        remove_drafts(self.folder)
+
+    @override
+    def used(self) -> bool:
+        return bool(_manifest_files(self.folder)) or any(release_files(self.folder))
+
+    @override
+    def manifests(self) -> list[Manifest | None]:
+        return [_read(path) for path in _manifest_files(self.folder)]
+
+    @override
+    def put_manifest(self, manifest: Manifest) -> None:
+        data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+        try:
+            put_once(manifest_path(self.folder, manifest.epoch), data)
+        except OSError:
+            raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+
+    @override
+    def published(self) -> Iterator[Published]:
+        for path in release_files(self.folder):
+            numbers = [part.rpartition("-")[2] for part in (path.parent.name, path.stem)]
+            if not all(n.isdecimal() for n in numbers):
+                raise PolicyError(
+                    "sink.path",
+                    "holds a file that is no release of this run",
+                    "use an empty folder",
+                )
+            yield Published(int(numbers[0]), int(numbers[1]), path)
+
+    @override
+    def content(self) -> str | None:
+        whole = hashlib.blake2b(digest_size=16)
+        try:
+            for path in release_files(self.folder):
+                data = path.read_bytes()
+                name = path.relative_to(self.folder).as_posix()
+                whole.update(f"{name}\0{len(data)}\0".encode() + hashlib.blake2b(data).digest())
+        except OSError:
+            return None
+        return whole.hexdigest()
+
+    @override
+    def same(self, one: Published, batch: pa.RecordBatch) -> bool:
+        try:
+            return _compared(one.proof, batch, self._repairs, self.guard)
+        except OSError:
+            raise RunError(
+                "sink.path", "cannot be compared", "check disk and permissions"
+            ) from None
+
+    @override
+    def holds(self, batch: pa.RecordBatch) -> bool:
+        return compare_release(self.folder, self.kind, batch, self.guard)
+
+    @override
+    def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
+        return write_releases(self.folder, self.kind, batches, only_compare, self.guard)
+
+    @override
+    def close(self) -> None:
+        """No client to let go of."""
+
+
+def release_path(window: int, trigger: int, kind: str) -> Path:
+    """Name of a release below the sink's folder."""
+    return Path(f"window-{window:06d}") / f"trigger-{trigger:06d}.{kind}"
+
+
+def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, int]:
+    """Write one sealed release (the twin of `WriteReleases` without Beam).
+
+    Args:
+        folder: the sink's folder.
+        kind: ``parquet``, ``csv`` or ``jsonl``.
+        batch: the release, with window and trigger in its schema's metadata.
+
+    Returns:
+        (window, trigger).  Writing the same content again changes nothing.
+
+    Raises:
+        PolicyError: the file exists with other content; a published value never changes.
+        RunError: the file cannot be written.
+    """
+    return write_releases(folder, kind, [batch])[0]
+
+
+def write_releases(
+    folder: Path,
+    kind: str,
+    batches: Sequence[pa.RecordBatch],
+    only_compare: bool = False,
+    guard: bool = True,
+) -> list[tuple[int, int]]:
+    """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
+
+    Args:
+        only_compare: write none that is not there, as long as others remain to be compared.
+        guard: see `encode`.
+    """
+    if only_compare:
+        there = [
+            (folder / release_path(*name_of_release(batch), kind)).exists() for batch in batches
+        ]
+        batches = [batch for batch, found in zip(batches, there, strict=True) if found]
+    try:
+        written = _write(folder, kind, batches, only_compare, guard)
+        # Also of files that are there already: who made them may have died before this.
+        sync_folders(written)
+    except OSError:
+        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+    return [name_of_release(batch) for batch in batches]
+
+
+def compare_release(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool = True) -> bool:
+    """Whether the sink has this release with this content."""
+    path = folder / release_path(*name_of_release(batch), kind)
+    try:
+        return path.exists() and verdict(path.read_bytes(), batch, kind, guard) is Verdict.SAME
+    except OSError:
+        raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
+
+
+def _write(
+    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool, guard: bool
+) -> list[Path]:
+    """The releases' files, those that are there compared first."""
+    paths = [folder / release_path(*name_of_release(batch), kind) for batch in batches]
+    missing = []
+    for path, batch in zip(paths, batches, strict=True):
+        if path.exists():
+            _check(path, batch, only_compare, guard)
+        else:
+            missing.append((path, batch))
+    for begin in range(0, len(missing), SINK_FILES):
+        some = missing[begin : begin + SINK_FILES]
+        data = encode_all([batch for _, batch in some], kind, guard)
+        new = put_entries([(path, of_one) for (path, _), of_one in zip(some, data, strict=True)])
+        for (path, batch), made in zip(some, new, strict=True):
+            if not made:  # by another writer, meanwhile
+                _check(path, batch, only_compare, guard)
+    return paths
+
+
+def _check(path: Path, batch: pa.RecordBatch, only_compare: bool, guard: bool) -> None:
+    """Refuse a file that is another release's."""
+    if not _compared(path, batch, not only_compare, guard):
+        window, trigger = name_of_release(batch)
+        raise PolicyError(
+            "sink.path",
+            f"holds another release of window {window}, trigger {trigger}",
+            "a published value never changes: use the state that made it, or another folder; if"
+            " the file was damaged, remove it and run again",
+        )
+
+
+def _compared(path: Path, batch: pa.RecordBatch, repairs: bool, guard: bool) -> bool:
+    """Whether a file is this release's, once it was written again if it was damaged.
+
+    Raises:
+        RunError: it is damaged, and it is what a restored store must be compared with.
+    """
+    kind = path.suffix[1:]
+    found = verdict(path.read_bytes(), batch, kind, guard)
+    if found is not Verdict.DAMAGED:
+        return found is Verdict.SAME
+    window, trigger = name_of_release(batch)
+    name = f"release of window {window}, trigger {trigger}"
+    if not repairs:
+        raise RunError(
+            "sink.file",
+            f"the {name} is damaged, so a restored store cannot be compared with it",
+            "bring back the file, or remove it: it is published again after the comparison",
+        )
+    put_again(path, encode(batch, kind, guard))
+    sync_folders([path])
+    print(f"The {name} was damaged in the sink; it is written again.", file=sys.stderr)
+    return True
+
+
+def manifest_path(folder: Path, epoch: int = 0) -> Path:
+    """Where the manifest of an epoch is."""
+    return folder / ("run.json" if epoch == 0 else f"run-epoch-{epoch}.json")
+
+
+def _manifest_files(folder: Path) -> list[Path]:
+    return [*folder.glob("run.json"), *sorted(folder.glob("run-epoch-*.json"))]
+
+
+def _read(path: Path) -> Manifest | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,267 @@
+"""Bounded file sources: ``pipeline | ReadFiles(job)`` gives record batches with positions.
+
+Contract with the next stage: every batch has the columns ``job.columns``, in that order, of
+consecutive rows of one file, and schema metadata ``dpstream.partition`` (index of the file in
+the manifest) and ``dpstream.offset`` (int64 number of the first row), decimal ASCII; or, where
+files are small, of runs of such rows with a list of each (``batches.ROWS``).  A row's position
+depends on the files alone, never on ``batch_rows``, on the runner or on what is read together.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.pvalue import TaggedOutput
+
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
+from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.pipelines.connectors.files.compression import (
+    checked_codec,
+    plain,
+    refuse_packed_parquet,
+)
+from dpstream.pipelines.connectors.files.csv_rows import csv_header, csv_positions
+from dpstream.pipelines.connectors.files.input_manifest import (
+    SourceFile,
+    fingerprint_parts,
+    manifest,
+    named,
+    unreadable,
+)
+from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
+from dpstream.pipelines.connectors.files.rows import Int64, Part, Reason, Refused, Rows, refuse
+from dpstream.pipelines.connectors.files.small import (
+    SMALL_BYTES,
+    TOGETHER_BYTES,
+    TOGETHER_FILES,
+    UnreadableError,
+    joined,
+    positioned_runs,
+    read_texts,
+)
+from dpstream.pipelines.connectors.files.texts import read_text
+from dpstream.pipelines.jobs.job import Job
+
+__all__ = [
+    "Piece", "ReadFiles", "Reason", "fingerprint_parts", "groups", "manifest", "pieces",
+    "read_group", "read_piece",
+]  # fmt: skip
+
+#: A batch with positions; or refused positions, with the partition of all or of each.
+Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
+RECORDS, DEAD_LETTER = "records", "dead_letter"
+#: What one element of work is: (kind, partition, path, row group, first row).  The kind of a
+#: compressed file is ``csv+gzip`` or alike.
+Piece = tuple[str, int, str, int, int]
+Group = tuple[Piece, ...]
+
+
+def pieces(job: Job) -> list[Piece]:
+    """Every piece of the source, in manifest order; checks the needed columns at once.
+
+    A row group of a Parquet file is a piece, a CSV or JSON Lines file is one; a file that
+    cannot be read at all is a piece of kind ``unreadable``.
+
+    Raises:
+        UsageError: no file, a needed column is in a file's schema not just once, or a file is
+            compressed and cannot be unpacked (see `pipelines.connectors.files.compression`).
+        RunError: the operating system cannot read a file.
+    """
+    return [piece for group in groups(job) for piece in group]
+
+
+def groups(job: Job) -> list[Group]:
+    """The pieces of the source, those of small files together; see `pieces`."""
+    files = manifest(job)
+    try:
+        found = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
+    except OSError:
+        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
+    out, size = list[list[Piece]](), 0
+    for piece, bytes_ in found:
+        alone = bytes_ > SMALL_BYTES or piece[0] not in ("parquet", "csv", "jsonl")
+        full = size + bytes_ > TOGETHER_BYTES or not out or len(out[-1]) >= TOGETHER_FILES
+        if alone or full:
+            out.append([])
+            size = 0
+        out[-1].append(piece)
+        size = TOGETHER_BYTES if alone else size + bytes_
+    return list(map(tuple, out))
+
+
+def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
+    kind = job.source.kind
+    if kind == "parquet":
+        starts = row_groups(file.path, job.columns)
+        if starts is None:
+            refuse_packed_parquet(file.path, "source.path", named(file))
+            yield "unreadable", file.partition, file.path, 0, 0
+        for group, first_row in enumerate(starts or ()):
+            yield kind, file.partition, file.path, group, first_row
+        return
+    with open(file.path, "rb") as raw:
+        codec = checked_codec(raw, file.path, kind, "source.path", named(file))
+        header = csv_header(plain(raw, codec)) if kind == "csv" else None
+    if header is not None:
+        csv_positions(header, job.columns)
+    yield kind if codec is None else f"{kind}+{codec}", file.partition, file.path, 0, 0
+
+
+def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
+    """Rows and refused positions of one piece (the twin of `ReadFiles` without Beam).
+
+    Raises:
+        OSError: the operating system cannot read the file.
+    """
+    kind, _, path, group, first_row = piece
+    if kind == "unreadable":
+        yield refuse(0, Reason.UNREADABLE_FILE)
+    elif kind == "parquet":
+        yield from read_row_group(path, columns, group, first_row)
+    else:
+        text, _, codec = kind.partition("+")
+        with open(path, "rb") as raw:
+            yield from read_text(text, plain(raw, codec or None), columns)
+
+
+def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches of at most ``batch_rows`` rows with their positions as metadata."""
+    for start in range(0, rows.batch.num_rows, batch_rows):
+        where = {PARTITION: str(partition), OFFSET: str(rows.offset + start)}
+        yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
+
+
+def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
+    """Batches with positions and dead letters of pieces (the twin of `ReadFiles` without Beam).
+
+    Raises:
+        RunError: the operating system cannot read a file.
+    """
+    kind = group[0][0]
+    if len(group) == 1:
+        yield from _alone(group[0], columns, batch_rows)
+        return
+    try:
+        if kind == "parquet":
+            dead = list[Found]()
+            yield from _many_parquet(group, columns, batch_rows, dead)
+            yield from dead
+            return
+        for part in read_texts(kind, ((piece[1], piece[2]) for piece in group), columns):
+            if isinstance(part.found, pa.RecordBatch):
+                yield from positioned_runs(part, batch_rows)
+            else:
+                yield Refused(part.offset, part.found), part.partition
+    except UnreadableError as error:
+        raise unreadable(error.partition) from None
+
+
+def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
+    try:
+        for part in read_piece(piece, columns):
+            if isinstance(part, Refused):
+                yield part, piece[1]
+            else:
+                yield from positioned(part, piece[1], batch_rows)
+    except OSError:
+        raise unreadable(piece[1]) from None
+
+
+def _many_parquet(
+    group: Group, columns: tuple[str, ...], batch_rows: int, dead: list[Found]
+) -> Iterator[pa.RecordBatch]:
+    """Batches; refused positions are put into ``dead``."""
+
+    def rows() -> Iterator[tuple[int, Rows]]:
+        for piece in group:
+            try:
+                for part in read_piece(piece, columns):
+                    if isinstance(part, Refused):
+                        dead.append((part, piece[1]))
+                    else:
+                        yield piece[1], part
+            except OSError:
+                raise UnreadableError(piece[1]) from None
+
+    for some in joined(rows(), batch_rows):
+        yield from positioned_runs(some, batch_rows)
+
+
+def dead_letters(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
+    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``.
+
+    Args:
+        partition: of all of them, or of each.
+    """
+    columns = [
+        pa.array(np.broadcast_to(partition, refused.offsets.shape).astype(np.int32)),
+        pa.array(refused.offsets, pa.int64()),
+        pa.array(refused.reasons, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
+
+
+def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
+    """The dead letters of refused positions, counted for the operator."""
+    count("operator_dead_letters", len(refused.offsets))
+    count("operator_dead_source", len(refused.offsets))
+    return dead_letters(refused, partition)
+
+
+class _ReadPiece(beam.DoFn):
+    """Pieces -> batches; refused positions to the dead letter; errors carry no values."""
+
+    def __init__(self, columns: tuple[str, ...], batch_rows: int) -> None:
+        self.columns, self.batch_rows = columns, batch_rows
+
+    @guarded("source")
+    def process(self, element: Group) -> Iterable[Any]:
+        """Read some pieces; yields `pa.RecordBatch` and tagged dead letters."""
+        for found in read_group(element, self.columns, self.batch_rows):
+            if isinstance(found, pa.RecordBatch):
+                yield found
+            else:
+                yield TaggedOutput(DEAD_LETTER, refusal(*found))
+
+
+def reading(reader: beam.DoFn) -> Any:
+    """A reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
+
+    Beam would pickle elements of a type that it does not know.
+    """
+    read = beam.ParDo(reader).with_output_types(pa.RecordBatch, **{DEAD_LETTER: pa.RecordBatch})
+    return read.with_outputs(DEAD_LETTER, main=RECORDS)
+
+
+class ReadFiles(beam.PTransform):  # type: ignore[misc]
+    """The records of a job's files.
+
+    ``expand`` returns outputs ``records`` and ``dead_letter``, collections of
+    `pa.RecordBatch`.  The manifest and the columns are checked when the transform is made.
+
+    Args:
+        job: source, schema and ``performance.batch_rows`` are used.
+
+    Raises:
+        UsageError: see `pieces`.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._groups = groups(job)
+        self._dofn = _ReadPiece(job.columns, job.performance.batch_rows)
+
+    def expand(self, begin: Any) -> Any:
+        """``Create(groups) | Reshuffle | read``: runners can spread the pieces.
+
+        One reshuffle is enough: Create's own would add a stage and five transforms.
+        """
+        return (
+            begin
+            | "Pieces" >> beam.Create(self._groups, reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> reading(self._dofn)
+        )

@@ -1,0 +1,1 @@
+"""A folder that grows, as a source."""

@@ -1,0 +1,223 @@
+"""What has newly been closed in a folder that grows: the twin of the source without Beam.
+
+Two ways to know.  **Markers**: objects ``_closed/<RFC 3339 instant>.jsonl`` (or, so that a listing
+stays short, ``_closed/<date>/...``), written whole by the producer in the order of their
+instants.  A marker names the files that were closed before its instant, a JSON object a line::
+
+    {"file": "a/1.parquet", "closed": "2024-01-01T00:00:05Z", "rows": 1200}
+
+and says that every such file has now been named.  An empty one says that nothing was closed.
+**Settled**: a file is closed when it has lain unchanged for a while.
+
+What has been seen is a floor and some hundred (instant, digest of the name) above it, so that
+entries that turn up a little late are not lost, and a folder of a million files needs no more.
+"""
+
+import bisect
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.ingest.columns import instant
+from dpstream.pipelines.connectors.files.compression import READ_SUFFIXES
+from dpstream.pipelines.connectors.files.jsonl import read_jsonl
+from dpstream.pipelines.connectors.files.rows import Part, Reason, Refused, refuse
+from dpstream.pipelines.connectors.folder.names import MARKERS, Place, is_hidden, is_name, place
+from dpstream.pipelines.connectors.folder.store import Folder, Found, of_the_name
+from dpstream.pipelines.jobs.text import instant_micros
+
+#: Entries above the floor.
+LOOK_BACK = 512
+#: What file clocks may differ from the workers', and how coarse their times may be.
+MARGIN = 2_000_000
+#: Files that leave together.
+FILES_AT_ONCE = 1_000
+Entry = tuple[int, int]
+#: (name, closed in micros, rows or -1, bytes or -1)
+ClosedFile = tuple[str, int, int, int]
+
+
+class Seen(NamedTuple):
+    """What is done: all up to ``floor``, and ``recent`` (ascending)."""
+
+    floor: Entry
+    recent: tuple[Entry, ...] = ()
+
+    def has(self, entry: Entry) -> bool:
+        """Whether an entry is done."""
+        at = bisect.bisect_left(self.recent, entry)
+        return entry <= self.floor or self.recent[at : at + 1] == (entry,)
+
+    def more(self, entries: Iterable[Entry]) -> "Seen":
+        """With new entries done."""
+        known = sorted({*self.recent, *entries})
+        low, high = known[:-LOOK_BACK], tuple(known[-LOOK_BACK:])
+        return Seen(max([self.floor, *low[-1:]]), high)
+
+    def names(self) -> dict[int, int]:
+        """Instants of the recent ones, by the digest of their name."""
+        return {digest: at for at, digest in self.recent}
+
+
+class Step(NamedTuple):
+    """What leaves together.
+
+    Attributes:
+        seen: what is done after it.
+        files: newly closed.
+        refused: positions that are no files, each with its place.
+        upto: no row that is stamped before this instant (micros) will come, ``None``: unknown.
+    """
+
+    seen: Seen
+    files: list[ClosedFile]
+    refused: list[tuple[Place, Refused]]
+    upto: int | None
+
+
+def nothing_seen(begin: int, markers: bool) -> Seen:
+    """Before anything is read: files that were closed before ``begin`` are not needed; a marker
+    of that instant names no others."""
+    return Seen((begin, 1 << 62) if markers and begin else (begin, -1))
+
+
+class Markers:
+    """The markers of a folder.
+
+    Args:
+        folder: where.
+        begin: files that were closed before it are passed over (0: none).
+        behind: how much earlier (micros) than its closing a row of a file may be stamped.
+    """
+
+    def __init__(self, folder: Folder, begin: int = 0, behind: int = 0) -> None:
+        self.folder, self.begin, self.behind = folder, begin, behind
+
+    def steps(self, seen: Seen, now: int) -> Iterator[Step]:
+        """New markers in the order of their instants.
+
+        Args:
+            seen: what is done.
+            now: markers of later instants are left for later: one in the far future would make
+                all that follows late.
+
+        Raises:
+            OSError: the store cannot be read.
+        """
+        found = sorted((at, place(name).base, name) for at, name in self.instants(seen))
+        for at, digest, name in found:
+            if at > now or seen.has((at, digest)):
+                continue
+            files, refused = self._read(name, at)
+            seen = seen.more([(at, digest)])
+            yield Step(seen, files, refused, at - self.behind)
+
+    def instants(self, seen: Seen) -> Iterator[tuple[int, str]]:
+        """(instant, name) of markers above the floor's day."""
+        for found in self.folder.list(MARKERS, recursive=False):
+            yield from _instant(found.name)
+        for day in self.folder.folders(MARKERS):
+            begins = _instant(f"{MARKERS}/{day.rpartition('/')[2]}T00:00:00Z.jsonl")
+            if any(at + 86_400_000_000 > seen.floor[0] for at, _ in begins):
+                for found in self.folder.list(day, recursive=False):
+                    yield from _instant(found.name)
+
+    def _read(self, name: str, before: int) -> tuple[list[ClosedFile], list[tuple[Place, Refused]]]:
+        """Files that a marker names, each closed before its instant; lines that name none."""
+        files: dict[str, ClosedFile] = {}
+        refused: list[tuple[Place, Refused]] = []
+        where = place(name)
+        try:
+            with self.folder.stream(name) as stream:
+                parts: list[Part] = list(read_jsonl(stream, ("file", "closed", "rows")))
+        except OSError as error:
+            if not of_the_name(error):
+                raise
+            return [], [(where, refuse(0, Reason.UNREADABLE_FILE))]
+        for part in parts:
+            if isinstance(part, Refused):
+                refused.append((where, part))
+                continue
+            closed, known = instant(part.batch.column("closed"))
+            lines = zip(part.batch.to_pylist(), closed.tolist(), known.tolist(), strict=True)
+            for row, (line, at, good) in enumerate(lines, part.offset):
+                file, rows = line["file"], _rows(line["rows"])
+                reason = _fault(file, good and at < before, rows, files)
+                if reason is not None:
+                    refused.append((where, refuse(row, reason)))
+                elif at >= self.begin:
+                    files[file] = (file, at, -1 if rows is None else rows, -1)
+        return list(files.values()), refused
+
+
+def _fault(
+    name: str | None, timed: bool, rows: int | None, known: dict[str, ClosedFile]
+) -> Reason | None:
+    if name is None or not timed or rows == -1:
+        return Reason.MALFORMED
+    if not is_name(name):
+        return Reason.BAD_NAME
+    return Reason.LISTED_TWICE if name in known else None
+
+
+def _rows(text: str | None) -> int | None:
+    """A count of rows; -1 if it is none."""
+    if text is None:
+        return None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else -1
+
+
+def _instant(name: str) -> Iterator[tuple[int, str]]:
+    """A marker's instant, if the name is one."""
+    stem = name.rpartition("/")[2].removesuffix(".jsonl")
+    if name.endswith(".jsonl"):
+        try:
+            yield instant_micros("marker", stem), name
+        except UsageError:
+            return
+
+
+class Settled:
+    """The files of a folder that have lain unchanged for a while.
+
+    Args:
+        folder: where.
+        suffix: of the names that count, before that of a compression; hidden ones do not.
+        settle: micros.
+    """
+
+    def __init__(self, folder: Folder, suffix: str, settle: int) -> None:
+        self.folder, self.settle = folder, settle
+        packed = () if suffix == ".parquet" else READ_SUFFIXES
+        self.suffixes = (suffix, *(suffix + more for more in packed))
+
+    def steps(self, seen: Seen, now: int) -> Iterator[Step]:
+        """Newly settled files in the order of their times of change.
+
+        A file that changed after it was read is refused, not read again.
+
+        Raises:
+            OSError: the store cannot be read.
+        """
+        ready: list[tuple[Entry, Found]] = []
+        for found in self.folder.list():
+            entry = (found.changed, place(found.name).base)
+            if found.changed <= now - self.settle and not seen.has(entry) and self._counts(found):
+                ready.append((entry, found))
+        ready.sort(key=lambda each: each[0])
+        before = seen.names()
+        for start in range(0, len(ready), FILES_AT_ONCE):
+            some = ready[start : start + FILES_AT_ONCE]
+            seen = seen.more(entry for entry, _ in some)
+            again = [found.name for entry, found in some if entry[1] in before]
+            yield Step(
+                seen,
+                [(f.name, f.changed, -1, f.size) for entry, f in some if entry[1] not in before],
+                [(place(name), refuse(0, Reason.FILE_CHANGED)) for name in again],
+                None,
+            )
+        yield Step(seen, [], [], now - self.settle - MARGIN)
+
+    def _counts(self, found: Found) -> bool:
+        name = found.name
+        return name.endswith(self.suffixes) and is_name(name) and not is_hidden(name)

@@ -1,0 +1,1 @@
+"""Kafka: a topic as a source, a compacted topic as a sink."""

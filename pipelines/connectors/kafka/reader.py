@@ -1,0 +1,223 @@
+"""Reads one partition of a Kafka topic from any offset on, and keeps its place between calls.
+
+A worker goes on with the same reader from bundle to bundle (`Readers`), because a consumer
+fetches ahead; the place a bundle begins at comes from the runner, and a reader that stands
+elsewhere moves there.
+"""
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from operator import methodcaller
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.connectors.kafka.client import Kafka, name_of
+
+#: Messages asked for at once, and bytes after which a batch is handed on.
+_ASK_FOR = 2_000
+_BATCH_BYTES = 8 << 20
+#: How long a first message may take; the client fetches ahead, so what there is, is here.
+_READY_SECONDS = 0.02
+#: A broker that is silent for longer ends the bundle with an error.
+LOST_SECONDS = 600.0
+#: Errors of rights: the client goes on asking, and others' questions are answered.
+_DENIED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+#: A reader that nobody used for so long is closed: its partition is read elsewhere.
+_UNUSED_SECONDS = 60.0
+
+
+class Taken(NamedTuple):
+    """What one call found.
+
+    Attributes:
+        messages: the client's messages, in the order of their offsets.
+        position: the offset to go on from.
+        deleted: an offset whose message the broker had removed already, if one was met.
+    """
+
+    messages: list[Any]
+    position: int
+    deleted: int | None = None
+
+
+class Reader:
+    """A consumer of one partition; one caller at a time."""
+
+    def __init__(self, kafka: Kafka, partition: int) -> None:
+        self._kafka, self._partition = kafka, partition
+        self._consumer: Consumer | None = None
+        self._position = -1
+        self._heard = self.used = time.monotonic()
+        self._denied: tuple[float, str] | None = None
+
+    def seek(self, offset: int) -> None:
+        """Go on from ``offset``."""
+        if self._consumer is None:
+            self._consumer = self._kafka.consumer()
+            self._position = -1
+        if self._position != offset:
+            self._consumer.assign([self._kafka.partition(self._partition, offset)])
+            self._position = offset
+
+    def take(self, rows: int, seconds: float) -> Taken:
+        """At most ``rows`` messages from here on, after at most about ``seconds``.
+
+        A partition that has none ready is left at once, so that others get their turn.
+
+        Raises:
+            RunError: the partition has lost messages that were read.
+        """
+        assert self._consumer is not None
+        found: list[Any] = []
+        size, end = 0, time.monotonic() + seconds
+        while len(found) < rows and size < _BATCH_BYTES:
+            left = max(end - time.monotonic(), 0.0)
+            wait = left if found else min(left, _READY_SECONDS)
+            got = self._consumer.consume(min(_ASK_FOR, rows - len(found)), wait)
+            good, said = got, []
+            if any(map(methodcaller("error"), got)):
+                good = [message for message in got if message.error() is None]
+                said = [message for message in got if message.error() is not None]
+            if good:
+                found += good
+                size += sum(map(len, good))
+                self._position = good[-1].offset() + 1
+            if self._told(said):
+                return self._lost(found)
+            if not found or not left:
+                break
+        if found:
+            self._heard, self._denied = time.monotonic(), None
+        return Taken(found, self._position)
+
+    def _told(self, said: list[Any]) -> bool:
+        """Heed what is not a message; whether the position is not in the log."""
+        lost = False
+        for message in said:
+            code = message.error().code()
+            if code == KafkaError._PARTITION_EOF:
+                self._position = max(self._position, message.offset())
+                self._heard = time.monotonic()
+            elif code in _DENIED and self._denied is None:
+                self._denied = time.monotonic(), message.error().name()
+            # Everything is tried again by the client; `_answer` and `caught_up` count the time.
+            lost |= code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+        return lost
+
+    def _lost(self, found: list[Any]) -> Taken:
+        """The log does not hold the position: retention was faster, or the log was cut."""
+        stands = self._position
+        with contextlib.suppress(KafkaException):
+            first, end = self._kafka.earliest(self._partition), self._kafka.end(self._partition)
+            if end < stands:
+                raise RunError(
+                    "source.topic",
+                    "has lost messages at its end that were read already",
+                    "begin a new run; use replicas and no unclean election of leaders",
+                )
+            if first > stands:
+                self.seek(first)
+                return Taken(found, first, stands)
+        self._position = -1
+        self.seek(stands)
+        return Taken(found, stands)
+
+    def first(self, begin: int) -> int | None:
+        """The first offset with an append time of ``begin`` (micros) or later; ``None``: unknown.
+
+        Raises:
+            RunError: the broker has not answered for `LOST_SECONDS`.
+        """
+        if begin <= 0:
+            return self._answer(lambda: self._kafka.earliest(self._partition))
+        return self._answer(lambda: self._kafka.at(self._partition, begin // 1_000))
+
+    def caught_up(self) -> bool:
+        """Whether the partition's end, asked now, is where the reader stands.
+
+        Raises:
+            RunError: the broker has not answered, or let nobody read, for `LOST_SECONDS`.
+        """
+        if self._denied is not None and time.monotonic() - self._denied[0] > LOST_SECONDS:
+            raise RunError(
+                "source.topic",
+                f"may not be read ({self._denied[1]})",
+                "check source.options and the topic's access rules",
+            )
+        end = self._answer(lambda: self._kafka.end(self._partition))
+        return end is not None and end <= self._position
+
+    def _answer(self, ask: Callable[[], int]) -> int | None:
+        try:
+            answer = ask()
+        except KafkaException as error:
+            if time.monotonic() - self._heard > LOST_SECONDS:
+                raise RunError(
+                    "source.servers",
+                    f"did not answer for {LOST_SECONDS:.0f} s ({name_of(error)})",
+                    "check the broker; the run goes on where it stopped",
+                ) from None
+            return None
+        self._heard = time.monotonic()
+        return answer
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+
+class Readers:
+    """The readers of a worker process that are not in use, by topic and partition."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: defaultdict[tuple[Kafka, int], list[Reader]] = defaultdict(list)
+
+    @contextlib.contextmanager
+    def lend(self, kafka: Kafka, partition: int) -> Iterator[Reader]:
+        """A reader, to be sent where it is needed (`Reader.seek`); one that fails is closed."""
+        with self._lock:
+            free = self._free[kafka, partition]
+            reader = free.pop() if free else Reader(kafka, partition)
+            unused = self._unused()
+        for old in unused:
+            old.close()
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        reader.used = time.monotonic()
+        with self._lock:
+            self._free[kafka, partition].append(reader)
+
+    def _unused(self) -> list[Reader]:
+        since = time.monotonic() - _UNUSED_SECONDS
+        out = []
+        for key, free in list(self._free.items()):
+            out += [reader for reader in free if reader.used < since]
+            self._free[key] = [reader for reader in free if reader.used >= since]
+        return out
+
+    def close(self) -> None:
+        """Close all that are not in use."""
+        with self._lock:
+            readers = [reader for free in self._free.values() for reader in free]
+            self._free.clear()
+        for reader in readers:
+            reader.close()
+
+
+READERS = Readers()

@@ -1,0 +1,355 @@
+"""Kafka as a source: one JSON object per message, stamped by the broker when it was appended.
+
+A Python client (librdkafka) in a splittable DoFn, not Beam's cross-language ``ReadFromKafka``:
+it runs alike on Prism, Flink and Dataflow, needs no Java expansion service beside the job, and
+leaves to this module what the guarantee rests on: stamps are the broker's append times
+(producers could choose theirs), positions are (partition, offset), and the watermark follows
+the source's progress alone.
+
+The watermark of a partition, always less ``source.settle``:
+
+* after reading: the append time of what was read, since append times grow with offsets;
+* at the partition's end: the clock before the end was asked for, since whatever is appended
+  later has a later append time.  The end is that of all messages, also of uncommitted ones.
+
+``settle`` covers what brokers' clocks differ from each other and from the workers', and the time
+a message takes to its replicas.  A message that breaks this is late, not lost (see mechanism.md,
+rule 0).  New partitions are found while the job runs (`_Watch`), by the same argument.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+from confluent_kafka import KafkaException
+from typing_extensions import override
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.dp_transforms.beam.clock import give_back
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
+from dpstream.pipelines.connectors.files.jsonl import Objects
+from dpstream.pipelines.connectors.files.rows import Reason, Refused, refuse
+from dpstream.pipelines.connectors.files.source import DEAD_LETTER, positioned, reading, refusal
+from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.kafka.client import (
+    ASK_SECONDS,
+    Kafka,
+    check_topic,
+    refused_at_start,
+)
+from dpstream.pipelines.connectors.kafka.messages import APPEND_TIME, Messages, parts
+from dpstream.pipelines.connectors.kafka.reader import READERS, Reader, Taken
+from dpstream.pipelines.connectors.unbounded import (
+    BUNDLE_SECONDS,
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
+    beam_time,
+    wall_micros,
+)
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import duration_micros
+
+#: Pause when there is nothing to read.
+IDLE_SECONDS = 0.1
+#: Before each look for new partitions, inside the bundle: a runner may round pauses to nothing.
+WATCH_SECONDS = 0.2
+
+
+class KafkaInput(Input):
+    """Messages of a topic."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        if job.plan.stamp != APPEND_TIME:
+            raise PolicyError(
+                "source.stamp",
+                "must be the broker's append time: producers fill everything else",
+                "use stamp = 'append_time'",
+            )
+        self.kafka = Kafka.of(job.source)
+
+    @override
+    def identity(self) -> list[bytes]:
+        """Cluster and topic by their own ids: a topic made again is another input."""
+        check_topic(self._asked(self.kafka.config), self.kafka.topic)
+        return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
+
+    @override
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
+        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake, spread)
+
+    def _topic_id(self) -> str:
+        return str(self._asked(self.kafka.described)[0])
+
+    def _asked(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except KafkaException as error:
+            refused = refused_at_start(error)
+        raise refused
+
+
+class _Watch(beam.DoFn):
+    """Topic id -> numbers of its partitions, also of those that are added later."""
+
+    def __init__(self, kafka: Kafka, settle: int) -> None:
+        self.kafka, self.settle = kafka, settle
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Look once, then again later."""
+        last = tracker.current_restriction().after
+        if last is not None:
+            time.sleep(WATCH_SECONDS)
+        asked = wall_micros()
+        partitions = self.partitions(element)
+        for number in range(0 if last is None else last + 1, partitions):
+            if not tracker.try_claim(number):
+                return
+            yield TimestampedValue(number, _now(watermark))
+        if partitions:
+            advance(watermark, asked - self.settle)
+        tracker.defer_remainder()
+
+    def partitions(self, topic_id: str) -> int:
+        """How many there are now; 0 if nobody answers."""
+        try:
+            found, partitions = self.kafka.described(ASK_SECONDS)
+        except KafkaException:
+            return 0
+        if found != topic_id:
+            raise RunError(
+                "source.topic", "was deleted and made again while it was read", "begin a new run"
+            )
+        return partitions
+
+
+class _ReadPartition(beam.DoFn):
+    """Partition -> batches; what is no row to the dead letter; errors carry no values."""
+
+    def __init__(
+        self, job: Job, kafka: Kafka, settle: int, begin: int, brake: Brake | None = None
+    ) -> None:
+        self.kafka, self.settle, self.begin = kafka, settle, begin
+        self.brake, self._rows = brake, 0
+        self.columns, self.data_columns = job.columns, job.data_columns
+        self.batch_rows = job.performance.batch_rows
+        self._objects: Objects | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_objects": None}
+
+    def teardown(self) -> None:
+        """Let connections go."""
+        READERS.close()
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(self, element: int, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Messages from where the last bundle ended, until this one is full or none is ready."""
+        bundle = Bundle()
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            give_back(tracker, HELD_SECONDS)
+            return
+        with READERS.lend(self.kafka, element) as reader:
+            stands = self._begins(reader, tracker)
+            if stands is None:
+                return
+            reader.seek(stands)
+            while True:
+                taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
+                if taken.position == stands:
+                    self._idle(reader, watermark)
+                    give_back(tracker, IDLE_SECONDS)
+                    return
+                if not tracker.try_claim(taken.position - 1):
+                    return
+                stands = taken.position
+                yield from self._outputs(taken, element, watermark)
+                self._rows += len(taken.messages)
+                if bundle.add(len(taken.messages)):
+                    tracker.defer_remainder()
+                    return
+
+    def _begins(self, reader: Reader, tracker: Any) -> int | None:
+        """The offset to go on from; ``None``: not known yet, or another one goes on."""
+        last = tracker.current_restriction().after
+        if last is not None:
+            return int(last) + 1
+        first = reader.first(self.begin)
+        if first is None:
+            give_back(tracker, IDLE_SECONDS)
+            return None
+        return first if tracker.try_claim(first - 1) else None
+
+    def _idle(self, reader: Reader, watermark: Any) -> None:
+        """At the partition's end the clock before asking for it is a promise."""
+        asked = wall_micros()
+        if reader.caught_up():
+            advance(watermark, asked - self.settle)
+
+    def _outputs(self, taken: Taken, partition: int, watermark: Any) -> Iterator[Any]:
+        self._objects = self._objects or Objects(self.data_columns)
+        messages, now = Messages.of(taken.messages), _now(watermark)
+        for part in parts(messages, self._objects, self.columns):
+            if isinstance(part, Refused):
+                yield _dead(part, partition, now)
+                continue
+            for batch in positioned(part, partition, self.batch_rows):
+                first = int(batch.column(APPEND_TIME).cast(pa.int64()).to_numpy().min())
+                yield TimestampedValue(batch, max(beam_time(first), now))
+        if taken.deleted is not None:
+            yield _dead(refuse(taken.deleted, Reason.DELETED_BEFORE_READ), partition, now)
+        if messages.last_append >= 0:
+            advance(watermark, messages.last_append * 1_000 - self.settle)
+
+
+class Standing(NamedTuple):
+    """How far a topic is read as a whole.
+
+    Attributes:
+        parts: of each partition the last offset that is done (``None``: not begun) and the
+            instant (micros) that its watermark has reached.
+        known: until then (micros) no other partition had messages.
+    """
+
+    parts: tuple[tuple[int | None, int], ...] = ()
+    known: int = MIN_TIMESTAMP.micros
+
+
+class _ReadTopic(_ReadPartition):
+    """Topic id -> batches of all its partitions, in one element with one watermark.
+
+    For runners that keep one watermark for a source, whatever its elements say.
+    """
+
+    _looked = -WATCH_SECONDS
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Each partition in turn, until the bundle is full or none has anything ready."""
+        bundle = Bundle()
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            give_back(tracker, HELD_SECONDS)
+            return
+        stands = self._grown(element, tracker.current_restriction().after or Standing())
+        while True:
+            before = self._rows
+            for number in range(len(stands.parts)):
+                with READERS.lend(self.kafka, number) as reader:
+                    taken, stands = self._taken(reader, number, stands)
+                    if not tracker.try_claim(stands):
+                        return
+                    mark = ManualWatermarkEstimator(beam_time(stands.parts[number][1]))
+                    if taken is None:
+                        continue
+                    if taken.messages or taken.deleted is not None:
+                        yield from self._outputs(taken, number, mark)
+                        self._rows += len(taken.messages)
+                    else:
+                        self._idle(reader, mark)
+                    stands = _with(stands, number, taken.position - 1, _now(mark).micros)
+            tracker.try_claim(stands)
+            if stands.parts:
+                advance(watermark, min(stands.known, *(mark for _, mark in stands.parts)))
+            if self._rows == before:
+                give_back(tracker, IDLE_SECONDS)
+                return
+            if bundle.add(self._rows - before):
+                tracker.defer_remainder()
+                return
+
+    def _grown(self, topic_id: str, stands: Standing) -> Standing:
+        """With partitions that were added; asked for now and then."""
+        if time.monotonic() - self._looked < WATCH_SECONDS:
+            return stands
+        asked = wall_micros()
+        more = _Watch(self.kafka, self.settle).partitions(topic_id) - len(stands.parts)
+        if more + len(stands.parts) <= 0:
+            return stands
+        self._looked = time.monotonic()
+        fresh = ((None, MIN_TIMESTAMP.micros),) * more
+        return Standing(stands.parts + fresh, max(stands.known, asked - self.settle))
+
+    def _taken(
+        self, reader: Reader, number: int, stands: Standing
+    ) -> tuple[Taken | None, Standing]:
+        """What a partition has ready (``None``: nobody knows where it begins)."""
+        last, mark = stands.parts[number]
+        if last is None:
+            first = reader.first(self.begin)
+            if first is None:
+                return None, stands
+            last = first - 1
+        reader.seek(last + 1)
+        taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
+        return taken, _with(stands, number, taken.position - 1, mark)
+
+
+def _with(stands: Standing, number: int, last: int, mark: int) -> Standing:
+    parts = list(stands.parts)
+    parts[number] = last, mark
+    return stands._replace(parts=tuple(parts))
+
+
+def _dead(refused: Refused, partition: int, now: Timestamp) -> TaggedOutput:
+    return TaggedOutput(DEAD_LETTER, TimestampedValue(refusal(refused, partition), now))
+
+
+def _now(watermark: Any) -> Timestamp:
+    """Where a watermark stands; outputs lie behind it only if they are late."""
+    now = watermark.current_watermark()
+    return MIN_TIMESTAMP if now is None else now
+
+
+class ReadKafka(beam.PTransform):  # type: ignore[misc]
+    """The messages of a topic: outputs ``records`` and ``dead_letter``.
+
+    Args:
+        job: its columns and ``performance.batch_rows`` are used.
+        kafka: the topic.
+        topic_id: the topic's own id; the run fails if it becomes another one.
+        begin: micros; messages appended before are not read.
+        brake: keeps it from running ahead of the releases.
+        spread: an element for each partition, or one for all.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        kafka: Kafka,
+        topic_id: str,
+        begin: int,
+        brake: Brake | None = None,
+        spread: bool = True,
+    ) -> None:
+        super().__init__()
+        self._spread = spread
+        self._job, self._kafka, self._topic_id = job, kafka, topic_id
+        self._begin, self._brake = begin, brake
+
+    @override
+    def expand(self, begin: Any) -> Any:
+        settle = duration_micros("source.settle", self._job.source.settle)
+        kind = _ReadPartition if self._spread else _ReadTopic
+        dofn = kind(self._job, self._kafka, settle, self._begin, self._brake)
+        topic = begin | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
+        if not self._spread:
+            return topic | "Read" >> reading(dofn)
+        return (
+            topic
+            | "Watch" >> beam.ParDo(_Watch(self._kafka, settle)).with_output_types(int)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> reading(dofn)
+        )

@@ -1,0 +1,1 @@
+"""Pub/Sub: a subscription as a source, a topic as a sink."""

@@ -1,0 +1,220 @@
+"""Pub/Sub as a source: one JSON object a message, stamped by the service when it was published.
+
+Some readers (splittable DoFns) pull; a message is acknowledged when the runner has stored the
+bundle it was in.  A message may come again, anywhere: its id, not a position, names its record.
+A run that is begun again on its store seeks the subscription back to what the store does not have
+yet, so the subscription must retain acknowledged messages.
+
+The watermark of a reader is the clock, less the age of messages that may still come
+(`pubsub_puller.Ages`), less ``source.settle``.  Pub/Sub has no order, so this assumes what is said
+there.  What a dead worker held comes again only after the acknowledgement deadline, so for that
+long a reader that takes over says nothing.  A message that breaks this is late and joins the next
+open cut.  The guarantee rests on that assumption: as long as it holds nobody is late, and what a
+reader has seen only makes releases wait; where it breaks, one unit's old message can make the
+watermark wait for another unit's late one, and so decide that one's leaf (mechanism.md, rule 0).
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+from typing_extensions import override
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.beam.clock import give_back
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
+from dpstream.pipelines.connectors.files.jsonl import Objects
+from dpstream.pipelines.connectors.files.rows import Refused
+from dpstream.pipelines.connectors.files.source import DEAD_LETTER, positioned, reading, refusal
+from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.pubsub.messages import (
+    LETTERS,
+    MESSAGE_ID,
+    PUBLISH_TIME,
+    ROWS,
+    parts,
+)
+from dpstream.pipelines.connectors.pubsub.puller import Puller, publish_micros
+from dpstream.pipelines.connectors.unbounded import (
+    TRACKER,
+    WATERMARK,
+    advance,
+    beam_time,
+    wall_micros,
+)
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import duration_micros
+
+#: Readers of a subscription; each holds one pull at a time.
+READERS = 4
+#: A bundle takes so long; after the first messages it waits so long for more.
+TAKE_SECONDS, MORE_SECONDS = 0.1, 0.03
+#: A puller that was not used for so long is closed.
+UNUSED_SECONDS = 60.0
+_FINALIZER = beam.DoFn.BundleFinalizerParam
+
+
+class PubSubInput(Input):
+    """Messages of a subscription."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        if job.plan.stamp != PUBLISH_TIME:
+            raise PolicyError(
+                "source.stamp",
+                "must be the service's publish time: publishers fill everything else",
+                "use stamp = 'publish_time'",
+            )
+        self.subscription = str(job.source.subscription)
+
+    @override
+    def identity(self) -> list[bytes]:
+        found = pubsub_client.described(self.subscription)
+        return [b"pubsub", self.subscription.encode(), found.topic.encode()]
+
+    @override
+    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
+        found = pubsub_client.described(self.subscription)
+        if begin > 0:
+            pubsub_client.seek(self.subscription, begin)
+        return ReadPubSub(self.job, begin > 0, found.ack_deadline, brake)
+
+
+class _Pullers:
+    """The pullers of this process: a reader keeps its pull from bundle to bundle."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[tuple[str, int], Puller] = {}
+
+    def take(self, subscription: str, reader: int, hold: float) -> Puller:
+        """A reader's puller, for one caller at a time; ``hold``: of a new one."""
+        with self._lock:
+            found = self._free.pop((subscription, reader), None)
+        self.close(UNUSED_SECONDS)
+        return found or Puller(subscription, hold)
+
+    def give(self, subscription: str, reader: int, puller: Puller) -> None:
+        """Keep it for the next bundle."""
+        with self._lock:
+            other = self._free.pop((subscription, reader), None)
+            self._free[subscription, reader] = puller
+        if other is not None:
+            other.close()
+
+    def close(self, unused: float = 0.0) -> None:
+        """Let those go that were not used for some seconds: their readers are elsewhere."""
+        now = time.monotonic()
+        with self._lock:
+            old = [key for key, puller in self._free.items() if now - puller.used >= unused]
+            pullers = [self._free.pop(key) for key in old]
+        for puller in pullers:
+            puller.close()
+
+
+PULLERS = _Pullers()
+
+
+class _ReadMessages(beam.DoFn):
+    """Reader number -> batches; what is no row to the dead letter; errors carry no values."""
+
+    def __init__(self, job: Job, again: bool, ack_deadline: int, brake: Brake | None) -> None:
+        self._brake, self._rows = brake, 0
+        self._again, self._ack_deadline = again, ack_deadline
+        self._subscription = str(job.source.subscription)
+        self._columns, self._batch_rows = job.columns, job.performance.batch_rows
+        self._settle = duration_micros("source.settle", job.source.settle)
+
+    @guarded("source")
+    def setup(self) -> None:
+        """Make what cannot be shipped."""
+        given = (PUBLISH_TIME, MESSAGE_ID)
+        self._objects = Objects([c for c in self._columns if c not in given])
+
+    def teardown(self) -> None:
+        """Let pulls go that nobody waits for."""
+        PULLERS.close(UNUSED_SECONDS)
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(
+        self,
+        element: int,
+        finalizer: Any = _FINALIZER,  # before the other two: Beam fills it in by its place
+        tracker: Any = TRACKER,
+        watermark: Any = WATERMARK,
+    ) -> Iterator[Any]:
+        """What comes within `TAKE_SECONDS`."""
+        stands = watermark.current_watermark() or MIN_TIMESTAMP
+        if self._brake and self._brake.holds(stands.micros, self._rows):
+            give_back(tracker, HELD_SECONDS)
+            return
+        done = tracker.current_restriction().after
+        hold = self._ack_deadline if self._again or done is not None else 0
+        puller = PULLERS.take(self._subscription, element, hold)
+        puller.stands(done or 0, self._ack_deadline)
+        try:
+            taken = puller.take(self._batch_rows, TAKE_SECONDS, MORE_SECONDS)
+        except BaseException:
+            puller.close()
+            raise
+        PULLERS.give(self._subscription, element, puller)
+        if taken.messages:
+            if not tracker.try_claim((done or 0) + len(taken.messages)):
+                return
+            ack_ids = [message.ack_id for message in taken.messages]
+            finalizer.register(
+                functools.partial(pubsub_client.acknowledge, self._subscription, ack_ids)
+            )
+            self._rows += len(taken.messages)
+            yield from self._outputs(taken.messages, stands)
+        if taken.age is not None:
+            advance(watermark, wall_micros() - taken.age - self._settle)
+        tracker.defer_remainder()
+
+    def _outputs(self, messages: list[Any], stands: Timestamp) -> Iterator[Any]:
+        """Batches at their least stamp; what comes late at the watermark."""
+        first = min(publish_micros(m.message) for m in messages)
+        at = max(beam_time(first), stands)
+        for part in parts(messages, self._objects, self._columns):
+            if isinstance(part, Refused):
+                letters = refusal(part, LETTERS)
+                yield TaggedOutput(DEAD_LETTER, TimestampedValue(letters, at))
+                continue
+            for batch in positioned(part, ROWS, self._batch_rows):
+                yield TimestampedValue(batch, at)
+
+
+class ReadPubSub(beam.PTransform):  # type: ignore[misc]
+    """The messages of a subscription: outputs ``records`` and ``dead_letter``.
+
+    Args:
+        job: its source, columns and ``performance.batch_rows`` are used.
+        again: the run is begun again on its store.
+        ack_deadline: of the subscription, in seconds.
+        brake: keeps it from running ahead of the releases.
+    """
+
+    def __init__(
+        self, job: Job, again: bool = False, ack_deadline: int = 60, brake: Brake | None = None
+    ) -> None:
+        super().__init__()
+        self._dofn = _ReadMessages(job, again, ack_deadline, brake)
+
+    @override
+    def expand(self, begin: Any) -> Any:
+        """``Create(readers) | Reshuffle | read``."""
+        return (
+            begin
+            | "Readers" >> beam.Create(list(range(READERS)), reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> reading(self._dofn)
+        )

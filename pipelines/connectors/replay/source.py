@@ -1,0 +1,342 @@
+"""A recorded stream as one that never seems to end: ``pipeline | Replay(job, speed=60)``.
+
+The files of a job of kind ``parquet``, ``csv`` or ``jsonl`` are read by one splittable DoFn,
+unpaced or at a speed, with the same positions, batches and dead letters as `ReadFiles`; so the
+releases are the same bytes.  Speed delays rows and decides nothing.
+
+The watermark is the least stamp that remains to be read, and at a speed not later than the
+stream's own time.  That is a fact of the source and no policy that follows the data's flow: the
+content of a recording is fixed and known before the first row is read (`replay_index`).  A row
+with an early stamp behind later ones makes releases wait until it is read; it changes none.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.beam.clock import give_back
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
+from dpstream.pipelines.connectors.files.input_manifest import unreadable
+from dpstream.pipelines.connectors.files.rows import Part, Refused, Rows
+from dpstream.pipelines.connectors.files.source import (
+    DEAD_LETTER,
+    Piece,
+    positioned,
+    read_piece,
+    reading,
+    refusal,
+)
+from dpstream.pipelines.connectors.replay.index import (
+    NEVER,
+    NONE,
+    Index,
+    Recording,
+    clipped,
+    due_times,
+    index_of,
+    part_at,
+    recording_of,
+    replay_bounds,
+)
+from dpstream.pipelines.connectors.unbounded import (
+    BUNDLE_SECONDS,
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
+    beam_time,
+    wall_micros,
+)
+from dpstream.pipelines.jobs.job import Job
+
+__all__ = ["Replay", "parse_speed", "replay_bounds"]
+
+#: Files that are read at the same time and stay open; beyond it they are opened again.
+OPEN_PIECES = 64
+
+
+def parse_speed(text: str) -> float | None:
+    """Seconds of stream a second: a number, or ``max`` (``None``: unpaced).
+
+    Raises:
+        UsageError: neither.
+    """
+    try:
+        speed = None if text == "max" else float(text)
+    except ValueError:
+        speed = 0.0
+    _check_speed(speed)
+    return speed
+
+
+def _check_speed(speed: float | None) -> None:
+    if speed is not None and not 1e-6 <= speed <= 1e9:
+        raise UsageError(
+            "--speed", "must be 'max' or seconds of stream a second", "write for example 60"
+        )
+
+
+class Slice(NamedTuple):
+    """Consecutive rows that leave together.
+
+    Attributes:
+        last: global number of the last of them; ``due``: least stamp of theirs or a later one.
+        rest: least stamp of all that remains, `NEVER` at the end.
+        partition, parts: their file, rows and refused positions.
+    """
+
+    last: int
+    due: int
+    rest: int
+    partition: int
+    parts: list[Part]
+
+
+class Reels:
+    """The open pieces of a recording: the twin of `Replay` without Beam and without a clock."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.index = recording, index_of(recording)
+        self._open: OrderedDict[int, _Reel] = OrderedDict()
+
+    def slices(self, row: int, now: int | None, begin: int = 0) -> Iterator[Slice]:
+        """What is due from global row ``row`` on, in order.
+
+        Args:
+            row: the first row that has not left.
+            now: the stream's time in micros; ``None``: everything is due.
+            begin: parts whose stamps all lie before it are passed over.
+        """
+        index = self.index
+        while row < index.rows:
+            number = part_at(index, row)
+            stop = int(index.start[number] + index.end[number] - index.row[number])
+            if now is not None and index.due[number] > now:
+                return
+            if NONE < index.last[number] < begin:
+                yield Slice(stop - 1, int(index.due[number]), self._next(number), 0, [])
+                row = stop
+                continue
+            made = self._slice(number, row, stop, now)
+            if made is None:
+                return
+            yield made
+            row = made.last + 1
+
+    def waits_until(self, row: int) -> int:
+        """When the least stamp from global row ``row`` on is due."""
+        number = part_at(self.index, row)
+        return int(self.index.due[number])
+
+    def _next(self, number: int) -> int:
+        """Due time of the part after this one."""
+        return int(self.index.due[number + 1]) if number + 1 < len(self.index.due) else NEVER
+
+    def _slice(self, number: int, row: int, stop: int, now: int | None) -> Slice | None:
+        """Rows from ``row`` of a part that are due."""
+        index, piece = self.index, self.recording.pieces[int(self.index.piece[number])]
+        first = int(index.row[number] + row - index.start[number])
+        end = int(index.end[number])
+        reel = self._reel(int(index.piece[number]), piece, first)
+        whole = now is None or index.last[number] <= now
+        due, to = int(index.due[number]), end
+        rest = self._next(number)
+        if not whole:
+            times = self._due(index, number, reel.upto(end), first, end)
+            ready = int(np.searchsorted(times, now or 0, "right"))
+            if not ready:
+                return None
+            due, to = int(times[0]), first + ready
+            rest = min(int(times[ready]), rest) if ready < len(times) else rest
+        parts = reel.take(to)
+        return Slice(row + to - first - 1, due, rest, piece[1], parts)
+
+    def _due(self, index: Index, number: int, parts: list[Part], first: int, end: int) -> Any:
+        """Due time of every row of a part from file row ``first`` on."""
+        stamps = np.full(end - first, NEVER)
+        for part in parts:
+            if isinstance(part, Rows):
+                stamp, known = clipped(part, self.recording)
+                at = part.offset - first
+                stamps[at : at + len(stamp)] = np.where(known, stamp, NEVER)
+        return due_times(stamps, int(index.behind[number]), int(index.due[number]))
+
+    def _reel(self, number: int, piece: Piece, row: int) -> "_Reel":
+        """The open piece at file row ``row``: opened again only after a restart."""
+        reel = self._open.pop(number, None)
+        if reel is None or reel.row > row:
+            reel = _Reel(piece, self.recording.columns)
+        reel.skip(row)
+        self._open[number] = reel
+        if len(self._open) > OPEN_PIECES:
+            self._open.popitem(last=False)
+        return reel
+
+
+class _Reel:
+    """One piece, read from front to back; holds what was decoded beyond what was taken."""
+
+    def __init__(self, piece: Piece, columns: tuple[str, ...]) -> None:
+        self.row, self._partition = piece[4], piece[1]
+        self._parts, self._held = read_piece(piece, columns), list[Part]()
+        self._read = False
+
+    def skip(self, row: int) -> None:
+        """Go on at a later row."""
+        while self.row < row:
+            step = min(row, self.row + 100_000)
+            self.take(step)
+
+    def upto(self, end: int) -> list[Part]:
+        """What lies before row ``end``; it stays."""
+        while not self._read and not any(_reaches(part, end) for part in self._held):
+            try:
+                part = next(self._parts, None)
+            except OSError:
+                raise unreadable(self._partition) from None
+            if part is None:
+                self._read = True
+            else:
+                self._held.append(part)
+        return [part for held in self._held for part in _between(held, self.row, end)]
+
+    def take(self, end: int) -> list[Part]:
+        """What lies before row ``end``; the piece goes on there."""
+        parts = self.upto(end)
+        self._held = [part for held in self._held for part in _between(held, end, NEVER)]
+        self.row = end
+        return parts
+
+
+def _reaches(part: Part, end: int) -> bool:
+    """Whether no row before ``end`` can come after these: refused ones of a block come first."""
+    return isinstance(part, Rows) and part.offset + part.batch.num_rows >= end
+
+
+def _between(part: Part, begin: int, end: int) -> Iterator[Part]:
+    """The rows or refused positions of a part in [begin, end), if there are any."""
+    if isinstance(part, Refused):
+        inside = np.flatnonzero((part.offsets >= begin) & (part.offsets < end))
+        if len(inside):
+            yield Refused(part.offsets[inside], [part.reasons[i] for i in inside])
+        return
+    low, high = max(begin, part.offset), min(end, part.offset + part.batch.num_rows)
+    if low < high:
+        yield Rows(low, part.batch.slice(low - part.offset, high - low))
+
+
+class _ReplayFn(beam.DoFn):
+    """One splittable element: the recording."""
+
+    def __init__(self, recording: Recording, begin: int) -> None:
+        self._recording, self._begin = recording, begin
+        self.brake: Brake | None = None
+        self._reels: Reels | None = None
+        self._rows = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reels": None, "_rows": 0}
+
+    @beam.DoFn.unbounded_per_element()
+    @guarded("source")
+    def process(
+        self,
+        element: bytes,
+        tracker: Any = TRACKER,
+        watermark: Any = WATERMARK,
+    ) -> Iterator[Any]:
+        """What is due, until the bundle is full or the next row has to wait."""
+        self._reels = reels = self._reels or Reels(self._recording)
+        progress = tracker.current_restriction()
+        row = -1 if progress.after is None else progress.after
+        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+            give_back(tracker, HELD_SECONDS)
+            return
+        now = self._stream_time(reels, progress.begun)
+        bundle = Bundle()
+        for part in reels.slices(row + 1, now, self._begin):
+            if not tracker.try_claim(part.last):
+                return
+            row = part.last
+            # Neither later than a stamp nor behind the watermark, which is not later either.
+            yield from self._outputs(part, max(beam_time(part.due), _now(watermark)))
+            advance(watermark, part.rest if now is None else min(part.rest, now))
+            size = sum(_size(p) for p in part.parts)
+            self._rows += size
+            if bundle.add(size):
+                break
+        if row + 1 >= reels.index.rows:
+            tracker.try_claim(None)
+            return
+        if now is None:
+            tracker.defer_remainder()
+            return
+        advance(watermark, min(reels.waits_until(row + 1), now))
+        give_back(tracker, BUNDLE_SECONDS / 2)
+
+    def _stream_time(self, reels: Reels, begun: int) -> int | None:
+        speed = self._recording.speed
+        if speed is None:
+            return None
+        first = max(reels.index.bounds[0], self._begin)
+        return first + int((wall_micros() - begun) * speed)
+
+    def _outputs(self, part: Slice, at: Timestamp) -> Iterator[Any]:
+        for found in part.parts:
+            if isinstance(found, Refused):
+                letters = TimestampedValue(refusal(found, part.partition), at)
+                yield TaggedOutput(DEAD_LETTER, letters)
+                continue
+            for batch in positioned(found, part.partition, self._recording.batch_rows):
+                yield TimestampedValue(batch, at)
+
+
+def _now(watermark: ManualWatermarkEstimator) -> Timestamp:
+    return watermark.current_watermark() or MIN_TIMESTAMP
+
+
+def _size(part: Part) -> int:
+    return len(part.offsets) if isinstance(part, Refused) else part.batch.num_rows
+
+
+class Replay(beam.PTransform):  # type: ignore[misc]
+    """The records of a job's files as an unbounded stream that ends with the recording.
+
+    ``expand`` returns outputs ``records`` and ``dead_letter`` as `ReadFiles` does.
+
+    Args:
+        job: of kind ``parquet``, ``csv`` or ``jsonl``.
+        speed: seconds of stream a second; ``None``: as fast as it can be read.
+        begin: records with stamps (micros) before it are not needed; a pace starts there.
+
+    Raises:
+        UsageError, RunError: a job without files, or see
+        `pipelines.connectors.files.source.pieces`.
+    """
+
+    def __init__(self, job: Job, speed: float | None = None, begin: int = 0) -> None:
+        super().__init__()
+        if job.source.unbounded:
+            raise UsageError(
+                "source.kind", "is not a recording", "replay files: parquet, csv or jsonl"
+            )
+        _check_speed(speed)
+        self.speed = speed
+        self._dofn = _ReplayFn(recording_of(job, speed), begin)
+
+    def brake(self, brake: Brake) -> None:
+        """Keep it from running ahead of the releases of a run."""
+        self._dofn.brake = brake
+
+    def expand(self, begin: Any) -> Any:
+        """``Impulse | read``: one element, which the runner cannot split."""
+        return begin | beam.Impulse() | "Read" >> reading(self._dofn)

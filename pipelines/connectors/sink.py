@@ -1,0 +1,198 @@
+"""What a run needs of the place it publishes to, whatever kind it is.
+
+A `Sink` is a small object that pickles: it names the place, and opens its client where it is used.
+What it must keep:
+
+* a release is written idempotently by its id: whoever writes it again writes the same bytes under
+  the same name, and readers see one value;
+* a release counts as published once it is *sealed*, after all its rows are durable there;
+* the manifest is written before the first release.
+
+Sinks differ in what can be read back.  Where nothing can (``readable`` is false), a lost, foreign,
+older or forked store is not noticed by the sink: the store's own epoch and restore notes and the
+data set's ledger must do it, and a restored store, whose run has to be compared with what is
+published, is refused (see `pipelines.connectors.write_only`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.shares import FIRST_RULES
+from dpstream.dp_transforms.batches import TRIGGER, WINDOW
+from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import SinkKind
+
+FORMAT = 1
+
+#: (window, trigger): the public name of a release.
+Name = tuple[int, int]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Whose releases a sink holds.
+
+    Attributes:
+        format: version of this layout.
+        run_id: as releases show it, stamps included.
+        epoch: epoch of the run from which on this manifest holds.
+        plan_hash: the public plan.
+        kind: of the sink.
+        rules: by which the run's defaults were chosen (``accounting.shares``); for reports.
+    """
+
+    format: int
+    run_id: str
+    epoch: int
+    plan_hash: str
+    kind: SinkKind
+    rules: int = FIRST_RULES
+
+
+class Published(NamedTuple):
+    """A sealed release in a sink; ``proof`` is what the sink compares by."""
+
+    window: int
+    trigger: int
+    proof: Any
+
+
+class Sink(ABC):
+    """Where a job's releases go.
+
+    Attributes:
+        kind: as ``sink.kind`` says.
+        field: the field of the job file that names the place.
+        another: words for a fresh place of the same kind.
+        readable: whether what is published can be listed and compared.
+    """
+
+    kind: SinkKind
+    field: ClassVar[str]
+    another: ClassVar[str]
+    readable: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The place's name: a folder, a topic, a table."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """Where the releases are, for the user's message."""
+
+    @abstractmethod
+    def prepare(self, restoring: bool = False) -> None:
+        """Refuse a place that is not there, or that is not fit to publish to.
+
+        Args:
+            restoring: the run is to be compared with all that was ever published here.
+
+        Raises:
+            PolicyError, RunError.
+        """
+
+    @abstractmethod
+    def used(self) -> bool:
+        """Whether a run has ever published here, or begun to."""
+
+    @abstractmethod
+    def manifests(self) -> list[Manifest | None]:
+        """Every manifest; ``None`` for one that cannot be read."""
+
+    @abstractmethod
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Write a manifest, durably; the same one again changes nothing.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+
+    @abstractmethod
+    def published(self) -> Iterator[Published]:
+        """Sealed releases in order of (window, trigger).
+
+        Raises:
+            PolicyError: it holds something that is no release.
+        """
+
+    def content(self) -> str | None:
+        """A digest of the names and bytes of all that is published, where that is cheap to tell:
+        two that are equal mean that nothing was changed, lost or added."""
+        return None
+
+    def unsealed(self) -> Iterator[Name]:
+        """Releases of which some rows are there and no seal, in order: someone was cut off, and
+        whoever goes on must write these rows again."""
+        return iter(())
+
+    @abstractmethod
+    def same(self, one: Published, batch: pa.RecordBatch) -> bool:
+        """Whether a published release has this content."""
+
+    @abstractmethod
+    def holds(self, batch: pa.RecordBatch) -> bool:
+        """Whether this release is published with this content."""
+
+    @abstractmethod
+    def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
+        """Write sealed releases; on return they are durable.
+
+        Args:
+            batches: with window and trigger in their schema's metadata.
+            only_compare: write none that is not published, as long as others remain to be
+                compared; each that is must be the same.
+
+        Returns:
+            (window, trigger) of those that are published now.
+
+        Raises:
+            PolicyError: another content is published under the same name.
+            RunError: they cannot be written.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of clients; the next use opens them again."""
+
+
+def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
+    """(window, trigger) of a sealed release."""
+    metadata = batch.schema.metadata or {}
+    if WINDOW not in metadata or TRIGGER not in metadata:
+        raise RunError("sink", "got a release that names no window", "report this as a bug")
+    return int(metadata[WINDOW]), int(metadata[TRIGGER])
+
+
+def sink_of(job: Job, run: Run | None = None) -> Sink:
+    """The sink of a job by its kind; its client's library is loaded where it is used.
+
+    Args:
+        job: whose ``[sink]`` says where.
+        run: whose releases it is to write; a sink that cannot be read back needs it for that.
+    """
+    sink = job.sink
+    run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
+    if sink.kind == "kafka":
+        from dpstream.pipelines.connectors.kafka.sink import KafkaSink
+
+        line = job.plan.timeline
+        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, line)
+    if sink.kind == "pubsub":
+        from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
+
+        return PubsubSink(sink.topic or "", run_id)
+    if sink.kind == "bigquery":
+        from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink
+
+        return BigQuerySink(sink.table or "", job.plan, run_id)
+    from dpstream.pipelines.connectors.files.sink import FileSink
+
+    return FileSink(sink.path, sink.kind, sink.guarded)

@@ -1,0 +1,214 @@
+"""Releases and dead letters on their way out.
+
+``WriteReleases`` takes sealed releases: one `pa.RecordBatch` per (window, trigger), rows
+sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
+``dpstream.trigger`` (decimal ASCII), and gives them to the job's `pipelines.connectors.sink.Sink`.
+
+Dead letters (positions and reasons; for the operator only) are files with every sink, in
+``dead_letter/`` beside the releases' folder or the job file, so that who publishes the one does
+not publish the other.  Nobody but their owner can read them.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import guarded, timed
+from dpstream.pipelines.connectors.files.formats import encode, put_once
+from dpstream.pipelines.connectors.sink import Sink, name_of_release, sink_of
+from dpstream.pipelines.jobs.job import Job
+
+#: Dead letters held by one bundle before they are written.
+MAX_HELD_ROWS = 1_000_000
+
+
+def dead_letter_folder(job: Job) -> Path:
+    """Where dead letters go: ``dead_letter/`` beside the folder of the releases, or as named."""
+    if job.sink.dead_letter is not None:
+        return Path(job.sink.dead_letter)
+    sink = Path(job.sink.path)
+    return sink.parent / "dead_letter" / sink.name
+
+
+#: Tag of the releases that the sink of a restored store holds back.
+HELD = "held"
+
+
+class _WriteRelease(beam.DoFn):
+    """Sealed releases -> the sink, several together; yields (window, trigger).
+
+    With a run it asks the run's store, here on the worker, whether it is still catching up with
+    what is published: as long as it is, nothing new is written, and its names go to ``HELD``.
+    """
+
+    def __init__(self, sink: Sink, only_compare: bool = False, run: Run | None = None) -> None:
+        self.sink, self.only_compare = sink, only_compare
+        self._run, self._asked = run, False
+
+    def start_bundle(self) -> None:
+        """Nothing is gathered yet."""
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    @guarded("sink")
+    def process(self, element: pa.RecordBatch) -> Iterator[Any]:
+        """Gather; write when there is enough."""
+        self._held.append(element)
+        self._rows += element.num_rows
+        if len(self._held) >= SINK_RELEASES or self._rows >= SINK_ROWS:
+            written, held = self._flush()
+            yield from written
+            yield from (beam.pvalue.TaggedOutput(HELD, name) for name in held)
+
+    @guarded("sink")
+    def finish_bundle(self) -> Iterator[Any]:
+        """Write the rest: a bundle is done when its releases are durable."""
+        windowed = beam.transforms.window.GlobalWindows.windowed_value
+        written, held = self._flush()
+        for name in written:
+            yield windowed(name)
+        for name in held:
+            yield beam.pvalue.TaggedOutput(HELD, windowed(name))
+
+    def _flush(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(releases that are published now, those that are held back)."""
+        batches, self._held, self._rows = self._held, [], 0
+        if not batches:
+            return [], []
+        if self._run is not None and (self.only_compare or not self._asked):
+            # A store that has caught up does not fall behind again.
+            self.only_compare, self._asked = self._run.open().restoring, True
+        with timed("sink"):
+            written = self.sink.write(batches, self.only_compare)
+        if not self.only_compare:
+            return written, []
+        there = set(written)
+        names = (name_of_release(batch) for batch in batches)
+        return written, [name for name in names if name not in there]
+
+    @guarded("sink")
+    def teardown(self) -> None:
+        """Let go of the sink's client."""
+        self.sink.close()
+
+
+class WriteReleases(beam.PTransform):  # type: ignore[misc]
+    """Write sealed releases to a sink, or a job's; gives the (window, trigger) of each."""
+
+    def __init__(self, sink: Sink | Job, only_compare: bool = False) -> None:
+        super().__init__()
+        sink = sink if isinstance(sink, Sink) else sink_of(sink)
+        self._dofn = _WriteRelease(sink, only_compare)
+
+    def expand(self, releases: Any) -> Any:
+        """Each element is published once, however often it comes."""
+        return releases | beam.ParDo(self._dofn).with_output_types(tuple[int, int])
+
+
+class Outputs(NamedTuple):
+    """(window, trigger) of each release that went through a sink: published, or held back."""
+
+    written: beam.PCollection
+    held: beam.PCollection
+
+
+class WriteOrHold(beam.PTransform):  # type: ignore[misc]
+    """``WriteReleases`` for a source without end, whose store may have been restored."""
+
+    def __init__(self, sink: Sink, run: Run) -> None:
+        super().__init__()
+        self._dofn = _WriteRelease(sink, run=run)
+
+    def expand(self, releases: Any) -> Any:
+        """``Outputs``: each element is published once, now or when the store has caught up."""
+        name = tuple[int, int]
+        names = beam.ParDo(self._dofn).with_output_types(name, **{HELD: name})
+        outputs = releases | names.with_outputs(HELD, main="written")
+        return Outputs(outputs.written, outputs[HELD])
+
+
+class _WriteDeadLetters(beam.DoFn):
+    """Dead letters of a bundle -> one Parquet file named by its content."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def start_bundle(self) -> None:
+        """Nothing is held yet."""
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    @guarded("dead_letter")
+    def process(self, element: pa.RecordBatch) -> Iterable[Any]:
+        """Gather; writes early only when a bundle refuses very many rows."""
+        self._held.append(element.replace_schema_metadata(None))
+        self._rows += element.num_rows
+        if self._rows >= MAX_HELD_ROWS:
+            self.finish_bundle()
+        return ()
+
+    @guarded("dead_letter")
+    def finish_bundle(self) -> None:
+        """Write what the bundle refused."""
+        try:
+            write_dead_letters(Path(self.folder), self._held)
+        except OSError:
+            raise RunError("sink.path", "dead letters cannot be written", "check disk") from None
+        self.start_bundle()
+
+
+def write_dead_letters(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path | None:
+    """Write positions and reasons, sorted, to a file named by its content.
+
+    Args:
+        folder: see `dead_letter_folder`.
+        batches: of ``DEAD_LETTER_SCHEMA``.
+
+    Returns:
+        The file, or ``None`` if there is nothing to write.  A repeated bundle changes nothing;
+        one that repeats only a part adds a file, and `read_dead_letters` counts once.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    table = pa.Table.from_batches(list(batches), schema=DEAD_LETTER_SCHEMA)
+    if table.num_rows == 0:
+        return None
+    order = [(name, "ascending") for name in DEAD_LETTER_SCHEMA.names]
+    data = encode(table.sort_by(order).combine_chunks().to_batches()[0], "parquet")
+    path = folder / f"part-{hashlib.blake2b(data, digest_size=16).hexdigest()}.parquet"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # one that is there stays as its owner made it
+    put_once(path, data, mode=0o600)
+    return path
+
+
+def read_dead_letters(folder: str | Path) -> pa.Table:
+    """Every dead letter below a folder, each position and reason once, sorted."""
+    tables = [pq.read_table(p, schema=DEAD_LETTER_SCHEMA) for p in Path(folder).glob("part-*")]
+    if not tables:
+        return DEAD_LETTER_SCHEMA.empty_table()
+    names = DEAD_LETTER_SCHEMA.names
+    distinct = pa.concat_tables(tables).group_by(names).aggregate([]).select(names)
+    return distinct.sort_by([(name, "ascending") for name in names])
+
+
+class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
+    """Write dead letters beside the releases, one file per bundle."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._dofn = _WriteDeadLetters(str(dead_letter_folder(job)))
+
+    def expand(self, letters: Any) -> Any:
+        """No output of interest: an empty collection."""
+        return letters | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)

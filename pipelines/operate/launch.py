@@ -1,0 +1,146 @@
+"""Start a job on Dataflow and leave it there: what the flex template's launcher runs.
+
+A template's launcher must end once the pipeline is handed over, so nothing waits here.  Its machine
+is thrown away afterwards: a job that keeps its store, ledger, key, input or releases on the
+launcher's disk is refused.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
+from dpstream.pipelines.runners.settings import refuse_at_least_once
+from dpstream.pipelines.stream import Result, run_job
+
+RUNNER = "DataflowRunner"
+_FILES = ("parquet", "csv", "jsonl")
+
+
+def check_remote(job: Job) -> None:
+    """Refuse what would lie on the launcher's disk, or be lost with a worker's.
+
+    Dead letters are files beside the job file unless a folder is named, so on Dataflow they are
+    lost with the worker that wrote them; their number is not.
+
+    Raises:
+        UsageError: names the field.
+    """
+    key, source = job.privacy.reference, job.source
+    here = not source.unbounded or (source.kind == "folder" and "://" not in source.path)
+    local = [
+        ("state.store", job.state.path is not None, "use spanner://project/instance/database"),
+        ("ledger.path", job.ledger is not None,
+         "start the job with `dpstream run` on the machine that has the ledger"),
+        ("privacy.key", key is None or not key.startswith("gcp:"),
+         "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"),
+        ("source.path", here, "use kind 'pubsub' or 'kafka', or a folder that is a gs:// URL"),
+        ("sink.path", job.sink.kind in _FILES, "use a sink that is a service"),
+    ]  # fmt: skip
+    for field, wrong, fix in local:
+        if wrong:
+            raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
+    if dead_letter_folder(job) != job.path.parent / "dead_letter" / job.path.stem:
+        raise UsageError(
+            "sink.dead_letter",
+            "is a folder on each worker's disk, which is thrown away",
+            "leave it out: on Dataflow dead letters are counted, not kept",
+        )
+
+
+def flags(job: Job, given: Sequence[str]) -> list[str]:
+    """Beam's flags for Dataflow: those given, and what the flow rests on.
+
+    Raises:
+        UsageError: a flag that breaks exactly-once processing, or another runner.
+    """
+    asked = PipelineOptions(list(given))
+    refuse_at_least_once(asked)
+    options = asked.get_all_options()
+    if options["runner"] not in (None, RUNNER):
+        raise UsageError("--runner", f"must be {RUNNER} here", "leave it out")
+    added = [f"--runner={RUNNER}"] if options["runner"] is None else []
+    if job.source.unbounded and not options["streaming"]:
+        added.append("--streaming")
+    if options["sdk_container_image"] and options["sdk_location"] == "default":
+        added.append("--sdk_location=container")  # the image has the SDK: nothing is staged
+    return [*given, *added]
+
+
+def fetch(path: str, folder: Path) -> Path:
+    """A job file from any of Beam's file systems (``gs://...``) as a local one.
+
+    Raises:
+        UsageError: it cannot be read, or is too long.
+    """
+    try:
+        with FileSystems.open(path) as file:
+            text = file.read(MAX_JOB_BYTES + 1)
+    except Exception as error:
+        # A library's message may quote the path's credentials or contents.
+        kind = type(error).__name__
+        raise UsageError("--job_file", f"cannot be read ({kind})", "check it") from None
+    if len(text) > MAX_JOB_BYTES:
+        raise UsageError("--job_file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
+    local = folder / "job.toml"
+    local.write_bytes(text)
+    return local
+
+
+def launch(job: Job, runner: str, beam_args: Sequence[str]) -> Result:
+    """Begin the run, hand the pipeline over, and come back."""
+    without = [flag for flag in beam_args if not flag.startswith("--runner=")]
+    return run_job(job, runner, without, detach=True)
+
+
+def describe(job: Job, beam_args: Sequence[str]) -> dict[str, Any]:
+    """What would be started: public names and options only."""
+    options = PipelineOptions(list(beam_args)).get_all_options(drop_default=True)
+    return {
+        "plan_hash": job.plan.hash,
+        "source": job.plan.source,
+        "store": job.state.store,
+        "shards": job.state.shards,
+        "options": {name: value for name, value in sorted(options.items()) if value is not None},
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Parameters of the template; all others are Beam's."""
+    found = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    found.add_argument("--job_file", required=True, help="the job's TOML, local or gs://")
+    found.add_argument(
+        "--dry_run", nargs="?", const="true", default="false", choices=("true", "false"),
+        help="print the options, start nothing",
+    )  # fmt: skip
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The launcher's command line; exit codes as of ``dpstream``."""
+    own, beam_args = parser().parse_known_args(argv)
+    try:
+        with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
+            job = load_job(fetch(own.job_file, Path(folder)))
+            check_remote(job)
+            whole = flags(job, beam_args)
+            if own.dry_run == "true":
+                print(json.dumps(describe(job, whole)))
+                return 0
+            result = launch(job, RUNNER, whole)
+            print(json.dumps({"run_id": result.run_id, "plan_hash": result.plan_hash}))
+            return 0
+    except DpstreamError as error:
+        coded = error
+    except Exception as error:
+        coded = RunError("launch", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+    print(f"{coded.kind}: {coded}")
+    return coded.exit_code

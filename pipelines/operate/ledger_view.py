@@ -1,0 +1,132 @@
+"""What a ledger holds, for people: entries, what they spend together, what is left of a limit.
+
+All of it is public: a ledger holds run ids, hashes of plans and figures of guarantees.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpstream.accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.figures import down, exact, up
+from dpstream.accounting.plan.unit import UnitIdentity, composed
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import Limit
+from dpstream.state.ledger.charges import Entry, read_ledger
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether the file is a database rather than a job file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(15) == b"SQLite format 3"
+    except OSError:
+        raise UsageError("ledger", "cannot be read", "name a ledger's file or a job file") from None
+
+
+def view(path: Path, data_set: str | None = None, limit: Limit | None = None) -> dict[str, Any]:
+    """Entries and sums of a ledger, by data set.
+
+    Args:
+        path: the ledger's file.
+        data_set: only this one.
+        limit: the steward's limit of it, for what is left.
+
+    Raises:
+        UsageError: there is no ledger, or no such data set.
+        PolicyError: its chain is broken, or it is another program's file.
+    """
+    if not path.exists():
+        raise UsageError("ledger.path", "holds no ledger yet", "run a job that charges it")
+    entries = read_ledger(path)
+    names = list(dict.fromkeys(e.data_set for e in entries))
+    if data_set is not None:
+        if data_set not in names and limit is None:
+            raise UsageError("--data-set", "has no entry in the ledger", "correct the name")
+        names = [data_set]
+    return {
+        "head": {"seq": entries[-1].seq, "entries": len(entries)} if entries else None,
+        "data_sets": [_data_set(name, entries, limit) for name in names],
+    }
+
+
+def _data_set(name: str, entries: Iterable[Entry], limit: Limit | None) -> dict[str, Any]:
+    mine = [e for e in entries if e.data_set == name]
+    charges = [e.charge for e in mine]
+    unit = composed(charges)
+    # Without a limit: at the delta that basic composition would give.
+    delta = limit.delta if limit else math.fsum(s.delta for s in unit.spends)
+    spent = epsilon_spent(unit.spends, delta) if charges else 0.0
+    return {
+        "data_set": name,
+        "unit": unit.words,
+        "entries": [
+            {"seq": e.seq, **msgspec.to_builtins(e.charge), "counted_as": n}
+            for e, n in zip(mine, unit.units, strict=True)
+        ],
+        "spent": {"epsilon": _finite(spent), "delta": delta},
+        "limit": msgspec.to_builtins(limit),
+        "left": None if limit is None else _left(unit.spends, limit),
+        "warnings": unit.warnings,
+    }
+
+
+def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
+    """What one more run may cost: a plain epsilon without delta, or the mu of Gaussian noise."""
+    return {
+        "epsilon": epsilon_left(spends, limit.epsilon, limit.delta),
+        "mu": mu_left(spends, limit.epsilon, limit.delta),
+    }
+
+
+def ledger_warnings(job: Job) -> list[str]:
+    """What whoever runs the job should know about the data set's ledger, if there is one."""
+    if job.ledger is None or not Path(job.ledger.path).exists():
+        return []
+    entries = read_ledger(job.ledger.path)
+    return composed([e.charge for e in entries if e.data_set == job.ledger.data_set]).warnings
+
+
+def _finite(figure: float) -> float | None:
+    return figure if math.isfinite(figure) else None
+
+
+def text(found: dict[str, Any]) -> str:
+    """The view as text."""
+    lines = list[str]()
+    for one in found["data_sets"]:
+        lines += [f"Data set  {one['data_set']}", f"Unit      {one['unit'] or 'none yet'}"]
+        for entry in one["entries"]:
+            epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
+            noise = f", mu {up(entry['mu'], 4)}" if entry["mu"] is not None else ""
+            lines.append(
+                f"{entry['seq']:>7}   {entry['kind']:<8} {entry['run_id']}{epoch}  "
+                f"({up(entry['epsilon'])}, {up(entry['delta'])}){noise}{_counted(entry)}"
+            )
+        spent = one["spent"]["epsilon"]
+        told = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
+        lines.append(
+            f"Spent     {told} at delta {up(one['spent']['delta'])} per unit, all together"
+        )
+        if one["left"] is not None:
+            limit, left = one["limit"], one["left"]
+            lines.append(
+                f"Limit     epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}"
+            )
+            lines.append(
+                f"Left      epsilon {down(left['epsilon'])} for a run without delta, or Gaussian "
+                f"noise of mu {down(left['mu'], 4)}"
+            )
+        lines += [f"Warning   {warning}" for warning in one["warnings"]]
+    return "\n".join(lines or ["The ledger has no entry."]) + "\n"
+
+
+def _counted(entry: dict[str, Any]) -> str:
+    """As how many units of its own an entry is counted, where that is not one."""
+    if entry["counted_as"] == 1:
+        return ""
+    return f", counted {entry['counted_as']:,} times: {UnitIdentity.read(entry['identity']).words}"

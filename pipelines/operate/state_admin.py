@@ -1,0 +1,266 @@
+"""A job's store through its life: made, expired, backed up, restored, resharded."""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.limits import MAX_SHARDS
+from dpstream.pipelines.begin import begun_epoch, charge_restored, key_source, prepare
+from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.run_manifest import resealed
+from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.operate.state_view import open_job_store, store_run
+from dpstream.pipelines.stream import Progress
+from dpstream.state import open as stores
+from dpstream.state import retention, transfer
+from dpstream.state.copying import Abandon
+from dpstream.state.store import RunIdentity, Store
+
+
+def initialise(job: Job) -> tuple[str, bool]:
+    """Make the job's store with a new run id; nothing is drawn or charged yet.
+
+    Returns:
+        (run id, whether the store is new).
+
+    Raises:
+        PolicyError: the sink, the ledger or an existing store forbids it.
+    """
+    try:
+        stores.backend(job.state.store or "").prepare()
+        run, existed, _ = prepare(job)
+        return run.run_id, not existed
+    finally:
+        stores.close_all()
+
+
+def expire(
+    job: Job, releases_before: str | None = None, progress: Progress | None = None
+) -> dict[str, int]:
+    """Drop what no run can ask for any more, then give the space back.
+
+    Args:
+        releases_before: drop releases of complete windows that end, with their lateness, at or
+            before this time; each is first held against the sink.
+
+    Returns:
+        Shards that gave up positions, and windows whose releases were dropped; both public.
+
+    Raises:
+        PolicyError: the sink lacks a release that is to be dropped, or has another.
+    """
+    try:
+        store, line = open_job_store(job), job.plan.timeline
+        changed, dropped = retention.expire(store, line), 0
+        if releases_before is not None:
+            before = _droppable(job, instant_micros("releases-before", releases_before))
+            _require_published(job, before, progress)
+            dropped = max(0, before - store.marks.dropped)
+            retention.drop_releases(store, line, before)
+        store.compact()
+        return {"shards_expired": changed, "windows_dropped": dropped}
+    finally:
+        stores.close_all()
+
+
+def _droppable(job: Job, instant: int) -> int:
+    """The first window that is not complete or ends after the instant."""
+    store, line = open_job_store(job), job.plan.timeline
+    complete = retention.reached(store, line).complete
+    ended = (instant - line.start - line.window - line.allowed_lateness) // line.slide + 1
+    return max(store.marks.dropped, min(complete, ended))
+
+
+def _require_published(job: Job, before: int, progress: Progress | None) -> None:
+    """Hold every release that is to go against the sink's."""
+    run = store_run(job)
+    store, line = run.open(), run.plan.timeline
+    names = [
+        (window, trigger)
+        for window in range(store.marks.first, before)
+        for trigger in range(1, line.triggers + 1)
+    ]
+    sink = sink_of(job)
+    try:
+        for number, batch in enumerate(resealed(run, store, iter(names))):
+            if not sink.holds(batch):
+                window, trigger = names[number]
+                raise PolicyError(
+                    sink.field,
+                    f"does not hold the release of window {window}, trigger {trigger}",
+                    "write it with `dpstream state releases JOB` before the store lets it go",
+                )
+            if progress is not None:
+                progress(number + 1, len(names))
+    finally:
+        run.destroy_keys()
+        sink.close()
+
+
+def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
+    """Write all of the job's store to a file, also while the job runs; returns the run id.
+
+    Raises: see `state.transfer.backup`.
+    """
+    _keep_out_of_sink(job, out)
+    return transfer.backup(job.state.store or "", job.plan, out, progress).run_id
+
+
+def _keep_out_of_sink(job: Job, out: Path) -> None:
+    folder = job.sink.folder
+    if folder is not None and folder.resolve() in out.resolve().parents:
+        raise PolicyError("backup", "lies in the folder of the releases", "keep it elsewhere")
+
+
+def restore(
+    job: Job, file: Path, replace: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Put a backup in place; the next run replays its input and compares with the sink.
+
+    Raises: see `state.transfer.restore`; PolicyError: the backup was begun with another key.
+    """
+    new, aside = transfer.restore(
+        job.state.store or "",
+        job.plan,
+        file,
+        replace=replace,
+        confirm=lambda identity: _same_key(job, identity),
+        progress=progress,
+    )
+    return {"run_id": new.run_id, "epoch": new.epoch, "kept": aside and str(aside)}
+
+
+def _same_key(job: Job, identity: RunIdentity) -> None:
+    with key_source(job).of_run(identity.run_id, identity.key_fingerprint).ring():
+        """Another key is refused."""
+
+
+def abandon(
+    job: Job,
+    file: Path,
+    now: str | None = None,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Put a backup in place whose input since then cannot be replayed: give up what is open.
+
+    Windows that begin before ``now`` get no further release, all units of the backup count as
+    exhausted, records stamped up to ``now`` as decided.  The run goes on in a new epoch, with
+    fresh noise, and is charged a second time before that.
+
+    Args:
+        now: an instant after everything that any run of this store has read or released; default
+            for a stream without end: the wall clock.
+
+    Raises:
+        UsageError: ``now`` is missing for a bounded source, whose input can be replayed.
+        PolicyError: the ledger's limit forbids the second spend.
+        Else as `state.transfer.restore`.
+    """
+    line = job.plan.timeline
+    if now is None and line.end is not None:
+        raise UsageError(
+            "now",
+            "is required: the job's files can be read again, so a plain restore loses nothing",
+            "restore without --abandon; if the input is gone, give an instant after all it held",
+        )
+    instant = time.time_ns() // 1000 if now is None else instant_micros("now", now)
+    begun = functools.cache(_in_next_epoch(job))
+
+    def confirm(old: RunIdentity) -> None:
+        _same_key(job, old)
+        charge_restored(job, begun(old))
+
+    new, aside = transfer.restore(
+        job.state.store or "",
+        job.plan,
+        file,
+        replace=replace,
+        confirm=confirm,
+        change=begun,
+        abandon=lambda store: _given_up(job, store, instant),
+        progress=progress,
+    )
+    return {
+        "run_id": new.run_id,
+        "epoch": new.epoch,
+        "kept": aside and str(aside),
+        "charged": job.ledger is not None,
+        **spent(job, new),
+    }
+
+
+def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
+    """A backup's identity -> that of the store which goes on from it with the job's input.
+
+    Units count from the backup on, so whatever epoch was begun since is spent.
+    """
+    parts = input_of(job).identity()
+    with key_source(job).ring() as ring:
+        source = ring.source_fingerprint(parts)
+
+    def begun(old: RunIdentity) -> RunIdentity:
+        epoch = 1 + max(old.epoch, begun_epoch(job, old.run_id), _epoch_in_place(job, old.run_id))
+        return msgspec.structs.replace(old, epoch=epoch, source_fingerprint=source)
+
+    return begun
+
+
+def _epoch_in_place(job: Job, run_id: str) -> int:
+    """Epoch of the run's store that is to be replaced, where no ledger tells whether it has begun;
+    -1: there is none, or it cannot be read."""
+    url = job.state.store or ""
+    if job.ledger is not None or not stores.exists(url):
+        return -1
+    try:
+        there = stores.identity_of(url, job.plan)
+    except DpstreamError:
+        return -1
+    return there.epoch if there.run_id == run_id else -1
+
+
+def _given_up(job: Job, store: Store, instant: int) -> Abandon:
+    """Everything up to the instant, and never less than the backup or the sink knows of."""
+    line, shards = job.plan.timeline, range(store.identity.shards)
+    cuts = [int(line.cut_of(np.array([instant]))[0]), store.marks.abandoned]
+    cuts += [store.unit_progress(shard).reach for shard in shards]
+    cuts += [line.base(window) + trigger for window, _, trigger in store.progress()]
+    cuts += [line.base(window) + trigger for window, trigger, _ in sink_of(job).published()]
+    return Abandon(max(1, *cuts), job.plan.privacy.contributions)
+
+
+def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
+    """What all epochs of a run cost together: epochs draw their noise afresh, so they compose."""
+    plan, epochs = job.plan, identity.epoch + 1
+    budget = calibrated(plan, identity.calibration).budget
+    thresholds = plan.privacy.contributions * budget.b
+    mu = math.sqrt(epochs) * budget.mu * (1 + 1e-15)
+    gaussian = plan.privacy.delta - thresholds
+    return {
+        "epochs": epochs,
+        "mu": mu,
+        "epsilon": epsilon_of(mu, gaussian),
+        "delta": gaussian + epochs * thresholds,
+    }
+
+
+def reshard(job: Job, shards: int, progress: Progress | None = None) -> str | None:
+    """Spread the job's store over other shards; returns where the old one is kept, if it is a file.
+
+    Raises: see `state.transfer.reshard`.
+    """
+    if not 1 <= shards <= MAX_SHARDS:
+        raise UsageError("shards", f"must be a whole number from 1 to {MAX_SHARDS}", "correct it")
+    kept = transfer.reshard(job.state.store or "", job.plan, shards, progress)
+    return None if kept is None else str(kept)

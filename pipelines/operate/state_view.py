@@ -1,0 +1,141 @@
+"""What a job's store holds, and its committed releases again: the outbox is the release.
+
+Progress and the run's identity are public; sizes of state tell about how many units and keys
+there are, so they are for the operator only.  Exported releases are the bytes that the run's
+own sink got or will get, so a lost sink can be written again.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.begin import begun_epoch, key_source
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.restored import publish_committed
+from dpstream.pipelines.connectors.run_manifest import check_sink, write_manifest
+from dpstream.pipelines.connectors.sink import Sink, sink_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import FileKind
+from dpstream.pipelines.stream import Progress
+from dpstream.state import open as stores
+from dpstream.state.retention import reached, settled_cut
+from dpstream.state.store import Store
+
+
+def open_job_store(job: Job) -> Store:
+    """The job's store, opened for reading what is committed.
+
+    Raises:
+        UsageError: there is none; PolicyError: it belongs to another plan.
+    """
+    url = job.state.store or ""
+    if not stores.exists(url):
+        raise UsageError("state.store", "holds no run yet", "run the job, or correct state.store")
+    return stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
+
+
+def info(job: Job, operator: bool = False) -> dict[str, Any]:
+    """Identity and progress by window of a job's store; all of it public.
+
+    Args:
+        operator: add ``operator_only``: sizes by part and window, which are private.
+
+    Raises:
+        UsageError: there is no store; PolicyError: it belongs to another plan.
+    """
+    try:
+        store = open_job_store(job)
+        identity, line, marks = store.identity, job.plan.timeline, store.marks
+        done = store.completed(identity.shards)
+        found = {
+            "run_id": stamped_run_id(job.plan, identity),
+            "epoch": identity.epoch,
+            "plan_hash": identity.plan_hash,
+            "shards": identity.shards,
+            "windows": None if line.end is None else line.windows,
+            "triggers": line.triggers,
+            "complete": marks.dropped + sum(t == line.triggers for t in done.values()),
+            "committed": {str(w): trigger for w, trigger in sorted(done.items())},
+            "settled_cut": settled_cut(line, reached(store, line).complete),
+            "dropped": marks.dropped,
+            "abandoned": marks.abandoned,
+            "restoring": store.restoring,
+        }
+        return found | {"operator_only": _sizes(job, store)} if operator else found
+    finally:
+        stores.close_all()
+
+
+def _sizes(job: Job, store: Store) -> dict[str, Any]:
+    """Bytes of the embedded store's files (a database service tells its own), and of parts."""
+    path = job.state.path
+    files = [] if path is None else [Path(f"{path}{side}") for side in ("", "-wal", "-shm")]
+    size = sum(p.stat().st_size for p in files if p.exists())
+    return {"bytes": size or None, "parts": [part._asdict() for part in store.parts()]}
+
+
+def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
+    """Write every committed release of all shards to a folder; returns how many.
+
+    Writing the same content again changes nothing; other content is refused.
+
+    Raises:
+        UsageError: there is no store; PolicyError: another plan or key, or a published value
+            would change.
+    """
+    try:
+        run = store_run(job)
+        try:
+            sink = FileSink(folder, kind, job.sink.guarded)
+            return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
+        finally:
+            run.destroy_keys()
+    finally:
+        stores.close_all()
+
+
+def publish(job: Job, progress: Progress | None = None) -> int:
+    """Write every committed release of all shards to the job's own sink; returns how many.
+
+    What is there already stays as it is: for a sink that was emptied, or that is a new one.
+
+    Raises:
+        UsageError: there is no store; PolicyError: another plan or key, a sink that is not the
+            run's, or a store that has still to be compared with what is published.
+    """
+    try:
+        run = store_run(job)
+        try:
+            with contextlib.closing(sink_of(job, run)) as sink:
+                _refuse_behind(job, run, sink)
+                check_sink(run, sink)
+                return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
+        finally:
+            run.destroy_keys()
+    finally:
+        stores.close_all()
+
+
+def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
+    """A store that may lack what is published says nothing about what should be."""
+    store = run.open()
+    if store.restoring and (sink.used() or not sink.readable):
+        raise PolicyError(
+            "state.store", "was restored, and has not caught up with what is published",
+            "run the job: it compares, and publishes what is missing",
+        )  # fmt: skip
+    if not sink.readable and begun_epoch(job, run.run_id) > store.identity.epoch:
+        raise PolicyError(
+            "state.store", "is older than its run, which goes on in a later epoch",
+            "use the store that goes on",
+        )  # fmt: skip
+
+
+def store_run(job: Job) -> Run:
+    """The run of a job's store; its key is checked where it is used."""
+    identity = open_job_store(job).identity
+    keys = key_source(job).of_run(identity.run_id, identity.key_fingerprint)
+    return Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)

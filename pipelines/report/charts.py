@@ -1,0 +1,177 @@
+"""Pictures of the report: SVG for use inside HTML, the same bytes for the same numbers.
+
+No text of a job or of a key enters a picture: the page puts it beside them, escaped.  Colours
+are variables of the page's style sheet, so that one picture serves light and dark.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib import dates
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from dpstream.pipelines.report.text import human
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+#: Colours there are; further lines repeat them, dashed.
+COLOURS = 6
+#: Two-sided 95 % of a normal error.
+WIDTH = 1.96
+#: Points of one line; further ones are replaced by the least and largest of their neighbours.
+LINE_POINTS = 1200
+_INK, _FAINT = "#010203", "#040506"
+_SERIES = [f"#0a0b{i:02x}" for i in range(COLOURS)]
+_VARIABLES = {
+    _INK: "currentColor",
+    _FAINT: "var(--faint)",
+    **{c: f"var(--s{i})" for i, c in enumerate(_SERIES)},
+}
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.use_mathtext": False,
+    "timezone": "UTC",
+}
+
+
+class Picture(NamedTuple):
+    """An SVG element, and what it shows in words (which the SVG bears too)."""
+
+    svg: str
+    words: str
+
+
+class Line(NamedTuple):
+    """One line of a chart."""
+
+    name: str
+    values: Float64
+
+
+def lines(name: str, series: Sequence[Line], words: str, across: str, up: str) -> Picture:
+    """Values by trigger, 1 .. T; the height is logarithmic where the values need it."""
+    figure, axes = _axes(6.4, 2.9)
+    values = np.concatenate([line.values for line in series])
+    for index, line in enumerate(series):
+        x = _kept(line.values)
+        dash = "-" if index < COLOURS else "--"
+        mark = "o" if len(x) <= 40 else ""
+        colour = _SERIES[index % COLOURS]
+        axes.plot(x + 1, line.values[x], dash, marker=mark, ms=3, lw=1.4, color=colour)
+    if len(values) and values.min() > 0 and values.max() > 20 * values.min():
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=min(0.0, float(values.min()) if len(values) else 0.0))
+    _numbers(axes, across, up)
+    return Picture(_svg(figure, name, words), words)
+
+
+def swatches(count: int) -> list[str]:
+    """Classes of the legend's marks, in the order of `lines`."""
+    return [f"s{i % COLOURS}{' dashed' if i >= COLOURS else ''}" for i in range(count)]
+
+
+def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Picture:
+    """Numbers of keys: a stair without its risers, or points when they are few."""
+    figure, axes = _axes(5.2, 2.5)
+    kept = _kept(values.astype(np.float64))
+    few = len(kept) <= 60
+    axes.plot(at[kept], values[kept], "-", marker="o" if few else "", ms=3, color=_SERIES[0])
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _numbers(axes, across, "keys")
+    return Picture(_svg(figure, name, words), words)
+
+
+def band(name: str, when: Sequence[datetime], values: Float64, sds: Float64, words: str) -> Picture:
+    """One key's released values over a window, +-1.96 sd."""
+    figure, axes = _axes(3.6, 2.2)
+    low, high = values - WIDTH * sds, values + WIDTH * sds
+    axes.fill_between(when, low, high, color=_SERIES[0], alpha=0.22, lw=0)
+    few = len(when) <= 60
+    axes.plot(when, values, "-", marker="o" if few else "", ms=2.5, lw=1.2, color=_SERIES[0])
+    if len(when) <= 2:  # a band between so few points cannot be seen
+        axes.errorbar(when, values, WIDTH * sds, fmt="none", color=_SERIES[0], lw=1.2, capsize=3)
+    locator = dates.AutoDateLocator(minticks=2, maxticks=5)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
+    return Picture(_svg(figure, name, words), words)
+
+
+def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Picture:
+    """sd/|value| against |value|, both logarithmic; the dashed line is noise as large as value."""
+    figure, axes = _axes(5.2, 3.2)
+    size = np.abs(values)
+    axes.plot(size, sds / size, "o", ms=3, color=_SERIES[0], alpha=0.55, mew=0)
+    axes.axhline(1.0, ls="--", lw=1, color=_SERIES[1])
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    _numbers(axes, "released value (size)", "sd / value")
+    return Picture(_svg(figure, name, words), words)
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Any]:
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.add_subplot()
+
+
+def _numbers(axes: Any, across: str, up: str) -> None:
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _kept(values: Float64) -> Int64:
+    """Positions to draw: all, or of each stretch its least and largest value."""
+    if len(values) <= LINE_POINTS:
+        return np.arange(len(values))
+    edges = np.linspace(0, len(values), LINE_POINTS // 2 + 1).astype(np.int64)[:-1]
+    stretch = np.repeat(np.arange(len(edges)), np.diff(edges, append=len(values)))
+    order = np.lexsort((values, stretch))
+    last = np.append(edges[1:], len(values)) - 1
+    return np.unique(np.concatenate([order[edges], order[last], [0, len(values) - 1]]))
+
+
+def _svg(figure: Figure, name: str, words: str) -> str:
+    """The figure as an SVG element: ids of its own, no metadata, no size but its shape."""
+    buffer = BytesIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
+    text = buffer.getvalue().decode("utf-8")
+    view = re.search(r'viewBox="([^"]*)"', text)
+    assert view is not None
+    text = text[text.index(">", text.index("<svg")) + 1 :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
+    # Several pictures share one page: their ids must not meet.
+    text = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    text = re.sub(r"\s*\n\s*", " ", text).strip()
+    return f'<svg role="img" aria-label="{escape(words)}" viewBox="{view[1]}">{text}'

@@ -1,0 +1,152 @@
+"""Words and figures of the report: numbers for people, keys that can be anything, settings."""
+
+import unicodedata
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpstream.accounting.figures import duration, exact, up
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.pipelines.jobs.job import Job
+
+#: Characters of a key that are shown; the rest is counted.
+KEY_CHARACTERS = 60
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def human(number: float | None) -> str:
+    """Three significant digits, thousands separated: ``12,346``, ``4.57``, ``1e-9``."""
+    if number is None or not np.isfinite(number):
+        return "–"
+    size = abs(number)
+    if size == 0:
+        return "0"
+    if size < 1e-3 or size >= 1e12:
+        digits, exponent = f"{number:.2e}".split("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+    if size < 1:
+        return f"{number:.3g}"
+    places = 0 if size >= 100 else 1 if size >= 10 else 2
+    text = f"{number:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def human_up(number: float | None) -> str:
+    """``human`` of a figure of the guarantee: never below itself."""
+    return human(number if number is None else float(up(number, 3)))
+
+
+def percent(part: float) -> str:
+    """A share: ``12.3 %``."""
+    return f"{100 * part:.1f} %"
+
+
+def visible(text: str, most: int = KEY_CHARACTERS) -> str:
+    """Arbitrary text as one safe line: control and direction marks as escapes, long text cut.
+
+    Escaping for HTML is the template's; this is for what HTML cannot show.
+    """
+    cut = text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return "".join(
+        f"\\u{ord(char):04x}" if unicodedata.category(char) in hidden else char for char in cut
+    )
+
+
+def key_label(row: dict[str, Any], names: list[str]) -> str:
+    """The key of a row in one line; bytes as hex digits, an empty text by its name."""
+    return " · ".join(_component(row[name]) for name in names)
+
+
+def _component(value: Any) -> str:
+    if isinstance(value, bytes):
+        return visible(f"0x{value.hex()}")
+    return visible(str(value)) or "(empty text)"
+
+
+def instant(micros: int) -> str:
+    """A time in UTC, without what is zero."""
+    try:
+        moment = moment_of(micros)
+    except OverflowError:
+        return f"{micros} µs"
+    if moment.time() == datetime.min.time():
+        return f"{moment:%Y-%m-%d} UTC"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC".replace(":00 UTC", " UTC")
+
+
+def moment_of(micros: int) -> datetime:
+    """The datetime of micros since the epoch.
+
+    Raises:
+        OverflowError: no such date in Python's calendar.
+    """
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def window_name(line: Timeline, window: int) -> str:
+    """``2013-01-01 05:00 UTC to 2013-01-08 05:00 UTC``."""
+    begin, end = line.window_bounds(window)
+    return f"{instant(begin)} to {instant(end)}"
+
+
+def settings(job: Job) -> list[tuple[str, str]]:
+    """(name, value) of every setting that is public.
+
+    Paths of key, state, ledger and releases are the operator's and stay out, and so does an
+    insecure test key: it would take the noise off.
+    """
+    plan = msgspec.to_builtins(job.plan)
+    rows = [
+        ("source", plan["source"]),
+        ("stamp", plan["stamp"]),
+        ("unit", _field(plan["unit"])),
+        ("key", ", ".join(_field(f) for f in plan["key"])),
+        ("public keys", plan["public_keys"] or "none: keys are selected privately"),
+        ("event time", plan["event_time"]),
+    ]
+    for aggregate in plan["aggregates"]:
+        rows += [
+            (f"aggregate {aggregate['name']}: {name}", value)
+            for name, value in aggregate.items()
+            if name != "name" and value is not None
+        ]
+    rows += [(f"time.{k}", _time(k, v)) for k, v in plan["timeline"].items()]
+    rows += [(f"privacy.{k}", v) for k, v in plan["privacy"].items()]
+    rows += [
+        ("privacy key", "INSECURE: fixed for tests" if job.insecure else "a secret key file"),
+        ("sink.kind", job.sink.kind),
+        ("state.shards", job.state.shards),
+        ("performance.batch_rows", job.performance.batch_rows),
+        ("performance.look_ahead", job.performance.look_ahead),
+        ("mechanism version", plan["mechanism_version"]),
+    ]
+    if job.ledger is not None:
+        limit = job.ledger.limit
+        rows += [
+            ("ledger.data_set", job.ledger.data_set),
+            ("ledger.limit", f"epsilon {exact(limit.epsilon)}, delta {exact(limit.delta)}"),
+        ]
+    return [(name, _plain(value)) for name, value in rows]
+
+
+def _field(field: dict[str, Any]) -> str:
+    return f"{field['column']} ({field['type']})"
+
+
+def _time(name: str, micros: int | None) -> str | None:
+    if micros is None:
+        return None
+    return instant(micros) if name in ("start", "end") else duration(micros)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_plain(v) for v in value)
+    return exact(value) if isinstance(value, float) else str(value)

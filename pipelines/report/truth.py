@@ -1,0 +1,201 @@
+"""The releases held against raw records: exact, NOT private, for public data only.
+
+The records go through the job's own door (types, times, clamps), so "true" means: of all usable
+records of a window up to the trigger it has come to, before a unit's contributions are bounded.
+An error therefore holds the noise and what bounding leaves out.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
+from dpstream.dp_transforms.bounding import Batch, expand, open_windows
+from dpstream.dp_transforms.ingest.records import (
+    Canonicaliser,
+    canonical_public_keys,
+    public_key_ids,
+)
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.files.recorded import named_by, recorded
+from dpstream.pipelines.connectors.files.source import groups, read_group
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.report.data import Findings, Inventory, floats, newest
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+#: Rows of partial sums held before they are summed up.
+_HELD_ROWS = 2_000_000
+#: True records of a key from which it is in the next group: 0, 1, 10, 100, ...
+_DECADES = np.concatenate([[0], 10 ** np.arange(0, 13)])
+
+
+class Decade(NamedTuple):
+    """Keys of one size.
+
+    Attributes:
+        low, high: true records of a key in a window, from and to.
+        keys: (window, key) pairs of this size; ``released``: those of them with a release.
+        errors: published column -> median distance of the newest release from the truth.
+    """
+
+    low: int
+    high: int
+    keys: int
+    released: int
+    errors: dict[str, float | None]
+
+
+def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> list[Decade]:
+    """Errors and share of released keys by the true size of a key.
+
+    Raises:
+        UsageError: the pattern matches no file, or a column is missing.
+        RunError: a file cannot be read.
+    """
+    job, line = recorded(job, str(pattern.absolute()), "--truth"), job.plan.timeline
+    # What no release covers yet counts nowhere; a stream without end has no last window.
+    last = int(findings.windows.max(initial=0)) if line.end is None else line.windows - 1
+    upto = np.zeros(last + 1, np.int64)
+    upto[findings.windows] = findings.last_trigger
+    totals = _totals(job, upto).sort_by("window")
+    windows, parts = totals["window"].to_numpy(), []
+    for window, group in found.by_window():
+        begin, end = np.searchsorted(windows, (window, window + 1))
+        shown = pa.concat_tables(newest(job.plan, group))
+        mine = totals.slice(begin, end - begin).drop_columns(["window"])
+        parts.append(_beside(job.plan, mine, shown))
+    return _decades(job.plan, pa.concat_tables(parts)) if parts else []
+
+
+def _totals(job: Job, upto: Int64) -> pa.Table:
+    """``window``, key, ``_n`` records, sums ``_v*`` and ``_units`` of every (window, key).
+
+    Names of the job's own columns never begin with "_".
+    """
+    plan = job.plan
+    names = ["window", *(f.name for f in key_fields(plan))]
+    groups = names + ["unit"] * (plan.units_aggregate is not None)
+    held, rows, limit = [_no_totals(plan, groups)], 0, _HELD_ROWS
+    for every in _pairs(job):
+        pairs = every.filter(pc.less(every["window"], len(upto)))
+        open_ = pc.less_equal(pairs["leaf"], pa.array(upto[numbers(pairs["window"])]))
+        ones = pa.array(np.ones(pairs.num_rows, np.int64))
+        part = pa.Table.from_batches([pairs]).append_column("_n", ones).filter(open_)
+        part = part.rename_columns({name: f"_{name}" for name in value_columns(plan)})
+        held.append(_summed(part, groups, held[0].schema))
+        rows += held[-1].num_rows
+        if rows > limit:
+            held = [_summed(pa.concat_tables(held), groups, held[0].schema)]
+            rows = held[0].num_rows
+            limit = max(_HELD_ROWS, 2 * rows)
+    whole = _summed(pa.concat_tables(held), groups, held[0].schema)
+    if plan.units_aggregate is None:
+        return whole
+    units = whole.append_column("_units", pa.array(np.ones(whole.num_rows, np.int64)))
+    schema = pa.schema([f for f in units.schema if f.name != "unit"])
+    return _summed(units.drop_columns(["unit"]), names, schema)
+
+
+def _no_totals(plan: Plan, groups: list[str]) -> pa.Table:
+    fields = [f for f in admitted_schema(plan) if f.name in groups]
+    sums = [pa.field(name, pa.int64()) for name in _sums(plan)]
+    return pa.schema([*fields, *sums]).empty_table()
+
+
+def _sums(plan: Plan) -> list[str]:
+    return ["_n", *(f"_{name}" for name in value_columns(plan))]
+
+
+def _summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
+    sums = [name for name in schema.names if name not in groups]
+    grouped = table.group_by(groups).aggregate([(name, "sum") for name in sums])
+    return grouped.rename_columns([*groups, *sums]).select(schema.names).cast(schema)
+
+
+def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
+    """(record, window) pairs of all usable records, late ones left out; none is bounded."""
+    plan, door = job.plan, _door(job)
+    for batch in _batches(job):
+        records, _ = door(batch)
+        everything = Batch(plan, records)
+        leaf_cut = np.maximum(everything.event_cut, everything.cut)
+        _, everything.pairs = open_windows(plan.timeline, everything.event_cut, leaf_cut)
+        yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
+
+
+def _door(job: Job) -> Canonicaliser:
+    """The job's own; unit ids only tell units apart here, so any key of its own will do."""
+    ring, public = KeyRing(bytes(32)), None
+    if job.plan.public_keys is not None:
+        table = canonical_public_keys(job.plan, read_public_keys(job))
+        public = public_key_ids(job.plan, ring, table)
+    return Canonicaliser(job.plan, ring, public)
+
+
+def _batches(job: Job) -> Iterator[pa.RecordBatch]:
+    with named_by("--truth"):
+        for group in groups(job):
+            for found in read_group(group, job.columns, job.performance.batch_rows):
+                if isinstance(found, pa.RecordBatch):
+                    yield found
+
+
+def _beside(plan: Plan, totals: pa.Table, shown: pa.Table) -> pa.Table:
+    """``_n``, ``_released`` and each column's distance from the truth, one row a key."""
+    names = [f.name for f in key_fields(plan)]
+    marked = shown.append_column("_released", pa.array(np.ones(shown.num_rows, np.bool_)))
+    both = totals.join(marked, keys=names, join_type="full outer")
+    columns: dict[str, Any] = {
+        "_n": pc.fill_null(both["_n"], 0),
+        "_released": pc.fill_null(both["_released"], False),
+    }
+    for aggregate in plan.aggregates:
+        distance = np.abs(floats(both[aggregate.name]) - _true(plan, aggregate, both))
+        columns[aggregate.name] = pa.array(distance)
+    return pa.table(columns)
+
+
+def _true(plan: Plan, aggregate: Aggregate, table: pa.Table) -> Float64:
+    """The column's exact values; a mean over nothing is NaN."""
+    records = floats(pc.fill_null(table["_n"], 0))
+    if aggregate.kind == "count":
+        return records
+    if aggregate.kind == "units":
+        return floats(pc.fill_null(table["_units"], 0))
+    index, stream = next(
+        (i, s)
+        for i, s in enumerate(plan.value_streams)
+        if s.column is not None and s.name == aggregate.name
+    )
+    total = floats(pc.fill_null(table[f"_v{index}"], 0)) + stream.mid * records
+    if aggregate.kind == "sum":
+        return total * stream.grid
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(total / records * stream.grid)
+
+
+def _decades(plan: Plan, table: pa.Table) -> list[Decade]:
+    size, released = floats(table["_n"]), np.asarray(table["_released"])
+    group = np.searchsorted(_DECADES, size, side="right") - 1
+    out = []
+    for at in np.unique(group):
+        mine = group == at
+        errors = {a.name: _median(floats(table[a.name])[mine & released]) for a in plan.aggregates}
+        low = int(_DECADES[at])
+        high = 10 * low - 1 if low else 0
+        out.append(Decade(low, high, int(mine.sum()), int((mine & released).sum()), errors))
+    return out
+
+
+def _median(distances: Float64) -> float | None:
+    known = distances[np.isfinite(distances)]
+    return float(np.median(known)) if len(known) else None

@@ -1,0 +1,312 @@
+"""What a stated load needs: workers, shards, database and cost, from measured per-core rates.
+
+Pure: a function of the job, the load and tables of figures (`pipelines.scale.rates`).  All of
+it is an upper estimate where the truth depends on the data: as many distinct keys and units a
+trigger as the load allows, spread evenly.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import DECODE_BITS, MAX_SHARDS, MICROS_PER_SECOND
+from dpstream.accounting.plan.plan import Plan
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.scale.rates import PRICES, RATES, SPANNER, WORKER_BUSY, Figure
+from dpstream.pipelines.scale.shards import shards_for
+
+DAY_SECONDS, HOURS_A_MONTH, GIB = 86_400, 730, 1 << 30
+#: Rows a step should have at least on one machine: below it start-up of a step is what costs.
+ROWS_A_STEP = 1_500
+#: Bytes of a Spanner row beside its content, of a key's state and of an id in it.
+ROW_BYTES, STATE_BYTES, ID_BYTES, RECORD_BYTES = 60, 80, 16, 24
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A stated load; all of it public by being stated.
+
+    Attributes:
+        keys: distinct keys of a window.
+        records_per_day: records of an average day.
+        units: distinct units of a window; ``None``: as many as records.
+        peak: records of the busiest trigger over those of an average one.
+        published_keys: keys published at a trigger; ``None``: the most that can be selected.
+        within_seconds: how soon after a cut its releases must be out; ``None``: one interval.
+        worker_vcpus, worker_gib: size of a worker.
+    """
+
+    keys: int
+    records_per_day: int
+    units: int | None = None
+    peak: float = 2.0
+    published_keys: int | None = None
+    within_seconds: float | None = None
+    worker_vcpus: int = 2
+    worker_gib: float = 7.5
+
+    def check(self) -> "Load":
+        """Refuse what is no load; returns itself."""
+        least = {"keys": 1, "records-per-day": 1, "units": 1, "peak": 1, "published-keys": 0}
+        for name, low in least.items():
+            value = getattr(self, name.replace("-", "_"))
+            if value is not None and not low <= value < math.inf:
+                raise UsageError(f"--{name}", f"must be at least {low}", "correct it")
+        if self.within_seconds is not None and not 0 < self.within_seconds < math.inf:
+            raise UsageError("--within", "must be a positive duration", "write e.g. '60s'")
+        return self
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """What the load comes to, and what it needs; counts are of an average trigger unless named.
+
+    Attributes:
+        interval: seconds between triggers; within: seconds to finish a trigger's steps.
+        records, keys_changed, units_changed: of an average trigger, in all open windows.
+        keys_published: rows of its releases at most; those without new data are read, and
+            written with the release alone.
+        shards: for ``state.shards``; rows_a_step: records of a (shard, trigger).
+        key_writes, unit_writes: rows a second over the whole interval.
+        peak_records, peak_writes, peak_reads: a second, in the time allowed, at the busiest
+            trigger.
+        vcpus: busy cores at the peak by part; workers: to have them.
+        store: ``sqlite`` or ``spanner``; nodes, state_gib: of the database.
+        cost: dollars a month by part.
+        warnings: what does not fit.
+    """
+
+    interval: float
+    within: float
+    records: int
+    keys_changed: int
+    units_changed: int
+    keys_published: int
+    shards: int
+    rows_a_step: int
+    key_writes: int
+    unit_writes: int
+    peak_records: int
+    peak_writes: int
+    peak_reads: int
+    vcpus: dict[str, float]
+    workers: int
+    store: str
+    nodes: int
+    state_gib: float
+    cost: dict[str, float]
+    warnings: tuple[str, ...]
+
+
+def distinct(of: float, draws: float) -> float:
+    """Expected distinct ones among uniform draws: no distribution gives more."""
+    return float(-of * np.expm1(-draws / of))
+
+
+def most_selected(plan: Plan, records: float, keys: float) -> float:
+    """Keys that records of one window can lift above the lowest threshold: at most about
+    records / threshold, all of them with public keys."""
+    budget = allocate(plan)
+    if budget.tau is None or budget.statistic is None:
+        return keys
+    lowest = float(np.min(budget.tau)) / (1 << DECODE_BITS) / budget.statistic.alone
+    return min(keys, records / max(1.0, lowest))
+
+
+def estimate(
+    job: Job,
+    load: Load,
+    rates: dict[str, Figure] | None = None,
+    prices: dict[str, Figure] | None = None,
+) -> Estimate:
+    """The estimate of a job under a load.
+
+    Raises:
+        UsageError: not a load.
+    """
+    load.check()
+    rates, prices = rates or RATES, prices or PRICES
+    line = job.plan.timeline
+    interval = line.trigger_every / MICROS_PER_SECOND
+    within = min(interval, load.within_seconds or interval)
+    windows = line.windows_per_record
+    of_window = load.records_per_day * (line.window / MICROS_PER_SECOND / DAY_SECONDS)
+    records = load.records_per_day * interval / DAY_SECONDS
+    pairs = records * windows
+    keys = windows * distinct(load.keys, records)
+    units = records if load.units is None else distinct(load.units, records)
+    published = load.published_keys
+    if published is None:
+        published = math.floor(windows * most_selected(job.plan, of_window, load.keys))
+    spanner = job.state.path is None
+    busiest = windows * distinct(load.keys, load.peak * records)
+    shards = _shards(job, busiest, pairs, spanner)
+    peak_records, peak_pairs = (load.peak * n / within for n in (records, pairs))
+    peak_writes = load.peak * (units + keys) / within
+    peak_reads = peak_writes + max(0.0, published - keys) / within
+    vcpus = {"pipeline": (peak_records + peak_pairs) / 2 / rates["pipeline_records"].value}
+    if spanner:
+        vcpus |= _distributed(peak_records + peak_pairs, peak_writes + peak_reads, rates)
+    busy = sum(vcpus.values()) / WORKER_BUSY.value
+    workers = max(1, math.ceil(busy / load.worker_vcpus)) if spanner else 1
+    gib = _state_gib(job, load, of_window, rates, spanner)
+    nodes = _nodes(peak_writes, peak_reads, gib) if spanner else 0
+    return Estimate(
+        interval=interval,
+        within=within,
+        records=round(pairs),
+        keys_changed=round(keys),
+        units_changed=round(units),
+        keys_published=published,
+        shards=shards,
+        rows_a_step=round(pairs / shards),
+        key_writes=round(keys / interval),
+        unit_writes=round(units / interval),
+        peak_records=round(peak_records),
+        peak_writes=round(peak_writes),
+        peak_reads=round(peak_reads),
+        vcpus={name: round(value, 2) for name, value in vcpus.items()},
+        workers=workers,
+        store="spanner" if spanner else "sqlite",
+        nodes=nodes,
+        state_gib=round(gib, 2),
+        cost=_cost(load, workers, nodes, gib, prices) if spanner else {},
+        warnings=tuple(_warnings(job, load, busy, of_window * windows, rates, spanner)),
+    )
+
+
+def _distributed(moved: float, rows: float, rates: dict[str, Figure]) -> dict[str, float]:
+    """Cores of what several workers and a database add: rows a second that are moved, and that
+    are read and written (measured with two rows read and two written a record)."""
+    return {
+        "shuffle": moved / rates["shuffle_rows"].value,
+        "database_client": rows / 4 / rates["spanner_records"].value,
+    }
+
+
+def _shards(job: Job, busiest: float, pairs: float, spanner: bool) -> int:
+    """Spanner: a power of two that keeps the busiest step in one commit, so that it can be
+    doubled; one machine: few, with steps that are worth their start."""
+    if not spanner:
+        return max(1, min(4, int(pairs // ROWS_A_STEP)))
+    need = shards_for(job, math.ceil(busiest))
+    return min(MAX_SHARDS, 1 << (need - 1).bit_length())
+
+
+def _state_gib(
+    job: Job, load: Load, of_window: float, rates: dict[str, Figure], spanner: bool
+) -> float:
+    """State of the open windows (one that closes is dropped) and of all units."""
+    windows = job.plan.timeline.windows_per_record
+    if not spanner:
+        return of_window * windows * rates["sqlite_bytes"].value / GIB
+    streams = 8 * len(job.plan.value_streams)
+    text = 16 * len(job.plan.key)
+    keys = windows * distinct(load.keys, of_window) * (ROW_BYTES + STATE_BYTES + streams + text)
+    units = min(of_window, load.units or of_window) * (ROW_BYTES + ID_BYTES)
+    return (keys + units + windows * of_window * (ID_BYTES + RECORD_BYTES)) / GIB
+
+
+def _nodes(writes: float, reads: float, gib: float) -> int:
+    """Spanner nodes for rows a second (a node's peaks are of reads or of writes alone) and size."""
+    busy = writes / SPANNER["node_writes"].value + reads / SPANNER["node_reads"].value
+    for_size = math.ceil(gib / 1024 / SPANNER["node_tib"].value)
+    return max(1, math.ceil(busy / SPANNER["node_busy"].value), for_size)
+
+
+def _cost(
+    load: Load, workers: int, nodes: int, gib: float, prices: dict[str, Figure]
+) -> dict[str, float]:
+    """Dollars a month of workers that are always there, of nodes and of storage."""
+    hours = workers * HOURS_A_MONTH
+    cost = {
+        "worker_vcpus": hours * load.worker_vcpus * prices["vcpu_hour"].value,
+        "worker_memory": hours * load.worker_gib * prices["gib_hour"].value,
+        "spanner_nodes": nodes * HOURS_A_MONTH * prices["spanner_node_hour"].value,
+        "spanner_storage": gib * prices["spanner_gib_month"].value,
+    }
+    cost["total"] = sum(cost.values())
+    return {name: round(value, 2) for name, value in cost.items()}
+
+
+def _warnings(
+    job: Job, load: Load, busy: float, open_pairs: float, rates: dict[str, Figure], spanner: bool
+) -> list[str]:
+    out = []
+    if not spanner and busy > 1:
+        out.append("one process is not enough: use a Spanner store and a distributed runner")
+    memory = open_pairs * rates["memory_bytes"].value / GIB
+    if not spanner and memory > load.worker_gib:
+        out.append(
+            f"the state of open windows takes about {memory:,.0f} GiB of memory: use a Spanner "
+            "store, or a larger machine (--worker-gib)"
+        )
+    line = job.plan.timeline
+    if spanner and shards_for(job, math.ceil(_busiest(load, line.trigger_every))) >= MAX_SHARDS:
+        out.append(f"{MAX_SHARDS:,} shards are the most: the busiest steps take several commits")
+    return out
+
+
+def _busiest(load: Load, trigger_every: int) -> float:
+    records = load.records_per_day * trigger_every / MICROS_PER_SECOND / DAY_SECONDS
+    return distinct(load.keys, load.peak * records)
+
+
+def as_dict(
+    found: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
+) -> dict[str, Any]:
+    """The estimate with everything it rests on, for machines."""
+    return {
+        "load": msgspec.to_builtins(load),
+        "estimate": msgspec.to_builtins(found),
+        "figures": {
+            name: figure._asdict()
+            for name, figure in {**rates, **SPANNER, "worker_busy": WORKER_BUSY, **prices}.items()
+        },
+    }
+
+
+def text(found: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]) -> str:
+    """The estimate in words."""
+    spanner = found.store == "spanner"
+    lines = [
+        f"Scale       an estimate for {load.keys:,} keys and {load.records_per_day:,} records"
+        f" a day, a trigger every {_seconds(found.interval)},",
+        f"            {load.peak:g} times the load at the busiest one",
+        f"A trigger   {found.records:,} rows, up to {found.keys_changed:,} keys and"
+        f" {found.units_changed:,} units change,",
+        f"            up to {found.keys_published:,} keys are published",
+        f"Shards      {found.shards:,}: {found.rows_a_step:,} rows a step"
+        + (", one commit each" if spanner else ""),
+        f"Writes      {found.key_writes:,} key rows/s and {found.unit_writes:,} unit rows/s;"
+        f" {found.peak_writes:,}/s at the peak, done in {_seconds(found.within)}",
+        f"Cores       {sum(found.vcpus.values()):.1f} busy at the peak ("
+        + ", ".join(f"{name.replace('_', ' ')} {n:.1f}" for name, n in found.vcpus.items())
+        + ")",
+    ]
+    if spanner:
+        cost = found.cost
+        lines += [
+            f"Workers     {found.workers:,} of {load.worker_vcpus} vCPUs and"
+            f" {load.worker_gib:g} GB",
+            f"Spanner     {found.nodes:,} nodes, {found.state_gib:,.1f} GiB",
+            f"Cost        ${cost['total']:,.0f} a month: workers"
+            f" ${cost['worker_vcpus'] + cost['worker_memory']:,.0f}, Spanner"
+            f" ${cost['spanner_nodes'] + cost['spanner_storage']:,.0f}",
+        ]
+    else:
+        lines.append(f"SQLite      {found.state_gib:,.2f} GiB on disk, one machine")
+    lines += [f"WARNING     {warning}" for warning in found.warnings]
+    used = {**rates, **(SPANNER | prices if spanner else {})}
+    lines += ["From        " + _source(name, figure) for name, figure in used.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g} s"
+
+
+def _source(name: str, figure: Figure) -> str:
+    return f"{name} {figure.value:,g} {figure.unit} ({figure.kind}: {figure.source})"

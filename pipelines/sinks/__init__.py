@@ -1,1 +1,0 @@
-"""Where releases go: files, Kafka, Pub/Sub, BigQuery; each idempotent by release id."""

@@ -1,1 +1,0 @@
-"""Where records come from: files, recordings, folders that grow, Kafka, Pub/Sub."""

@@ -1,0 +1,1 @@
+"""`dpstream choose`: contribution bounds and clamps by a charged mechanism."""

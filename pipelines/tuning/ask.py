@@ -1,0 +1,181 @@
+"""The public side of a choice: what is asked, what it costs, how exact the answer will be.
+
+Nothing here reads a record.  All of it is fixed, and its digest enters the charge and the name
+of every noise node, before anything is drawn.
+"""
+
+import hashlib
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.answer import BIAS, expectation, rule_in_words
+from dpstream.accounting.tuning.question import Column, Design, Question, design
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.tuning import file as choose_file
+
+
+class Request(NamedTuple):
+    """What the person asks; see `accounting.tuning.question.Question` for the figures."""
+
+    job: Path
+    out: Path
+    first: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    quantile: float | None = None
+    cover: float | None = None
+    max_contributions: int = 1000
+    scale: float | None = None
+    tail: float = 0.05
+    values_per_unit: int = 1
+    clamps: bool = False
+    proxy: str | None = None
+    proxy_start: str | None = None
+    resume: str | None = None
+
+
+class Asked(NamedTuple):
+    """A checked request: the job to read with, the public question and its mechanism."""
+
+    request: Request
+    job: Job
+    question: Question
+    design: Design
+    ranges: dict[str, tuple[float, float]]
+
+    @property
+    def private(self) -> bool:
+        """Whether the stream itself is asked."""
+        return self.request.proxy is None
+
+    @property
+    def digest(self) -> str:
+        """128-bit hex digest of everything public about the choice."""
+        parts = msgspec.json.encode((self.question, self.design, self.job.plan.hash))
+        return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """What it costs and what accuracy to expect; public, no data read."""
+        question = self.question
+        return {
+            "how": "private" if self.private else "proxy",
+            "first_micros": question.first,
+            "rule": rule_in_words(question),
+            "bias": BIAS,
+            "epsilon": question.epsilon if self.private else None,
+            "delta": question.delta if self.private else None,
+            "mu": self.design.mu if self.private else None,
+            "histograms": expectation(question, self.design) if self.private else [],
+        }
+
+
+class Outcome(NamedTuple):
+    """What was chosen; all of it is public once it is written."""
+
+    out: str
+    how: str
+    contributions: int
+    clamps: dict[str, tuple[float, float]]
+    notes: tuple[str, ...]
+    run_id: str | None
+    resumed: bool
+
+
+def ask(request: Request) -> Asked:
+    """Check a request without reading a record.
+
+    Raises:
+        UsageError: the job or a figure is not usable, or the budget allows no answer.
+        PolicyError: a private choice without a ledger.
+    """
+    choose_file.check_out(request.job, request.out, request.resume is not None)
+    job, names = choose_file.base_job(request.job, request.clamps)
+    private = request.proxy is None
+    if private and job.source.unbounded:
+        raise UsageError(
+            "source.kind",
+            f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
+            "choose from recorded files with --proxy, or write C and clamps into the job",
+        )
+    if private and (request.first is None or request.epsilon is None):
+        missing = "--first" if request.first is None else "--epsilon"
+        raise UsageError(missing, "is required to choose from the stream itself", "give it")
+    if private:
+        _refuse_uncharged(job)
+    elif request.resume or request.epsilon is not None or request.delta is not None:
+        raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
+    first, horizon = _horizon(request, job.plan)
+    if not 0 < first <= horizon:
+        raise UsageError("--first", "must not exceed the stream or privacy.period", "shorten it")
+    quantile = request.quantile
+    if quantile is None and request.cover is None:
+        quantile = 0.9
+    question = Question(
+        first=first,
+        epsilon=request.epsilon or 0.0,
+        delta=job.plan.privacy.delta if request.delta is None else request.delta,
+        quantile=quantile,
+        cover=request.cover,
+        max_contributions=request.max_contributions,
+        scale=_scale(request.scale, Fraction(horizon, first)),
+        tail=request.tail,
+        values_per_unit=request.values_per_unit,
+        columns=tuple(
+            Column(a.name, *a.grid_bounds()) for a in job.plan.aggregates if a.name in names
+        ),
+    )
+    if quantile is not None and request.cover is not None:
+        raise UsageError("--cover", "excludes --quantile", "give one of the two")
+    allocate(job.plan)  # the widest clamps with C = 1 can be run: so can whatever is chosen
+    widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
+    choose_file.render(request.job, 1, widest, ChoiceConfig())  # or refused before it is paid for
+    ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
+    return Asked(request, job, question, design(question, private), ranges)
+
+
+def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
+    """(first hours, what C has to cover) in micros."""
+    line = plan.timeline
+    first = None if request.first is None else duration_micros("--first", request.first)
+    if line.period is not None or line.end is not None:
+        horizon = line.period or (line.end or 0) - line.start
+        return (horizon if first is None else first), horizon
+    if first is None or request.scale is None:
+        raise UsageError(
+            "privacy.period",
+            "is not set and the stream has no end: nothing says over what time C has to last",
+            f"set a period (recommended{_with_it(plan)}), or give --first and --scale",
+        )
+    return first, first
+
+
+def _with_it(plan: Plan) -> str:
+    """What a period needs besides."""
+    if plan.timeline.slide == plan.timeline.window or not plan.selects:
+        return ""
+    return "; as windows slide and keys are selected, with privacy.periods_share_windows = true"
+
+
+def _scale(given: float | None, default: Fraction) -> str:
+    if given is None:
+        return str(default)
+    if not 0 < given < 1e9:
+        raise UsageError("--scale", "must be positive and finite", "write e.g. 4")
+    return str(Fraction(str(given)))
+
+
+def _refuse_uncharged(job: Job) -> None:
+    if job.ledger is None:
+        raise PolicyError(
+            "ledger",
+            "is required: a choice from the stream's own records is a release and is charged",
+            "add [ledger] with path, data_set and limit, or choose from other data with --proxy",
+        )

@@ -1,0 +1,142 @@
+"""A job's ``[choice]`` against its ledger: a private choice must be charged and unedited.
+
+What a choice released may be used freely; a figure put in its place by hand may have been
+chosen by looking at the data, and then nobody has paid for it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.unit import UnitIdentity, identity_of
+from dpstream.accounting.tuning.answer import Chosen, Receipt
+from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.state.ledger.answers import ChoiceLedger
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.jobs.tables import ChoiceConfig
+
+_AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it wrote"
+
+
+def unit_in_words(plan: Plan) -> str:
+    """The privacy unit as ledgers knew it before they kept its identity; to compare with those."""
+    if plan.timeline.period is None:
+        return f"{plan.unit.column} over the whole stream"
+    return f"{plan.unit.column} per period of {plan.timeline.period / 1e6:g} s"
+
+
+def unit_of(job: "Job") -> UnitIdentity:
+    """The privacy unit as the job's ledger knows it."""
+    return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
+
+
+def chosen_of(job: "Job") -> Chosen | None:
+    """What a plan tells about the job's ``[choice]``."""
+    choice = job.choice
+    if choice is None:
+        return None
+    return Chosen(
+        choice.how,
+        choice.clamps,
+        choice.first or "",
+        choice.run_id or "",
+        choice.epsilon or 0.0,
+        choice.delta or 0.0,
+        choice.mu or 0.0,
+    )
+
+
+def check_choice(job: "Job") -> None:
+    """Refuse figures that were chosen from the data without a charge, as far as can be seen.
+
+    Raises:
+        PolicyError: ``how`` is "data"; or it is "private" and the ledger has no such charge, or
+            the job's figures are not those that were released.
+    """
+    choice = job.choice
+    if choice is None or (choice.how in ("public", "proxy") and not _private_marks(choice)):
+        return
+    if choice.how == "data":
+        raise PolicyError(
+            "choice.how",
+            "figures chosen by looking at the data are a release that nobody has paid for",
+            "run `dpstream choose`, or choose them from public knowledge or other data",
+        )
+    if choice.how != "private":
+        raise PolicyError("choice.how", "was edited: it names a private choice's run", _AGAIN)
+    if job.ledger is None:
+        raise PolicyError("ledger", "is required by a private choice", "name its ledger")
+    receipt = _receipt(job, choice)
+    for field, differs in _differences(job, choice, receipt):
+        if differs:
+            raise PolicyError(field, "differs from what the private choice released", _AGAIN)
+
+
+def _private_marks(choice: "ChoiceConfig") -> bool:
+    marks = (choice.run_id, choice.receipt, choice.question, choice.epsilon, choice.mu)
+    return any(mark is not None for mark in marks)
+
+
+def _receipt(job: "Job", choice: "ChoiceConfig") -> Receipt:
+    """The committed receipt of the job's choice; its charge is in the ledger."""
+    assert job.ledger is not None
+    missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
+    if not Path(job.ledger.path).exists():  # opening would create it
+        raise missing
+    ledger = ChoiceLedger(job.ledger.path, job.ledger.data_set)
+    try:
+        charge = next((c for c in ledger.entries() if c.run_id == choice.run_id), None)
+        found = ledger.receipt(choice.run_id or "")
+    finally:
+        ledger.close()
+    if charge is None or found is None:
+        raise missing
+    text, digest = found
+    receipt = msgspec.json.decode(text, type=Receipt)
+    paid = (charge.epsilon, charge.delta, charge.mu, charge.unit, charge.plan_hash)
+    told = (receipt.epsilon, receipt.delta, receipt.mu, receipt.unit, receipt.question)
+    if paid != told or charge.identity != receipt.identity:
+        raise missing
+    if digest != choice.receipt:
+        raise PolicyError("choice.receipt", "is not the receipt in the ledger", _AGAIN)
+    return receipt
+
+
+def _differences(job: "Job", choice: "ChoiceConfig", receipt: Receipt) -> list[tuple[str, bool]]:
+    plan = job.plan
+    bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.clamp is not None}
+    first = -1 if choice.first is None else duration_micros("choice.first", choice.first)
+    return [
+        ("privacy.contributions", plan.privacy.contributions != receipt.contributions),
+        *(
+            (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
+            for name, low, high in receipt.clamps
+        ),
+        ("choice.clamps", set(choice.clamps) != {name for name, _, _ in receipt.clamps}),
+        ("choice.epsilon", choice.epsilon != receipt.epsilon),
+        ("choice.delta", choice.delta != receipt.delta),
+        ("choice.mu", choice.mu != receipt.mu),
+        ("choice.first", first != receipt.first),
+        ("choice.question", choice.question != receipt.question),
+        ("schema.unit", unit_in_words(plan) != receipt.unit),
+        *_unit_differences(unit_of(job), receipt),
+    ]
+
+
+def _unit_differences(unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:
+    """Fields of the unit that are not those it was chosen for; old receipts have its words only."""
+    if not receipt.identity:
+        return []
+    chosen = UnitIdentity.read(receipt.identity)
+    return [
+        ("ledger.unit", unit.name != chosen.name),
+        ("schema.unit", unit.type != chosen.type),
+        ("privacy.period", unit.period != chosen.period),
+        ("schema.event_time", unit.event_time != chosen.event_time),
+        ("time.start", unit.phase != chosen.phase),
+    ]

@@ -1,0 +1,252 @@
+"""Choose C and clamps for a job: charge, read the first hours, answer once.
+
+The order is the guarantee: the question is fixed from public parts (`pipelines.tuning.ask`);
+run id and charge are committed to the data set's ledger; only then records are read and noise
+is drawn; the answer is committed before it is written.  The same run id says the same again, a
+new one is a new charge.  On proxy data nothing is drawn or charged, and the job is labelled so.
+"""
+
+import glob
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.tuning.answer import Figures, Receipt, read_off, rule_in_words
+from dpstream.accounting.tuning.question import encoder_matrix
+from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from dpstream.dp_transforms.tuning import noisy
+from dpstream.pipelines.begin import key_source, spend_of
+from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps
+from dpstream.pipelines.connectors.files.recorded import named_by, recorded
+from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.tuning import file as choose_file
+from dpstream.pipelines.tuning.ask import Asked
+from dpstream.pipelines.tuning.check import unit_in_words, unit_of
+from dpstream.pipelines.tuning.own_data import refuse_own_data
+from dpstream.pipelines.tuning.read import tally
+from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.charges import Charge
+
+#: Noise of proxy data does not exist; ids and coins need some key, and this one is no secret.
+_NO_SECRET = bytes(KEY_BYTES)
+
+
+class Outcome(NamedTuple):
+    """What was chosen; all of it is public once it is written.
+
+    Attributes:
+        out: the new job file; how: ``private`` or ``proxy``.
+        contributions: C; clamps: [low, high] by aggregate, in the column's units.
+        notes: remarks; run_id: of the charge; resumed: whether it was charged before.
+        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
+    """
+
+    out: str
+    how: str
+    contributions: int
+    clamps: dict[str, tuple[float, float]]
+    notes: tuple[str, ...]
+    run_id: str | None
+    resumed: bool
+    insecure: bool
+
+
+def choose(asked: Asked) -> Outcome:
+    """Choose and write the new job file.
+
+    Raises:
+        PolicyError: beyond the ledger's limit, or too few units for an answer at this budget.
+    """
+    if not asked.private:
+        return _proxy(asked)
+    with key_source(asked.job).ring() as ring:
+        return _private(asked, ring)
+
+
+def _private(asked: Asked, ring: KeyRing) -> Outcome:
+    job, request = asked.job, asked.request
+    assert job.ledger is not None
+    before = stamps(job)
+    pieces(job)  # what is wrong with the files is said before it is charged
+    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
+    named = ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
+    limit = (job.ledger.limit.epsilon, job.ledger.limit.delta)
+    ledger = ChoiceLedger(job.ledger.path, job.ledger.data_set)
+    try:
+        if request.resume is not None:
+            ledger.resume(request.resume, named)
+            run_id, resumed = request.resume, True
+        else:
+            spend = _spend(asked, secrets.token_hex(16))
+            stream = spend_of(job, allocate(job.plan), "")
+            run_id, resumed = ledger.begin(spend, stream, named, limit)
+        found = ledger.receipt(run_id)
+        if found is None:
+            figures = _draw(asked, ring, run_id)
+            if stamps(job) != before:
+                raise PolicyError(
+                    "source.path", "a file changed while it was read", "choose again: a new charge"
+                )
+            ledger.commit(run_id, _receipt(asked, run_id, figures))
+            found = ledger.receipt(run_id)
+    finally:
+        ledger.close()
+    assert found is not None
+    return _tell(asked, *found, resumed)
+
+
+def _spend(asked: Asked, run_id: str) -> Charge:
+    question = asked.question
+    words, identity = unit_in_words(asked.job.plan), unit_of(asked.job).text
+    paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
+    # The first hours lie in one period: nobody has two units in them.
+    return Charge(run_id, asked.digest, words, *paid, kind="choice", identity=identity)
+
+
+def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
+    """Read the first hours and draw every histogram's noise once."""
+    name = (bytes.fromhex(run_id), asked.digest.encode())
+    counts = tally(asked, asked.job, ring, name)
+    pairs = zip(asked.design.histograms, counts, strict=True)
+    return _runnable(
+        asked, read_off(asked.question, asked.design, [noisy(ring, name, of, x) for of, x in pairs])
+    )
+
+
+def _runnable(asked: Asked, figures: Figures) -> Figures:
+    """The same with the largest C, at most the chosen one, whose noise can be drawn."""
+    if figures.unanswered is not None or _allowed(asked, figures, figures.contributions):
+        return figures
+    low, high = 1, figures.contributions  # low can be run: see ``ask``
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _allowed(asked, figures, middle) else (low, middle)
+    note = "a smaller C is taken, because the noise of the chosen one exceeds the sampler's range"
+    return msgspec.structs.replace(figures, contributions=low, notes=(*figures.notes, note))
+
+
+def _allowed(asked: Asked, figures: Figures, contributions: int) -> bool:
+    plan = asked.job.plan
+    clamps = _clamps(asked, figures)
+    aggregates = tuple(
+        msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
+    )
+    privacy = msgspec.structs.replace(plan.privacy, contributions=contributions)
+    try:
+        allocate(msgspec.structs.replace(plan, aggregates=aggregates, privacy=privacy))
+    except UsageError:
+        return False
+    return True
+
+
+def _clamps(asked: Asked, figures: Figures | Receipt) -> dict[str, tuple[float, float]]:
+    """Chosen clamps in the columns' units, by aggregate."""
+    grids = {a.name: a.grid for a in asked.job.plan.aggregates}
+    return {
+        name: choose_file.in_column_units(low, high, grids[name])
+        for name, low, high in figures.clamps
+    }
+
+
+def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
+    spend = _spend(asked, run_id)
+    receipt = Receipt(
+        run_id,
+        asked.digest,
+        spend.unit,
+        spend.epsilon,
+        spend.delta,
+        asked.design.mu,
+        asked.question.first,
+        figures.contributions,
+        figures.clamps,
+        figures.unanswered,
+        figures.notes,
+        spend.identity,
+    )
+    return msgspec.json.encode(receipt, order="sorted").decode()
+
+
+def _tell(asked: Asked, text: str, digest: str, resumed: bool) -> Outcome:
+    """Write the job file of a committed answer."""
+    receipt = msgspec.json.decode(text, type=Receipt)
+    if receipt.unanswered is not None:
+        raise PolicyError(
+            "--first",
+            f"the noisy count of units for '{receipt.unanswered}' is too small to choose by, and "
+            "the charge stands",
+            "check the job's columns and types, use a longer --first or a larger --epsilon (a new "
+            "charge), or choose by --proxy",
+        )
+    table = ChoiceConfig(
+        how="private",
+        first=asked.request.first,
+        rule=rule_in_words(asked.question),
+        clamps=tuple(name for name, _, _ in receipt.clamps),
+        epsilon=receipt.epsilon,
+        delta=receipt.delta,
+        mu=receipt.mu,
+        run_id=receipt.run_id,
+        question=receipt.question,
+        receipt=digest,
+        range=asked.ranges,
+    )
+    return _write(asked, receipt, table, receipt.run_id, resumed)
+
+
+def _proxy(asked: Asked) -> Outcome:
+    """The same histograms of other data, exactly; labelled, not charged."""
+    request, line = asked.request, asked.job.plan.timeline
+    start = line.start
+    if request.proxy_start is not None:
+        start = instant_micros("--proxy-start", request.proxy_start)
+    moved = msgspec.structs.replace(line, start=start, end=start + asked.question.first)
+    pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
+    job = recorded(asked.job, pattern, "--proxy")
+    job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, timeline=moved))
+    refuse_own_data(asked.job, job)
+    with named_by("--proxy"):
+        counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
+    histograms = asked.design.histograms
+    nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
+    figures = _runnable(asked, read_off(asked.question, asked.design, nodes))
+    if figures.unanswered is not None:
+        raise UsageError(
+            "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
+        )
+    table = ChoiceConfig(
+        how="proxy",
+        first=request.first,
+        rule=rule_in_words(asked.question),
+        clamps=tuple(name for name, _, _ in figures.clamps),
+        range=asked.ranges,
+    )
+    return _write(asked, figures, table, None, False)
+
+
+def _write(
+    asked: Asked,
+    figures: Figures | Receipt,
+    table: ChoiceConfig,
+    run_id: str | None,
+    resumed: bool,
+) -> Outcome:
+    out, clamps = asked.request.out, _clamps(asked, figures)
+    text = choose_file.render(asked.request.job, figures.contributions, figures.clamps, table)
+    choose_file.write(out, text)
+    return Outcome(
+        out=str(out),
+        how=table.how,
+        contributions=figures.contributions,
+        clamps=clamps,
+        notes=figures.notes,
+        run_id=run_id,
+        resumed=resumed,
+        insecure=run_id is not None and asked.job.insecure,
+    )

@@ -1,0 +1,333 @@
+"""Step log of the embedded store: changed states as Arrow blobs, and their replay."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dpstream.state.idtable import IdTable
+from dpstream.state.retention_store import PIECE_ROWS as _PIECE_ROWS
+from dpstream.state.retention_store import KeyPiece, piece_bounds
+from dpstream.state.seals import damaged, reading
+from dpstream.state.store import (
+    NEVER,
+    Admitted,
+    Ids,
+    Int32,
+    Int64,
+    Ints,
+    KeyShard,
+    StepResult,
+    UnitShard,
+)
+
+_ID = pa.binary(16)
+#: What ends an Arrow IPC stream.
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+#: Bytes that were checked.
+Checked = bytes | memoryview
+
+
+class AdmissionRow(NamedTuple):
+    """A commit of decisions, or a piece of it, as it was written: new units, admitted records."""
+
+    cut: int
+    units: pa.RecordBatch
+    records: Checked
+
+
+def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
+    """Arrow IPC stream of one batch."""
+    if compression is None:  # the same bytes, without a writer and its growing buffer
+        return b"".join((batch.schema.serialize(), batch.serialize(), _END))
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def from_bytes(blob: Checked) -> pa.RecordBatch:
+    """The batch of ``to_bytes``.
+
+    Raises:
+        PolicyError: it is none.
+    """
+    with reading(), pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+        return reader.read_next_batch()
+
+
+def id_column(ids: Ids) -> pa.Array:
+    """(n, 2) ids as an Arrow column of 16 bytes each."""
+    return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
+
+
+def merged(releases: pa.RecordBatch, more: pa.RecordBatch | None) -> pa.RecordBatch:
+    """One batch with the rows of both."""
+    if more is None or more.num_rows == 0:
+        return releases
+    return _one(pa.Table.from_batches([releases, more]))
+
+
+def id_view(column: pa.Array) -> Ids:
+    """(n, 2) words of a column of 16 bytes that starts at its buffer's start."""
+    return np.frombuffer(column.buffers()[1] or b"", np.uint64)[: 2 * len(column)].reshape(-1, 2)
+
+
+def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, bytes]:
+    """(new keys, changed states, new pairs) of a step."""
+    batch = states.fresh_keys().append_column("_id", id_column(states.table.ids[states.logged :]))
+    slots = result.changed
+    columns = {
+        "slot": slots.astype(np.int32),
+        "units": states.units[slots],
+        "due": states.due[slots],
+        "round": states.round[slots],
+        "base": states.base[slots],
+    }
+    for stream in range(states.values.shape[1]):
+        columns[f"v{stream}"] = states.values[slots, stream]
+    pairs = pa.RecordBatch.from_arrays(
+        [pa.array(result.pair_slots.astype(np.int32)), id_column(result.pair_units)],
+        names=["slot", "unit"],
+    )
+    return (
+        to_bytes(_one(batch)),
+        to_bytes(pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})),
+        to_bytes(pairs),
+    )
+
+
+def _one(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
+    """(new keys, their states, pairs) of a piece of a snapshot whose keys get these new slots."""
+    columns = {
+        "slot": slots.astype(np.int32),
+        "units": piece.units,
+        "due": piece.due,
+        "round": piece.round,
+        "base": piece.base,
+        "done": piece.done,
+    }
+    for stream in range(piece.values.shape[1]):
+        columns[f"v{stream}"] = piece.values[:, stream]
+    pairs = pa.RecordBatch.from_arrays(
+        [pa.array(slots[piece.pair_rows].astype(np.int32)), id_column(piece.pair_units)],
+        names=["slot", "unit"],
+    )
+    return (
+        to_bytes(_one(piece.keys)),
+        to_bytes(pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})),
+        to_bytes(pairs),
+    )
+
+
+def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
+    """All keys of states in pieces."""
+    slots, units = states.pairs.entries()
+    order = np.argsort(slots, kind="stable")
+    slots, units = slots[order], units[order]
+    ids = states.table.ids
+    for piece in piece_bounds(states.size, _PIECE_ROWS):
+        keys = states.key_columns(np.arange(piece.start, piece.stop))
+        first, last = np.searchsorted(slots, (piece.start, piece.stop))
+        yield KeyPiece(
+            keys.append_column("_id", id_column(ids[piece])),
+            states.units[piece],
+            states.values[piece],
+            states.due[piece],
+            states.round[piece],
+            states.base[piece],
+            states.done[piece],
+            slots[first:last] - piece.start,
+            units[first:last],
+        )
+
+
+@reading()
+def replay_keys(
+    states: KeyShard, rows: Iterable[tuple[int, tuple[Checked, Checked, Checked] | None]]
+) -> None:
+    """Apply the pieces of a snapshot (trigger 0) and then the log of a (window, shard) to empty
+    states; ``None`` stands for what a snapshot holds already.
+
+    Raises:
+        PolicyError: a step is missing, or its bytes make no sense.
+    """
+    done = []
+    for trigger, blobs in rows:
+        if trigger not in (0, states.committed + 1):
+            raise damaged()
+        if blobs is None:
+            states.mark_committed(trigger)
+            continue
+        keys, changed, pairs = blobs
+        batch = from_bytes(keys)
+        states.intern(id_view(batch.column("_id")), batch)
+        change = from_bytes(changed)
+        slots = change.column("slot").to_numpy()
+        states.units[slots] = change.column("units").to_numpy()
+        states.due[slots] = change.column("due").to_numpy()
+        states.round[slots] = change.column("round").to_numpy()
+        states.base[slots] = change.column("base").to_numpy()
+        for stream in range(states.values.shape[1]):
+            states.values[slots, stream] = change.column(f"v{stream}").to_numpy()
+        pair = from_bytes(pairs)
+        states.pairs.add(
+            pair.column("slot").to_numpy().astype(np.int64), id_view(pair.column("unit"))
+        )
+        if "done" in change.schema.names:
+            done.append(slots[change.column("done").to_numpy(zero_copy_only=False)])
+        else:  # a step that was committed after the snapshot
+            done = []
+        states.mark_committed(trigger)
+    for slots in done:
+        states.done[slots] = True
+
+
+def unit_blobs(
+    units: UnitShard, admitted: Admitted, whole: bool = False
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """(units before, new unit ids, admitted records) of one commit of decisions, in pieces.
+
+    A piece holds at most ``_PIECE_ROWS`` rows, so that a large commit is not built in memory
+    twice; offsets are written as differences, which compress well.
+
+    Args:
+        whole: write all units with their counts, which then are not the sums of the records'
+            pairs: records may be missing.
+    """
+    first, size = 0 if whole else units.logged, units.table.size
+    rows = max(size - first, len(admitted.offset), 1)
+    for at in piece_bounds(rows, _PIECE_ROWS):
+        named = slice(first + at.start, min(first + at.stop, size))
+        ids, until = units.table.ids[named], units.until[named]
+        counts = units.counts[named] if whole else None
+        yield named.stop - len(ids), ids_blob(ids, until, counts), records_blob(admitted, at)
+
+
+def ids_blob(ids: Ids, until: Int32, counts: Int32 | None = None) -> bytes:
+    """New units of a commit; with counts: as they are, whatever the commit's records say."""
+    columns = {"unit": id_column(ids)}
+    if (until != NEVER).any():
+        columns["until"] = pa.array(until)
+    if counts is not None:
+        columns["count"] = pa.array(counts)
+    return to_bytes(pa.RecordBatch.from_pydict(columns))
+
+
+def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
+    """Admitted records of a commit."""
+    ranks = {} if admitted.rank is None else {"rank": pa.array(admitted.rank[piece])}
+    records = pa.RecordBatch.from_pydict(
+        {
+            "partition": pa.array(admitted.partition[piece]),
+            "step": pa.array(np.diff(admitted.offset[piece], prepend=0)),
+            "unit": pa.array(admitted.unit[piece]),
+            "pairs": pa.array(admitted.pairs[piece]),
+            "cut": pa.array(admitted.cut[piece]),
+            **ranks,
+        }
+    )
+    return to_bytes(records, "lz4")
+
+
+def no_records() -> Admitted:
+    """No admitted record."""
+    none = np.zeros(0, np.int32)
+    return Admitted(none, np.zeros(0, np.int64), none, none, none)
+
+
+@reading()
+def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
+    """Apply all commits of a unit shard to empty counters."""
+    summed = []
+    for cut, batch, records in rows:
+        units.decided = cut
+        slots = units.intern(id_view(batch.column("unit")))
+        if "until" in batch.schema.names:
+            units.until[slots] = batch.column("until").to_numpy()
+        if "count" in batch.schema.names:
+            units.counts[slots] = batch.column("count").to_numpy()
+        else:
+            summed.append(records)
+    for records in summed:  # a piece's records may name units of a later piece
+        batch = from_bytes(records)
+        slots = batch.column("unit").to_numpy()
+        np.add.at(units.counts, slots, batch.column("pairs").to_numpy())
+    units.logged = units.table.size
+
+
+@reading()
+def records_of(rows: Sequence[AdmissionRow]) -> Admitted:
+    """All admitted records of the commits."""
+    batches = [from_bytes(records) for _, _, records in rows]
+    # Empty ones have no rank; they would hide that the others have.
+    batches = [b for b in batches if b.num_rows]
+    if not batches:
+        return no_records()
+    offset = np.concatenate([np.cumsum(b.column("step").to_numpy()) for b in batches])
+    table = pa.Table.from_batches(batches)
+
+    def column(name: str) -> npt.NDArray[Any]:
+        return np.asarray(table.column(name).to_numpy())
+
+    rank = column("rank") if "rank" in table.column_names else None
+    return Admitted(
+        column("partition"), offset, column("unit"), column("pairs"), column("cut"), rank
+    )
+
+
+def moved(records: Admitted, slots: Int64) -> Admitted:
+    """Records with ``slots[unit]`` for their units; those of units that have none (-1) go."""
+    unit = slots[records.unit]
+    rows = np.flatnonzero(unit >= 0)
+    return Admitted(
+        records.partition[rows],
+        records.offset[rows],
+        unit[rows].astype(np.int32),
+        records.pairs[rows],
+        records.cut[rows],
+        None if records.rank is None else records.rank[rows],
+    )
+
+
+def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
+    """(index by ``position_ids``, the records): slots of the index are rows of the records.
+
+    Should a position stand there twice (a unit that uses one record id again for an event of
+    another time can do so once the first has expired), the first counts; a row too many would
+    shift what is known of all records behind it.
+    """
+    index = IdTable()
+    slots = index.intern(position_ids(records.partition, records.offset, records.unit))
+    if index.size < len(slots):
+        first = np.unique(slots, return_index=True)[1]
+        ranks = None if records.rank is None else records.rank[first]
+        records = Admitted(
+            records.partition[first],
+            records.offset[first],
+            records.unit[first],
+            records.pairs[first],
+            records.cut[first],
+            ranks,
+        )
+    return index, records
+
+
+def position_ids(partition: Ints, offset: Ints, unit: Ints) -> Ids:
+    """(n, 2) ids of records: (offset, (unit slot, partition)).
+
+    The unit is part of it: should a source give one position to records of two units, they
+    are two records.
+    """
+    ids = np.empty((len(offset), 2), np.uint64)
+    ids[:, 0] = offset.astype(np.uint64)
+    ids[:, 1] = partition.astype(np.uint64) | (unit.astype(np.uint64) << np.uint64(32))
+    return ids

@@ -1,0 +1,190 @@
+"""Which copy of a store goes on: a random token, renewed at every begin, known to the ledger.
+
+A store's token names its present; the ledger keeps, for each run, the tokens it would accept,
+each with the token it was to replace.  To begin on a store:
+
+1. *announce* (ledger transaction): read the store's token ``old``; refuse unless it is accepted;
+   charge the run unless it was; add a new random token ``new`` that is to replace ``old``.
+2. *swap* (store): replace ``old`` by ``new`` if it is still there; otherwise start again at 1.
+3. *settle* (ledger transaction): read the store's token again; refuse unless it is accepted.
+
+Steps 1 and 3 drop every token but the one they read and those announced to replace it.  Nothing
+is drawn before 3 is done.  Tokens are never used twice, so a token that is neither the store's
+nor announced to replace the store's can never become it, and dropping it harms no starter.
+
+Why the genuine store is accepted at every crash point.  Before 1 and after 3 nothing is under
+way.  Between 1 and 2 it holds ``old``, which 1 kept.  Between 2 and 3 it holds ``new``, which 1
+announced; others that began meanwhile read ``old`` before the swap, or ``new`` after it, and
+keep ``new`` in both cases.  Starters that share the store serialise at the swap: who loses it
+reads the winner's token, which is accepted, and replaces it in turn.
+
+Why nobody else is, once a begin has settled with token ``c``.  What the ledger accepts is then
+``c`` and tokens announced to replace ``c``; only a store that held ``c`` can get one of these, and
+``c`` came into being in the swap.  So a copy taken before the swap, whatever it holds, is
+refused at 1, or at 3 if it had passed 1 before (of two copies that begin at once, one settles).
+A copy that is taken later holds ``c`` too: of the two, the first to begin again is the run from
+then on and the other is refused.  A run renews its token once more when it ends (``leave``), so
+this concerns only copies of a run that has not ended.
+
+The tokens are kept by run id alone: a copy is recognised under another data set's name, and a
+restored store, of whatever epoch, replaces the whole set (``RESTORE``).
+"""
+
+import secrets
+import sqlite3
+from collections.abc import Callable
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.state.ledger.charges import Charge, Head, Ledger
+from dpstream.state.retention_store import ANEW, BEGIN, REPLAY, RESTORE
+from dpstream.state.store import Store
+
+#: Note of a store: the end of the ledger as this store last saw it.
+LEDGER = "ledger"
+#: Starters of one store that overtake each other this often do not end by themselves.
+_ATTEMPTS = 50
+
+
+def restored(store: Store, caught_up: bool) -> None:
+    """A restored store has begun: from here on its token decides, and once it has committed all
+    that its sink holds it is a store like any other."""
+    _set_note(store, RESTORE, lambda _: None if caught_up else REPLAY)
+
+
+def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: float) -> bool:
+    """Charge the run and make this store the one that goes on with it; before any draw.
+
+    Args:
+        ledger: the data set's ledger.
+        store: the run's store.
+        charge: what the run spends; epsilon, delta: the steward's limit.
+
+    Returns:
+        Whether the run was charged now (False: it was before).
+
+    Raises:
+        PolicyError: beyond the limit; an older or replaced ledger; a forked or older store.
+    """
+    fresh = False
+
+    def pay(db: sqlite3.Connection) -> None:
+        nonlocal fresh
+        fresh = ledger.charge_within(charge, epsilon, delta) or fresh
+        begun = (_promised(charge.run_id), str(charge.epoch))
+        db.execute("DELETE FROM tokens WHERE run_id = ? AND token = ?", begun)
+
+    _renew(ledger, store, charge.run_id, pay)
+    return fresh
+
+
+def promise(ledger: Ledger, charge: Charge, epsilon: float, delta: float) -> None:
+    """Charge a further epoch of a run before its store is there.
+
+    Until the first begin the epoch counts as not begun: an attempt that was cut short is repeated
+    without another charge.
+
+    Raises:
+        PolicyError: beyond the limit.
+    """
+    with ledger.transaction() as db:
+        if ledger.charge_within(charge, epsilon, delta):
+            row = (_promised(charge.run_id), str(charge.epoch))
+            db.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, NULL)", row)
+
+
+def begun_epoch(ledger: Ledger, run_id: str) -> int:
+    """The last epoch of a run that was charged and may have drawn; -1: none."""
+    with ledger.transaction() as db:
+        rows = db.execute("SELECT token FROM tokens WHERE run_id = ?", (_promised(run_id),))
+        promised = {int(epoch) for (epoch,) in rows}
+        charged = {e.epoch for e in ledger.entries() if e.run_id == run_id}
+    return max(charged - promised, default=-1)
+
+
+def _promised(run_id: str) -> str:
+    return f"{run_id}/promised"
+
+
+def leave(ledger: Ledger, store: Store) -> None:
+    """Renew the token of a run that has ended, so that copies taken while it ran are refused.
+
+    Raises:
+        PolicyError: another copy of the store has gone on meanwhile.
+    """
+    _renew(ledger, store, store.identity.run_id, lambda _: None)
+
+
+def remembered(store: Store) -> Head | None:
+    """The end of the ledger as the store last saw it, ``None`` if it was never charged."""
+    text = store.note(LEDGER)
+    return None if text is None else msgspec.json.decode(text, type=Head)
+
+
+def _renew(
+    ledger: Ledger, store: Store, run_id: str, pay: Callable[[sqlite3.Connection], None]
+) -> None:
+    """The three steps; ``pay`` is called in the first, once the store is accepted."""
+    restored = store.note(RESTORE) in (BEGIN, ANEW)
+    for _ in range(_ATTEMPTS):
+        seen, new = remembered(store), secrets.token_hex(16)
+        with ledger.transaction() as db:
+            if seen is not None:
+                ledger.refuse_older(seen)
+            old = store.token()  # read once: another starter may replace it at any time
+            _accept(db, run_id, old, restored)
+            pay(db)
+            _announce(db, run_id, old, new)
+            head = ledger.head()
+        _remember(store, head)
+        if store.renew_token(old, new):
+            break
+    else:
+        raise RunError("state.store", "too many processes begin on it at once", "begin one by one")
+    with ledger.transaction() as db:
+        _accept(db, run_id, store.token(), False)
+
+
+def _accept(db: sqlite3.Connection, run_id: str, token: str, restored: bool) -> None:
+    """Keep this token and those that are to replace it; refuse it if it is not among the known.
+
+    A run without any known token begins for the first time (or was charged before there were
+    tokens); a restored store starts the set anew.
+    """
+    known = {t for (t,) in db.execute("SELECT token FROM tokens WHERE run_id = ?", (run_id,))}
+    if known and token not in known and not restored:
+        raise PolicyError(
+            "state.store",
+            "is an older or forked copy: another copy of this run's store has gone on since",
+            "go on with the newest store and the newest ledger, or restore this store with "
+            "`dpstream state restore`",
+        )
+    db.execute(
+        "DELETE FROM tokens WHERE run_id = ? AND token != ? AND previous IS NOT ?",
+        (run_id, token, token),
+    )
+    db.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, NULL)", (run_id, token))
+
+
+def _announce(db: sqlite3.Connection, run_id: str, old: str, new: str) -> None:
+    db.execute("INSERT INTO tokens VALUES (?, ?, ?)", (run_id, new, old))
+
+
+def _remember(store: Store, head: Head) -> None:
+    """The store has seen the ledger up to here; what it saw of a later end stays."""
+
+    def later(text: str | None) -> str:
+        known = None if text is None else msgspec.json.decode(text, type=Head)
+        newest = head if known is None or known.seq < head.seq else known
+        return msgspec.json.encode(newest).decode()
+
+    _set_note(store, LEDGER, later)
+
+
+def _set_note(store: Store, name: str, change: Callable[[str | None], str | None]) -> None:
+    while True:
+        old = store.note(name)
+        new = change(old)
+        if old == new or store.swap_note(name, old, new):
+            return

@@ -1,0 +1,334 @@
+"""The part of the Store contract that outlives runs: expiry, sizes, copies of a whole store.
+
+``state.retention`` decides what may go and ``state.copying`` how a store becomes another one; a
+store gives them the small methods below.  Pieces are columnar and bounded in rows, so that a
+store of any size is copied in bounded memory; they name keys and units by their ids, never by
+a store's own numbers.
+
+Two kinds of windows take no more steps although a run may ask for them: those whose releases
+were dropped from the outbox (all committed, and the sink has them) and those that a restore
+abandoned.  ``Marks`` says up to which window that is; the flow skips them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ids = npt.NDArray[np.uint64]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+#: Rows of a piece.
+PIECE_ROWS = 1_000_000
+MARKS, _LEADS = "windows", "leads"
+#: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
+#: is accepted; ``ANEW``: in an epoch of its own), then ``REPLAY`` until it has caught up with its
+#: sink.
+RESTORE = "restore"
+BEGIN, ANEW, REPLAY = "begin", "anew", "replay"
+
+
+class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Windows that take no more steps; both are public.
+
+    Attributes:
+        dropped: releases of windows before it are gone from the outbox; the sink has them.
+        abandoned: windows before it were given up by a restore that could not replay.
+        epochs: (epoch, window before which its noise is): earlier epochs of the run, in order.
+    """
+
+    dropped: int = 0
+    abandoned: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def first(self) -> int:
+        """The first window whose steps a run still takes or reads back."""
+        return max(self.dropped, self.abandoned)
+
+    def epoch_of(self, window: int, present: int) -> int:
+        """Epoch in which a window's releases are drawn; ``present``: that of the store."""
+        return next((epoch for epoch, before in self.epochs if window < before), present)
+
+
+class Lead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far the shards of a window were when it was resharded.
+
+    Keys of a shard that was ahead have taken their steps up to ``progress[shard]``; what was
+    released of them is ``carried`` until the new shards get there.
+    """
+
+    progress: tuple[int, ...]
+
+
+class KeyPiece(NamedTuple):
+    """Some keys of a (window, shard) with everything that is known of them.
+
+    Attributes (arrays by row):
+        keys: key columns and ``_id`` (16 bytes).
+        units, values (n, V), due, round, base, done: see ``KeyShard``.
+        pair_rows, pair_units: unit pairs of these keys: row of the piece, and (m, 2) ids.
+    """
+
+    keys: pa.Table
+    units: Int64
+    values: Int64
+    due: Int32
+    round: Int32
+    base: Int32
+    done: Bool
+    pair_rows: Int64
+    pair_units: Ids
+
+
+class UnitPiece(NamedTuple):
+    """Some units of a shard: (n, 2) ids, admitted pairs, and the last cut at which a record of
+    theirs can be decided (``NEVER``: at any)."""
+
+    ids: Ids
+    counts: Int32
+    until: Int32
+
+
+class PositionPiece(NamedTuple):
+    """Some applied positions of a unit shard; see ``Admitted``, with units by id."""
+
+    ids: Ids
+    partition: Int32
+    offset: Int64
+    pairs: Int32
+    cut: Int32
+    rank: Int32 | None
+
+
+class UnitProgress(NamedTuple):
+    """How far a unit shard is.
+
+    Attributes:
+        decided: last cut whose records of all units are decided.
+        forgotten: positions that were decided up to this cut may be gone.
+        reach: last cut up to which records of some units are decided (>= ``decided``).
+    """
+
+    decided: int = 0
+    forgotten: int = 0
+    reach: int = 0
+
+
+class Part(NamedTuple):
+    """Size of a part of a store.
+
+    Attributes:
+        name: ``outbox``, ``keys``, ``units`` or ``positions``.
+        window: the window it belongs to, if it belongs to one.
+        rows: rows of the database (public); ``bytes`` says how much private data there is and
+            is for the operator only.
+    """
+
+    name: str
+    window: int | None
+    rows: int
+    bytes: int
+
+
+class LifeStore(ABC):
+    """What a store must do for its own life; inherited by ``Store``."""
+
+    @abstractmethod
+    def note(self, name: str) -> str | None:
+        """A small public text that the store keeps beside its state, ``None`` if there is none."""
+
+    @abstractmethod
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        """Replace a note durably if it is still ``old`` (``None``: absent); whether it was."""
+
+    def set_note(self, name: str, new: str | None) -> None:
+        """Replace a note whatever it was."""
+        while not self.swap_note(name, self.note(name), new):
+            pass
+
+    @property
+    def marks(self) -> Marks:
+        """Windows that take no more steps."""
+        text = self.note(MARKS)
+        return Marks() if text is None else msgspec.json.decode(text, type=Marks)
+
+    @marks.setter
+    def marks(self, marks: Marks) -> None:
+        """Replaced as a whole."""
+        self.set_note(MARKS, msgspec.json.encode(marks).decode())
+
+    @property
+    def leads(self) -> dict[int, list[Lead]]:
+        """Window -> how far its shards were at each reshard in its midst."""
+        text = self.note(_LEADS)
+        return {} if text is None else msgspec.json.decode(text, type=dict[int, list[Lead]])
+
+    @leads.setter
+    def leads(self, leads: dict[int, list[Lead]]) -> None:
+        """Replaced as a whole."""
+        self.set_note(_LEADS, msgspec.json.encode(leads).decode() if leads else None)
+
+    @property
+    def restoring(self) -> bool:
+        """Restored from a backup and not yet up to what the sink has: nothing new is published
+        before everything that was published has been compared."""
+        return self.note(RESTORE) is not None
+
+    @property
+    def anew(self) -> bool:
+        """Restored into a new epoch that has not begun: nothing was ever published of what it
+        will release."""
+        return self.note(RESTORE) == ANEW
+
+    def begin_restoring(self, anew: bool = False) -> None:
+        """Mark the store as restored on purpose; the next begin accepts it for this run.
+
+        Args:
+            anew: what was open is given up; see ``anew`` above.
+        """
+        self.set_note(RESTORE, ANEW if anew else BEGIN)
+
+    def finish_restoring(self) -> None:
+        """All published releases are committed again."""
+        self.set_note(RESTORE, None)
+
+    @abstractmethod
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
+        """(window, shard, last committed trigger) of every (window, shard) that has anything; 0
+        where a copy put keys or carried releases and no step was committed since.
+
+        Args:
+            first: leave out the windows before it; the call reads no more than is asked for.
+        """
+
+    @abstractmethod
+    def unit_progress(self, shard: int) -> UnitProgress:
+        """How far a unit shard is (all zero when it was never decided)."""
+
+    # --- expiry ---
+
+    @abstractmethod
+    def forget_positions(self, shard: int, cut: int) -> None:
+        """Drop applied positions that were decided up to ``cut``, and then the counters of units
+        whose ``until`` is at or before it and that have no position left.
+
+        The counts of all other units stay as they are: they no longer are the sums of the
+        positions' pairs.  ``unit_progress(shard).forgotten`` becomes ``cut`` (it never falls)
+        before or together with the first row that goes: whoever finds a position that should
+        be gone ignores it, so the deletion may take any number of commits and be cut short.
+        A worker that decides the shard at the same time must either keep its counters or be
+        refused at its commit, never write a count of zero for a unit that has one.
+        """
+
+    @abstractmethod
+    def drop_releases(self, before: int) -> None:
+        """Drop the releases of windows before ``before``, and sooner or later their progress.
+
+        ``committed_releases`` of a dropped step is ``None``.  The caller has set ``marks`` so
+        that no run asks for them, and made sure that all of them are committed.  From then on a
+        worker that was asleep cannot commit a step of such a window: it is overtaken.
+        """
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Give space back that is no longer used, as far as the database does not by itself."""
+
+    @abstractmethod
+    def parts(self) -> list[Part]:
+        """Sizes by part; windows of the outbox and of key states apart."""
+
+    # --- reading everything ---
+
+    @abstractmethod
+    def snapshot(self) -> AbstractContextManager[None]:
+        """All reads of the block see one state of the store, whatever others commit meanwhile."""
+
+    @abstractmethod
+    def key_pieces(self, window: int, shard: int) -> Iterator[KeyPiece]:
+        """All keys of a (window, shard), as of its last committed step; pairs with their keys.
+
+        Keys that took step ``committed + 1`` in a commit of a part of it are ``done``, and the
+        part's releases are ``carried`` at that trigger.
+        """
+
+    @abstractmethod
+    def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
+        """All units of a shard, each once."""
+
+    @abstractmethod
+    def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
+        """All applied positions of a shard decided after ``forgotten``, each once."""
+
+    @abstractmethod
+    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        """Releases that other shards committed before a reshard (or an interrupted commit left)
+        for keys that are now this shard's; ``None``: there are none.
+
+        ``commit_step`` of this step commits and returns them together with the step's own.
+        They may stay until the window closes."""
+
+    # --- filling a new store ---
+
+    @abstractmethod
+    def filling(self) -> AbstractContextManager[None]:
+        """``put_*`` are for a store that was just created, inside this block only.  All of it is
+        durable when the block ends; a store whose block did not end is refused by whoever
+        opens it (or is not at its place yet)."""
+
+    @abstractmethod
+    def put_step(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch | None
+    ) -> None:
+        """An outbox row and progress up to it (``None``: dropped); triggers come in order."""
+
+    @abstractmethod
+    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
+        """A row of ``carried``, once for each (window, shard, trigger)."""
+
+    @abstractmethod
+    def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
+        """Keys that the (window, shard) has not got yet; windows come one after the other."""
+
+    @abstractmethod
+    def put_units(self, shard: int, piece: UnitPiece) -> None:
+        """Units that the shard has not got yet."""
+
+    @abstractmethod
+    def put_positions(self, shard: int, piece: PositionPiece) -> None:
+        """Applied positions of units that were put before; the counts stay as they were put."""
+
+    @abstractmethod
+    def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
+        """How far a unit shard is, after all its units and positions were put."""
+
+
+def piece_bounds(rows: int, most: int = PIECE_ROWS) -> Iterator[slice]:
+    """Slices of at most ``most`` rows that cover ``rows``."""
+    for at in range(0, rows, most):
+        yield slice(at, min(rows, at + most))
+
+
+def take_keys(piece: KeyPiece, rows: Int64) -> KeyPiece:
+    """The piece with some of its rows, pairs included."""
+    place = np.full(len(piece.units), -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    mine = place[piece.pair_rows] >= 0
+    return KeyPiece(
+        piece.keys.take(pa.array(rows)),
+        piece.units[rows],
+        piece.values[rows],
+        piece.due[rows],
+        piece.round[rows],
+        piece.base[rows],
+        piece.done[rows],
+        place[piece.pair_rows[mine]],
+        piece.pair_units[mine],
+    )

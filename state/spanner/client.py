@@ -1,0 +1,324 @@
+"""Cloud Spanner's client as the store uses it: connections, reads, one-trip commits, errors.
+
+A commit is one call with all its mutations.  It may be aborted (nothing happened), or its
+outcome may be unknown (the answer was lost).  Both are tried again with growing pauses, because
+every commit inserts a row that can be inserted only once: "exists already" then tells that an
+earlier attempt, or another worker, was there, and the row's writer tells which.
+
+The client's own repeating is switched off: it would try a commit for an hour, and a read from a
+host that is gone for ever.
+"""
+
+import contextlib
+import functools
+import os
+import queue
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from google.api_core import exceptions
+from google.api_core.retry import Retry, if_exception_type
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError
+from google.cloud import spanner
+from google.cloud.spanner_v1.database import Database
+from google.cloud.spanner_v1.pool import BurstyPool
+from google.cloud.spanner_v1.session import Session
+
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
+from dpstream.state.spanner.seals import Sealing, format_of, opened, with_keys
+
+_URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
+_EMULATOR = "SPANNER_EMULATOR_HOST"
+#: The emulator serves one session per read-write transaction only.
+_MULTIPLEXED = ("", "_PARTITIONED_OPS", "_FOR_RW")
+#: Spanner drops a session that nobody uses for an hour.
+_REST_SECONDS = 1_800.0
+_AGAIN = (
+    exceptions.Aborted,
+    exceptions.Cancelled,
+    exceptions.ServiceUnavailable,
+    exceptions.DeadlineExceeded,
+    exceptions.InternalServerError,
+    exceptions.Unknown,
+    exceptions.ResourceExhausted,
+)
+#: Attempts of one call, with pauses in between; other errors are not tried again.
+_RETRY = Retry(
+    predicate=if_exception_type(*_AGAIN),
+    initial=0.02,
+    maximum=5.0,
+    multiplier=2.0,
+    timeout=COMMIT_RETRY_SECONDS,
+)
+#: Where a client's own retry of an aborted commit ends: the one above knows about outcomes.
+_OWN_RETRY_SECONDS = 0
+
+
+def parse(url: str) -> tuple[str, str, str]:
+    """(project, instance, database) of a store's URL."""
+    match = _URL.match(url)
+    if match is None:
+        raise UsageError(
+            "state.store",
+            "must be 'spanner://PROJECT/INSTANCE/DATABASE'",
+            "write the three names in lower case",
+        )
+    return match[1], match[2], match[3]
+
+
+def connect(url: str) -> Database:
+    """The database of a URL, shared within the process; nothing is sent yet.
+
+    With SPANNER_EMULATOR_HOST set it is the emulator's, without credentials.
+    """
+    return _connect(url, os.environ.get(_EMULATOR, ""))
+
+
+class _Sessions(BurstyPool):
+    """Sessions made when they are needed.  The client's own pool asks the database whether one
+    is still there before every call; here only after a rest that is long enough to lose it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._put_at: dict[str, float] = {}
+
+    def get(self) -> Session:
+        """A session for one call."""
+        with contextlib.suppress(queue.Empty):
+            session: Session = self._sessions.get(block=False)
+            rested = time.monotonic() - self._put_at.pop(session.name, 0.0) > _REST_SECONDS
+            if not rested or session.exists():
+                return session
+        session = self._new_session()  # type: ignore[no-untyped-call]
+        session.create()
+        return session
+
+    def put(self, session: Session) -> None:
+        """Back from a call."""
+        self._put_at[session.name] = time.monotonic()
+        super().put(session)  # type: ignore[no-untyped-call]
+
+
+@functools.lru_cache(maxsize=64)
+def _connect(url: str, emulator: str) -> Database:
+    project, instance, name = parse(url)
+    try:
+        if emulator:
+            for suffix in _MULTIPLEXED:
+                os.environ[f"GOOGLE_CLOUD_SPANNER_MULTIPLEXED_SESSIONS{suffix}"] = "false"
+            client = spanner.Client(
+                project=project, credentials=AnonymousCredentials(), disable_builtin_metrics=True
+            )
+        else:
+            client = spanner.Client(project=project, disable_builtin_metrics=True)
+        database: Database = client.instance(instance).database(name, pool=_Sessions())
+        _once(database.spanner_api, "commit", "create_session", "get_session")
+        _once(client.database_admin_api, "get_database_ddl", "get_database", "create_database")
+        _once(client.database_admin_api, "update_database_ddl")
+        api = database.spanner_api
+        api.streaming_read = functools.partial(_streamed, api.streaming_read)
+        return database
+    except (GoogleAuthError, exceptions.GoogleAPIError) as error:
+        raise refused(error) from None
+
+
+def _once(api: Any, *names: str) -> None:
+    """Let calls of the client's lower layer end soon and try them once."""
+    for name in names:
+        call = functools.partial(getattr(api, name), retry=None, timeout=CALL_SECONDS)
+        setattr(api, name, call)
+
+
+class _GoneError(exceptions.Unknown):
+    """The host did not answer a read."""
+
+    def __init__(self) -> None:
+        super().__init__("unavailable")  # type: ignore[no-untyped-call]
+
+
+def _streamed(real: Callable[..., Any], **request: Any) -> Iterator[Any]:
+    """A read whose failures the client's upper layer does not repeat either."""
+    try:
+        yield from real(**request)
+    except exceptions.ServiceUnavailable as error:
+        raise _GoneError from error
+
+
+def read_rows(
+    database: Database,
+    table: str,
+    columns: Sequence[str],
+    keys: Sequence[Sequence[Any]] = (),
+    ranges: Sequence[spanner.KeyRange] = (),
+    snapshot: Any = None,
+) -> Iterator[list[Any]]:
+    """Rows by key and by range, all of the table without either; strong reads.
+
+    Many keys are read in calls of ``limits.READ_KEYS``; ``snapshot`` reads as of its own time.
+    """
+    everything = not keys and not ranges
+    try:
+        for at in range(0, max(len(keys), 1), READ_KEYS):
+            some = spanner.KeySet(
+                keys=list(keys[at : at + READ_KEYS]),
+                ranges=list(ranges) if at == 0 else [],
+                all_=everything,
+            )
+            yield from _RETRY(_read)(database, table, columns, some, snapshot)
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
+
+
+def _read(
+    database: Database,
+    table: str,
+    columns: Sequence[str],
+    keyset: spanner.KeySet,
+    snapshot: Any,
+) -> list[list[Any]]:
+    once: dict[str, Any] = {"retry": None, "timeout": CALL_SECONDS}
+    every = with_keys(table, columns)
+    if snapshot is not None:
+        rows = list(snapshot.read(table, every, keyset, **once))
+    else:
+        with database.snapshot() as latest:
+            rows = list(latest.read(table, every, keyset, **once))
+    return opened(format_of(database), table, every, len(columns), rows)
+
+
+def query(database: Database, statement: str, values: dict[str, int]) -> list[list[Any]]:
+    """Rows of a query over whole tables, for figures; its parameters are INT64."""
+    kinds = dict.fromkeys(values, spanner.param_types.INT64)
+
+    def ask() -> list[list[Any]]:
+        with database.snapshot() as snapshot:
+            return list(snapshot.execute_sql(statement, params=values, param_types=kinds))
+
+    return administered(ask)  # type: ignore[no-any-return]
+
+
+def change_everywhere(database: Database, statement: str, values: dict[str, int]) -> None:
+    """A statement on rows of any number, one by one and at least once each (partitioned DML)."""
+    kinds = dict.fromkeys(values, spanner.param_types.INT64)
+    administered(lambda: database.execute_partitioned_dml(statement, values, kinds))
+
+
+def prefix(*values: Any) -> spanner.KeyRange:
+    """All rows whose key begins with these values."""
+    return spanner.KeyRange(start_closed=list(values), end_closed=list(values))
+
+
+def from_on(*values: Any) -> spanner.KeyRange:
+    """All rows with the first values that stand at or behind the last one."""
+    return spanner.KeyRange(start_closed=list(values), end_closed=list(values[:-1]))
+
+
+def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:
+    """All rows whose key is at or behind one and before another."""
+    return spanner.KeyRange(start_closed=list(first), end_open=list(last))
+
+
+class ExistsError(Exception):
+    """A row that can be inserted only once was there."""
+
+
+class MissingError(Exception):
+    """A row that must be there was not."""
+
+
+def commit(database: Database, fill: Callable[[Any], None], requires: bool = False) -> None:
+    """Commit the mutations that ``fill`` puts into a batch, in one call; durable on return.
+
+    Args:
+        requires: some of them are updates of rows that must be there.
+
+    Raises:
+        ExistsError: an insert found its row: an attempt before, or somebody else, was first.
+        MissingError: an update found no row.
+        RunError: refused, or no answer for ``limits.COMMIT_RETRY_SECONDS``.
+    """
+    try:
+        _RETRY(_commit)(database, fill)
+    except exceptions.AlreadyExists:
+        raise ExistsError from None
+    except exceptions.NotFound as error:
+        if requires:
+            raise MissingError from None
+        raise refused(error) from None
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
+
+
+def _commit(database: Database, fill: Callable[[Any], None]) -> None:
+    with database.batch(timeout_secs=_OWN_RETRY_SECONDS) as batch:
+        fill(Sealing(batch, format_of(database)))
+
+
+def transact(database: Database, work: Callable[[Any], Any]) -> Any:
+    """What ``work`` returns of a read-write transaction, durable on return.
+
+    It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
+    see by itself what an earlier attempt has written.
+    """
+    known = format_of(database)
+    try:
+        return _RETRY(database.run_in_transaction)(lambda real: work(Sealing(real, known)))
+    except (exceptions.GoogleAPIError, GoogleAuthError) as error:
+        raise refused(error) from None
+
+
+def administered(call: Callable[[], Any]) -> Any:
+    """The result of a call that looks at or changes the database itself, tried again as others."""
+    try:
+        return _RETRY(call)()
+    except (exceptions.GoogleAPIError, GoogleAuthError, TimeoutError) as error:
+        raise refused(error) from None
+
+
+class NothingThereError(UsageError):
+    """No such instance, database or table."""
+
+
+_UNREACHABLE = ("the database does not answer", "check the network and run again")
+_RULES: dict[type[Exception], tuple[type[DpstreamError], str, str]] = {
+    exceptions.NotFound: (
+        NothingThereError,
+        "no such instance, database or table",
+        "check the URL and run `dpstream state init`",
+    ),
+    exceptions.PermissionDenied: (
+        UsageError, "the account may not use the database", "grant it roles/spanner.databaseUser"
+    ),
+    exceptions.Unauthenticated: (
+        UsageError,
+        "the credentials are missing or have expired",
+        "run `gcloud auth application-default login`",
+    ),
+    GoogleAuthError: (
+        UsageError,
+        "the credentials are missing or have expired",
+        "run `gcloud auth application-default login`",
+    ),
+    exceptions.ServiceUnavailable: (RunError, *_UNREACHABLE),
+    exceptions.DeadlineExceeded: (RunError, *_UNREACHABLE),
+    _GoneError: (RunError, *_UNREACHABLE),
+}  # fmt: skip
+#: What gRPC says, under the code of a host that is not there, when no token could be had.
+_NO_TOKEN = "metadata from plugin failed"
+
+
+def refused(error: Exception) -> DpstreamError:
+    """The client's error by its class; its text can hold keys of rows."""
+    cause = getattr(error, "cause", None)  # of a retry that ran out of time
+    if _NO_TOKEN in str(error):
+        cause = GoogleAuthError()
+    for found in (cause, error):
+        for kind, (coded, rule, fix) in _RULES.items():
+            if isinstance(found, kind):
+                return coded("state.store", rule, fix)
+    name = type(cause or error).__name__
+    return RunError("state.store", f"the database refused ({name})", "check it and run again")

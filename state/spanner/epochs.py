@@ -1,0 +1,75 @@
+"""Eras: what keeps a worker that was asleep from a step whose own fence is gone.
+
+A step's row in ``Steps`` can be inserted only once, and so can that of a decision of BOUND.  A
+stream of years cannot keep all of them.  So windows, and the cuts that decisions follow, are
+counted in eras of ``ERA``; every commit of a step or a decision touches the row of its era
+in ``Progress``, which must be there.  Rows of a closed era go together with the era's own; who
+finds it missing opens it, in a transaction that asks whether it was closed:
+
+* windows: those before ``Marks.dropped`` are, and take no more steps;
+* decisions: those that followed a cut of an era before the one of the last decision are: whoever
+  would follow them was overtaken.
+"""
+
+from typing import Any
+
+import msgspec
+from google.cloud import spanner
+from google.cloud.spanner_v1.database import Database
+
+from dpstream.state.retention_store import MARKS, Marks
+from dpstream.state.spanner.batch import Mutations
+from dpstream.state.spanner.client import commit, transact
+from dpstream.state.spanner.metadata import named
+from dpstream.state.spanner.schema import BOUND
+
+#: Windows, or cuts, of an era.
+ERA = 64
+_WINDOWS, _DECISIONS = -(1 << 20), -(1 << 40)
+
+
+def of_window(window: int) -> int:
+    """``WindowIndex`` of the row of a window's era."""
+    return _WINDOWS - window // ERA
+
+
+def of_decision(cut: int) -> int:
+    """``WindowIndex`` of the row of the era of the cut that a decision follows."""
+    return _DECISIONS - cut // ERA
+
+
+def open_era(database: Database, generation: int, part: int, era: int) -> bool:
+    """Open an era that is not there; False: it is closed for good."""
+
+    def work(transaction: Any) -> bool:
+        if era > _DECISIONS:
+            name = spanner.KeySet(keys=[[named(generation, MARKS)]])
+            texts = [text for (text,) in transaction.read("Meta", ("Value",), name)]
+            marks = msgspec.json.decode(texts[0], type=Marks) if texts else Marks()
+            number, past = _WINDOWS - era, marks.dropped
+        else:
+            row = spanner.KeySet(keys=[[part, BOUND]])
+            decided = [cut for (cut,) in transaction.read("Progress", ("Reached",), row)]
+            number, past = _DECISIONS - era, decided[0] if decided else 0
+        if (number + 1) * ERA <= past:
+            return False
+        columns = ("Part", "WindowIndex", "Reached")
+        transaction.insert_or_update("Progress", columns, [[part, era, 0]])
+        return True
+
+    return bool(transact(database, work))
+
+
+def close_decisions(database: Database, part: int, decided: int) -> None:
+    """Close the eras before a decision that is committed, and drop the rows of their decisions."""
+    number, out = decided // ERA, Mutations()
+    out.delete_between("Progress", (part, _DECISIONS - number + 1), (part, _DECISIONS + 1))
+    out.delete_between("Steps", (part, BOUND, 0), (part, BOUND, number * ERA))
+    commit(database, out.fill)
+
+
+def close_windows(database: Database, part: int, dropped: int) -> None:
+    """Close the eras that lie before ``Marks.dropped`` as a whole."""
+    number, out = dropped // ERA, Mutations()
+    out.delete_between("Progress", (part, _WINDOWS - number + 1), (part, _WINDOWS + 1))
+    commit(database, out.fill)

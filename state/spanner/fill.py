@@ -1,0 +1,126 @@
+"""Rows of a new generation of the Spanner store, in commits within the limits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.cloud.spanner_v1.database import Database
+
+from dpstream.accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIRS
+from dpstream.state import arrow
+from dpstream.state.retention_store import KeyPiece
+from dpstream.state.spanner.batch import Mutations, parts
+from dpstream.state.spanner.client import commit
+from dpstream.state.spanner.rows import (
+    DUE,
+    cell,
+    due_cells,
+    id_cells,
+    pack_columns,
+    pack_states,
+    release_cells,
+)
+from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.store import NEVER, Bool, Int64, KeyShard
+
+STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
+PROGRESS = ("Part", "WindowIndex", "Reached")
+#: Most mutations of a touched key: its row, a list of due keys, a row of its unit set.
+KEY_MUTATIONS = 6 + 6 + 5
+_COPIED = "copied"
+
+
+def states_of(piece: KeyPiece, rows: Int64, schema: pa.Schema, streams: int) -> KeyShard:
+    """Some keys of a piece as states."""
+    states = KeyShard(schema, streams)
+    keys = piece.keys.take(pa.array(rows)).combine_chunks()
+    slots = states.intern(arrow.id_view(keys.column("_id").combine_chunks()), keys.to_batches()[0])
+    states.units[slots], states.values[slots] = piece.units[rows], piece.values[rows]
+    states.due[slots], states.round[slots] = piece.due[rows], piece.round[rows]
+    states.base[slots] = piece.base[rows]
+    return states
+
+
+class Filled:
+    """Rows of a new generation on their way to the database, in commits within the limits."""
+
+    def __init__(self, database: Database) -> None:
+        self._db, self._out = database, Mutations()
+        self.reached: dict[tuple[int, int], int] = {}
+        self.units: dict[int, SpannerUnitShard] = {}
+        self._lists = 0
+
+    def upsert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
+        """Write rows, sooner or later."""
+        for row in rows:
+            self._out.upsert(table, columns, [row])
+            if self._out.count > COMMIT_MUTATIONS * 0.9 or self._out.bytes > 8 * CELL_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Commit what waits."""
+        commit(self._db, self._out.fill)
+        self._out = Mutations()
+
+    def outbox(self, part: int, window: int, step: int, releases: pa.RecordBatch | None) -> None:
+        """Rows of ``Steps``."""
+        cells: list[str | None] = [None]
+        if releases is not None:
+            cells = [*release_cells(releases)]
+        rows = [[part, window, step, n, _COPIED, value] for n, value in enumerate(cells)]
+        self.upsert("Steps", STEP, rows)
+
+    def keys(
+        self,
+        part: int,
+        window: int,
+        reached: int,
+        states: KeyShard,
+        sets: list[bytes],
+        done: Bool,
+    ) -> None:
+        """Rows of ``Keys``, ``KeyUnits`` and ``KeysByDue``; ``sets``: raw unit ids by slot."""
+        slots = np.arange(states.size)
+        keys = id_cells(states.table.ids)
+        large = 16 * INLINE_PAIRS
+        chunks = [-(-len(s) // CELL_BYTES) if len(s) > large else 0 for s in sets]
+        packed = pack_states(
+            states, slots, np.where(done, reached + 1, reached), 0 * slots, np.array(chunks)
+        )
+        columns = pack_columns(states.key_columns(slots))
+        names = ("Part", "WindowIndex", "KeyId", "Columns", "State", "UnitIds")
+        rows = [
+            [part, window, key, column, state, cell(b"" if chunk else units)]
+            for key, column, state, units, chunk in zip(
+                keys, columns, packed, sets, chunks, strict=True
+            )
+        ]
+        self.upsert("Keys", names, rows)
+        chunked = [
+            [part, window, key, n, cell(units[n * CELL_BYTES : (n + 1) * CELL_BYTES])]
+            for key, units, chunk in zip(keys, sets, chunks, strict=True)
+            for n in range(chunk)
+        ]
+        self.upsert("KeyUnits", ("Part", "WindowIndex", "KeyId", "Chunk", "UnitIds"), chunked)
+        self._due(part, window, reached, states)
+
+    def _due(self, part: int, window: int, reached: int, states: KeyShard) -> None:
+        waits = np.flatnonzero(states.due[: states.size] != NEVER)
+        due = np.maximum(states.due[waits], reached + 1)
+        for value, ids in due_cells(states.table.ids[waits], due):
+            self._lists += 1
+            self.upsert("KeysByDue", DUE, [[part, window, value, reached, self._lists, ids]])
+
+    def shard(self, part: int) -> SpannerUnitShard:
+        """Units of a shard, all in memory until the end."""
+        return self.units.setdefault(part, SpannerUnitShard(part, complete=True))
+
+    def write_units(self, units: SpannerUnitShard) -> None:
+        """Rows of ``Units``."""
+        out = Mutations()
+        slots = np.arange(units.table.size)
+        for run in parts(slots, 3, units.row_bytes(slots)):
+            units.write(out, run)
+            commit(self._db, out.fill)
+            out = Mutations()

@@ -1,0 +1,285 @@
+"""Key states of one (window, shard) in Spanner: what is loaded, what waits for the commit."""
+
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.cloud.spanner_v1.database import Database
+
+from dpstream.accounting.limits import CELL_BYTES, INLINE_PAIRS
+from dpstream.state.spanner.batch import Mutations, parts
+from dpstream.state.spanner.client import between, prefix, read_rows
+from dpstream.state.spanner.rows import (
+    DUE,
+    cell,
+    due_cells,
+    id_cells,
+    ids_from,
+    ids_in,
+    pack_columns,
+    pack_empty,
+    pack_states,
+    release_cells,
+    row_sizes,
+    runs_of,
+    unpack_columns,
+    unpack_states,
+)
+from dpstream.state.store import NEVER, Bool, Ids, Int64, KeyShard, StepResult
+
+#: Mutations of a row of ``KeyUnits``, and of its key's row.
+_CHUNK_MUTATIONS = 5 + 5
+_KEY = ("Part", "WindowIndex", "KeyId")
+
+
+class PendingStep:
+    """A step that was computed and waits for its commit."""
+
+    def __init__(self, trigger: int, result: StepResult) -> None:
+        self.trigger, self.releases, self.published = trigger, result.releases, result.published
+        self.closes = result.closes
+
+
+class SpannerKeyShard(KeyShard):
+    """Key states that may be a part of what the database has.
+
+    Args:
+        complete: no row of this (window, shard) is missing in memory.
+        window_sets: a key's unit set lasts for the window, not for a round.
+
+    Attributes:
+        pending: steps since the last commit.
+        left: step -> its rows in ``Steps`` beyond the committed ones: of a commit cut short, or
+            carried by a copy.
+    """
+
+    def __init__(
+        self,
+        key_schema: pa.Schema,
+        streams: int,
+        name: tuple[int, int],
+        complete: bool,
+        window_sets: bool,
+    ) -> None:
+        super().__init__(key_schema, streams)
+        self.part, self.window = name
+        self.complete, self._window_sets = complete, window_sets
+        self.pending: list[PendingStep] = []
+        self.left: dict[int, int] = {}
+        #: By slot: raw ids in the key's own row, rows of ``KeyUnits`` in use, round of the set.
+        self._inline: list[bytes] = []
+        self._set_start = np.zeros(0, np.int64)
+        self._set_end = np.zeros(0, np.int64)
+        self._set_round = np.zeros(0, np.int64)
+        #: By slot: the row is there; it changed; its unit set did; it was looked at.
+        self._stored: Bool = np.zeros(0, np.bool_)
+        self._changed, self._sets, self._examined = (self._stored.copy() for _ in range(3))
+        self._overflow: list[tuple[int, int, bytes]] = []
+
+    @property
+    def pieces(self) -> int:
+        """Rows in ``Steps`` of the first step that waits."""
+        return self.left.get(self.pending[0].trigger, 0)
+
+    @pieces.setter
+    def pieces(self, rows: int) -> None:
+        """More of them are there."""
+        self.left[self.pending[0].trigger] = rows
+
+    def load(self, database: Database, trigger: int, ids: Ids) -> None:
+        """Read the rows of the keys, and of those due at the trigger, that are not here."""
+        if self.complete:
+            return
+        due = self._due_ids(database, trigger)
+        wanted = np.concatenate([ids, due])
+        missing = np.unique(wanted[self.table.find(wanted) < 0], axis=0)
+        before = self.size
+        if len(missing):
+            keys = [(self.part, self.window, k) for k in id_cells(missing)]
+            columns = ("KeyId", "Columns", "State", "UnitIds")
+            self._enter(database, list(read_rows(database, "Keys", columns, keys)))
+        slots = self.table.find(due)
+        # What was here before knows better when it is due.
+        slots = slots[slots >= before]
+        self.due[slots] = np.minimum(self.due[slots], trigger)
+
+    def _due_ids(self, database: Database, trigger: int) -> Ids:
+        """Ids on the lists of the trigger; earlier lists were worked off at their own step."""
+        due = prefix(self.part, self.window, trigger)
+        rows = read_rows(database, "KeysByDue", ("KeyIds",), ranges=[due])
+        return ids_in(b"".join(b64decode(value) for (value,) in rows))
+
+    def _enter(self, database: Database, rows: list[list[Any]]) -> None:
+        """Take rows of ``Keys`` into memory."""
+        if not rows:
+            return
+        keys = unpack_columns([r[1] for r in rows], self._schema)
+        slots = self.intern(ids_from([r[0] for r in rows]), keys)
+        self._extend()
+        state = unpack_states([r[2] for r in rows], self.values.shape[1])
+        self.units[slots], self.values[slots] = state["units"], state["values"]
+        self.round[slots], self.base[slots] = state["round"], state["base"]
+        self.due[slots] = state["due"]
+        self.done[slots] = state["taken"] > self.committed
+        self._set_start[slots], self._set_end[slots] = state["chunk"], state["chunks"]
+        self._set_round[slots], self._stored[slots] = state["round"], True
+        for slot, row in zip(slots.tolist(), rows, strict=True):
+            self._inline[slot] = b64decode(row[3]) if row[3] else b""
+        self._load_sets(database, slots)
+        self._fresh = []  # they are in the database
+
+    def _load_sets(self, database: Database, slots: Int64) -> None:
+        """Unit sets of loaded slots: what their own rows hold, and the rows beyond."""
+        raw = [self._inline[slot] for slot in slots.tolist()]
+        self.pairs.add(np.repeat(slots, [len(r) // 16 for r in raw]), ids_in(b"".join(raw)))
+        large = slots[self._set_end[slots] > self._set_start[slots]]
+        for slot, key in zip(large.tolist(), id_cells(self.table.ids[large]), strict=True):
+            where = (self.part, self.window, key)
+            ends = (int(self._set_start[slot]), int(self._set_end[slot]))
+            chunks = between(*([*where, chunk] for chunk in ends))
+            for (value,) in read_rows(database, "KeyUnits", ("UnitIds",), ranges=[chunks]):
+                units = ids_in(b64decode(value))
+                self.pairs.add(np.full(len(units), slot, np.int64), units)
+
+    def _extend(self) -> None:
+        """Give the columns by slot the length of the others."""
+        more = len(self.units) - len(self._stored)
+        if more <= 0:
+            return
+        self._inline += [b""] * more
+        for name in ("_set_start", "_set_end", "_set_round"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, np.int64)]))
+        for name in ("_stored", "_changed", "_sets", "_examined"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, np.bool_)]))
+
+    def take(self, trigger: int, result: StepResult) -> None:
+        """Note what a step changed; on any later error the whole object is dropped."""
+        self._extend()
+        self._changed[result.changed] = True
+        self._examined[result.changed] = True
+        self._examined[result.examined] = True
+        self._note_pairs(result.pair_slots, result.pair_units)
+        if not self._window_sets:
+            ended = result.changed[self._set_round[result.changed] != self.round[result.changed]]
+            self._drop_sets(ended)
+        self._set_round[result.changed] = self.round[result.changed]
+        self.pending.append(PendingStep(trigger, result))
+
+    def _note_pairs(self, slots: Int64, units: Ids) -> None:
+        """Append new unit ids to their keys' rows; full rows' worth moves to ``KeyUnits``."""
+        order = np.argsort(slots, kind="stable")
+        raw = np.ascontiguousarray(units[order]).tobytes()
+        for slot, a, b in runs_of(slots[order]):
+            ids = self._inline[slot] + raw[16 * a : 16 * b]
+            while len(ids) > 16 * INLINE_PAIRS:
+                piece, ids = ids[:CELL_BYTES], ids[CELL_BYTES:]
+                self._overflow.append((slot, int(self._set_end[slot]), piece))
+                self._set_end[slot] += 1
+            self._inline[slot] = ids
+        self._sets[slots] = True
+
+    def _drop_sets(self, slots: Int64) -> None:
+        """The round of these keys has ended: nobody asks for its units again."""
+        gone = set(slots.tolist())
+        for slot in gone:
+            self._inline[slot] = b""
+        self._overflow = [row for row in self._overflow if row[0] not in gone]
+        self._set_start[slots] = self._set_end[slots]
+        self._sets[slots] = True
+
+    def waiting(self) -> Int64:
+        """Slots whose rows the next commit writes: what changed."""
+        return np.flatnonzero(self._changed)
+
+    def looked_at(self) -> Int64:
+        """Slots that a step since the last commit examined."""
+        return np.flatnonzero(self._examined)
+
+    def row_bytes(self, slots: Int64) -> Int64:
+        """Bytes that the rows of the slots may take, their releases included."""
+        sizes = np.full(self.size, 500, np.int64)
+        sizes[slots] += [len(self._inline[slot]) for slot in slots.tolist()]
+        new = slots[~self._stored[slots]]
+        sizes[new] += row_sizes(self.key_columns(new))
+        for step in self.pending:
+            np.add.at(sizes, step.published, row_sizes(step.releases))
+        return np.asarray(sizes[slots])
+
+    def write_keys(self, out: Mutations, slots: Int64, trigger: int) -> None:
+        """Rows of ``Keys`` and ``KeyUnits`` of some slots, as of a trigger."""
+        states = pack_states(self, slots, trigger, self._set_start[slots], self._set_end[slots])
+        keys, at = id_cells(self.table.ids[slots]), (self.part, self.window)
+        new, sets = ~self._stored[slots], self._sets[slots]
+        columns = iter(pack_columns(self.key_columns(slots[new])))
+        shapes: dict[tuple[bool, bool], list[Any]] = {}
+        for slot, key, state, fresh, units in zip(
+            slots.tolist(), keys, states, new.tolist(), sets.tolist(), strict=True
+        ):
+            row = [*at, key, state]
+            if fresh:
+                row.append(next(columns))
+            if units:
+                row.append(cell(self._inline[slot]))
+            shapes.setdefault((fresh, units), []).append(row)
+        for (fresh, units), rows in shapes.items():
+            extra = (("Columns",) if fresh else ()) + (("UnitIds",) if units else ())
+            out.upsert("Keys", (*_KEY, "State", *extra), rows)
+        self._put_chunks(out, self._overflow)
+
+    def _put_chunks(self, out: Mutations, chunks: list[tuple[int, int, bytes]]) -> None:
+        rows = [
+            [self.part, self.window, cell(self.table.ids[slot].tobytes()), chunk, cell(raw)]
+            for slot, chunk, raw in chunks
+        ]
+        out.upsert("KeyUnits", (*_KEY, "Chunk", "UnitIds"), rows)
+
+    def chunks_ahead(self) -> Iterator[Mutations]:
+        """Rows of ``KeyUnits`` in commits before those of their keys, for which one may be too
+        large.  Nobody reads them until the key's own row says that they belong to it."""
+        if not self._overflow:
+            return
+        sizes = np.array([len(raw) for _, _, raw in self._overflow], np.int64)
+        for run in parts(np.arange(len(sizes)), _CHUNK_MUTATIONS, sizes):
+            out, chunks = Mutations(), [self._overflow[at] for at in run.tolist()]
+            slots = np.unique(np.array([slot for slot, _, _ in chunks], np.int64))
+            new = slots[~self._stored[slots]]
+            # The key's own row must be there first: that of a key without any data.
+            ids = id_cells(self.table.ids[new])
+            states = pack_empty(len(new), self.values.shape[1])
+            columns = pack_columns(self.key_columns(new))
+            rows = [
+                [self.part, self.window, *row] for row in zip(ids, states, columns, strict=True)
+            ]
+            out.upsert("Keys", (*_KEY, "State", "Columns"), rows)
+            self._put_chunks(out, chunks)
+            yield out
+        self._overflow = []
+
+    def write_due(self, out: Mutations, slots: Int64, trigger: int, piece: int) -> None:
+        """Lists of when the slots must be looked at again, one row per due trigger."""
+        slots = slots[(self.due[slots] != NEVER) & (self.due[slots] > trigger)]
+        # No two rows of one commit share a number, and no two commits a (step, piece).
+        rows = [
+            [self.part, self.window, due, trigger, (piece << 20) + number, ids]
+            for number, (due, ids) in enumerate(due_cells(self.table.ids[slots], self.due[slots]))
+        ]
+        out.upsert("KeysByDue", DUE, rows)
+
+    @staticmethod
+    def outbox(step: PendingStep, slots: Bool | None) -> list[str]:
+        """Cells of a step's releases, at least one: those of the marked slots, or all."""
+        rows = step.releases
+        if slots is not None:
+            rows = rows.filter(pa.array(slots[step.published]))
+        return release_cells(rows)
+
+    def settled(self) -> None:
+        """Everything that waited is durable."""
+        self._stored[self._changed] = True
+        for marks in (self._changed, self._sets, self._examined):
+            marks[:] = False
+        last = self.pending[-1].trigger
+        self.left = {step: rows for step, rows in self.left.items() if step > last}
+        self.pending, self._overflow = [], []

@@ -1,0 +1,417 @@
+"""The life of the Spanner store: expiry, sizes, and copies in pieces.
+
+A store is filled as a new generation beside the one in force (``state.spanner.schema``), so
+nobody sees it before the switch.  What a copy carries of steps that are to come stands in
+``Steps`` as the parts of an interrupted commit do.
+"""
+
+import contextlib
+from abc import abstractmethod
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.cloud import spanner
+from google.cloud.spanner_v1.database import Database
+from typing_extensions import override
+
+from dpstream.accounting.limits import COMMIT_MUTATIONS
+from dpstream.state import arrow
+from dpstream.state.retention_store import (
+    Ids,
+    KeyPiece,
+    LifeStore,
+    Part,
+    PositionPiece,
+    UnitPiece,
+    UnitProgress,
+)
+from dpstream.state.spanner import epochs as spanner_eras
+from dpstream.state.spanner.batch import Mutations, parts
+from dpstream.state.spanner.client import (
+    between,
+    change_everywhere,
+    commit,
+    from_on,
+    prefix,
+    query,
+    read_rows,
+    transact,
+)
+from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
+from dpstream.state.spanner.metadata import named, read_note, swap_note
+from dpstream.state.spanner.rows import (
+    UnitRows,
+    cell,
+    ids_from,
+    ids_in,
+    pack_headers,
+    unpack_columns,
+    unpack_states,
+)
+from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, clear
+from dpstream.state.spanner.seals import CELL_SEAL, GENERATION
+from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.store import Admitted, RunIdentity
+
+#: Shards whose progress is read by ranges of their own.
+_FEW = 4096
+#: Units that one transaction of expiry reads and writes.
+_PAGE = COMMIT_MUTATIONS // 16
+
+
+class SpannerLife(LifeStore):
+    """``LifeStore`` on the database of ``SpannerStore``."""
+
+    _db: Database
+    _schema: pa.Schema
+    _streams: int
+    _first_part: int
+    _snapshot: Any
+    _unit_shards: dict[int, SpannerUnitShard]
+    _era: dict[int, int]
+    identity: RunIdentity
+    generation: int
+    _filled: Filled
+
+    def _rows(
+        self,
+        table: str,
+        columns: Sequence[str],
+        keys: Sequence[Sequence[Any]] = (),
+        ranges: Sequence[spanner.KeyRange] = (),
+    ) -> Iterator[list[Any]]:
+        """Rows, as of the open snapshot if there is one."""
+        return read_rows(self._db, table, columns, keys, ranges, self._snapshot)
+
+    def _mine(self) -> spanner.KeyRange:
+        return between([self._first_part], [self._first_part + GENERATION])
+
+    # --- notes --------------------------------------------------------------------------
+
+    @override
+    def note(self, name: str) -> str | None:
+        return read_note(self._db, named(self.generation, name))
+
+    @override
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        return swap_note(self._db, named(self.generation, name), old, new)
+
+    # --- progress -----------------------------------------------------------------------
+
+    @override
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
+        parts = range(self._first_part, self._first_part + self.identity.shards)
+        few = first and len(parts) <= _FEW
+        ranges = [from_on(part, first) for part in parts] if few else [self._mine()]
+        rows = self._rows("Progress", PROGRESS, ranges=ranges)
+        return [(w, part - self._first_part, step) for part, w, step in rows if w >= first]
+
+    @override
+    def unit_progress(self, shard: int) -> UnitProgress:
+        progress, under_way = self._unit_rows(self._first_part + shard)
+        decided = progress.get(BOUND, 0)
+        reach = max([decided, progress.get(REACH, 0), *under_way])
+        return UnitProgress(decided, progress.get(FORGOTTEN, 0), reach)
+
+    @abstractmethod
+    def _unit_rows(self, part: int) -> tuple[dict[int, int], list[int]]:
+        """(progress of a unit shard by kind, cuts that a decision under way goes up to)."""
+
+    # --- expiry -------------------------------------------------------------------------
+
+    @override
+    def forget_positions(self, shard: int, cut: int) -> None:
+        part = self._first_part + shard
+        if cut <= self.unit_progress(shard).forgotten:
+            return
+        # First of all: from now on nobody uses a position that is about to go.
+        self._raise_forgotten(part, cut)
+        self._close_decisions(part)
+        after = transact(self._db, _Expiry(part, cut, None))
+        while after is not None:
+            after = transact(self._db, _Expiry(part, cut, after))
+        # Whoever decides with counters it has in memory writes counts that are still right.
+        self.forget_units(shard)
+
+    def _close_decisions(self, part: int) -> None:
+        decided = self._unit_rows(part)[0].get(BOUND, 0)
+        era = spanner_eras.of_decision(decided)
+        if decided and self._era.get(part) != era:  # once an era
+            spanner_eras.close_decisions(self._db, part, decided)
+            self._era[part] = era
+
+    @abstractmethod
+    def forget_units(self, shard: int) -> None:
+        """See ``Store``."""
+
+    def _raise_forgotten(self, part: int, cut: int) -> None:
+        key = spanner.KeySet(keys=[[part, FORGOTTEN]])
+
+        def work(transaction: Any) -> None:
+            rows = list(transaction.read("Progress", ("Reached",), key))
+            if not rows or rows[0][0] < cut:
+                transaction.insert_or_update("Progress", PROGRESS, [[part, FORGOTTEN, cut]])
+
+        transact(self._db, work)
+
+    @override
+    def drop_releases(self, before: int) -> None:
+        # Rows of an era that is not over stay: they are the fence that keeps a worker that was
+        # asleep from the step.
+        change_everywhere(
+            self._db,
+            "UPDATE Steps SET Releases = NULL WHERE Part BETWEEN @first AND @last"
+            " AND WindowIndex BETWEEN 0 AND @most AND Releases IS NOT NULL",
+            {**self._bounds(), "most": before - 1},
+        )
+        over = before // spanner_eras.ERA * spanner_eras.ERA
+        if not over:
+            return
+        for shard in range(self.identity.shards):
+            spanner_eras.close_windows(self._db, self._first_part + shard, before)
+        for table in ("Steps", "Progress"):
+            change_everywhere(
+                self._db,
+                f"DELETE FROM {table} WHERE Part BETWEEN @first AND @last"
+                " AND WindowIndex BETWEEN 0 AND @most",
+                {**self._bounds(), "most": over - 1},
+            )
+
+    def _bounds(self) -> dict[str, int]:
+        return {"first": self._first_part, "last": self._first_part + GENERATION - 1}
+
+    @override
+    def compact(self) -> None:
+        """Delete lists of keys whose trigger has passed, and replaced generations; Spanner gives
+        space back by itself."""
+        out = Mutations()
+        for window, shard, trigger in self.progress():
+            first = (self._first_part + shard, window)
+            out.delete_between("KeysByDue", (*first, 0), (*first, trigger + 1))
+            if out.count >= COMMIT_MUTATIONS // 2:
+                commit(self._db, out.fill)
+                out = Mutations()
+        commit(self._db, out.fill)
+        for generation in range(self.generation):  # those that were replaced
+            begin = generation * GENERATION
+            some = between([begin], [begin + GENERATION])
+            if list(read_rows(self._db, "Progress", PROGRESS, ranges=[some])):
+                clear(self._db, generation)
+
+    @override
+    def parts(self) -> list[Part]:
+        mine = "WHERE Part BETWEEN @first AND @last"
+        found = [
+            ("outbox", "Steps", "BYTE_LENGTH(Releases)"),
+            ("keys", "Keys", "BYTE_LENGTH(State) + BYTE_LENGTH(Columns) + 16"),
+            ("keys", "KeyUnits", "BYTE_LENGTH(UnitIds)"),
+            ("keys", "KeysByDue", "BYTE_LENGTH(KeyIds)"),
+        ]
+        sizes: dict[tuple[str, int | None], tuple[int, int]] = {}
+        for name, table, size in found:
+            statement = (
+                f"SELECT WindowIndex, COUNT(*), SUM({size}) FROM {table} {mine}"
+                " AND WindowIndex >= 0 GROUP BY WindowIndex"
+            )
+            for window, rows, amount in query(self._db, statement, self._bounds()):
+                before = sizes.get((name, window), (0, 0))
+                sizes[name, window] = before[0] + rows, before[1] + (amount or 0)
+        head = len(pack_headers(np.zeros(1, np.int64), np.zeros(1, np.int64))[0]) + CELL_SEAL
+        statement = f"SELECT COUNT(*), SUM(BYTE_LENGTH(Records)) FROM Units {mine}"
+        [[rows, amount]] = query(self._db, statement, self._bounds())
+        sizes["units", None] = rows, rows * (16 + head)
+        sizes["positions", None] = rows, (amount or 0) - rows * head
+        return [Part(*name, *size) for name, size in sizes.items()]
+
+    # --- reading everything -------------------------------------------------------------
+
+    @override
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self._db.snapshot(multi_use=True) as snapshot:
+            self._snapshot = snapshot
+            try:
+                list(self._rows("Meta", ("Name",), [("generation",)]))  # its time is now
+                yield
+            finally:
+                self._snapshot = None
+
+    @override
+    def key_pieces(self, window: int, shard: int) -> Iterator[KeyPiece]:
+        part = self._first_part + shard
+        whole = [prefix(part, window)]
+        columns = ("KeyId", "Columns", "State", "UnitIds")
+        rows = list(self._rows("Keys", columns, ranges=whole))
+        if not rows:
+            return
+        reached = dict(self._rows("Progress", ("WindowIndex", "Reached"), [(part, window)]))
+        state = unpack_states([row[2] for row in rows], self._streams)
+        keys = pa.Table.from_batches([unpack_columns([row[1] for row in rows], self._schema)])
+        ids = ids_from([row[0] for row in rows])
+        raw = [b64decode(row[3]) if row[3] else b"" for row in rows]
+        at = {row[0]: number for number, row in enumerate(rows)}
+        chunks = self._rows("KeyUnits", ("KeyId", "Chunk", "UnitIds"), ranges=whole)
+        for key, chunk, units in chunks:
+            number = at[key]
+            if state["chunk"][number] <= chunk < state["chunks"][number]:
+                raw[number] += b64decode(units)
+        yield KeyPiece(
+            keys.append_column("_id", arrow.id_column(ids)),
+            state["units"],
+            state["values"],
+            state["due"],
+            state["round"],
+            state["base"],
+            state["taken"] > reached.get(window, 0),
+            np.repeat(np.arange(len(rows)), [len(r) // 16 for r in raw]),
+            ids_in(b"".join(raw)),
+        )
+
+    def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
+        columns = ("UnitId", "Records")
+        rows = list(self._rows("Units", columns, ranges=[prefix(self._first_part + shard)]))
+        found = UnitRows.of([b64decode(row[1]) for row in rows])
+        return ids_from([row[0] for row in rows]), found
+
+    @override
+    def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
+        ids, found = self._all_units(shard)
+        if len(ids):
+            counts, until = found.counts.astype(np.int32), found.until.astype(np.int32)
+            yield UnitPiece(ids, counts, until)
+
+    @override
+    def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
+        ids, found = self._all_units(shard)
+        new = np.flatnonzero(found.records["cut"] > self.unit_progress(shard).forgotten)
+        some = found.records[new]
+        if len(new):
+            yield PositionPiece(
+                ids[found.owner[new]],
+                some["partition"],
+                some["offset"],
+                some["pairs"],
+                some["cut"],
+                some["rank"],
+            )
+
+    @override
+    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        part = self._first_part + shard
+        rows = dict(self._rows("Progress", ("WindowIndex", "Reached"), [(part, window)]))
+        if trigger <= rows.get(window, 0):
+            return None
+        return self._releases(part, window, trigger)
+
+    @abstractmethod
+    def _releases(self, part: int, window: int, trigger: int) -> pa.RecordBatch | None:
+        """All rows of a step in the outbox, committed or not."""
+
+    # --- filling a new generation -------------------------------------------------------
+
+    @override
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[None]:
+        self._filled = Filled(self._db)
+        yield
+        for (part, window), step in self._filled.reached.items():
+            self._filled.upsert("Progress", PROGRESS, [[part, window, step]])
+        for units in self._filled.units.values():
+            self._filled.write_units(units)
+        self._filled.flush()
+
+    @override
+    def put_step(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch | None
+    ) -> None:
+        part = self._first_part + shard
+        self._filled.reached[part, window] = trigger
+        self._filled.outbox(part, window, trigger, releases)
+
+    @override
+    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
+        part = self._first_part + shard
+        self._filled.reached.setdefault((part, window), 0)
+        self._filled.outbox(part, window, trigger, releases)
+
+    @override
+    def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
+        part = self._first_part + shard
+        reached = self._filled.reached.setdefault((part, window), 0)
+        order = np.argsort(piece.pair_rows, kind="stable")
+        raw = np.ascontiguousarray(piece.pair_units[order]).tobytes()
+        end = np.cumsum(np.bincount(piece.pair_rows, minlength=len(piece.units)))
+        sizes = np.diff(end, prepend=0)
+        for rows in parts(np.arange(len(piece.units)), KEY_MUTATIONS, 16 * sizes + 9_000):
+            some = states_of(piece, rows, self._schema, self._streams)
+            sets = [raw[16 * int(end[r] - sizes[r]) : 16 * int(end[r])] for r in rows.tolist()]
+            self._filled.keys(part, window, reached, some, sets, piece.done[rows])
+
+    @override
+    def put_units(self, shard: int, piece: UnitPiece) -> None:
+        self._filled.shard(self._first_part + shard).put(piece.ids, piece.counts, piece.until)
+
+    @override
+    def put_positions(self, shard: int, piece: PositionPiece) -> None:
+        units = self._filled.shard(self._first_part + shard)
+        slots = units.table.find(piece.ids).astype(np.int32)
+        units.put_records(
+            Admitted(piece.partition, piece.offset, slots, piece.pairs, piece.cut, piece.rank)
+        )
+
+    @override
+    def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
+        part = self._first_part + shard
+        for kind, cut in zip((BOUND, FORGOTTEN, REACH), progress, strict=True):
+            if cut:
+                self._filled.reached[part, kind] = cut
+
+
+class _Expiry:
+    """One transaction of expiry: a page of units behind a key; gives the page's last key.
+
+    It reads what it writes, so a worker that decides at the same time makes it start again.
+    """
+
+    def __init__(self, part: int, cut: int, after: str | None) -> None:
+        self._part, self._cut, self._after = part, cut, after
+
+    def __call__(self, transaction: Any) -> str | None:
+        start: dict[str, Any] = {"start_closed": [self._part]}
+        if self._after is not None:
+            start = {"start_open": [self._part, self._after]}
+        page = spanner.KeySet(ranges=[spanner.KeyRange(**start, end_closed=[self._part])])
+        rows = list(transaction.read("Units", ("UnitId", "Records"), page, limit=_PAGE))
+        if not rows:
+            return None
+        found = UnitRows.of([b64decode(row[1]) for row in rows])
+        goes = found.records["cut"] <= self._cut
+        left = np.bincount(found.owner[~goes], minlength=len(rows))
+        ended = (found.until <= self._cut) & (left == 0)
+        changed = np.zeros(len(rows), np.bool_)
+        changed[found.owner[goes]] = True
+        gone = found.gone.copy()
+        np.add.at(gone, found.owner[goes], found.records["pairs"][goes])
+        kept, end = found.records[~goes], np.cumsum(left)
+        heads = pack_headers(gone, found.until)
+        written = [
+            [
+                self._part,
+                _text(rows[n][0]),
+                cell(heads[n] + kept[end[n] - left[n] : end[n]].tobytes()),
+            ]
+            for n in np.flatnonzero(changed & ~ended).tolist()
+        ]
+        if written:
+            transaction.insert_or_update("Units", ("Part", "UnitId", "Records"), written)
+        if ended.any():
+            keys = [[self._part, _text(rows[n][0])] for n in np.flatnonzero(ended).tolist()]
+            transaction.delete("Units", spanner.KeySet(keys=keys))
+        return _text(rows[-1][0])
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode()

@@ -1,0 +1,195 @@
+"""Cells of the Spanner store: states, unit sets and admitted records as packed bytes.
+
+The client takes and gives BYTES as base64.  Everything is little-endian.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.limits import CELL_BYTES
+from dpstream.state import arrow
+from dpstream.state.store import NEVER, Admitted, Ids, Int64, Ints, KeyShard
+
+#: Columns of ``KeysByDue``.
+DUE = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")
+#: Key of an id that two columns of 64 bits are.
+ID_BYTES = 16
+#: One admitted record: its position, the cut it was decided at, its pairs and their first rank.
+RECORD = np.dtype(
+    [("offset", "<i8"), ("partition", "<i4"), ("cut", "<i4"), ("pairs", "<i4"), ("rank", "<i4")]
+)
+#: What stands before the records of a unit: admitted pairs whose records have expired, and the
+#: last cut at which any record of the unit can be decided.
+UNIT_HEADER = np.dtype([("gone", "<i8"), ("until", "<i8")])
+
+
+def state_type(streams: int) -> np.dtype[Any]:
+    """A key's state; ``taken`` is the last step it is part of, ``due`` may be earlier than the
+    list that it is on, ``chunk .. chunks - 1`` are the rows of ``KeyUnits`` that belong to its
+    unit set."""
+    return np.dtype(
+        [
+            ("units", "<i8"),
+            ("values", "<i8", (streams,)),
+            ("taken", "<i4"),
+            ("round", "<i4"),
+            ("base", "<i4"),
+            ("due", "<i4"),
+            ("chunk", "<i4"),
+            ("chunks", "<i4"),
+        ]
+    )
+
+
+def cells(raw: bytes, size: int) -> list[str]:
+    """The pieces of ``size`` bytes as BYTES cells."""
+    return [b64encode(raw[at : at + size]).decode() for at in range(0, len(raw), size)]
+
+
+def runs_of(ordered: npt.NDArray[Any]) -> Iterator[tuple[int, int, int]]:
+    """(value, begin, end) of each run of equal values."""
+    values, count = np.unique(ordered, return_counts=True)
+    end = np.cumsum(count)
+    yield from zip(values.tolist(), (end - count).tolist(), end.tolist(), strict=True)
+
+
+def row_sizes(rows: pa.RecordBatch | pa.Table) -> Int64:
+    """(n,) bytes that each row takes, its fixed columns as 8."""
+    sizes = np.full(rows.num_rows, 8 * rows.num_columns, np.int64)
+    for column in rows.columns:
+        if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    return sizes
+
+
+def release_cells(rows: pa.RecordBatch) -> list[str]:
+    """``Releases`` cells of released rows, at least one, cut by what each row takes."""
+    number = np.cumsum(row_sizes(rows)) // CELL_BYTES
+    pieces = [rows.slice(a, b - a) for _, a, b in runs_of(number)]
+    return [cell(arrow.to_bytes(piece)) for piece in pieces or [rows]]
+
+
+def due_cells(ids: Ids, due: npt.NDArray[Any]) -> Iterator[tuple[int, str]]:
+    """(due trigger, ``KeyIds`` cell) of lists that name every key at its due trigger."""
+    order = np.argsort(due, kind="stable")
+    raw = np.ascontiguousarray(ids[order]).tobytes()
+    for value, a, b in runs_of(due[order]):
+        for at in range(ID_BYTES * a, ID_BYTES * b, CELL_BYTES):
+            yield value, cell(raw[at : min(at + CELL_BYTES, ID_BYTES * b)])
+
+
+def cell(raw: bytes) -> str:
+    """One BYTES cell."""
+    return b64encode(raw).decode()
+
+
+def id_cells(ids: Ids) -> list[str]:
+    """(n, 2) ids as BYTES(16) cells."""
+    return cells(np.ascontiguousarray(ids).tobytes(), ID_BYTES)
+
+
+def ids_from(values: Sequence[bytes]) -> Ids:
+    """(n, 2) ids of BYTES(16) cells."""
+    return ids_in(b"".join(b64decode(value) for value in values))
+
+
+def ids_in(raw: bytes) -> Ids:
+    """(n, 2) ids that stand one behind the other."""
+    return np.frombuffer(raw, np.uint64).reshape(-1, 2)
+
+
+def pack_states(
+    states: KeyShard, slots: Int64, taken: int | Int64, chunk: Int64, chunks: Int64
+) -> list[str]:
+    """``State`` cells of the slots."""
+    packed = np.zeros(len(slots), state_type(states.values.shape[1]))
+    packed["units"], packed["values"] = states.units[slots], states.values[slots]
+    packed["round"], packed["base"] = states.round[slots], states.base[slots]
+    packed["due"] = states.due[slots]
+    packed["taken"], packed["chunk"], packed["chunks"] = taken, chunk, chunks
+    return cells(packed.tobytes(), packed.dtype.itemsize)
+
+
+def unpack_states(values: Sequence[bytes], streams: int) -> npt.NDArray[Any]:
+    """``State`` cells as records of ``state_type``."""
+    raw = b"".join(b64decode(value) for value in values)
+    return np.frombuffer(raw, state_type(streams))
+
+
+def pack_empty(number: int, streams: int) -> list[str]:
+    """``State`` cells of keys of which nothing is committed yet."""
+    packed = np.zeros(number, state_type(streams))
+    packed["due"] = NEVER
+    return cells(packed.tobytes(), packed.dtype.itemsize)
+
+
+def pack_columns(keys: pa.Table) -> list[str]:
+    """``Columns`` cells: the key's components, one cell a row."""
+    rows = zip(*(column.to_pylist() for column in keys.columns), strict=True)
+    return [cell(msgspec.msgpack.encode(row)) for row in rows]
+
+
+def unpack_columns(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+    """Key columns of ``Columns`` cells."""
+    rows = [msgspec.msgpack.decode(b64decode(value)) for value in values]
+    columns = zip(*rows, strict=True) if rows else ([] for _ in schema)
+    arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def pack_records(admitted: Admitted, order: Int64) -> bytes:
+    """Admitted records in an order, ``RECORD.itemsize`` bytes each."""
+    packed = np.zeros(len(order), RECORD)
+    packed["offset"], packed["partition"] = admitted.offset[order], admitted.partition[order]
+    packed["cut"], packed["pairs"] = admitted.cut[order], admitted.pairs[order]
+    if admitted.rank is not None:
+        packed["rank"] = admitted.rank[order]
+    return packed.tobytes()
+
+
+def unpack_records(blobs: Sequence[bytes]) -> tuple[npt.NDArray[Any], Int64]:
+    """Records of many units, and for each the index of its blob."""
+    sizes = np.array([len(b) // RECORD.itemsize for b in blobs], np.int64)
+    return np.frombuffer(b"".join(blobs), RECORD), np.repeat(np.arange(len(blobs)), sizes)
+
+
+def pack_headers(gone: Int64, until: Ints) -> list[bytes]:
+    """Headers of units' rows."""
+    packed = np.zeros(len(gone), UNIT_HEADER)
+    packed["gone"], packed["until"] = gone, until
+    raw, size = packed.tobytes(), UNIT_HEADER.itemsize
+    return [raw[at : at + size] for at in range(0, len(raw), size)]
+
+
+class UnitRows(NamedTuple):
+    """Rows of ``Units`` taken apart.
+
+    Attributes:
+        blobs: the records of each unit; records, owner: all of them, and whose each is.
+        gone, until: see ``UNIT_HEADER``; counts: (n,) admitted pairs of each unit.
+    """
+
+    blobs: list[bytes]
+    records: npt.NDArray[Any]
+    owner: Int64
+    gone: Int64
+    until: Int64
+    counts: Int64
+
+    @classmethod
+    def of(cls, cells: Sequence[bytes]) -> "UnitRows":
+        """Rows by their ``Records`` cells, decoded."""
+        size = UNIT_HEADER.itemsize
+        head = np.frombuffer(b"".join(c[:size] for c in cells), UNIT_HEADER)
+        blobs = [c[size:] for c in cells]
+        records, owner = unpack_records(blobs)
+        counts = head["gone"].copy()
+        np.add.at(counts, owner, records["pairs"])
+        return cls(blobs, records, owner, head["gone"], head["until"], counts)

@@ -1,0 +1,272 @@
+"""The Spanner store's tables, and its row of identity.
+
+Where they differ from the paper's two tables (units; keys with a secondary index on the due
+trigger), and why:
+
+* ``Part`` is ``generation * 2^15 + shard``.  A restore or a reshard writes a new generation
+  beside the old one and then switches ``Meta``: it happens at once, and a worker that was asleep
+  writes where nobody reads.
+* ``KeysByDue`` is the secondary index on the due trigger, kept as lists: one row per (step, due
+  trigger) with the ids of all its keys.  A key costs no index entry to delete and insert at each
+  step, so a commit holds twice the keys.  (The emulator updates 170 indexed rows a second in
+  commits of 8,000, and 18,000 without the index.)  A key that is found early is looked at early.
+* The users of a round stand in the key's row, beyond ``limits.INLINE_PAIRS`` in ``KeyUnits``.
+* Applied positions stand in the unit's row: a unit's state IS its admitted records.
+* ``Steps`` is the outbox and the fence: a row of it can be inserted only once.
+
+No table has a column per aggregate, so one schema serves every plan.
+"""
+
+import contextlib
+from typing import Any
+
+import msgspec
+from google.api_core import exceptions
+from google.cloud import spanner
+from google.cloud.spanner_v1.database import Database
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.limits import CELL_CHARACTERS
+from dpstream.state.seals import reading
+from dpstream.state.spanner.client import (
+    ExistsError,
+    NothingThereError,
+    administered,
+    change_everywhere,
+    commit,
+    read_rows,
+    transact,
+)
+from dpstream.state.spanner.metadata import read_note, swap_note
+from dpstream.state.spanner.seals import GENERATION, Format, format_of, sealed_rows
+from dpstream.state.store import Calibrate, RunIdentity
+
+_PLAIN = "1"
+#: Version 2: cells have digests (`state.spanner.seals`); the tables are those of version 1.
+SCHEMA_VERSION = 2
+#: ``WindowIndex`` of BOUND's progress and decisions; of the cut up to which positions are
+#: forgotten; of the cut that a decision cut short may have reached.
+BOUND, FORGOTTEN, REACH = -1, -2, -3
+#: Row of ``Meta``: the last generation that anybody has begun to fill.
+_CLAIMED = "claimed"
+#: ``deploy/spanner/schema.sql`` is a copy (a test compares them).
+DDL = """
+CREATE TABLE Meta (
+  Name STRING(64) NOT NULL,
+  Value STRING(MAX) NOT NULL,
+) PRIMARY KEY (Name);
+
+CREATE TABLE Progress (
+  Part INT64 NOT NULL,
+  WindowIndex INT64 NOT NULL,
+  Reached INT64 NOT NULL,
+) PRIMARY KEY (Part, WindowIndex);
+
+CREATE TABLE Steps (
+  Part INT64 NOT NULL,
+  WindowIndex INT64 NOT NULL,
+  Step INT64 NOT NULL,
+  Piece INT64 NOT NULL,
+  Writer STRING(32) NOT NULL,
+  Releases BYTES(MAX),
+) PRIMARY KEY (Part, WindowIndex, Step, Piece);
+
+CREATE TABLE Keys (
+  Part INT64 NOT NULL,
+  WindowIndex INT64 NOT NULL,
+  KeyId BYTES(16) NOT NULL,
+  Columns BYTES(MAX),
+  State BYTES(MAX),
+  UnitIds BYTES(MAX),
+) PRIMARY KEY (Part, WindowIndex, KeyId);
+
+CREATE TABLE KeyUnits (
+  Part INT64 NOT NULL,
+  WindowIndex INT64 NOT NULL,
+  KeyId BYTES(16) NOT NULL,
+  Chunk INT64 NOT NULL,
+  UnitIds BYTES(MAX) NOT NULL,
+) PRIMARY KEY (Part, WindowIndex, KeyId, Chunk),
+  INTERLEAVE IN PARENT Keys ON DELETE CASCADE;
+
+CREATE TABLE KeysByDue (
+  Part INT64 NOT NULL,
+  WindowIndex INT64 NOT NULL,
+  Due INT64 NOT NULL,
+  Step INT64 NOT NULL,
+  Piece INT64 NOT NULL,
+  KeyIds BYTES(MAX) NOT NULL,
+) PRIMARY KEY (Part, WindowIndex, Due, Step, Piece);
+
+CREATE TABLE Units (
+  Part INT64 NOT NULL,
+  UnitId BYTES(16) NOT NULL,
+  Records BYTES(MAX) NOT NULL,
+) PRIMARY KEY (Part, UnitId);
+"""
+
+
+def statements() -> list[str]:
+    """The DDL, one statement each."""
+    return [s.strip() for s in DDL.split(";") if s.strip()]
+
+
+def create_tables(database: Database) -> bool:
+    """Create database and tables where they are missing; whether anything was.
+
+    Raises:
+        UsageError: no such instance, or no right to create; RunError: unreachable.
+    """
+    if not administered(database.exists):
+        database._ddl_statements = tuple(statements())
+        administered(lambda: _create(database))
+        return True
+    administered(database.reload)
+    there = {d.split()[2] for d in database.ddl_statements if d.startswith("CREATE TABLE")}
+    missing = [s for s in statements() if s.split()[2] not in there]
+    if there and missing:
+        raise PolicyError(
+            "state.store",
+            "the database holds other tables, or a part of the schema only",
+            "give the store a database of its own",
+        )
+    if missing:
+        administered(lambda: database.update_ddl(missing).result(300))
+    return bool(missing)
+
+
+def _create(database: Database) -> None:
+    # It is there when the answer of an earlier attempt was lost, or another process was faster.
+    with contextlib.suppress(exceptions.AlreadyExists):
+        database.create().result(300)
+
+
+def create_identity(
+    database: Database, identity: RunIdentity, calibrate: Calibrate | None = None
+) -> RunIdentity:
+    """Write the identity, or return the one that is there.
+
+    Args:
+        calibrate: its calibration, asked for only if none is there.
+    """
+    if calibrate is not None:
+        if has_identity(database):
+            return read_identity(database)[0]
+        identity = msgspec.structs.replace(identity, calibration=calibrate())
+    rows = [("schema_version", str(SCHEMA_VERSION)), ("generation", "0"), *_pieces(identity)]
+    # A row that is there may be an earlier attempt's, or another process's: the same run.
+    with contextlib.suppress(ExistsError):
+        commit(database, lambda batch: batch.insert("Meta", ("Name", "Value"), rows))
+    return read_identity(database)[0]
+
+
+def has_identity(database: Database) -> bool:
+    """Whether a run was begun on the database."""
+    try:
+        return "identity" in _meta(database)
+    except NothingThereError:
+        return False
+
+
+def generation_of(database: Database) -> int | None:
+    """The generation in force, ``None`` if no run was begun."""
+    meta = _meta(database)
+    return int(meta["generation"]) if "identity" in meta else None
+
+
+def claim(database: Database) -> int:
+    """Number of a new generation for the caller alone, who may switch to it as long as it is the
+    last one claimed; never 0, which is that of a run that begins."""
+    while True:
+        last = read_note(database, _CLAIMED)
+        new = 1 + max(int(last or 0), generation_of(database) or 0)
+        if swap_note(database, _CLAIMED, last, str(new)):
+            return new
+
+
+def switch(database: Database, old: int | None, new: int, identity: RunIdentity) -> None:
+    """Make a generation that was filled the one in force, if ``old`` still is.
+
+    Raises:
+        RunError: another generation is, or one was claimed since.
+    """
+    pieces, known = _pieces(identity), format_of(database)
+
+    def work(transaction: Any) -> bool:
+        version = spanner.KeySet(keys=[["schema_version"]])
+        known.plain_meta = transaction.read("Meta", ("Value",), version) == [[_PLAIN]]
+        keys = [["generation"], [_CLAIMED], *([name] for name, _ in pieces)]
+        found = dict(transaction.read("Meta", ("Name", "Value"), spanner.KeySet(keys=keys)))
+        claimed = found.pop(_CLAIMED, None)
+        if found == {"generation": str(new), **dict(pieces)}:
+            return True  # an earlier attempt whose answer was lost
+        before = None if old is None else str(old)
+        if (found.get("generation"), claimed) != (before, str(new)):
+            return False
+        rows = [("generation", str(new)), ("schema_version", str(SCHEMA_VERSION)), *pieces]
+        if known.plain_meta:  # from now on all rows have digests
+            everything = spanner.KeySet(all_=True)
+            every = dict(transaction.read("Meta", ("Name", "Value"), everything)) | dict(rows)
+            rows = list(sealed_rows(Format(), "Meta", ("Name", "Value"), list(every.items())))
+        transaction.insert_or_update("Meta", ("Name", "Value"), rows)
+        return True
+
+    if not transact(database, work):
+        raise RunError("state.store", "was changed by another command", "run this one again")
+    known.plain_meta = False
+
+
+def clear(database: Database, generation: int) -> None:
+    """Delete everything of a generation: an earlier attempt may have left a part of it."""
+    first = generation * GENERATION
+    values = {"first": first, "last": first + GENERATION - 1}
+    for table in ("KeyUnits", "Keys", "KeysByDue", "Units", "Steps", "Progress"):
+        statement = f"DELETE FROM {table} WHERE Part BETWEEN @first AND @last"
+        change_everywhere(database, statement, values)
+    stale = f"DELETE FROM Meta WHERE STARTS_WITH(Name, 'note.{generation}.')"
+    change_everywhere(database, stale, {})
+
+
+def read_identity(database: Database) -> tuple[RunIdentity, int]:
+    """(identity, generation), after a check of the schema version.
+
+    Raises:
+        UsageError: no tables; PolicyError: another schema version.
+    """
+    meta = _meta(database)
+    if "identity" not in meta:
+        raise UsageError("state.store", "holds no run yet", "run `dpstream state init`")
+    if meta.get("schema_version") not in (_PLAIN, str(SCHEMA_VERSION)):
+        raise PolicyError(
+            "state.store",
+            f"its schema version is not one of 1 to {SCHEMA_VERSION}, those of this program",
+            "use the program version that wrote it",
+        )
+    with reading():
+        return _whole(meta), int(meta["generation"])
+
+
+def _pieces(identity: RunIdentity) -> list[tuple[str, str]]:
+    """Rows of ``Meta`` for the identity: a long window's numbers are more than one cell takes."""
+    text = msgspec.json.encode(identity).decode()
+    cuts = range(CELL_CHARACTERS, len(text), CELL_CHARACTERS)
+    more = [(f"identity.{cut}", text[cut : cut + CELL_CHARACTERS]) for cut in cuts]
+    return [("identity", text[:CELL_CHARACTERS]), *more]
+
+
+def _whole(meta: dict[str, str]) -> RunIdentity:
+    text = meta["identity"]
+    while len(text) % CELL_CHARACTERS == 0 and f"identity.{len(text)}" in meta:
+        text += meta[f"identity.{len(text)}"]
+    return msgspec.json.decode(text, type=RunIdentity)
+
+
+def _meta(database: Database) -> dict[str, str]:
+    """All rows; what version 1 wrote is read without digests from now on."""
+    version = [("schema_version",)]
+    found = next(read_rows(database, "Meta", ("Value",), version), [None])[0]
+    format_of(database).plain_meta = found == _PLAIN
+    meta = dict(read_rows(database, "Meta", ("Name", "Value")))
+    if found == _PLAIN and meta.get("generation", "").isdecimal():
+        format_of(database).plain.add(int(meta["generation"]))
+    return meta

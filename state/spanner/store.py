@@ -1,0 +1,449 @@
+"""The Cloud Spanner store: key and unit states by row, one transaction a step.
+
+A step is three calls: the list of due keys, the rows that are not in memory, and the commit of
+all mutations.  States stay in memory between steps (nothing is read for a (window, shard) that
+began here), bounded by ``limits.CACHED_STATES``.  Fencing needs no read: a step's row in
+``Steps`` can be inserted once, and a worker commits step t only after it has seen t - 1
+committed, so whoever inserts row t worked on the states as of t - 1.  The same holds for
+BOUND's decisions, whose rows are named by the cut that they follow.
+
+A step beyond ``limits.COMMIT_MUTATIONS`` is committed in parts, see `state.store`.
+"""
+
+import contextlib
+import threading
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
+from dpstream.state import arrow
+from dpstream.state.idtable import IdTable
+from dpstream.state.spanner import epochs as spanner_eras
+from dpstream.state.spanner.batch import Mutations, fits, parts
+from dpstream.state.spanner.client import (
+    ExistsError,
+    MissingError,
+    commit,
+    connect,
+    from_on,
+    prefix,
+    read_rows,
+)
+from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, STEP
+from dpstream.state.spanner.keys import SpannerKeyShard
+from dpstream.state.spanner.retention import SpannerLife
+from dpstream.state.spanner.rows import cell
+from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, read_identity
+from dpstream.state.spanner.seals import GENERATION
+from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
+from dpstream.state.store import (
+    Admitted,
+    Ids,
+    Int64,
+    KeyShard,
+    OvertakenError,
+    RunIdentity,
+    StepResult,
+    Store,
+    UnitShard,
+)
+
+#: Releases, progress and the deletion of a closed window.
+_STEP_MUTATIONS = 100
+
+
+class _Group(threading.local):
+    """The (window, shard)s that the thread's open group has steps of."""
+
+    shards: list[SpannerKeyShard] | None = None
+
+
+class SpannerStore(SpannerLife, Store):
+    """One run's state in one Spanner database.
+
+    Args:
+        url: ``spanner://PROJECT/INSTANCE/DATABASE``; it must be initialised.
+        key_schema: Arrow schema of the key columns.
+        streams: integer sums kept per key (``Plan.sums``).
+        window_sets: a key's unit set lasts for the window (``Plan.window_sets``).
+        successor: identity and number of a generation that is to be filled.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key_schema: pa.Schema,
+        streams: int,
+        window_sets: bool = True,
+        successor: tuple[RunIdentity, int] | None = None,
+    ) -> None:
+        self._schema, self._streams, self._window_sets = key_schema, streams, window_sets
+        self._lock = threading.RLock()
+        self._group = _Group()
+        self._db = connect(url)
+        self.identity, self.generation = successor or read_identity(self._db)
+        self._first_part = self.generation * GENERATION
+        self._snapshot = None
+        self._key_shards: dict[tuple[int, int], SpannerKeyShard] = {}
+        self._unit_shards: dict[int, SpannerUnitShard] = {}
+        self._era: dict[int, int] = {}
+
+    # --- keys ---------------------------------------------------------------------------
+
+    @override
+    def key_shard(self, window: int, shard: int) -> KeyShard:
+        return self._keys(window, shard)
+
+    def _keys(self, window: int, shard: int) -> SpannerKeyShard:
+        with self._lock:
+            states = self._key_shards.pop((window, shard), None)
+            if states is None:
+                states = self._begin_keys(window, shard)
+                self._make_room()
+            self._key_shards[window, shard] = states  # the one used last stands last
+            return states
+
+    def _begin_keys(self, window: int, shard: int) -> SpannerKeyShard:
+        part = self._part(shard)
+        committed, left = self._key_progress(part, window)
+        states = SpannerKeyShard(
+            self._schema,
+            self._streams,
+            (part, window),
+            complete=committed is None and not left,
+            window_sets=self._window_sets,
+        )
+        states.mark_committed(committed or 0)
+        states.left = left
+        return states
+
+    def _make_room(self) -> None:
+        """Drop the states used longest ago; they are in the database."""
+        total = sum(s.size for s in self._key_shards.values())
+        for name, states in list(self._key_shards.items()):
+            if total <= CACHED_STATES:
+                return
+            if not states.pending:
+                total -= states.size
+                del self._key_shards[name]
+
+    @override
+    def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
+        assert isinstance(states, SpannerKeyShard)
+        group = self._group.shards
+        if group:
+            # What waits must fit into one commit together with this step.
+            named = len(np.unique(ids, axis=0)) + int((states.due[: states.size] <= trigger).sum())
+            more = KEY_MUTATIONS * named
+            waits = sum(KEY_MUTATIONS * len(s.looked_at()) for s in group)
+            if waits + more + _STEP_MUTATIONS * (len(group) + 1) > COMMIT_MUTATIONS:
+                self._write(group)
+                group.clear()
+        states.load(self._db, trigger, ids)
+
+    @override
+    def commit_step(
+        self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
+    ) -> pa.RecordBatch:
+        assert isinstance(states, SpannerKeyShard)
+        if trigger != states.committed + 1:  # the row's uniqueness tells the rest
+            self._drop([states])
+            raise OvertakenError
+        before = states.left.get(trigger, 0)
+        states.take(trigger, result)
+        group = self._group.shards
+        if group is None:
+            self._write([states])
+        elif states not in group:
+            group.append(states)
+        states.mark_committed(trigger)
+        if result.closes and group is None:
+            self.forget(window, shard)
+        if before:
+            if group is not None:
+                self._write(group)
+                group.clear()
+            released = self._releases(states.part, window, trigger)
+            assert released is not None
+            return released
+        return result.releases
+
+    @override
+    @contextlib.contextmanager
+    def grouped(self) -> Iterator[None]:
+        group: list[SpannerKeyShard] = []
+        self._group.shards = group
+        try:
+            yield
+            self._write(group)
+        except BaseException:
+            self._drop(group)
+            raise
+        finally:
+            self._group.shards = None
+
+    def _write(self, shards: list[SpannerKeyShard]) -> None:
+        """Commit all steps that wait in some (window, shard)s."""
+        if not shards:
+            return
+        try:
+            out = Mutations()
+            for states in shards:
+                self._write_shard(out, states)
+            if fits(out):
+                self._commit(out, shards[0])
+            elif len(shards) == 1 and len(shards[0].pending) == 1:
+                self._write_parts(shards[0])
+            else:
+                raise OvertakenError  # too much for one commit: each step by itself
+        except BaseException:
+            self._drop(shards)
+            raise
+        for states in shards:
+            closed = any(step.closes for step in states.pending)
+            states.settled()
+            if closed:
+                self._drop([states])
+
+    def _write_shard(self, out: Mutations, states: SpannerKeyShard) -> None:
+        last = states.pending[-1]
+        for step in states.pending:
+            first = states.left.get(step.trigger, 0)
+            rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
+            out.insert("Steps", STEP, rows)
+        out.require(states.part, spanner_eras.of_window(states.window))
+        if last.closes:
+            self._delete_states(out, states)
+        else:
+            states.write_keys(out, states.waiting(), last.trigger)
+            number = states.left.get(last.trigger, 0)
+            states.write_due(out, states.looked_at(), last.trigger, number)
+        out.upsert("Progress", PROGRESS, [[states.part, states.window, last.trigger]])
+
+    def _write_parts(self, states: SpannerKeyShard) -> None:
+        """Commit one step in several commits, by key; the last one makes it visible."""
+        step, slots = states.pending[0], states.looked_at()
+        for out in states.chunks_ahead():
+            nothing = states.outbox(step, np.zeros(states.size, np.bool_))
+            rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
+            out.insert("Steps", STEP, rows)
+            out.require(states.part, spanner_eras.of_window(states.window))
+            self._commit(out, states)
+            states.pieces += len(rows)
+        runs = parts(slots, KEY_MUTATIONS, states.row_bytes(slots))
+        for number, run in enumerate(runs, 1):
+            out, last = Mutations(), number == len(runs)
+            mine = np.zeros(states.size, np.bool_)
+            mine[run] = True
+            cells = states.outbox(step, mine)
+            rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
+            out.insert("Steps", STEP, rows)
+            out.require(states.part, spanner_eras.of_window(states.window))
+            if last and step.closes:
+                self._delete_states(out, states)
+            else:
+                states.write_keys(out, run, step.trigger)
+                states.write_due(out, run, step.trigger, states.pieces)
+            if last:
+                out.upsert("Progress", PROGRESS, [[states.part, states.window, step.trigger]])
+            self._commit(out, states)
+            states.pieces += len(rows)
+
+    @staticmethod
+    def _step_rows(
+        states: SpannerKeyShard, trigger: int, first: int, out: Mutations, cells: list[str]
+    ) -> list[Any]:
+        return [
+            [states.part, states.window, trigger, first + n, out.writer, releases]
+            for n, releases in enumerate(cells)
+        ]
+
+    @staticmethod
+    def _delete_states(out: Mutations, states: SpannerKeyShard) -> None:
+        for table in ("Keys", "KeysByDue"):
+            out.delete_all(table, states.part, states.window)
+
+    def _commit(self, out: Mutations, states: SpannerKeyShard) -> None:
+        step = states.pending[0]
+        self._commit_once(out, (states.part, states.window, step.trigger, states.pieces))
+
+    def _commit_once(self, out: Mutations, fence: tuple[int, ...]) -> None:
+        """Commit; an insert that finds its row was overtaken, unless the row is this one's."""
+        try:
+            self._commit_in_era(out)
+        except ExistsError:
+            rows = list(read_rows(self._db, "Steps", ("Writer",), [fence]))
+            if rows != [[out.writer]]:
+                raise OvertakenError from None
+
+    def _commit_in_era(self, out: Mutations) -> None:
+        try:
+            commit(self._db, out.fill, True)
+        except MissingError:
+            for part, era in sorted(out.eras):
+                if not spanner_eras.open_era(self._db, self.generation, part, era):
+                    raise OvertakenError from None
+            try:
+                commit(self._db, out.fill, True)
+            except MissingError:  # closed meanwhile
+                raise OvertakenError from None
+
+    def _drop(self, shards: list[SpannerKeyShard]) -> None:
+        with self._lock:
+            for states in shards:
+                self._key_shards.pop((states.window, states.part - self._first_part), None)
+
+    @override
+    def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        part = self._part(shard)
+        with self._lock:
+            cached = self._key_shards.get((window, shard))
+        waiting = cached is not None and bool(cached.pending)
+        unsure = cached is None or waiting or cached.committed < trigger
+        if unsure and (self._reached(part, window) or 0) < trigger:
+            return None
+        return self._releases(part, window, trigger)
+
+    def _releases(self, part: int, window: int, trigger: int) -> pa.RecordBatch | None:
+        """All rows of a step in ``Steps``; ``None`` if there are none or they were dropped."""
+        rows = list(self._rows("Steps", ("Releases",), ranges=[prefix(part, window, trigger)]))
+        if not rows or rows[0][0] is None:
+            return None
+        batches = [arrow.from_bytes(b64decode(value)) for (value,) in rows]
+        if len(batches) == 1:
+            return batches[0]
+        table = pa.Table.from_batches(batches).combine_chunks()
+        return table.to_batches()[0] if table.num_rows else batches[0]
+
+    @override
+    def forget(self, window: int, shard: int) -> None:
+        with self._lock:
+            self._key_shards.pop((window, shard), None)
+
+    # --- units --------------------------------------------------------------------------
+
+    @override
+    def unit_shard(self, shard: int) -> UnitShard:
+        with self._lock:
+            units = self._unit_shards.get(shard)
+            if units is None:
+                units = self._unit_shards[shard] = self._begin_units(shard)
+            return units
+
+    def _begin_units(self, shard: int) -> SpannerUnitShard:
+        part = self._part(shard)
+        progress, under_way = self._unit_rows(part)
+        units = SpannerUnitShard(part, complete=not progress and not under_way)
+        units.decided, units.forgotten = progress.get(BOUND, 0), progress.get(FORGOTTEN, 0)
+        units.pieces = len(under_way)
+        units.reach = max([progress.get(REACH, 0), *under_way])
+        units.ahead = units.pieces > 0 or units.reach > units.decided
+        return units
+
+    @override
+    def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
+        assert isinstance(units, SpannerUnitShard)
+        units.load(self._db, ids)
+        units.ahead = units.pieces > 0 or units.reach > units.decided
+
+    @override
+    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+        assert isinstance(units, SpannerUnitShard)
+        try:
+            slots = units.take(admitted)
+            runs = parts(slots, ROW_MUTATIONS, units.row_bytes(slots))
+            for number, run in enumerate(runs, 1):
+                self._commit_decision(units, cut, run, number == len(runs))
+        except BaseException:
+            self.forget_units(shard)
+            raise
+        units.decided, units.logged = cut, units.table.size
+        units.ahead, units.pieces = units.reach > cut, 0
+        if units.table.size > CACHED_STATES:
+            self.forget_units(shard)
+
+    def _commit_decision(self, units: SpannerUnitShard, cut: int, slots: Int64, last: bool) -> None:
+        """One commit of a decision: rows of some units, and with the last one the progress."""
+        out = Mutations()
+        fence = (units.part, BOUND, units.decided, units.pieces)
+        # A row of a decision says how far it goes.
+        out.insert("Steps", STEP, [[*fence, out.writer, cell(cut.to_bytes(8, "little"))]])
+        out.require(units.part, spanner_eras.of_decision(units.decided))
+        units.write(out, slots)
+        if last:
+            rows = [[units.part, BOUND, cut]]
+            if units.reach > cut:
+                rows.append([units.part, REACH, units.reach])
+            out.upsert("Progress", PROGRESS, rows)
+        self._commit_once(out, fence)
+        units.pieces += 1
+
+    @override
+    def forget_units(self, shard: int) -> None:
+        with self._lock:
+            self._unit_shards.pop(shard, None)
+
+    @override
+    def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
+        assert isinstance(units, SpannerUnitShard)
+        return units.admitted()
+
+    # --- progress -----------------------------------------------------------------------
+
+    def _part(self, shard: int) -> int:
+        return self._first_part + shard
+
+    def _reached(self, part: int, window: int) -> int | None:
+        rows = self._rows("Progress", ("Reached",), [(part, window)])
+        return next((int(reached) for (reached,) in rows), None)
+
+    def _key_progress(self, part: int, window: int) -> tuple[int | None, dict[int, int]]:
+        """(step reached, rows in ``Steps`` of each step beyond: parts, and what a copy carried).
+
+        The two are read one after the other.  Had another worker committed the step in between,
+        all of its rows would look like a part: progress that has not moved since excludes it.
+        """
+        reached = self._reached(part, window)
+        while left := self._beyond(part, window, (reached or 0) + 1):
+            before, reached = reached, self._reached(part, window)
+            if reached == before:
+                break
+        return reached, left
+
+    def _beyond(self, part: int, window: int, first: int) -> dict[int, int]:
+        """Rows in ``Steps`` of every step from ``first`` on that has any."""
+        rows = self._rows("Steps", ("Step",), ranges=[from_on(part, window, first)])
+        return dict(Counter(int(step) for (step,) in rows))
+
+    def _unit_rows(self, part: int) -> tuple[dict[int, int], list[int]]:
+        """(progress by kind, cuts that the rows of a decision under way go up to).
+
+        Read one after the other like those of keys.
+        """
+        progress = self._unit_reached(part)
+        while under_way := self._decision(part, progress.get(BOUND, 0)):
+            before, progress = progress, self._unit_reached(part)
+            if progress == before:
+                break
+        return progress, under_way
+
+    def _unit_reached(self, part: int) -> dict[int, int]:
+        keys = [(part, kind) for kind in (BOUND, FORGOTTEN, REACH)]
+        return dict(self._rows("Progress", ("WindowIndex", "Reached"), keys))
+
+    def _decision(self, part: int, decided: int) -> list[int]:
+        rows = self._rows("Steps", ("Releases",), ranges=[prefix(part, BOUND, decided)])
+        return [int.from_bytes(b64decode(cut), "little") for (cut,) in rows]
+
+    @override
+    def close(self) -> None:
+        """Drop what is in memory; the connection is the process's."""
+        with self._lock:
+            self._key_shards.clear()
+            self._unit_shards.clear()

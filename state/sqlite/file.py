@@ -1,0 +1,332 @@
+"""The embedded store's file: how it is made and opened, its identity, SQLite's errors.
+
+SQLite has no checksums of its own pages.  Content is checked by the digests of the rows, as they
+are read; that no row, page or index entry is lost or out of place by ``check_structure``, when the
+store is opened (half a second for a GB that is in memory).
+"""
+
+import contextlib
+import functools
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.limits import BUSY_SECONDS
+from dpstream.state.seals import damaged, reading
+from dpstream.state.sqlite.rows import check_small
+from dpstream.state.sqlite.tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
+from dpstream.state.sqlite.upgrade import upgrade, version_of
+from dpstream.state.store import Calibrate, RunIdentity
+
+#: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
+_CHECKPOINT_PAGES = 8192
+#: Rows hold blobs of many kB: larger pages are shorter chains.
+_PAGE_BYTES = 8192
+#: Seconds to wait for a commit that is under way, and of one attempt.
+_PATIENCE, _ATTEMPT = 5.0, 0.25
+
+
+def create_store(
+    path: str | Path, identity: RunIdentity, calibrate: Calibrate | None = None
+) -> RunIdentity:
+    """Create the file with its identity, or return the identity of one that exists.
+
+    Args:
+        calibrate: its calibration, asked for only if none exists.
+    """
+    whole: RunIdentity | None = None
+    if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
+        whole = _calibrated(identity, calibrate)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    upgrade_file(path)
+    db = connect(path)
+    try:
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            if tables and "meta" not in tables:
+                raise PolicyError(
+                    "state.store", "the file is another program's database", "choose another path"
+                )
+            if not tables:
+                for statement in TABLES.split(";"):
+                    db.execute(statement)
+                put_meta(db, "schema_version", str(SCHEMA_VERSION))
+                whole = whole or _calibrated(identity, calibrate)
+                put_meta(db, "identity", msgspec.json.encode(whole).decode())
+        return read_identity(db)
+    except sqlite3.Error as error:
+        raise failed(error, path) from None
+    finally:
+        db.close()
+
+
+def _calibrated(identity: RunIdentity, calibrate: Calibrate | None) -> RunIdentity:
+    if calibrate is None:
+        return identity
+    return msgspec.structs.replace(identity, calibration=calibrate())
+
+
+def store_exists(path: str | Path) -> bool:
+    """Whether a run was begun on the file, or it is something else that no run can begin on.
+
+    A begin that is cut off leaves a file without tables.
+    """
+    if not Path(path).exists():
+        return False
+    try:
+        with _looked_at(path) as db:
+            return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
+    except sqlite3.Error:  # damaged, in use or no database: whoever opens it says which
+        return True
+
+
+def peek_identity(path: str | Path) -> RunIdentity | None:
+    """The identity of a store of this version or an earlier one, which is left as it is; ``None``
+    where no run was begun.
+
+    Raises:
+        PolicyError: damaged, no store, or of a newer version; RunError: it cannot be read.
+    """
+    if not store_exists(path):
+        return None
+    try:
+        with _looked_at(path, _PATIENCE) as db:
+            if version_of(db) >= SCHEMA_VERSION:
+                text = read_meta(db, "identity")
+            else:
+                row = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+                text = row and row[0]
+    except (sqlite3.Error, UnicodeError) as error:
+        raise failed(error, path) from None
+    with reading():
+        return msgspec.json.decode(text or "", type=RunIdentity)
+
+
+@contextlib.contextmanager
+def _looked_at(path: str | Path, patience: float = 0) -> Iterator[sqlite3.Connection]:
+    """A short connection to a file that exists, as it is."""
+    uri = f"{Path(path).absolute().as_uri()}?mode=rw"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=patience)) as db:
+        wary(db)
+        yield db
+
+
+def upgrade_file(path: str | Path) -> None:
+    """Bring a store of an earlier version to this program's, before it is opened.
+
+    Nobody else may have it open: an older program checks the version when it opens a store, and
+    would go on writing rows without digests, which is damage.  Every connection of a run holds a
+    lock of its own from its first look at the file until it is closed.
+
+    Raises:
+        InUseError: another process has it open; PolicyError: it is damaged.
+        RunError: it cannot be written; it is then as it was.
+    """
+    end = time.monotonic() + _PATIENCE
+    while _outdated(path):
+        try:
+            with alone(path, patience=min(_ATTEMPT, _PATIENCE)) as db:
+                upgrade(db)
+            return
+        except InUseError:
+            if time.monotonic() >= end:
+                raise
+        except (sqlite3.Error, UnicodeError) as error:
+            raise failed(error, path) from None
+
+
+def _outdated(path: str | Path) -> bool:
+    """Whether it is a store of an earlier version, as far as can be seen now."""
+    try:
+        if Path(path).exists():
+            with _looked_at(path) as db:
+                return version_of(db) < SCHEMA_VERSION
+    except (sqlite3.Error, UnicodeError, PolicyError):
+        pass  # whoever opens it says what is wrong
+    return False
+
+
+def read_identity(db: sqlite3.Connection) -> RunIdentity:
+    """The identity row of a store of this version; one of an earlier version that is held
+    ``alone`` is upgraded.
+
+    Raises:
+        PolicyError: damaged, not a store, or one of a newer version of the program.
+        InUseError: of an earlier version, and not held.
+        RunError: it cannot be read or upgraded; it is then as it was.
+    """
+    try:
+        known = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not known & {"meta", "steps", "admissions"}:
+            raise PolicyError(
+                "state.store", "the file is not a dpstream store", "choose another path"
+            )
+        if version_of(db) < SCHEMA_VERSION and not _held(db):
+            raise in_use()
+        upgrade(db)
+        text = read_meta(db, "identity")
+    except (sqlite3.Error, UnicodeError) as error:
+        raise failed(error) from None
+    with reading():
+        return msgspec.json.decode(text or "", type=RunIdentity)
+
+
+def check_structure(db: sqlite3.Connection) -> None:
+    """Check that tables, pages, indexes and the small rows are as they were written.
+
+    Raises:
+        PolicyError: they are not.
+    """
+    try:
+        (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+        # Others may be there: an operator's ANALYZE makes tables of its own.
+        if answer != "ok" or not _schema().items() <= dict(db.execute(_SCHEMA)).items():
+            raise damaged()
+        check_small(db)
+    except (sqlite3.Error, UnicodeError) as error:
+        raise failed(error) from None
+
+
+_SCHEMA = "SELECT name, sql FROM sqlite_master"
+
+
+@functools.cache
+def _schema() -> dict[str, str | None]:
+    """Name and text of every table and index as a new store has them."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES)
+        return dict(db.execute(_SCHEMA))
+
+
+def connect(path: str | Path) -> sqlite3.Connection:
+    """The file with durable commits, made for its owner only if it is new."""
+    try:
+        # Exact counts live here: for the owner only, like the noise key.  A file that exists is
+        # not opened here: closing it would drop the locks of this process's other connections.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        file = os.stat(path).st_ino
+        db = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
+        )
+    except (sqlite3.Error, OSError) as error:
+        raise failed(error, path) from None
+    try:
+        wary(db)
+        db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        db.execute("PRAGMA synchronous = FULL")
+        # Zeros over what is deleted where that costs no write; ON would cost a run 3 to 4% more.
+        db.execute("PRAGMA secure_delete = FAST")
+        if os.stat(path).st_ino != file:
+            raise RunError("state.store", "was replaced while it was opened", "run it again")
+    except (sqlite3.Error, OSError) as error:
+        db.close()
+        raise failed(error, path) from None
+    except RunError:
+        db.close()
+        raise
+    return db
+
+
+@contextlib.contextmanager
+def alone(
+    path: str | Path, damaged: bool = False, patience: float | None = None
+) -> Iterator[sqlite3.Connection]:
+    """Hold a store's file against everyone else; its write-ahead log is merged into it.
+
+    Args:
+        damaged: hold also what can no longer be read, as far as it can be held.
+        patience: seconds to wait for a commit that is under way.
+
+    Raises:
+        InUseError: another process has it open.
+    """
+    wait = _PATIENCE if patience is None else patience
+    db = sqlite3.connect(path, isolation_level=None, timeout=wait)
+    try:
+        try:
+            wary(db)
+            db.execute("PRAGMA journal_size_limit = 0")  # a journal that is kept is empty
+            # Works only for the one connection there is, and then nobody else gets in.
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("PRAGMA journal_mode = DELETE")
+            db.execute("BEGIN EXCLUSIVE")
+            db.execute("COMMIT")  # the lock stays until the connection is closed
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorname", "")
+            if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                raise in_use() from None
+            if not damaged:
+                raise failed(error) from None
+        yield db
+    finally:
+        db.close()
+
+
+def _held(db: sqlite3.Connection) -> bool:
+    (mode,) = db.execute("PRAGMA main.locking_mode").fetchone()
+    return bool(mode == "exclusive")
+
+
+class InUseError(RunError):
+    """Another connection has the store open."""
+
+
+def in_use() -> InUseError:
+    """What cannot be done while a run has the store open."""
+    return InUseError("state.store", "a run has it open", "stop the run, or wait for its end")
+
+
+def wary(db: sqlite3.Connection) -> None:
+    """Let a connection expect damage."""
+    # A text that damage made no text any more is read as one that its digest does not fit.
+    db.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
+    db.execute("PRAGMA cell_size_check = ON")
+
+
+#: What SQLite says of bytes that it cannot have written; ``SQLITE_ERROR``: of a table or a column
+#: that is not there, or of a header that it does not know.
+DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
+
+
+def failed(
+    error: sqlite3.Error | OSError | UnicodeError, path: str | Path | None = None
+) -> RunError | UsageError | PolicyError:
+    """SQLite's error by its public code; its text can hold a path or a value.
+
+    Args:
+        path: of the file that was to be opened.
+    """
+    code = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if code == "SQLITE_NOTADB":
+        fix = damaged().fix
+        return PolicyError("state.store", "is damaged, or no store", f"{fix}; or check the path")
+    if isinstance(error, OSError) or code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+        if path is not None and _read_only(Path(path)):
+            return UsageError(
+                "state.store",
+                "is read-only here: the disk, the folder or the file may not be written",
+                "make all three writable; also who only looks at the store takes its lock",
+            )
+        if not code.startswith("SQLITE_READONLY"):
+            return UsageError("state.store", f"cannot be opened ({code})", "check the path")
+        fix = "check disk and rights; if both are right its header is damaged: restore a backup"
+        return RunError("state.store", f"the database refused ({code})", fix)
+    # A name of a column that is no text any more.
+    if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
+        return damaged()
+    return RunError("state.store", f"the database refused ({code})", "check disk and rights")
+
+
+def _read_only(path: Path) -> bool:
+    """Whether the file, or one beside it, cannot be written."""
+    there = [name for name in (path.parent, path) if name.exists()]
+    return not path.is_dir() and not all(os.access(name, os.W_OK) for name in there)

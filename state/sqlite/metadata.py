@@ -1,0 +1,32 @@
+"""Notes of the embedded store: small public texts in its meta table, changed by comparison."""
+
+import sqlite3
+
+from dpstream.state.sqlite.file import failed
+from dpstream.state.sqlite.tables import put_meta, read_meta
+
+_NAMED = "note."
+
+
+def read_note(db: sqlite3.Connection, name: str) -> str | None:
+    """The note, ``None`` if there is none."""
+    try:
+        return read_meta(db, _NAMED + name)
+    except sqlite3.Error as error:
+        raise failed(error) from None
+
+
+def swap_note(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
+    """Replace the note durably if it is still ``old``; ``None`` stands for no note."""
+    try:
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            if read_note(db, name) != old:
+                return False
+            if new is None:
+                db.execute("DELETE FROM meta WHERE name = ?", (_NAMED + name,))
+            else:
+                put_meta(db, _NAMED + name, new)
+            return True
+    except sqlite3.Error as error:
+        raise failed(error) from None

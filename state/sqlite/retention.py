@@ -1,0 +1,410 @@
+"""The life of the embedded store: expiry, sizes, and copies in pieces.
+
+Snapshots of key states stand in a table of their own, before the log of their (window, shard).
+A unit shard's log begins with its snapshot: rows that say the counts of their units.
+"""
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from dpstream.state import arrow
+from dpstream.state.idtable import Bool, IdTable
+from dpstream.state.retention_store import (
+    Int64,
+    KeyPiece,
+    LifeStore,
+    Part,
+    PositionPiece,
+    UnitPiece,
+    UnitProgress,
+    piece_bounds,
+)
+from dpstream.state.sqlite.file import failed
+from dpstream.state.sqlite.metadata import read_note, swap_note
+from dpstream.state.sqlite.rows import (
+    NO_RELEASES,
+    UnitRow,
+    admission_row,
+    admissions_of,
+    carried_row,
+    releases_of,
+    snapshot_row,
+    step_blobs,
+    step_row,
+    unit_row,
+    unit_row_of,
+)
+from dpstream.state.store import Admitted, KeyShard, UnitShard
+
+INSERT_ADMISSION = "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)"
+
+
+class SqliteLife(LifeStore):
+    """``LifeStore`` on the connection and the caches of ``SqliteStore``."""
+
+    _db: sqlite3.Connection
+    _lock: threading.RLock
+    _schema: pa.Schema
+    _streams: int
+    _unit_shards: dict[int, UnitShard]
+    _put_slots: dict[tuple[int, int], IdTable]
+    _carrying: bool
+
+    @override
+    def note(self, name: str) -> str | None:
+        with self._lock:
+            return read_note(self._db, name)
+
+    @override
+    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+        with self._lock:
+            return swap_note(self._db, name, old, new)
+
+    @override
+    def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
+        some = "WHERE window >= :first"
+        with self._lock:
+            found = {
+                (window, shard): 0
+                for table in ("snapshots", "carried")
+                for window, shard in self._read(
+                    f"SELECT DISTINCT window, shard FROM {table} {some}", {"first": first}
+                )
+            }
+            statement = (
+                f"SELECT window, shard, max(trigger) FROM steps {some} GROUP BY window, shard"
+            )
+            steps = self._read(statement, {"first": first})
+            found |= {(window, shard): last for window, shard, last in steps}
+            return [(*name, last) for name, last in found.items()]
+
+    @override
+    def unit_progress(self, shard: int) -> UnitProgress:
+        with self._lock:
+            row = self._unit_row(shard)
+            last = "SELECT cut FROM admissions WHERE shard = ? ORDER BY rowid DESC LIMIT 1"
+            (cut,) = next(self._read(last, (shard,)), (0,))
+        return UnitProgress(cut, row.forgotten, max(row.reach, cut))
+
+    def _unit_row(self, shard: int) -> UnitRow:
+        found = self._read("SELECT progress FROM unit_shards WHERE shard = ?", (shard,))
+        return next((unit_row_of(shard, blob) for (blob,) in found), UnitRow())
+
+    def _put_unit_row(self, shard: int, row: UnitRow) -> None:
+        self._put("INSERT OR REPLACE INTO unit_shards VALUES (?, ?)", unit_row(shard, row))
+
+    # --- expiry ---
+
+    @override
+    def forget_positions(self, shard: int, cut: int) -> None:
+        with self._lock:
+            if cut <= self._unit_row(shard).forgotten:
+                return
+            with self._changing():
+                row = self._unit_row(shard)
+                if cut <= row.forgotten:
+                    return
+                moved = self._rewrite_units(shard, cut)
+                self._put_unit_row(shard, UnitRow(cut, row.reach, row.generation + moved))
+            if moved:
+                self._unit_shards.pop(shard, None)
+            elif shard in self._unit_shards:
+                self._unit_shards[shard].forgotten = cut
+
+    def _rewrite_units(self, shard: int, cut: int) -> bool:
+        """Merge a unit shard's log into a snapshot without positions up to ``cut``; whether
+        units got other slots, because some went."""
+        rows = self._admissions(shard)
+        if not rows:
+            return False
+        units = UnitShard()
+        arrow.replay_units(units, rows)
+        # Nothing is decided beyond the shard's own last commit but by a commit of a part.
+        everything = units.decided <= cut and self._unit_row(shard).reach <= cut
+        admitted = arrow.no_records() if everything else arrow.records_of(rows)
+        kept = admitted.cut > cut
+        stays = units.until[: units.table.size] > cut
+        stays[admitted.unit[kept]] = True
+        moved = not stays.all()
+        place = np.cumsum(stays) - 1
+        whole = _some_units(units, stays) if moved else units
+        left = Admitted(
+            admitted.partition[kept],
+            admitted.offset[kept],
+            place[admitted.unit[kept]].astype(np.int32),
+            admitted.pairs[kept],
+            admitted.cut[kept],
+            None if admitted.rank is None else admitted.rank[kept],
+        )
+        (last,) = next(self._read("SELECT max(rowid) FROM admissions"))
+        for piece in arrow.unit_blobs(whole, left, whole=True):
+            self._db.execute(INSERT_ADMISSION, admission_row(shard, units.decided, *piece))
+        self._db.execute("DELETE FROM admissions WHERE shard = ? AND rowid <= ?", (shard, last))
+        return moved
+
+    @override
+    def drop_releases(self, before: int) -> None:
+        with self._lock, self._changing():
+            # `marks`, which are checked in each commit of steps, are the fence from now on.
+            for table in ("steps", "snapshots", "carried"):
+                self._db.execute(f"DELETE FROM {table} WHERE window < ?", (before,))
+
+    @override
+    def compact(self) -> None:
+        with self._lock:
+            logged = "SELECT DISTINCT window, shard FROM steps WHERE states IS NOT NULL"
+            for window, shard in list(self._read(logged)):
+                with self._changing():
+                    self._compact_keys(window, shard)
+            shards = "SELECT shard FROM admissions GROUP BY shard HAVING count(*) > 1"
+            for (shard,) in list(self._read(shards)):
+                with self._changing():
+                    row = self._unit_row(shard)
+                    self._rewrite_units(shard, row.forgotten)
+                    self._put_unit_row(shard, row._replace(generation=row.generation + 1))
+                self._unit_shards.pop(shard, None)
+            try:
+                self._db.execute("VACUUM")
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                raise failed(error) from None
+
+    def _compact_keys(self, window: int, shard: int) -> None:
+        """Replace the log of an open (window, shard) by a snapshot."""
+        states = self._replayed(window, shard)
+        self._db.execute("DELETE FROM snapshots WHERE window = ? AND shard = ?", (window, shard))
+        at = 0
+        for piece in arrow.key_pieces(states):
+            slots = np.arange(at, at + len(piece.units))
+            self._insert_keys(window, shard, at, piece, slots)
+            at += len(piece.units)
+        self._db.execute(
+            "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
+            " WHERE window = ? AND shard = ?",
+            (window, shard),
+        )
+
+    @override
+    def parts(self) -> list[Part]:
+        of_keys = "sum(length(keys) + length(states) + length(pairs))"
+        windows = (
+            "SELECT 'outbox', window, count(*), sum(length(releases)) FROM steps GROUP BY window"
+            f" UNION ALL SELECT 'keys', window, count(*), {of_keys} FROM steps"
+            " WHERE states IS NOT NULL GROUP BY window"
+            f" UNION ALL SELECT 'keys', window, count(*), {of_keys} FROM snapshots GROUP BY window"
+            " UNION ALL SELECT 'outbox', window, count(*), sum(length(releases)) FROM carried"
+            " GROUP BY window"
+            " UNION ALL SELECT 'units', NULL, count(*), sum(length(units)) FROM admissions"
+            " UNION ALL SELECT 'positions', NULL, count(*), sum(length(records)) FROM admissions"
+        )
+        sizes: dict[tuple[str, int | None], tuple[int, int]] = {}
+        with self._lock:
+            for name, window, rows, size in self._read(windows):
+                before = sizes.get((name, window), (0, 0))
+                sizes[name, window] = (before[0] + rows, before[1] + (size or 0))
+        return [Part(*name, *size) for name, size in sizes.items()]
+
+    # --- reading everything ---
+
+    @override
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                with self._db:
+                    self._db.execute("BEGIN")
+                    yield
+            except sqlite3.Error as error:
+                raise failed(error) from None
+
+    def _replayed(self, window: int, shard: int) -> KeyShard:
+        """Key states read anew."""
+        states = KeyShard(self._schema, self._streams)
+        arrow.replay_keys(states, self._key_log(window, shard, states))
+        return states
+
+    def _key_log(self, window: int, shard: int, states: KeyShard) -> Iterator[Any]:
+        """(trigger, blobs) of a (window, shard): its snapshot (trigger 0), then its steps."""
+        rows = self._read(
+            "SELECT * FROM (SELECT 0, keys, states, pairs FROM snapshots"
+            " WHERE window = :window AND shard = :shard ORDER BY rowid)"
+            " UNION ALL SELECT * FROM (SELECT trigger, keys, states, pairs FROM steps"
+            " WHERE window = :window AND shard = :shard ORDER BY trigger)",
+            {"window": window, "shard": shard},
+        )
+        for trigger, *blobs in rows:
+            # So many keys stand before a piece of the snapshot: those that are replayed by now.
+            table, number = ("steps", trigger) if trigger else ("snapshots", states.size)
+            yield trigger, step_blobs((window, shard, number), blobs, table)
+
+    @override
+    def key_pieces(self, window: int, shard: int) -> Iterator[KeyPiece]:
+        with self._lock:
+            states = self._replayed(window, shard)
+        return arrow.key_pieces(states)
+
+    @override
+    def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
+        units = UnitShard()
+        arrow.replay_units(units, self._admissions(shard))
+        for piece in piece_bounds(units.table.size):
+            yield UnitPiece(units.table.ids[piece], units.counts[piece], units.until[piece])
+
+    @override
+    def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
+        rows, units = self._admissions(shard), UnitShard()
+        arrow.replay_units(units, rows)
+        for row in rows:
+            some = arrow.records_of([row])
+            new = np.flatnonzero(some.cut > self._unit_row(shard).forgotten)
+            if len(new):
+                yield PositionPiece(
+                    units.table.ids[some.unit[new]],
+                    some.partition[new],
+                    some.offset[new],
+                    some.pairs[new],
+                    some.cut[new],
+                    None if some.rank is None else some.rank[new],
+                )
+
+    @override
+    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        with self._lock:
+            row = next(
+                self._read(
+                    "SELECT releases FROM carried WHERE window = ? AND shard = ? AND trigger = ?",
+                    (window, shard, trigger),
+                ),
+                None,
+            )
+        return None if row is None else releases_of(window, shard, trigger, row[0], "carried")
+
+    # --- filling a new store ---
+
+    @override
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[None]:
+        self._put_slots = {}
+        with self._lock:
+            try:
+                # Nobody uses the file before it is complete: it needs no journal of its own.
+                self._db.execute("PRAGMA journal_mode = OFF")
+                self._db.execute("PRAGMA synchronous = OFF")
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise failed(error) from None
+
+    def _put(self, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise failed(error) from None
+
+    @override
+    def put_step(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch | None
+    ) -> None:
+        blob = NO_RELEASES if releases is None else arrow.to_bytes(releases)
+        values = step_row(window, shard, trigger, blob)
+        self._put("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    @override
+    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
+        values = carried_row(window, shard, trigger, arrow.to_bytes(releases))
+        self._put("INSERT INTO carried VALUES (?, ?, ?, ?)", values)
+        self._carrying = True
+
+    @override
+    def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
+        if any(of != window for of, _ in self._put_slots):
+            self._put_slots = {}  # windows come one after the other
+        table = self._put_slots.setdefault((window, shard), IdTable())
+        before = table.size
+        slots = table.intern(arrow.id_view(piece.keys.column("_id").combine_chunks()))
+        self._insert_keys(window, shard, before, piece, slots)
+
+    def _insert_keys(
+        self, window: int, shard: int, before: int, piece: KeyPiece, slots: Int64
+    ) -> None:
+        values = snapshot_row(window, shard, before, arrow.piece_blobs(piece, slots))
+        self._put("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", values)
+
+    @override
+    def put_units(self, shard: int, piece: UnitPiece) -> None:
+        units = self._unit_shards.setdefault(shard, UnitShard())
+        before = units.table.size
+        units.intern(piece.ids)
+        blob = arrow.ids_blob(piece.ids, piece.until, piece.counts)
+        self._put_admission(shard, 0, before, blob, arrow.records_blob(arrow.no_records()))
+
+    def _put_admission(self, shard: int, *row: Any) -> None:
+        self._put(INSERT_ADMISSION, admission_row(shard, *row))
+
+    @override
+    def put_positions(self, shard: int, piece: PositionPiece) -> None:
+        table = self._unit_shards[shard].table
+        slots = table.find(piece.ids).astype(np.int32)
+        admitted = Admitted(
+            piece.partition, piece.offset, slots, piece.pairs, piece.cut, piece.rank
+        )
+        self._put_admission(shard, 0, table.size, _no_units(), arrow.records_blob(admitted))
+
+    @override
+    def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
+        units = self._unit_shards.pop(shard, None) or UnitShard()
+        if progress.decided:  # the last row of a shard says how far it is
+            blobs = _no_units(), arrow.records_blob(arrow.no_records())
+            self._put_admission(shard, progress.decided, units.table.size, *blobs)
+        self._put_unit_row(shard, UnitRow(progress.forgotten, progress.reach))
+
+    # --- parts of SqliteStore ---
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One transaction that waits for its turn; SQLite's errors become coded ones."""
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+        except sqlite3.Error as error:
+            raise failed(error) from None
+
+    def _admissions(self, shard: int) -> list[arrow.AdmissionRow]:
+        """A unit shard's commits, in order."""
+        rows = "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid"
+        with self._lock:
+            return admissions_of(shard, self._read(rows, (shard,)))
+
+    def _read(
+        self, statement: str, values: "tuple[int, ...] | dict[str, int]" = ()
+    ) -> Iterator[Any]:
+        """Rows of a query; SQLite's errors become coded ones."""
+        try:
+            # Not `yield from`, which closes the cursor of one that is given up, maybe too late.
+            for row in self._db.execute(statement, values):  # noqa: UP028
+                yield row
+        except sqlite3.Error as error:
+            raise failed(error) from None
+
+
+def _some_units(units: UnitShard, stays: Bool) -> UnitShard:
+    """The units that stay, with new slots."""
+    some = UnitShard()
+    slots = some.intern(units.table.ids[stays])
+    some.counts[slots] = units.counts[: units.table.size][stays]
+    some.until[slots] = units.until[: units.table.size][stays]
+    return some
+
+
+def _no_units() -> bytes:
+    none = np.zeros(0, np.int32)
+    return arrow.ids_blob(np.empty((0, 2), np.uint64), none, none)

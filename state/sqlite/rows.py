@@ -1,0 +1,161 @@
+"""Rows of the embedded store: sealed as they are written, checked as they are read.
+
+The name under which a blob is sealed says its table and column, the row's own numbers, and where
+rows are read in order how many keys or units stand before it, so that a row too few is noticed.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from dpstream.state import arrow
+from dpstream.state.seals import damaged, sealed, unsealed, unsealed_text
+
+#: Stands for releases that were dropped.
+NO_RELEASES = b""
+_BLOBS = ("keys", "states", "pairs")
+_UNIT_ROW = struct.Struct("<3q")
+
+
+class StepRow(NamedTuple):
+    """A row of ``steps``."""
+
+    window: int
+    shard: int
+    trigger: int
+    releases: bytes
+    keys: bytes | None = None
+    states: bytes | None = None
+    pairs: bytes | None = None
+
+
+class UnitRow(NamedTuple):
+    """A row of ``unit_shards``; ``generation`` changes when the slots of the units do."""
+
+    forgotten: int = 0
+    reach: int = 0
+    generation: int = 0
+
+
+# --- writing ---
+
+
+def step_row(
+    window: int, shard: int, trigger: int, releases: bytes, blobs: Iterable[bytes] = ()
+) -> StepRow:
+    """A step: its releases and (new keys, changed states, new pairs), or none of these."""
+    row = (window, shard, trigger)
+    return StepRow(*row, sealed(_name("steps", row, "releases"), releases), *_three(row, blobs))
+
+
+def _three(row: tuple[int, ...], blobs: Iterable[bytes], table: str = "steps") -> Iterator[bytes]:
+    for column, blob in zip(_BLOBS, blobs, strict=False):
+        yield sealed(_name(table, row, column), blob)
+
+
+def snapshot_row(window: int, shard: int, before: int, blobs: Iterable[bytes]) -> tuple[Any, ...]:
+    """A piece of a snapshot that has ``before`` keys before it."""
+    return (window, shard, *_three((window, shard, before), blobs, "snapshots"))
+
+
+def carried_row(window: int, shard: int, trigger: int, releases: bytes) -> tuple[Any, ...]:
+    """Releases that a copy carries."""
+    row = (window, shard, trigger)
+    return (*row, sealed(_name("carried", row, "releases"), releases))
+
+
+def admission_row(
+    shard: int, cut: int, before: int, units: bytes, records: bytes
+) -> tuple[Any, ...]:
+    """A commit of decisions, or a piece, of a shard that has ``before`` units before it."""
+    row = (shard, cut, before)
+    blobs = {"units": units, "records": records}
+    return (shard, cut, *(sealed(_name("admissions", row, c), b) for c, b in blobs.items()))
+
+
+def unit_row(shard: int, row: UnitRow) -> tuple[int, bytes]:
+    """What is known of a unit shard beside its log."""
+    return shard, sealed(_name("unit_shards", (shard,), "progress"), _UNIT_ROW.pack(*row))
+
+
+def meta_name(name: str) -> str:
+    """Under which the value of a row of ``meta`` is sealed."""
+    return f"meta/{name}/value"
+
+
+def _name(table: str, row: tuple[int, ...], column: str) -> str:
+    return f"{table}/{'/'.join(map(str, row))}/{column}"
+
+
+# --- reading; all raise PolicyError where a blob is not what was written ---
+
+
+def releases_of(
+    window: int, shard: int, trigger: int, blob: object, table: str = "steps"
+) -> pa.RecordBatch | None:
+    """Releases of a step, ``None`` if they were dropped."""
+    data = unsealed(_name(table, (window, shard, trigger), "releases"), blob)
+    return arrow.from_bytes(data) if len(data) else None
+
+
+def step_blobs(
+    row: tuple[int, ...], blobs: Iterable[object], table: str = "steps"
+) -> tuple[arrow.Checked, arrow.Checked, arrow.Checked] | None:
+    """(new keys, changed states, new pairs) of a step or a piece, ``None`` if it has none."""
+    three = list(blobs)
+    if three == [None, None, None]:
+        return None
+    found = [unsealed(_name(table, row, c), b) for c, b in zip(_BLOBS, three, strict=True)]
+    return found[0], found[1], found[2]
+
+
+def admissions_of(shard: int, rows: Iterable[tuple[int, Any, Any]]) -> list[arrow.AdmissionRow]:
+    """The log of a unit shard, from its first row on."""
+    found, before = [], 0
+    for cut, units, records in rows:
+        row = (shard, cut, before)
+        batch = arrow.from_bytes(unsealed(_name("admissions", row, "units"), units))
+        data = unsealed(_name("admissions", row, "records"), records)
+        found.append(arrow.AdmissionRow(cut, batch, data))
+        before += batch.num_rows
+    return found
+
+
+def unit_row_of(shard: int, blob: object) -> UnitRow:
+    """What is known of a unit shard beside its log."""
+    data = unsealed(_name("unit_shards", (shard,), "progress"), blob)
+    if len(data) != _UNIT_ROW.size:
+        raise damaged()
+    return UnitRow(*_UNIT_ROW.unpack(data))
+
+
+def check_small(db: Any) -> None:
+    """Check the rows that are few: also one that is read under another name is noticed here."""
+    for name, value in db.execute("SELECT name, value FROM meta"):
+        unsealed_text(meta_name(name), value)
+    for shard, blob in db.execute("SELECT shard, progress FROM unit_shards"):
+        unit_row_of(shard, blob)
+
+
+def check_all(db: Any) -> None:
+    """Check every row of a store."""
+    check_small(db)
+    for window, shard, trigger, releases, *blobs in db.execute("SELECT * FROM steps"):
+        releases_of(window, shard, trigger, releases)
+        step_blobs((window, shard, trigger), blobs)
+    for window, shard, trigger, releases in db.execute("SELECT * FROM carried"):
+        releases_of(window, shard, trigger, releases, "carried")
+    at, before = (-1, -1), 0
+    for window, shard, *blobs in db.execute(
+        "SELECT * FROM snapshots ORDER BY window, shard, rowid"
+    ):
+        at, before = (window, shard), 0 if at != (window, shard) else before
+        keys = step_blobs((window, shard, before), blobs, "snapshots")
+        if keys is None:
+            raise damaged()
+        before += arrow.from_bytes(keys[0]).num_rows
+    for (shard,) in list(db.execute("SELECT DISTINCT shard FROM admissions")):
+        rows = "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid"
+        admissions_of(shard, db.execute(rows, (shard,)))

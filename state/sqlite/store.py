@@ -1,0 +1,231 @@
+"""The embedded store: SQLite in WAL mode with durable commits, one log row per step.
+
+Key states are kept in memory per (window, shard); a step is written as one row that holds its
+releases (the outbox), its progress and the changed states as Arrow blobs.  Row-wise upserts
+would be an order of magnitude slower (components.md).  A cold start replays the log.
+"""
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from dpstream.accounting.errors import RunError
+from dpstream.state import arrow
+from dpstream.state.idtable import IdTable
+from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
+from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteLife
+from dpstream.state.sqlite.rows import StepRow, UnitRow, admission_row, releases_of, step_row
+from dpstream.state.store import (
+    Admitted,
+    Ids,
+    KeyShard,
+    OvertakenError,
+    StepResult,
+    Store,
+    UnitShard,
+)
+
+#: Rows that wait for their group's commit, and whether each closes its window.
+_Steps = list[tuple[StepRow, bool]]
+
+
+class _Group(threading.local):
+    """The group that the thread has open."""
+
+    steps: _Steps | None = None
+
+
+class SqliteStore(SqliteLife, Store):
+    """One run's state in one SQLite file.
+
+    Args:
+        path: the database file; it must exist (see ``create_store``).
+        key_schema: Arrow schema of the key columns.
+        streams: integer sums kept per key (``Plan.sums``).
+        db: a connection to the file that is open already.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        key_schema: pa.Schema,
+        streams: int,
+        db: sqlite3.Connection | None = None,
+    ) -> None:
+        self._schema, self._streams = key_schema, streams
+        self._lock = threading.RLock()
+        self._group = _Group()
+        if db is None:
+            upgrade_file(path)
+        self._db = connect(path) if db is None else db
+        try:
+            self.identity = read_identity(self._db)
+            check_structure(self._db)
+        except BaseException:
+            self._db.close()  # one that is left open would keep others from the file
+            raise
+        self._key_shards: dict[tuple[int, int], KeyShard] = {}
+        self._unit_shards: dict[int, UnitShard] = {}
+        self._unit_rows: dict[int, UnitRow] = {}
+        self._carrying = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
+
+    @override
+    def key_shard(self, window: int, shard: int) -> KeyShard:
+        with self._lock:
+            states = self._key_shards.get((window, shard))
+            if states is None:
+                states = self._key_shards[window, shard] = self._replayed(window, shard)
+            return states
+
+    @override
+    def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
+        """Nothing to do: all keys of a (window, shard) are in memory."""
+
+    @override
+    def commit_step(
+        self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
+    ) -> pa.RecordBatch:
+        if trigger != states.committed + 1:  # the row's uniqueness tells the rest
+            self.forget(window, shard)
+            raise OvertakenError
+        carried = self.carried(window, shard, trigger) if self._carrying else None
+        everything = arrow.merged(result.releases, carried)
+        releases = arrow.to_bytes(everything)
+        blobs = () if result.closes else arrow.step_blobs(states, result)
+        row = step_row(window, shard, trigger, releases, blobs)
+        group = self._group.steps
+        if group is not None:
+            group.append((row, result.closes))
+        else:
+            self._write_steps([(row, result.closes)])
+        states.mark_committed(trigger)
+        if result.closes:
+            self.forget(window, shard)
+        return everything
+
+    @override
+    @contextlib.contextmanager
+    def grouped(self) -> Iterator[None]:
+        group: _Steps = []
+        self._group.steps = group
+        try:
+            yield
+            self._write_steps(group)
+        except BaseException:
+            for row, _ in group:
+                self.forget(row.window, row.shard)
+            raise
+        finally:
+            self._group.steps = None
+
+    def _write_steps(self, steps: "_Steps") -> None:
+        """Commit steps in one transaction, all or none; their states are dropped if it fails."""
+        if not steps:
+            return
+        closed = {(row.window, row.shard) for row, closes in steps if closes}
+        try:
+            with self._lock, self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                if min(row.window for row, _ in steps) < self.marks.dropped:
+                    raise OvertakenError  # long ago: the rows that would tell are gone
+                for row, _ in steps:
+                    kept = row[:4] if (row.window, row.shard) in closed else row
+                    values = (*kept, *(None,) * (7 - len(kept)))
+                    self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                for name in closed:
+                    self._db.execute(
+                        "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
+                        " WHERE window = ? AND shard = ? AND states IS NOT NULL",
+                        name,
+                    )
+                    for table in ("snapshots", "carried"):
+                        self._db.execute(
+                            f"DELETE FROM {table} WHERE window = ? AND shard = ?", name
+                        )
+        except (sqlite3.Error, RunError, OvertakenError) as error:
+            for row, _ in steps:
+                self.forget(row.window, row.shard)
+            if isinstance(error, sqlite3.IntegrityError):
+                raise OvertakenError from None
+            raise failed(error) if isinstance(error, sqlite3.Error) else error from None
+
+    @override
+    def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+        with self._lock:
+            row = next(
+                self._read(
+                    "SELECT releases FROM steps WHERE window = ? AND shard = ? AND trigger = ?",
+                    (window, shard, trigger),
+                ),
+                None,
+            )
+        return releases_of(window, shard, trigger, row[0]) if row else None
+
+    @override
+    def forget(self, window: int, shard: int) -> None:
+        with self._lock:
+            self._key_shards.pop((window, shard), None)
+
+    @override
+    def unit_shard(self, shard: int) -> UnitShard:
+        with self._lock:
+            units = self._unit_shards.get(shard)
+            if units is None:
+                units = UnitShard()
+                with self.snapshot():
+                    arrow.replay_units(units, self._admissions(shard))
+                    row = self._unit_row(shard)
+                units.forgotten, units.ahead = row.forgotten, row.reach > units.decided
+                self._unit_shards[shard], self._unit_rows[shard] = units, row
+            return units
+
+    @override
+    def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
+        """Nothing to do: all units of a shard are in memory."""
+
+    @override
+    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+        try:
+            with self._lock, self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                row, seen = self._unit_row(shard), self._unit_rows[shard]
+                cut_and_slots = self.unit_progress(shard).decided, row.generation
+                if cut_and_slots != (units.decided, seen.generation):
+                    raise OvertakenError
+                for piece in arrow.unit_blobs(units, admitted):
+                    self._db.execute(INSERT_ADMISSION, admission_row(shard, cut, *piece))
+        except sqlite3.Error as error:
+            self.forget_units(shard)
+            raise failed(error) from None
+        except (OvertakenError, RunError):
+            self.forget_units(shard)
+            raise
+        units.decided, units.logged = cut, units.table.size
+        units.forgotten, units.ahead = row.forgotten, row.reach > cut
+
+    @override
+    def forget_units(self, shard: int) -> None:
+        with self._lock:
+            self._unit_shards.pop(shard, None)
+
+    @override
+    def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
+        with self._lock, self.snapshot():
+            row, rows = self._unit_row(shard), self._admissions(shard)
+        units.forgotten, everything = row.forgotten, arrow.records_of(rows)
+        if row.generation != self._unit_rows[shard].generation:
+            # Another worker has given the units other slots since these were read.
+            there = UnitShard()
+            arrow.replay_units(there, rows)
+            everything = arrow.moved(everything, units.table.find(there.table.ids))
+        return arrow.indexed(everything)
+
+    @override
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
