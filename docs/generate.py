@@ -171,7 +171,8 @@ def job_file() -> str:
         title = f"`{written}`" if "." in written else f"`[{written}]`"
         title = title.replace("`[aggregate]`", "`[[aggregate]]`")
         summary = inspect.cleandoc(definition.get("description", "")).split("Attributes:")[0]
-        plain = summary.replace("``", "`").strip()
+        told = meanings()["top"].get(written)
+        plain = f"{told[0].upper()}{told[1:]}." if told else summary.replace("``", "`").strip()
         fields = struct_table(definition, written)
         parts.append(f"## {title} {{#{name.lower()}}}\n\n{plain}\n\n{fields}")
     parts.append(

@@ -132,6 +132,15 @@ def test_what_the_code_cites_of_the_mathematics_is_there() -> None:
     assert there >= {("section", n) for n in range(1, 10)} | {("rule", n) for n in range(11)}
 
 
+def test_no_text_is_cited_that_is_not_in_the_repository() -> None:
+    there = {p.name for p in (*PAGES, *ROOT.glob("*/**/README.md"), ROOT / "SECURITY.md")}
+    sources = [p for room in (*ROOMS, "tests", "deploy") for p in (ROOT / room).rglob("*.py")]
+    cited = {(named(p), name) for p in sources if p.parent != Path(__file__).parent
+             for name in re.findall(r"\b([\w-]+\.md)\b", p.read_text())}  # fmt: skip
+    assert any(name == "mechanism.md" for _, name in cited)
+    assert not {(path, name) for path, name in cited if name not in there}
+
+
 def test_citations_are_read() -> None:
     text = "(mechanism.md section\n#: 4), mechanism.md rules 0 to 2, mechanism.md sections 4 and 8"
     assert set(citations(text + " rule 1 of mechanism.md, mechanism.md, rule 7")) == {
