@@ -133,7 +133,7 @@ def test_what_the_code_cites_of_the_mathematics_is_there() -> None:
 
 
 def test_no_text_is_cited_that_is_not_in_the_repository() -> None:
-    there = {p.name for p in (*PAGES, *ROOT.glob("*/**/README.md"), ROOT / "SECURITY.md")}
+    there = {path.name for path in LINKED}
     sources = [p for room in (*ROOMS, "tests", "deploy") for p in (ROOT / room).rglob("*.py")]
     cited = {(named(p), name) for p in sources if p.parent != Path(__file__).parent
              for name in re.findall(r"\b([\w-]+\.md)\b", p.read_text())}  # fmt: skip
