@@ -2,7 +2,7 @@
 
 Key states are kept in memory per (window, shard); a step is written as one row that holds its
 releases (the outbox), its progress and the changed states as Arrow blobs.  Row-wise upserts
-would be an order of magnitude slower (components.md).  A cold start replays the log.
+would be an order of magnitude slower.  A cold start replays the log.
 """
 
 import contextlib

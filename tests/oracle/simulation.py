@@ -1,4 +1,4 @@
-"""Direct numpy simulation of the mechanism on the synthetic data of the seed's Table 1.
+"""Direct numpy simulation of the mechanism on the synthetic data of the paper's Table 1.
 
 Independent of the product's flow: own data generator, own admission, own Honaker estimator
 (inverse-variance weights, floats), numpy's normal noise.  Only sigma and tau come from

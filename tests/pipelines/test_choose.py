@@ -264,9 +264,9 @@ def test_dry_run_reads_no_data_and_costs_nothing(job: Path) -> None:
     assert entries(job) == 0 and list(job.parent.glob("*.toml")) == [job]
 
 
-def test_the_readme_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", readme, re.MULTILINE)
+def test_the_guides_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tuning.md").read_text()
+    lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", guide, re.MULTILINE)
     assert len(lines) >= 2
     monkeypatch.chdir(job.parent)
     (job.parent / "last-year.csv").write_text(records(50))
