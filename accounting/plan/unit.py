@@ -187,6 +187,7 @@ class _Several(msgspec.Struct, frozen=True):
     delta: float
     mu: float | None
     threshold_delta: float
+    rho: float | None = None
 
 
 class Composed(NamedTuple):
@@ -292,6 +293,10 @@ def _cost(charge: Charged, units: int) -> Spend:
         thresholds = charge.threshold_delta * units * _UP
         # As a guarantee of its own it is not used: `composition.within` takes its parts.
         return _Several(math.inf, charge.delta + thresholds, mu, thresholds)
+    if charge.rho is not None and not charge.threshold_delta:
+        # Group privacy of zCDP, k^2 rho (Bun and Steinke 2016, proposition 1.9).  That effects do
+        # not add up (``together``) is known of Gaussian noise alone.
+        return _Several(math.inf, charge.delta, None, 0.0, units**2 * charge.rho * _UP)
     # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
     steps = (math.exp(min(700.0, i * charge.epsilon)) for i in range(units))
     delta = min(1.0, charge.delta * math.fsum(steps) * _UP) if charge.delta else 0.0

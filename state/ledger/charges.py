@@ -57,7 +57,9 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         together: the most of them whose effects add up, ``None``: all.
         alone: nothing is promised to several of them together.
         epsilon, delta: the run's own guarantee.
-        mu: Gaussian-DP parameter of its noise, ``None`` for a plain (epsilon, delta).
+        mu: Gaussian-DP parameter of its noise, if it is accounted for so.
+        rho: zCDP parameter of its noise, if it is accounted for so; with neither the charge is a
+            plain (epsilon, delta).
         threshold_delta: part of delta its thresholds use (C b).
         kind: what was run.
         epoch: 0, or how often the run was restored without a replay.
@@ -79,12 +81,16 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     periods: int | None = 1
     together: int | None = 1
     alone: bool = False
+    rho: float | None = None
 
     def __post_init__(self) -> None:
-        figures = (self.epsilon, self.mu or 0.0, self.delta, self.threshold_delta)
+        noise = (self.mu or 0.0, self.rho or 0.0)
+        figures = (self.epsilon, *noise, self.delta, self.threshold_delta)
         if not all(0 <= x < math.inf for x in figures) or self.epoch < 0:
             raise ValueError("a charge is made of finite figures that are not negative")
-        if self.mu is None and self.threshold_delta:
+        if self.mu is not None and self.rho is not None:
+            raise ValueError("a charge has a mu or a rho, not both")
+        if self.mu is None and self.rho is None and self.threshold_delta:
             raise ValueError("a plain charge has all its delta in delta")
         if min(1 if n is None else n for n in (self.periods, self.together)) < 1:
             raise ValueError("a person has at least one unit")
