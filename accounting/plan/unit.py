@@ -41,6 +41,7 @@ phase + i * period for all whole i; a time is a cut of the common unit if it is 
 A limit of the ledger then holds for the common unit.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -101,15 +102,7 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         Raises:
             PolicyError: it is none of a version that this program knows.
         """
-        try:
-            found = msgspec.json.decode(text.removeprefix(_VERSION), type=cls)
-            if found.text == text:
-                return found
-        except (msgspec.MsgspecError, ValueError):
-            pass
-        raise PolicyError(
-            "ledger.path", "names a unit in another form", "use the program that wrote it"
-        )
+        return _read(text)
 
     @property
     def words(self) -> str:
@@ -119,6 +112,19 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             return f"{who}, all records"
         since = f", counted from {duration(self.phase)} into 1970 (UTC)" if self.phase else ""
         return f"{who}, per {duration(self.period)} of {self.event_time}{since}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(text: str) -> UnitIdentity:
+    try:
+        found = msgspec.json.decode(text.removeprefix(_VERSION), type=UnitIdentity)
+        if found.text == text:
+            return found
+    except (msgspec.MsgspecError, ValueError):
+        pass
+    raise PolicyError(
+        "ledger.path", "names a unit in another form", "use the program that wrote it"
+    )
 
 
 def identity_of(plan: Plan, name: str | None = None) -> UnitIdentity:
@@ -197,12 +203,14 @@ class Composed(NamedTuple):
         words: the common unit, ``None`` without entries.
         spends: what each entry costs it; units: as how many units of its own run it is counted.
         warnings: what a reader must know.
+        common: the common unit, ``None`` where only words are known.
     """
 
     words: str | None
     spends: list[Spend]
     units: list[int]
     warnings: list[str]
+    common: UnitIdentity | None = None
 
 
 def composed(charges: Sequence[Charged]) -> Composed:
@@ -225,7 +233,14 @@ def composed(charges: Sequence[Charged]) -> Composed:
     units = [_parts(whole, unit, charge) for charge, unit in pairs]
     spends = [_cost(charge, n) for charge, n in zip(charges, units, strict=True)]
     several = [_SEVERAL] if len(set(found)) > 1 else []
-    return Composed(whole.words, spends, units, several)
+    return Composed(whole.words, spends, units, several, whole)
+
+
+def cost_to(common: UnitIdentity | None, charge: Charged) -> Spend:
+    """What one run costs the common unit of runs that it is one of, as ``composed`` has it."""
+    if common is None:
+        return charge
+    return _cost(charge, _parts(common, UnitIdentity.read(charge.identity), charge))
 
 
 def common_unit(units: Iterable[UnitIdentity]) -> UnitIdentity:

@@ -16,7 +16,8 @@ from dpstream.accounting.figures import down, exact, up
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import Limit
-from dpstream.state.ledger.charges import Entry, read_ledger
+from dpstream.state.ledger.charges import Entry
+from dpstream.state.ledger.open import read_ledger
 
 
 def is_ledger(path: Path) -> bool:

@@ -12,7 +12,8 @@ from dpstream.accounting.composition import within
 from dpstream.accounting.figures import down
 from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.pipelines.cli.main import cli
-from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import open_ledger
 from tests.audit.replays import JOB, LEDGER
 
 UNIT = "user over the whole stream"
@@ -33,7 +34,7 @@ def book(tmp_path: Path) -> Path:
     for data_set, charges in (
         ("visits", [stream(1), stream(1, 1), SESSION]), ("weather", [stream(2)]),
     ):  # fmt: skip
-        ledger = Ledger(path, data_set)
+        ledger = open_ledger(path, data_set)
         for charge in charges:
             ledger.charge(charge, 9.0, 0.1)
         ledger.close()
@@ -80,7 +81,7 @@ def test_what_is_left_fits_and_no_more(book: Path) -> None:
 
 
 def test_zcdp_is_shown_and_never_rounded_down(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.db", "cells")
+    ledger = open_ledger(tmp_path / "ledger.db", "cells")
     rho = 0.123456789
     ledger.charge(Charge("7a" * 16, "t", UNIT, 9.0, 1e-9, None, 0.0, "table", rho=rho), 9.0, 1e-6)
     ledger.charge(SESSION, 9.0, 1e-6)

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from dpstream.accounting.composition import within
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger import charges as module
-from dpstream.state.ledger.answers import ChoiceLedger
-from dpstream.state.ledger.charges import Charge, Head, Ledger, read_ledger
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.charges import Charge, Head
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.lineage import begun_epoch, promise
+from dpstream.state.ledger.open import open_ledger, read_ledger
 from dpstream.state.ledger.seal import put_seal
 
 EPSILON, DELTA = 3.0, 1e-6
@@ -34,13 +35,6 @@ def most(limit: tuple[float, float] = (EPSILON, DELTA)) -> int:
     while delta_of(limit[0], MU * math.sqrt(runs + 1)) + (runs + 1) * 0.4e-7 <= limit[1]:
         runs += 1
     return runs
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    made = Ledger(tmp_path / "data" / "ledger.db", "flights")
-    yield made  # type: ignore[misc]
-    made.close()
 
 
 def test_runs_compose_until_the_limit(ledger: Ledger) -> None:
@@ -84,7 +78,7 @@ def test_a_restart_is_not_charged_again(ledger: Ledger) -> None:
 
 def test_data_sets_have_their_own_limits(ledger: Ledger, tmp_path: Path) -> None:
     ledger.charge(charge(0), 1.0, 1e-7)
-    other = Ledger(tmp_path / "data" / "ledger.db", "weather")
+    other = open_ledger(tmp_path / "data" / "ledger.db", "weather")
     assert other.charge(charge(1), 1.0, 1e-7) is True
     assert other.charge(charge(0), EPSILON, DELTA) is True  # the same run on other data
     assert [len(book.entries()) for book in (ledger, other)] == [1, 2]
@@ -129,9 +123,10 @@ def test_a_broken_chain_is_noticed(ledger: Ledger, tmp_path: Path, statement: st
 )
 def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "ledger.db"
-    ledger = ChoiceLedger(path, "flights")
+    ledger = open_ledger(path, "flights")
     ledger.charge(charge(1), EPSILON, DELTA)
-    ledger.begin(charge(2), charge(3), "question", (EPSILON, DELTA))
+    asked = msgspec.structs.replace(charge(2), kind="sql")
+    Register(ledger, "sql").begin(asked, "question", (EPSILON, DELTA))
     promise(ledger, charge(4), EPSILON, DELTA)
     ledger.entries()
     with sqlite3.connect(path) as db:
@@ -147,40 +142,16 @@ def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> N
     ledger.close()
 
 
-def test_a_ledger_without_digest_gets_one(ledger: Ledger, tmp_path: Path) -> None:
-    """One of version 2, which had all but that."""
-    path = tmp_path / "data" / "ledger.db"
-    ledger.charge(charge(1), EPSILON, DELTA)
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE ledger_meta SET value = '2' WHERE name = 'schema_version'")
-        db.execute("DELETE FROM ledger_meta WHERE name = 'seal'")
-    db.close()
-    assert len(read_ledger(path)) == 1
-    again = Ledger(path, "flights")
-    again.charge(charge(2), EPSILON, DELTA)
-    again.close()
-    with sqlite3.connect(path) as db:
-        assert len(db.execute("SELECT * FROM ledger_meta").fetchall()) == 2
-    db.close()
-    assert len(read_ledger(path)) == 2
-
-
-def test_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(PolicyError, match="is damaged, or no ledger"):
-        Ledger(tmp_path / "ledger.db", "flights")
-
-
 SCRIPT = """
 import multiprocessing, sys
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.charges import Ledger
-from tests.state.test_ledger import DELTA, EPSILON, charge
+from dpstream.state.ledger.open import open_ledger
+from tests.state.ledger.test_sqlite import DELTA, EPSILON, charge
 
 def work(first):
     done = 0
-    ledger = Ledger(sys.argv[1], "flights")
+    ledger = open_ledger(sys.argv[1], "flights")
     for run in range(first, first + 5):
         try:
             done += ledger.charge(charge(run // 2), EPSILON, DELTA)
@@ -206,7 +177,7 @@ def test_eight_processes_never_overspend(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    ledger = Ledger(path, "flights")
+    ledger = open_ledger(path, "flights")
     entries = ledger.entries()
     ledger.close()
     assert len(entries) == most() == sum(int(n) for n in done.stdout.split())
@@ -242,7 +213,7 @@ def test_units_that_only_look_alike_are_not_one(ledger: Ledger) -> None:
         mu = math.sqrt(2 * 4) * MU
         delta = delta_of(EPSILON, mu) + 8 * 0.4e-7
         assert delta > delta_of(EPSILON, math.sqrt(2) * MU) + 2 * 0.4e-7  # what was composed
-        book = Ledger(":memory:", "flights")
+        book = open_ledger(":memory:", "flights")
         assert book.charge(month, EPSILON, delta * 1.001)
         with pytest.raises(PolicyError, match="spend more"):
             book.charge(other, EPSILON, delta * 0.999)
@@ -314,90 +285,8 @@ def test_kinds_and_plain_charges(ledger: Ledger, tmp_path: Path) -> None:
     assert [e.kind for e in ledger.entries()] == ["run", "session"]
 
 
-#: A ledger as the program wrote it before there were kinds, epochs and tokens.
-OLD = """
-CREATE TABLE entries (
-  seq INTEGER PRIMARY KEY, data_set TEXT NOT NULL, run_id TEXT NOT NULL,
-  entry TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (data_set, run_id));
-INSERT INTO entries VALUES (1, 'flights', '0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a',
-  '{"delta":1e-7,"epsilon":1.0,"mu":0.18,"plan_hash":"plan",\
-"run_id":"0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a","threshold_delta":4e-8,\
-"unit":"user over the whole stream"}', '29868d16b3aa5a391456d6eb4d96544a');
-INSERT INTO entries VALUES (2, 'flights', '0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b',
-  '{"delta":1e-7,"epsilon":0.5,"mu":0.1,"plan_hash":"plan",\
-"run_id":"0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b","threshold_delta":0.0,\
-"unit":"user over the whole stream"}', 'c2cddd8e6f32059018525a4c81f9eab1');
-"""
-
-
-def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    with sqlite3.connect(path) as db:
-        db.executescript(OLD)
-    db.close()
-    before = path.read_bytes()
-    assert [(e.seq, e.charge.mu, e.charge.kind) for e in read_ledger(path)] == [
-        (1, 0.18, "run"), (2, 0.1, "run"),
-    ]  # fmt: skip
-    assert path.read_bytes() == before  # who only looks writes nothing
-    ledger = Ledger(path, "flights")
-    old = ledger.entries()
-    assert [c.run_id for c in old] == ["0a" * 16, "0b" * 16]
-    assert ledger.charge(old[1], EPSILON, DELTA) is False
-    assert ledger.charge(charge(1), EPSILON, DELTA) is True
-    ledger.close()
-    assert len(read_ledger(path)) == 3
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE entries SET entry = replace(entry, '0.18', '0.08') WHERE seq = 1")
-    db.close()
-    with pytest.raises(PolicyError, match="chain is broken"):
-        read_ledger(path)
-
-
-def test_a_ledger_of_a_newer_program_is_refused(ledger: Ledger, tmp_path: Path) -> None:
-    path = tmp_path / "data" / "ledger.db"
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE ledger_meta SET value = '4' WHERE name = 'schema_version'")
-    db.close()
-    for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
-        with pytest.raises(PolicyError, match="schema version is beyond 3"):
-            attempt()
-
-
-def test_another_programs_database_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "accounts.db"
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE accounts (x)")
-    db.close()
-    before = path.read_bytes()
-    for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
-        with pytest.raises(PolicyError, match="another program"):
-            attempt()
-    assert path.read_bytes() == before
-    (tmp_path / "empty.db").touch()
-    with pytest.raises(PolicyError, match="is not a ledger"):
-        read_ledger(tmp_path / "empty.db")
-    with pytest.raises(RunError, match="SQLITE_CANTOPEN"):
-        read_ledger(tmp_path / "none.db")
-    assert not (tmp_path / "none.db").exists()
-
-
-def test_a_busy_ledger_says_so(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.05)
-    other = Ledger(tmp_path / "data" / "ledger.db", "flights")
-    with (
-        ledger.transaction(),
-        pytest.raises(RunError, match=r"busy: another process has held it for 0\.05 s"),
-    ):
-        other.charge(charge(1), EPSILON, DELTA)
-    assert other.charge(charge(1), EPSILON, DELTA) is True
-    other.close()
-
-
 def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_path: Path) -> None:
-    """Chain and digest of what is left hold; only a remembered end tells."""
+    """Chain and seal of what is left hold; only who remembers the end can tell."""
     start, ends = ledger.head(), []
     for run in range(3):
         ledger.charge(charge(run), EPSILON, DELTA)
@@ -408,6 +297,9 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
         db.execute("DELETE FROM entries WHERE seq = 3")
         put_seal(db)
     db.close()
+    with pytest.raises(PolicyError, match="is damaged"):
+        ledger.entries()  # it remembers the end itself
+    ledger = open_ledger(tmp_path / "data" / "ledger.db", "flights")
     assert len(ledger.entries()) == 2
     for seen in (start, *ends[:2]):
         ledger.refuse_older(seen)
@@ -419,3 +311,4 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
         ledger.refuse_older(ends[2])
     with pytest.raises(PolicyError, match="another data set"):
         ledger.refuse_older(Head("weather", 1, ends[0].digest))
+    ledger.close()
