@@ -1,9 +1,11 @@
 """The ledger: composition, refusals, one charge per run, a chain, and eight processes at once."""
 
 import math
+import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.state.ledger import file, sqlite
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge, Head
 from dpstream.state.ledger.contract import Ledger
@@ -311,4 +314,171 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
         ledger.refuse_older(ends[2])
     with pytest.raises(PolicyError, match="another data set"):
         ledger.refuse_older(Head("weather", 1, ends[0].digest))
+    ledger.close()
+
+
+# --- what is checked, and when -------------------------------------------------------------------
+
+
+def read_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the entries that are read and checked from now on."""
+    seen, real = list[int](), (file.lines, sqlite.lines)
+
+    def noted(number: int) -> Any:
+        def lines(*given: Any) -> Iterator[Any]:
+            for line in real[number](*given):
+                seen.append(line.entry.seq)
+                yield line
+
+        return lines
+
+    monkeypatch.setattr(file, "lines", noted(0))
+    monkeypatch.setattr(sqlite, "lines", noted(1))
+    return seen
+
+
+def test_a_charge_checks_on_from_the_last_checked_entry(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = (99.0, 1e-2)
+    with ledger.transaction():
+        for run in range(50):
+            ledger.append(charge(run))
+    seen = read_rows(monkeypatch)
+    for run in range(50, 60):
+        assert ledger.charge(charge(run), *limit)
+        assert not ledger.charge(charge(run - 20), *limit)
+    assert seen == []
+    other = open_ledger(tmp_path / "data" / "ledger.db", "flights")
+    other.entries()
+    assert seen == list(range(1, 61))  # who opens it checks all
+    for run in range(60, 63):
+        other.charge(charge(run), *limit)
+    assert len(seen) == 60
+    assert ledger.charge(charge(70), *limit) and seen[60:] == [61, 62, 63]
+    assert other.entries() == ledger.entries() and seen[63:] == [64]
+    # Another data set's entries and tokens are checked too, and are not this one's.
+    third = open_ledger(tmp_path / "data" / "ledger.db", "weather")
+    third.charge(charge(1), *limit)
+    promise(third, charge(2), *limit)
+    assert len(ledger.entries()) == 64 and ledger.head() == msgspec.structs.replace(
+        third.head(), data_set="flights"
+    )
+    assert len(read_ledger(tmp_path / "data" / "ledger.db")) == 66
+    other.close()
+    third.close()
+
+
+def test_what_is_remembered_is_what_is_written(ledger: Ledger, tmp_path: Path) -> None:
+    """After charges, refusals and roll-backs a ledger decides as one that has read all again."""
+    rng = random.Random(5)
+    for step in range(60):
+        new = charge(rng.randrange(80), mu=MU * rng.choice([0.1, 0.5, 3.0]))
+        if rng.random() < 0.4:
+            new = of_unit(step, DAY * rng.choice([1, 2, 3]))
+        fresh = open_ledger(tmp_path / "data" / "ledger.db", "flights")
+        told = []
+        for book in (fresh, ledger):
+            try:
+                with book.transaction():
+                    told.append(book.charge_within(new, EPSILON, DELTA))
+                    if book is fresh or step % 7 == 0:
+                        raise ZeroDivisionError
+            except PolicyError as error:
+                told.append(str(error))
+            except ZeroDivisionError:
+                pass
+        assert told[0] == told[1]
+        assert fresh.entries() == ledger.entries() and fresh.head() == ledger.head()
+        fresh.close()
+    assert len(read_ledger(tmp_path / "data" / "ledger.db")) == len(ledger.entries()) > 5
+
+
+def test_an_old_row_changed_under_open_ledgers_is_noticed(ledger: Ledger, tmp_path: Path) -> None:
+    """By each of them, at its next charge: none goes on, so none hides it from the others."""
+    path = tmp_path / "data" / "ledger.db"
+    other = open_ledger(path, "flights")
+    for run in range(3):
+        ledger.charge(charge(run), EPSILON, DELTA)
+        other.entries()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE entries SET entry = replace(entry, '1.0', '0.1') WHERE seq = 1")
+    db.close()
+    for book in (other, ledger, other):
+        with pytest.raises(PolicyError, match="chain is broken"):
+            book.charge(charge(9), EPSILON, DELTA)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entries SET run_id = 'x' WHERE seq = 4",
+        "INSERT INTO tokens VALUES ('x', 'y', NULL)",
+        "DELETE FROM tokens",
+    ],
+)
+def test_a_seal_that_moves_without_its_rows_is_noticed(
+    ledger: Ledger, tmp_path: Path, statement: str
+) -> None:
+    """What another process has changed is added up again, its seal is not taken on trust."""
+    path = tmp_path / "data" / "ledger.db"
+    promise(ledger, charge(1), EPSILON, DELTA)
+    ledger.charge(charge(2), EPSILON, DELTA)
+    other = open_ledger(path, "flights")
+    promise(other, charge(3), EPSILON, DELTA)
+    other.charge(charge(4), EPSILON, DELTA)
+    other.close()
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    db.close()
+    with pytest.raises(PolicyError, match="is damaged"):
+        ledger.charge(charge(5), EPSILON, DELTA)
+
+
+def test_bits_lost_below_an_open_ledger(ledger: Ledger, tmp_path: Path) -> None:
+    """They change nothing that it decides, and whoever opens the file next sees them."""
+    path = tmp_path / "data" / "ledger.db"
+    with ledger.transaction():
+        for run in range(200):
+            ledger.append(charge(run, mu=0.01, threshold=0.0))
+    spent = ledger.spent(DELTA)
+    data = path.read_bytes()
+    at = data.index(b'"epsilon":1.0')  # of one of the first entries
+    with open(path, "r+b") as raw:
+        raw.seek(at + 10)
+        raw.write(b"0")
+    assert ledger.spent(DELTA) == spent and ledger.charge(charge(300), EPSILON, DELTA)
+    for attempt in (lambda: open_ledger(path, "flights").entries(), lambda: read_ledger(path)):
+        with pytest.raises(PolicyError, match="chain is broken"):
+            attempt()
+
+
+class Interrupted:
+    """A connection that is interrupted behind its next commit."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db, self._armed = db, True
+
+    def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
+        done = self._db.execute(statement, *given)
+        if statement == "COMMIT" and self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+def test_an_interrupt_behind_a_commit(tmp_path: Path) -> None:
+    """The charge stands, and the ledger that was interrupted knows it."""
+    ledger = sqlite.SqliteLedger(tmp_path / "ledger.db", "flights")
+    ledger.charge(charge(1), EPSILON, DELTA)
+    ledger._db = Interrupted(ledger._db)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        ledger.charge(charge(2), EPSILON, DELTA)
+    assert ledger.charge(charge(2), EPSILON, DELTA) is False
+    assert ledger.charge(charge(3), EPSILON, DELTA) is True
+    assert ledger.entries() == [charge(1), charge(2), charge(3)]
     ledger.close()
