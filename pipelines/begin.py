@@ -26,7 +26,9 @@ from dpstream.pipelines.tuning.check import check_choice, unit_in_words, unit_of
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import open_ledger
 from dpstream.state.store import RunIdentity
 
 
@@ -173,11 +175,8 @@ def opened_ledger(job: Job) -> Iterator[Ledger | None]:
     if job.ledger is None:
         yield None
         return
-    ledger = Ledger(job.ledger.path, job.ledger.data_set)
-    try:
+    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
         yield ledger
-    finally:
-        ledger.close()
 
 
 def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
