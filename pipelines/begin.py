@@ -9,7 +9,7 @@ from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import covers_several, together
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
-from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+from dpstream.dp_transforms.run import Performance, Run, begin_run
 from dpstream.pipelines.connectors.inputs import input_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
@@ -22,21 +22,13 @@ from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.tuning.check import check_choice, unit_in_words, unit_of
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.charges import Charge, Ledger
 from dpstream.state.store import RunIdentity
-
-
-def key_source(job: Job) -> KeySource:
-    """Where the job's noise key is."""
-    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
-        raise UsageError(
-            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
-        )
-    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
 def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:

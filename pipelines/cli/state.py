@@ -7,12 +7,11 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.tables import FileKind
 
-JOB = click.argument("job", type=click.Path(path_type=Path))
 OPERATOR = "OPERATOR ONLY: sizes tell about the number of units and keys; do not publish."
 
 

@@ -14,11 +14,12 @@ from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
-from dpstream.pipelines.begin import begun_epoch, charge_restored, key_source, prepare
+from dpstream.pipelines.begin import begun_epoch, charge_restored, prepare
 from dpstream.pipelines.connectors.inputs import input_of
 from dpstream.pipelines.connectors.run_manifest import resealed
 from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.operate.state_view import open_job_store, store_run
 from dpstream.pipelines.stream import Progress

@@ -12,12 +12,13 @@ from typing import Any
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.begin import begun_epoch, key_source
+from dpstream.pipelines.begin import begun_epoch
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.restored import publish_committed
 from dpstream.pipelines.connectors.run_manifest import check_sink, write_manifest
 from dpstream.pipelines.connectors.sink import Sink, sink_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import FileKind
 from dpstream.pipelines.stream import Progress
 from dpstream.state import open as stores

@@ -12,7 +12,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.pipelines.stream import run_job
