@@ -41,7 +41,7 @@ class Fixed(NamedTuple):
     insecure_test_run_id: str
 
 
-class Input(NamedTuple):
+class TrialInput(NamedTuple):
     """Rows of one run, and the numbers of the public keys where the plan has some."""
 
     table: pa.Table
@@ -102,7 +102,7 @@ class Runner:
         if fixed is None:
             new_key(self._key)
 
-    def run(self, given: Input, again: bool = False) -> pa.Table:
+    def run(self, given: TrialInput, again: bool = False) -> pa.Table:
         """All releases of a new run.
 
         Args:
@@ -143,7 +143,7 @@ class Runner:
             choice=None,
         )
 
-    def _in_memory(self, job: Job, given: Input) -> pa.Table:
+    def _in_memory(self, job: Job, given: TrialInput) -> pa.Table:
         public = None
         if not self.plan.selects:
             public = canonical_public_keys(self.plan, pa.table(key_columns(self.plan, given.keys)))
@@ -165,7 +165,7 @@ class Runner:
             raise RunError("audit", "synthetic records were refused", "run `dpstream doctor`")
         return released_table(releases)
 
-    def _through_beam(self, job: Job, given: Input) -> pa.Table:
+    def _through_beam(self, job: Job, given: TrialInput) -> pa.Table:
         pq.write_table(given.table, Path(job.path).with_name("rows.parquet"))
         if job.keys.public is not None:
             path = Path(job.keys.public)

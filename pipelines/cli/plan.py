@@ -63,10 +63,10 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning import alternatives
+    from dpstream.pipelines.jobs.choice import chosen_of
     from dpstream.pipelines.jobs.committed import committed
     from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.scale import shards
-    from dpstream.pipelines.tuning.check import chosen_of
 
     loaded = load_job(job)
     if scale:

@@ -66,8 +66,8 @@ def run(
     from dpstream.pipelines.jobs.job import load_job
 
     checked = load_job(job)
+    from dpstream.pipelines.connectors.registry import sink_of
     from dpstream.pipelines.connectors.replay.source import parse_speed
-    from dpstream.pipelines.connectors.sink import sink_of
     from dpstream.pipelines.connectors.write import dead_letter_folder
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.operate.metrics import serving

@@ -108,7 +108,7 @@ def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool
     A release that is there already is left as it is; one with another content is refused. Without
     --out they go to the job's own sink: one that was emptied, or a new one.
     """
-    from dpstream.pipelines.connectors.sink import sink_of
+    from dpstream.pipelines.connectors.registry import sink_of
     from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_view import export, publish
 

@@ -6,13 +6,11 @@ A key is 32 random bytes, written once as hex in a file that only its owner can 
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-
-if TYPE_CHECKING:
-    from dpstream.dp_transforms.run import KeySource
-    from dpstream.pipelines.jobs.job import Job
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state import open as stores
 
 KEY_BYTES = 32
 
@@ -40,10 +38,8 @@ def new_key(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def key_source(job: "Job") -> "KeySource":
+def key_source(job: Job) -> KeySource:
     """Where the job's noise key is."""
-    from dpstream.dp_transforms.run import KeySource
-
     if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
             "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
@@ -51,7 +47,7 @@ def key_source(job: "Job") -> "KeySource":
     return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
-def check_key(job: "Job") -> dict[str, str]:
+def check_key(job: Job) -> dict[str, str]:
     """Read the key as a worker would, hold it against the store, and destroy it.
 
     Returns:
@@ -62,8 +58,6 @@ def check_key(job: "Job") -> dict[str, str]:
         UsageError, PolicyError, RunError: no key can be had, the store is of another plan, or
             was begun with another key.
     """
-    from dpstream.state import open as stores
-
     keys, url = key_source(job), job.state.store or ""
     with keys.ring() as ring:
         fingerprint = ring.fingerprint

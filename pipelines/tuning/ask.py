@@ -77,18 +77,6 @@ class Asked(NamedTuple):
         }
 
 
-class Outcome(NamedTuple):
-    """What was chosen; all of it is public once it is written."""
-
-    out: str
-    how: str
-    contributions: int
-    clamps: dict[str, tuple[float, float]]
-    notes: tuple[str, ...]
-    run_id: str | None
-    resumed: bool
-
-
 def ask(request: Request) -> Asked:
     """Check a request without reading a record.
 

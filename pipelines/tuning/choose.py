@@ -23,12 +23,12 @@ from dpstream.pipelines.begin import spend_of
 from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.jobs.choice import unit_in_words, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import ChoiceConfig
 from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.tuning import file as choose_file
 from dpstream.pipelines.tuning.ask import Asked
-from dpstream.pipelines.tuning.check import unit_in_words, unit_of
 from dpstream.pipelines.tuning.own_data import refuse_own_data
 from dpstream.pipelines.tuning.read import tally
 from dpstream.state.ledger.answers import ChoiceLedger
