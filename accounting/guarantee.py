@@ -58,11 +58,10 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         most periods that one window can meet; ``unit.for_ever``: one budget covers a stream
         without end.
     """
-    sound = plan.privacy.mode != "paper"
     return {
         "plan_hash": plan.hash,
         "guarantee": {
-            "sound": sound,
+            "sound": budget.sound,
             "epsilon": budget.epsilon,
             "delta": budget.delta,
             "words": _words(plan, budget),
@@ -80,7 +79,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "split": {
             "mu": budget.mu,
             "theta": budget.theta,
-            "delta_gaussian": _delta_gaussian(plan, budget),
+            "delta_gaussian": _delta_gaussian(budget),
             "delta_thresholds": budget.b * plan.privacy.contributions,
             "b": budget.b,
             "shares_of_mu_squared": {s.name: s.share for s in _streams(budget)},
@@ -89,7 +88,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "tau": None if budget.tau is None else _by_trigger(plan, _tau(budget)).tolist(),
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
-        "periods": _periods(plan, budget) if sound else [],
+        "periods": _periods(plan, budget) if budget.sound else [],
         "periods_rule": _periods_rule(plan),
         "publishing": _publishing(plan),
         "choice": chosen.describe(plan, budget) if chosen else None,
@@ -120,12 +119,10 @@ def _words(plan: Plan, budget: Budget) -> str:
         f"({up(budget.epsilon)}, {up(budget.delta)})-differential privacy of everything published, "
         f"for {_unit(plan)}"
     )
-    return f"{NOT_SOUND} ({claim})" if plan.privacy.mode == "paper" else claim
+    return claim if budget.sound else f"{NOT_SOUND} ({claim})"
 
 
-def _delta_gaussian(plan: Plan, budget: Budget) -> float:
-    if plan.privacy.mode == "paper":
-        return budget.delta * 2 / 3
+def _delta_gaussian(budget: Budget) -> float:
     return budget.delta * (1 - budget.theta)
 
 
@@ -220,7 +217,7 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     rows = list[dict[str, float]]()
     if not covers_several(plan):
         most = 1
-    gaussian = _delta_gaussian(plan, budget)
+    gaussian = _delta_gaussian(budget)
     powers = [1 << i for i in range(most.bit_length())]
     for k in sorted({*powers, most}):
         mu = several_mu(budget.mu, k, together(plan))
@@ -257,7 +254,7 @@ def _publishing(plan: Plan) -> str:
 
 def warnings_of(plan: Plan, budget: Budget) -> list[str]:
     """What a person must know before the figures are relied on."""
-    found = [NOT_SOUND] if plan.privacy.mode == "paper" else []
+    found = [] if budget.sound else [NOT_SOUND]
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
         found.append(
@@ -265,8 +262,9 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
             "to be selected; with fewer nothing is released at this epsilon"
         )
     if _for_ever(plan):
-        found.append(_FOR_EVER + _over_periods(plan))
-    found += _shared_windows(plan)
+        found.append(_FOR_EVER + (_over_periods(plan) if budget.sound else ""))
+    if budget.sound:
+        found += _shared_windows(plan)
     if budget.epsilon > 20:
         found.append("an epsilon above 20 promises very little")
     return found
@@ -274,8 +272,6 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
 
 def _over_periods(plan: Plan) -> str:
     """What a period that is a multiple of the window would cost a person of several."""
-    if plan.privacy.mode == "paper":
-        return ""
     if plan.timeline.slide == plan.timeline.window:
         return ", and sqrt(k) mu over k periods"
     if not plan.selects:
@@ -289,7 +285,7 @@ def _over_periods(plan: Plan) -> str:
 
 def _shared_windows(plan: Plan) -> list[str]:
     met = plan.timeline.periods_met
-    if plan.privacy.mode == "paper" or not plan.selects or met == 1:
+    if not plan.selects or met == 1:
         return []
     if not covers_several(plan):
         return [

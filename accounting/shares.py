@@ -113,7 +113,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
 
 
 def divide(plan: Plan, rules: int = RULES) -> Shares:
-    """Shares of the sound modes: the plan's own, or the best known for its kind."""
+    """The plan's own shares, or the best known for its kind."""
     costs, values = costs_of(plan), float(bool(plan.value_streams))
     units = float(plan.units_stream_apart)
     if not plan.selects:

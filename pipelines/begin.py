@@ -235,10 +235,6 @@ def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
     if job.ledger is None:
         yield None
         return
-    if job.plan.privacy.mode == "paper":
-        raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
-        )
     ledger = Ledger(job.ledger.path, job.ledger.data_set)
     try:
         yield ledger
@@ -247,8 +243,16 @@ def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
 
 
 def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the job costs."""
+    """What a run of the job costs.
+
+    Raises:
+        PolicyError: the run was begun with numbers that promise nothing.
+    """
     plan = job.plan
+    if not budget.sound:
+        raise PolicyError(
+            "ledger", "a mechanism without a guarantee cannot be charged", "use another store"
+        )
     return Charge(
         run_id=run_id,
         plan_hash=plan.hash,

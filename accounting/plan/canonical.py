@@ -82,7 +82,7 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         "refresh_every": privacy.refresh_every,
         "selection_share": privacy.selection_share,
         "final_flush": privacy.final_flush,
-        "allow_unsound": privacy.allow_unsound,
+        "allow_unsound": False,  # of a preset that is gone
         "per_key_bound": privacy.per_key_bound,
         "weights": weights and {"offset": weights.offset, "power": weights.power},
         "combine": privacy.combine,

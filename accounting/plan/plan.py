@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.canonical import plan_hash
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
@@ -23,7 +23,7 @@ MECHANISM_VERSION = 2
 
 FieldType = Literal["string", "int", "bool", "bytes"]
 Kind = Literal["count", "sum", "mean", "units"]
-Mode = Literal["sticky", "rounds", "paper"]
+Mode = Literal["sticky", "rounds"]
 StrategyName = Literal["tree", "toeplitz", "blt"]
 
 
@@ -127,8 +127,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         epsilon, delta: the guarantee for one unit (per period, if the timeline has one).
         contributions: C, admitted (record, window) pairs of a unit.
-        mode: ``sticky`` (a key is selected once a window, then always published),
-            ``rounds`` (Algorithm 2: select, release, restart), ``paper`` (as published; unsound).
+        mode: ``sticky`` (a key is selected once a window, then always published) or
+            ``rounds`` (Algorithm 2: select, release, restart).
         strategy: how prefixes are noised.
         theta: share of delta kept for the thresholds.
         pre_threshold: mu_count; a key is tested only with more units than this.
@@ -141,7 +141,6 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         combine: test the weighted count together with the published plain count.
         select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
             Fewer tests need less noise and lower thresholds; a key appears that much later.
-        allow_unsound: needed by the ``paper`` preset.
         periods_share_windows: a window may meet several privacy periods though keys are selected
             (``Timeline.periods_met`` above 1): one person is several units in a key then, so
             thresholds rise until that many publish nothing by themselves.
@@ -157,7 +156,6 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refresh_every: int | None = None
     selection_share: float | None = None
     final_flush: bool = False
-    allow_unsound: bool = False
     per_key_bound: int | None = None
     weights: SelectionWeights | None = None
     combine: bool = False
@@ -191,12 +189,6 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.selection_share is not None and not 0 < self.selection_share < 1:
             raise UsageError("privacy.selection_share", "must lie between 0 and 1", "omit it")
         self._check_selection()
-        if self.mode == "paper" and not self.allow_unsound:
-            raise PolicyError(
-                "privacy.mode",
-                "'paper' reproduces the published mechanism, whose guarantee does not hold",
-                "use mode 'sticky' or 'rounds', or set allow_unsound = true on public data",
-            )
 
     def _check_selection(self) -> None:
         if self.per_key_bound not in (None, 1):
@@ -299,8 +291,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(
                 "privacy.combine", "needs a published count", "add an aggregate of kind 'count'"
             )
-        if privacy.mode == "paper" and privacy.strategy != "tree":
-            raise UsageError("privacy.strategy", "the 'paper' preset is the tree's", "omit it")
         most = limits.MAX_TOEPLITZ_TRIGGERS
         if privacy.strategy == "toeplitz" and self.timeline.triggers > most:
             raise UsageError(

@@ -65,7 +65,7 @@ def compare(plan: Plan) -> list[Alternative]:
         Empty for plans that select no keys or are not sound, or that only a run from before can
         have: nothing to choose, or to compare with, there.
     """
-    if not plan.selects or plan.privacy.mode == "paper":
+    if not plan.selects:
         return []
     try:
         own = _evaluate(plan, allocate(plan))

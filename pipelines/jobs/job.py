@@ -240,7 +240,7 @@ def _timeline(file: JobFile) -> Timeline:
 def _privacy(file: JobFile) -> Privacy:
     given = {name: getattr(file.privacy, name) for name in Privacy.__struct_fields__}
     given["weights"] = _weights(file)
-    given["strategy"] = file.privacy.strategy or ("tree" if file.privacy.mode == "paper" else "blt")
+    given["strategy"] = file.privacy.strategy or "blt"
     return Privacy(**given)
 
 

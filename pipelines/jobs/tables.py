@@ -110,7 +110,7 @@ class TimeConfig(_Table, frozen=True):
 class PrivacyConfig(_Table, frozen=True):
     """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
-    ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
+    ``strategy`` is ``blt`` unless given.  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).
 
     The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
@@ -130,7 +130,6 @@ class PrivacyConfig(_Table, frozen=True):
     refresh_every: int | None = None
     selection_share: float | None = None
     final_flush: bool = False
-    allow_unsound: bool = False
     per_key_bound: int | None = None
     weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
     combine: bool = False

@@ -167,7 +167,3 @@ def _refuse_uncharged(job: Job) -> None:
             "is required: a choice from the stream's own records is a release and is charged",
             "add [ledger] with path, data_set and limit, or choose from other data with --proxy",
         )
-    if job.plan.privacy.mode == "paper":
-        raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
-        )

@@ -63,7 +63,6 @@ def test_the_comparison_never_stops_a_plan(make_plan: Make, least: int) -> None:
 
 def test_nothing_to_choose(make_plan: Make) -> None:
     assert compare(make_plan(public_keys="list")) == []
-    assert compare(make_plan(mode="paper", allow_unsound=True)) == []
     assert text([]) == ""
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.plan.plan import Aggregate, Field, Plan
 
 Make = Callable[..., Plan]
@@ -120,14 +120,10 @@ def test_refusals(make_plan: Make, field: str, case: dict) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_keys_and_paper(make_plan: Make) -> None:
+def test_keys(make_plan: Make) -> None:
     plan = make_plan()
     with pytest.raises(UsageError, match=r"schema\.key"):
         msgspec.structs.replace(plan, key=()).check()
-    with pytest.raises(PolicyError) as caught:
-        make_plan(mode="paper").check()
-    assert caught.value.exit_code == 3
-    assert make_plan(mode="paper", allow_unsound=True).check().privacy.mode == "paper"
 
 
 def test_errors_travel_between_processes() -> None:

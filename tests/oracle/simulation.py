@@ -23,10 +23,11 @@ from dpstream.accounting.plan.plan import Aggregate, Field, Kind, Plan, Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.pipelines.experiments.paper import published_budget
 
 Float64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger]
-Mode = Literal["paper", "rounds", "sticky"]
+Mode = Literal["rounds", "sticky"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,7 +381,7 @@ def table1_plan(triggers: int, contributions: int = 32, **privacy: object) -> Pl
 
 
 DESIGNS: tuple[dict[str, object], ...] = (
-    {"mode": "paper", "strategy": "tree", "allow_unsound": True},
+    {"mode": "rounds", "strategy": "tree", "published": True},
     {"mode": "rounds", "strategy": "tree"},
     {"mode": "rounds", "strategy": "tree", "final_flush": True},
     {"mode": "rounds", "strategy": "blt"},
@@ -413,9 +414,11 @@ def main() -> None:
     print(json.dumps({"raw": len(raw), "bounded": len(bounded)}), flush=True)
     for triggers in args.triggers:
         for privacy in DESIGNS:
-            plan = table1_plan(triggers, **privacy)
+            given = dict(privacy)
+            spend = published_budget if given.pop("published", False) else allocate
+            plan = table1_plan(triggers, **given)
             begin = time.monotonic()
-            design = Design.of(plan, allocate(plan))
+            design = Design.of(plan, spend(plan))
             result = simulate(design, bounded, raw, args.keys, args.seed + 1)
             figures = dataclasses.asdict(result) | {"seconds": time.monotonic() - begin}
             settings = {k: str(v) for k, v in privacy.items()}

@@ -172,17 +172,10 @@ def test_beyond_the_limit_nothing_is_charged_or_read(job: Path) -> None:
     assert entries(job) == 0 and not job.with_name("new.toml").exists()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "field"),
-    [
-        (JOB[JOB.index("[ledger]") : JOB.index("[sink]")], "", "ledger"),
-        ("[privacy]", '[privacy]\nmode = "paper"\nallow_unsound = true', "ledger"),
-    ],
-)
-def test_what_cannot_be_charged_is_refused(job: Path, old: str, new: str, field: str) -> None:
-    job.write_text(JOB.replace(old, new))
+def test_what_cannot_be_charged_is_refused(job: Path) -> None:
+    job.write_text(JOB.replace(JOB[JOB.index("[ledger]") : JOB.index("[sink]")], ""))
     result = choose(job, "new.toml", "--json")
-    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == field
+    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "ledger"
 
 
 # --- receipts -------------------------------------------------------------------------------------

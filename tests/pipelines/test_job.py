@@ -210,10 +210,10 @@ def test_data_dependent_settings_exit_3(tmp_path: Path, anchor: str, line: str) 
     assert line.split(" ", maxsplit=1)[0] in caught.value.field
 
 
-def test_the_unsound_preset_needs_a_word(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError):
-        load(tmp_path, 'mode = "sticky"', 'mode = "paper"')
-    assert load(tmp_path, 'mode = "sticky"', 'mode = "paper"\nallow_unsound = true')
+def test_there_is_no_unsound_mode(tmp_path: Path) -> None:
+    for new in ('mode = "paper"', 'mode = "rounds"\nallow_unsound = true'):
+        with pytest.raises(UsageError):
+            load(tmp_path, 'mode = "sticky"', new)
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

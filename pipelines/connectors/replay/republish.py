@@ -24,6 +24,7 @@ from dpstream.pipelines.connectors.files.rows import Rows
 from dpstream.pipelines.connectors.folder.close import close_files, rfc3339
 from dpstream.pipelines.connectors.folder.store import Folder
 from dpstream.pipelines.connectors.kafka.client import (
+    REFUSED,
     check_options,
     library,
     looked_up,
@@ -205,7 +206,7 @@ class IntoKafka(Target):
         check_options("--option", given, {*settings, *_ALIASES})
         self._topic, self._failed = topic, 0
         settings |= looked_up("--option", given)
-        self._producer = make_client("producer", settings, "--option")
+        self._producer = make_client("producer", settings, ("--option", *REFUSED[1:]))
 
     @override
     def put(self, batch: pa.RecordBatch) -> None:
