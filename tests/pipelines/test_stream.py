@@ -87,9 +87,9 @@ def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
 def test_a_file_that_changes_during_the_run_is_noticed(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpstream.pipelines.connectors import inputs
+    from dpstream.pipelines.connectors.files import source as files_source
 
-    real = inputs.stamps
+    real = files_source.stamps
     seen: list[object] = []
 
     def stamps(checked: Job) -> object:
@@ -99,7 +99,7 @@ def test_a_file_that_changes_during_the_run_is_noticed(
         seen.append(found)
         return found
 
-    monkeypatch.setattr(inputs, "stamps", stamps)
+    monkeypatch.setattr(files_source, "stamps", stamps)
     with pytest.raises(PolicyError, match="changed while it was read"):
         run_job(job)
 
