@@ -3,7 +3,8 @@
     import dpstream
 
     job = dpstream.load_job("job.toml")
-    out = records | dpstream.DPStream(job.plan, key="file:noise.key", store="sqlite:state.db")
+    run, _ = dpstream.begin(job)  # charged in the job's ledger
+    out = records | dpstream.DPStream(job.plan, run)
 
 The rest is below ``dpstream.accounting`` (mathematics), ``dpstream.state`` (stores and the
 ledger), ``dpstream.dp_transforms`` (the flow) and ``dpstream.pipelines`` (jobs, sources, sinks and
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
     from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
     from dpstream.pipelines.beam_yaml import DPStreamRows
+    from dpstream.pipelines.begin import LedgerAccount, begin
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.stream import Result, run_job
@@ -35,6 +37,7 @@ _HOMES = {
     "Field": "accounting.plan.fields",
     "Job": "pipelines.jobs.job",
     "KeySource": "dp_transforms.run",
+    "LedgerAccount": "pipelines.begin",
     "Output": "dp_transforms.flow",
     "Performance": "dp_transforms.run",
     "Plan": "accounting.plan.plan",
@@ -46,6 +49,7 @@ _HOMES = {
     "RunError": "accounting.errors",
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
+    "begin": "pipelines.begin",
     "begin_run": "dp_transforms.run",
     "load_job": "pipelines.jobs.job",
     "run_in_memory": "dp_transforms.flow",
@@ -60,6 +64,7 @@ __all__ = [
     "Field",
     "Job",
     "KeySource",
+    "LedgerAccount",
     "Output",
     "Performance",
     "Plan",
@@ -71,6 +76,7 @@ __all__ = [
     "RunError",
     "Timeline",
     "UsageError",
+    "begin",
     "begin_run",
     "load_job",
     "run_in_memory",

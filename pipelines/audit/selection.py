@@ -25,7 +25,7 @@ from dpstream.pipelines.audit.rows import (
     rows_of,
     table_of,
 )
-from dpstream.pipelines.audit.run import Input, Runner
+from dpstream.pipelines.audit.run import Runner, TrialInput
 from dpstream.pipelines.audit.values import Told, chunks
 
 #: Tests that are told apart; simulated noise paths; rows of all trials together.
@@ -125,7 +125,7 @@ def selection_scores(
         rows = rows_of(
             plan, trials, added[trials], design.keys, pattern, first, design.others, [(0, 1)]
         )
-        out = runner.run(Input(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
+        out = runner.run(TrialInput(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
         passed = first_tests(plan, released(plan, out), trials, design.keys, tests)
         scores.append(
             np.take_along_axis(design.ratios[None], passed[:, :, None], 2)[:, :, 0].sum(1)
@@ -158,7 +158,7 @@ def alone_released(runner: Runner, keys: int, told: Told) -> tuple[int, int]:
         none = np.zeros(len(trials), np.bool_)
         nobody = np.zeros(0, np.int64)
         rows = rows_of(plan, trials, none, 1, nobody, nobody, few, [(0, 1)])
-        out = runner.run(Input(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
+        out = runner.run(TrialInput(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
         hits += len(np.unique(released(plan, out).key))
         fed += len(rows.unit)
         told(len(trials))

@@ -20,9 +20,9 @@ from dpstream.accounting.strategies.base import Float64, Int64
 from dpstream.accounting.thresholds import fixed_point, isf
 from dpstream.accounting.weights import Statistic
 from dpstream.dp_transforms.run import Run, begin_run
-from dpstream.pipelines.begin import key_source
-from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
 
 
 def begin_as_published(job: Job) -> Run:

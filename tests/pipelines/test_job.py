@@ -13,7 +13,8 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.jobs.job import Job, decode_job, load_job
-from dpstream.pipelines.jobs.keys import new_key, read_public_keys
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.jobs.text import duration_micros, instant_micros
 
 JOB = """
