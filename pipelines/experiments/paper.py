@@ -20,9 +20,9 @@ from dpstream.accounting.strategies.base import Float64, Int64
 from dpstream.accounting.thresholds import fixed_point, isf
 from dpstream.accounting.weights import Statistic
 from dpstream.dp_transforms.run import Run, begin_run
-from dpstream.pipelines.begin import key_source
-from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
 
 
 def begin_as_published(job: Job) -> Run:
@@ -57,8 +57,8 @@ def published_budget(plan: Plan) -> Budget:
     Raises:
         UsageError: the plan is not of that mechanism.
     """
-    privacy, streams = plan.privacy, plan.value_streams
-    if privacy.mode != "rounds" or privacy.strategy != "tree" or not plan.selects:
+    privacy, streams = plan.privacy, plan.design.streams
+    if privacy.mode != "rounds" or privacy.strategy != "tree" or not plan.design.selects:
         raise UsageError("privacy.mode", "must be 'rounds' with strategy 'tree'", "correct it")
     half, third, count = privacy.epsilon / 2, privacy.delta / 3, privacy.contributions
     rho = 2 * cdp_rho(half, third)

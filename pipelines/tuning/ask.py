@@ -77,18 +77,6 @@ class Asked(NamedTuple):
         }
 
 
-class Outcome(NamedTuple):
-    """What was chosen; all of it is public once it is written."""
-
-    out: str
-    how: str
-    contributions: int
-    clamps: dict[str, tuple[float, float]]
-    notes: tuple[str, ...]
-    run_id: str | None
-    resumed: bool
-
-
 def ask(request: Request) -> Asked:
     """Check a request without reading a record.
 
@@ -159,7 +147,7 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
 
 def _with_it(plan: Plan) -> str:
     """What a period needs besides."""
-    if plan.timeline.slide == plan.timeline.window or not plan.selects:
+    if plan.timeline.slide == plan.timeline.window or not plan.design.selects:
         return ""
     return "; as windows slide and keys are selected, with privacy.periods_share_windows = true"
 

@@ -46,7 +46,7 @@ class SqliteStore(SqliteLife, Store):
     Args:
         path: the database file; it must exist (see ``create_store``).
         key_schema: Arrow schema of the key columns.
-        streams: integer sums kept per key (``Plan.sums``).
+        streams: integer sums kept per key (``Design.sums``).
         db: a connection to the file that is open already.
     """
 
