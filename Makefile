@@ -24,7 +24,7 @@ check: $(READY)
 
 # The site of docs/, into site/: strict, so a link that leads nowhere fails; nothing from the network.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The headline figures against the recorded ones (tests/bench/figures.json).
 figures: $(READY)

@@ -153,6 +153,8 @@ def test_commands_that_are_shown(path: Path) -> None:
         assert "dpstream " not in block.text or block.language in ("sh", "toml", "python")
         for words in lines(block.text) if block.language == "sh" else ():
             check(words)
+        if block.language == "python":
+            compile(block.text, named(path), "exec")
     for span in inline(text):
         if re.match(r"dpstream [a-z]+\b(?! \.\.\.)", span) and "..." not in span:
             assert not unknown(span.split()[1:]), span

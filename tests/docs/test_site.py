@@ -2,12 +2,13 @@
 
 import importlib
 import importlib.util
+import logging
 import os
 import re
-import subprocess
-import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,14 +21,42 @@ MECHANISM = ROOT / "docs" / "design" / "mechanism.md"
 NO_MODULES = {"dpstream.partition", "dpstream.offset", "dpstream.json"}
 
 
-def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def build(config: Path, site: Path) -> None:
+    """Build a site strictly, in this process, where the program is loaded already.
+
+    Raises:
+        SystemExit: a link leads nowhere, or whatever else MkDocs warns of.
+    """
     if importlib.util.find_spec("mkdocs") is None:
         missing("mkdocs is missing (pip install 'dpstream[docs]')")
-    program = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run([*program, str(tmp_path)], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    silent = logging.root.manager.disable
+    logging.disable(logging.NOTSET)  # strictness counts warnings that are logged
+    try:
+        with warnings.catch_warnings(), mock.patch.dict(os.environ, {"NO_MKDOCS_2_WARNING": "1"}):
+            warnings.simplefilter("ignore")
+            from mkdocs.commands.build import build as build_site
+            from mkdocs.config import load_config
+
+            loaded_config = load_config(str(config), strict=True, site_dir=str(site))
+            loaded_config.plugins.on_startup(command="build", dirty=False)
+            build_site(loaded_config)
+    finally:
+        logging.disable(silent)
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\nplugins: []\n")
+    page = tmp_path / "docs" / "index.md"
+    page.write_text("# A\n")
+    build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    page.write_text("# A\n[b](b.md)\n")
+    with pytest.raises(SystemExit, match="strict"):
+        build(tmp_path / "mkdocs.yml", tmp_path / "site")
+
+
+def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    build(ROOT / "mkdocs.yml", tmp_path)
     pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
     assert len(pages) > 40
     for path, text in pages.items():
