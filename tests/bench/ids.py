@@ -1,0 +1,75 @@
+"""Rows per second that get canonical keyed ids, by kind and beside strings, on one core.
+
+    python -m tests.bench.ids
+
+Each kind is timed from its Arrow column to its ids; the ratio is to strings of the same run.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.dp_transforms.ingest.columns import identity
+from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import KeyRing
+from tests.bench.common import emit, machine
+
+
+def columns(rows: int) -> dict[str, tuple[str, pa.Array]]:
+    """Kinds and columns; strings are of 8 to 12 bytes."""
+    numbers = np.random.default_rng(0).integers(0, 10**9, rows)
+    whole = pa.array(numbers)
+    text = pa.array([f"key{n}" for n in numbers.tolist()])
+    absent = pa.array(numbers % 10 == 0)
+    none = pa.scalar(None, pa.string())
+    return {
+        "string": ("string", text),
+        "string, a tenth null": ("string", pc.if_else(absent, none, text)),
+        "int": ("int", whole),
+        "date": ("date", pa.array((numbers % 40_000).astype(np.int32)).view(pa.date32())),
+        "timestamp[us]": ("timestamp", whole.view(pa.timestamp("us"))),
+        "timestamp[ns]": ("timestamp", whole.view(pa.timestamp("ns", "UTC"))),
+        "decimal128(21, 2)": ("decimal", whole.cast(pa.decimal128(19, 0)).cast(DECIMAL)),
+        "decimal256(76, 30)": ("decimal", whole.cast(pa.decimal256(76, 30))),
+    }
+
+
+DECIMAL = pa.decimal128(21, 2)
+
+
+def bench(rows: int, repeats: int) -> dict[str, Any]:
+    """Median rates in CPU time, all kinds in turn within each repeat."""
+    prf, every = KeyRing(bytes(32)).key, columns(rows)
+    seconds: dict[str, list[float]] = {name: [] for name in every}
+    for repeat in range(repeats + 1):
+        for name, (kind, column) in every.items():
+            start = time.process_time()
+            typed_ids(prf, [(kind, identity(column, kind, nulls=True)[0])])
+            if repeat:  # the first compiles
+                seconds[name].append(time.process_time() - start)
+    rates = {name: rows / statistics.median(took) for name, took in seconds.items()}
+    return {
+        name: {"rows_per_second": round(rate), "ratio": round(rate / rates["string"], 2)}
+        for name, rate in rates.items()
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="append the JSON result to this file")
+    args = parser.parse_args()
+    runs = bench(args.rows, args.repeats)
+    emit({"benchmark": "ids", **machine(), "rows": args.rows, "kinds": runs}, args.out)
+
+
+if __name__ == "__main__":
+    main()
