@@ -58,9 +58,9 @@ class RoundedGaussianLaw:
 
     def lower(self) -> Iterator[Any]:
         """P[Z <= -k] = erfc((2 k - 1) / (2 sqrt(2) sigma)) / 2."""
-        scale, odd = flint.arb(self.sigma) * flint.arb(2).sqrt(), 1
+        twice, odd = 2 * flint.arb(self.sigma) * flint.arb(2).sqrt(), 1
         while True:
-            yield (flint.arb(odd) / (2 * scale)).erfc() / 2
+            yield (flint.arb(odd) / twice).erfc() / 2
             odd += 2
 
     def invert(self, uniform: Any) -> int | None:

@@ -8,7 +8,12 @@ Declared types decide (``schema.unit.type``), not what happens to arrive:
 * ``int``: whole numbers within int64; integral floats below 2^53 count, text of digits too.
 * ``bool``: true/false, never 0/1.
 * ``bytes``: binary, or text as its UTF-8 bytes.
-Floats are no identities, so ``-0.0``, ``1.0`` and NaN never become keys.
+* ``date``: dates; of those counted in milliseconds, whole days only.
+* ``timestamp``: instants of any unit and zone, to the nanosecond; without zone they are UTC.
+* ``decimal``: decimals of any width and scale, and whole numbers.
+Floats are no identities, so ``-0.0``, ``1.0`` and NaN never become keys; nor is text a date, an
+instant or a decimal (the source or the statement casts it).  The last three kinds, and NULL as a
+value of its own (``nulls``), are for bounded jobs; a stream's fields have the first four.
 """
 
 import unicodedata
@@ -32,15 +37,14 @@ _TIME_TEXT = (
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 )
 _EXACT_FLOAT = 2.0**53
+_MILLIS_PER_DAY = 86_400_000
 _PER_MICRO = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def plain(column: pa.Array) -> pa.Array:
     """Dictionary, view and large layouts as their plain types; decimals as float64."""
+    column = _decoded(column)
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode()
-        kind = column.type
     if pa.types.is_large_string(kind) or kind == pa.string_view():
         return column.cast(pa.string())
     if pa.types.is_large_binary(kind) or kind == pa.binary_view():
@@ -52,13 +56,45 @@ def plain(column: pa.Array) -> pa.Array:
     return column
 
 
-def identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
+def _decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """One array of values, not of codes."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # more text than one array holds: an error
+            column = pa.concat_arrays(column.chunks)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def identity(
+    column: pa.Array | pa.ChunkedArray, declared: str, nulls: bool = False
+) -> tuple[pa.Array, Bool]:
     """A unit or key column of a declared type; missing or mistyped rows are masked out.
 
+    Args:
+        column: rows in any Arrow layout.
+        declared: one of ``ids.KINDS``.
+        nulls: NULL is a value of its own: such rows are good and stay null.
+
     Returns:
-        (column of the Arrow type of ``declared`` without nulls, mask): masked rows hold a
-        filler and must not be used.
+        (column of the Arrow type of ``declared``, mask): masked rows hold a filler and must not
+        be used; without ``nulls`` there are no nulls.
     """
+    column = _decoded(column)
+    found, ok = _identity(column, declared)
+    if nulls and column.null_count:
+        absent = ~_valid(column)
+        found = pc.if_else(pa.array(absent), pa.scalar(None, found.type), found)
+        ok = ok | absent
+    return found, ok
+
+
+def _identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
+    if declared == "date":
+        return _dates(column)
+    if declared == "timestamp":
+        return _instants(column)
+    if declared == "decimal":
+        return _decimals(column)
     column = plain(column)
     if declared == "string":
         return _text(column)
@@ -71,6 +107,49 @@ def identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
         ok = _valid(raw) & _short(raw)
         return _fill(raw, ok, b""), ok
     return _none(column, pa.binary(), b"")
+
+
+def _dates(column: pa.Array) -> tuple[pa.Array, Bool]:
+    if pa.types.is_date32(column.type):
+        return _fill_bits(column), _valid(column)
+    if not pa.types.is_date64(column.type):
+        return pa.array(np.zeros(len(column), np.int32)).view(pa.date32()), _never(column)
+    ok = _valid(column)
+    millis = _fill_bits(column).view(pa.int64()).to_numpy()
+    days = millis // _MILLIS_PER_DAY
+    ok &= (days * _MILLIS_PER_DAY == millis) & (days == days.astype(np.int32))
+    return pa.array(np.where(ok, days, 0).astype(np.int32)).view(pa.date32()), ok
+
+
+def _instants(column: pa.Array) -> tuple[pa.Array, Bool]:
+    """The same ticks as UTC: a zone only says how an instant is shown."""
+    if not pa.types.is_timestamp(column.type):
+        zeros = pa.array(np.zeros(len(column), np.int64))
+        return zeros.view(pa.timestamp("us", "UTC")), _never(column)
+    utc = pa.timestamp(column.type.unit, "UTC")
+    return _fill_bits(column.view(utc)), _valid(column)
+
+
+def _decimals(column: pa.Array) -> tuple[pa.Array, Bool]:
+    kind = column.type
+    if pa.types.is_integer(kind):
+        return _fill_bits(column).cast(pa.decimal128(20, 0)), _valid(column)
+    if not pa.types.is_decimal(kind):
+        return pa.array(np.zeros(len(column), np.int64)).cast(pa.decimal128(20, 0)), _never(column)
+    if kind.bit_width < 128:
+        column = column.cast(pa.decimal128(kind.precision, kind.scale))
+    return _fill_bits(column), _valid(column)
+
+
+def _fill_bits(column: pa.Array) -> pa.Array:
+    """Zero in the place of null."""
+    if column.null_count == 0:
+        return column
+    return column.fill_null(pa.scalar(0, column.type))
+
+
+def _never(column: pa.Array) -> Bool:
+    return np.zeros(len(column), np.bool_)
 
 
 def _text(column: pa.Array) -> tuple[pa.Array, Bool]:

@@ -1,18 +1,21 @@
-"""Draws per second of the rounded Gaussian, named by node, on one core.
+"""Draws per second of the rounded Gaussian, named by node, and of one-shot draws, on one core.
 
     python -m tests.bench.sampler
 
-Baseline in the same run: numpy's float normal, which is neither exact nor keyed.
+Baseline in the same run: numpy's float normal, which is neither exact nor keyed.  One-shot draws
+have each their own name and sd, from the least of ``--mixed`` to the largest, in CPU time.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.bench.common import emit, machine
@@ -45,17 +48,51 @@ def bench(sigma: float, rows: int, nodes: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def bench_mixed(least: float, largest: float, draws: int, repeats: int) -> list[dict[str, Any]]:
+    """Median rates of each law's one-shot draws, all sds mixed, beside numpy's normal."""
+    sds = np.exp(np.random.default_rng(0).uniform(np.log(least), np.log(largest), draws))
+    items, rng = numbered(draws), np.random.default_rng(1)
+    shot = OneShot(KeyRing(bytes(32)), (b"benchmark",))
+    kernels: dict[str, Callable[[], object]] = {
+        "numpy_normal": lambda: rng.normal(0.0, sds),
+        "rounded_gaussian": lambda: shot.rounded_gaussian(items, sds),
+        "discrete_laplace": lambda: shot.discrete_laplace(items, sds),
+        "discrete_gaussian": lambda: shot.discrete_gaussian(items, sds),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in kernels}
+    for _ in range(repeats):
+        for name, kernel in kernels.items():
+            start = time.process_time()
+            kernel()
+            seconds[name].append(time.process_time() - start)
+    rates = {name: draws / statistics.median(took) for name, took in seconds.items()}
+    base = rates.pop("numpy_normal")
+    return [
+        {
+            "law": name,
+            "sds": [least, largest],
+            "draws_per_cpu_second": round(rate),
+            "numpy_normal_per_cpu_second": round(base),
+            "ratio": round(rate / base, 2),
+        }
+        for name, rate in rates.items()
+    ]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sigmas", type=float, nargs="+", default=[5.0, 50.0, 1_500.0, 50_000.0])
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--mixed", type=float, nargs=2, default=[0.3, 1e6])
+    parser.add_argument("--draws", type=int, default=2_000_000, help="one-shot draws")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
     runs = [bench(sigma, args.rows, args.nodes, args.repeats) for sigma in args.sigmas]
-    emit({"benchmark": "sampler", **machine(), "runs": runs}, args.out)
+    mixed = bench_mixed(*args.mixed, args.draws, args.repeats)
+    emit({"benchmark": "sampler", **machine(), "runs": runs, "one_shot": mixed}, args.out)
 
 
 if __name__ == "__main__":

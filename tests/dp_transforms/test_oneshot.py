@@ -1,6 +1,7 @@
 """One-shot draws: plain references, exact decisions, shapes at all sds, names, and sabotage."""
 
 import functools
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -288,6 +289,19 @@ def test_the_same_name_is_the_same_noise_in_any_company(ring: KeyRing, law: str)
         assert (drawn(ring, law, scales, 1000) == whole).all()
     assert not correlated(whole[1:], whole[:-1])
     assert drawn(ring, law, scales[:0], 0).size == 0
+
+
+@pytest.mark.parametrize("law", NAMES)
+def test_memory_does_not_grow_with_the_draws(ring: KeyRing, law: str) -> None:
+    """Beyond the answer itself: a million draws take what 100,000 do."""
+    shot, peaks = OneShot(ring, RUN), []
+    for count in (100_000, 1_000_000):
+        items, sds = numbered(count), np.full(count, 25.0)
+        tracemalloc.start()
+        noise = getattr(shot, law)(items, sds)
+        peaks.append(tracemalloc.get_traced_memory()[1] - noise.nbytes)
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] + 2_000_000  # one mask of all scales: a byte each
 
 
 VECTORS = {

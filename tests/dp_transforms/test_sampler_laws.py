@@ -19,7 +19,7 @@ Ids = npt.NDArray[np.uint64]
 KEY = b"\x31" * 32
 FULL = 1 << 128
 MAKES: list[Make] = [discrete_laplace, discrete_gaussian]
-SCALES = (0.3, 1.0, 3.7, 60.0)
+SCALES = (0.3, 1.0, 3.7, 20.0)
 
 
 @functools.lru_cache(maxsize=16)
@@ -101,7 +101,7 @@ def decided(of: TableSampler, uniforms: list[int], more: int) -> tuple[list[int]
 def test_open_uniforms_take_further_bits(make: Make, scale: float) -> None:
     table = make(scale)
     some = table.thresholds
-    some = some if len(some) < 40 else some[:: len(some) // 40]
+    some = some if len(some) < 20 else some[:: len(some) // 20]
     open_ = [0, FULL - 1, *(t - 1 for t in some)]
     values = set()
     for more in (1 << 100, FULL - (1 << 100)):
