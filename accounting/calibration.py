@@ -113,8 +113,8 @@ def committed_text(plan: Plan, budget: Budget) -> str:
     text = _Text(
         format=FORMAT,
         rules=budget.rules,
-        refresh_every=plan.refresh_every,
-        select_every=plan.select_every,
+        refresh_every=plan.design.refresh_every,
+        select_every=plan.design.select_every,
         epsilon=float(budget.epsilon),
         delta=float(budget.delta),
         mu=budget.mu,
@@ -145,7 +145,8 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
     """
     if not text:
         return Calibrated(
-            _explicit(plan, plan.refresh_every, plan.select_every), allocate(plan, FIRST_RULES)
+            _explicit(plan, plan.design.refresh_every, plan.design.select_every),
+            allocate(plan, FIRST_RULES),
         )
     try:
         found = msgspec.json.decode(text, type=_Text)
@@ -163,7 +164,7 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
 
 def _explicit(plan: Plan, refresh_every: int, select_every: int) -> Plan:
     """The plan with the defaults that decide when something is published or tested."""
-    if plan.privacy.mode != "sticky":
+    if plan.design.restarts:
         return plan  # tests and publishes at every trigger; there the two must be left out
     privacy = msgspec.structs.replace(
         plan.privacy, refresh_every=refresh_every, select_every=select_every

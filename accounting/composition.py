@@ -1,27 +1,49 @@
 """What several mechanisms on the same unit cost together, each figure rounded up.
 
-A spend is either Gaussian-DP (``mu``, plus the delta that its thresholds use) or plain
-(epsilon, delta).  The Gaussian parts are one Gaussian mechanism, mu^2 = sum of mu_i^2
-(adaptive composition; Smith and Thakurta 2022).  A plain (e, d) mechanism adds at most e to the
-privacy loss but with probability d, so that together
+A spend is Gaussian-DP (``mu``), zero-concentrated (``rho``) or plain (epsilon, delta); the first
+two may have a delta that their thresholds use on top.
+
+**Gaussian and plain** (mechanism.md section 4, "one Gaussian-DP mechanism").  The Gaussian parts
+are one Gaussian mechanism, mu^2 = sum of mu_i^2 (adaptive composition; Smith and Thakurta 2022).  A
+plain (e, d) mechanism adds at most e to the privacy loss but with probability d, so that together
 
     delta(epsilon) <= delta_G(epsilon - sum e_i; mu) + sum d_i + sum of threshold deltas.
 
 That is basic composition at the split which leaves the Gaussian part all of epsilon that the
 plain parts do not need.  It is never below the exact composition (tests: dp-accounting's
 privacy loss distributions), and exact for one plain mechanism without noise.  Many small plain
-spends would compose better; their owners may charge a mu of their own instead.
+spends would compose better; their owners may charge a mu of their own instead, or, without a
+delta, rho = epsilon^2 / 2 (Bun and Steinke 2016, proposition 1.4): a record that pays a pure
+budget and a zCDP budget has spent (rho + epsilon^2 / 2)-zCDP.
+
+**zCDP** (mechanism.md section 5: the discrete Gaussian "of zCDP claims").  The rho parts are one
+mechanism with the sum of their rho (Bun and Steinke 2016, lemma 2.3, adaptive).  A mu-GDP mechanism
+is a function of N(0, 1) against N(mu, 1), so that it is mu^2/2-zCDP as well; nothing leads back: a
+rho-zCDP mechanism need not be sqrt(2 rho)-GDP, and is never counted as if it were.  With R =
+sum rho_i and delta_Z the best conversion of zCDP (Canonne, Kamath and Steinke 2020, proposition
+7), both of these hold for the two kinds together, and the smaller is taken:
+
+    delta_Z(epsilon; R + mu^2 / 2),        all of it as zCDP;
+    min over 0 < x < epsilon of  delta_G(epsilon - x; mu) + delta_Z(x; R),
+
+the second because the rho part is itself (x, delta_Z(x; R))-DP, a plain part like those above.
+Every x gives a valid bound, so the search for the least need not be exact.  Without a rho part
+nothing differs from the first paragraph.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import cdp_delta, delta_of, epsilon_of, mu_of
 
 #: Relative error allowed for sums of floats, squares and roots (a few ulps each).
 _UP = 1 + 1e-12
+#: Steps of the search for the best split, and of a bisection.
+_SPLITS, _STEPS = 20, 60
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Spend(Protocol):
@@ -29,8 +51,9 @@ class Spend(Protocol):
 
     Attributes:
         epsilon, delta: its own guarantee.
-        mu: Gaussian-DP parameter of its noise; ``None`` for a plain (epsilon, delta).
-        threshold_delta: part of delta on top of the Gaussian's; 0 for a plain spend.
+        mu: Gaussian-DP parameter of its noise, if that is how it is accounted for.
+        rho: zCDP parameter of its noise, if that is.  With neither it is plain.
+        threshold_delta: part of delta on top of that of mu or rho; 0 for a plain spend.
     """
 
     @property
@@ -46,37 +69,149 @@ class Spend(Protocol):
         """Gaussian-DP parameter, if it is Gaussian."""
 
     @property
+    def rho(self) -> float | None:
+        """zCDP parameter, if it is zero-concentrated."""
+
+    @property
     def threshold_delta(self) -> float:
         """Delta of its thresholds."""
 
 
-def delta_spent(spends: Sequence[Spend], epsilon: float) -> float:
-    """Delta of the composition at epsilon, at most 1."""
-    exact = _delta(spends, epsilon)
-    near = float(min(exact, Fraction(1)))
-    return near if near >= exact else math.nextafter(near, math.inf)
+class Total(NamedTuple):
+    """Any number of spends, as the few exact sums that their composition needs.
+
+    Attributes:
+        spends: how many; alone: (epsilon, delta) of the only one, which can be sharper than
+            its parts.
+        gauss: sum of mu^2; rho: sum of rho.
+        plain: sum of the plain epsilons; extra: of the plain deltas and those of thresholds.
+    """
+
+    spends: int = 0
+    alone: tuple[float, float] | None = None
+    gauss: Fraction = Fraction()
+    rho: Fraction = Fraction()
+    plain: Fraction = Fraction()
+    extra: Fraction = Fraction()
+
+    def plus(self, spend: Spend) -> "Total":
+        """With one more."""
+        gauss, rho, plain, extra = self.gauss, self.rho, self.plain, self.extra
+        if spend.mu is not None:
+            gauss += Fraction(spend.mu) ** 2
+        if spend.rho is not None:
+            rho += _written(spend.rho)
+        if spend.mu is None and spend.rho is None:
+            plain, extra = plain + _written(spend.epsilon), extra + _written(spend.delta)
+        if spend.threshold_delta:
+            extra += _written(spend.threshold_delta)
+        alone = None if self.spends else (spend.epsilon, spend.delta)
+        return Total(self.spends + 1, alone, gauss, rho, plain, extra)
+
+    @property
+    def mu(self) -> float:
+        """mu of the Gaussian parts, rounded up."""
+        return math.sqrt(float(self.gauss)) * _UP
+
+    def within(self, epsilon: float, delta: float) -> bool:
+        """Whether the spends together satisfy (epsilon, delta) per unit."""
+        if self.alone is not None and self.alone[0] <= epsilon and self.alone[1] <= delta:
+            return True
+        return any(bound <= _written(delta) for bound in self._deltas(epsilon))
+
+    def delta(self, epsilon: float) -> Fraction:
+        """Delta of the composition at epsilon; it may exceed 1."""
+        return min(self._deltas(epsilon))
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon at which the parts spend no more than delta, rounded up."""
+        if not self.gauss and not self.rho:
+            return float(self.plain) if self.extra <= _written(delta) else math.inf
+        left = math.nextafter(float(_written(delta) - self.extra), -math.inf)
+        if not 0 < left < 1:
+            return math.inf
+        if not self.rho:
+            return (float(self.plain) + epsilon_of(self.mu, left)) * _UP
+        noise = self._replace(plain=Fraction(), extra=Fraction())
+        return (float(self.plain) + noise._least(left)) * _UP
+
+    def _least(self, delta: float) -> float:
+        """Least epsilon of the noise alone, as far as a bisection finds it from above."""
+        high = 1.0
+        while not any(bound <= delta for bound in self._noise(high)):
+            high *= 2
+        low = 0.0
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            fits = any(bound <= delta for bound in self._noise(middle))
+            low, high = (low, middle) if fits else (middle, high)
+        return high
+
+    def _deltas(self, epsilon: float) -> Iterator[Fraction]:
+        """Upper bounds of delta at epsilon, the cheapest first."""
+        left = _written(epsilon) - self.plain
+        if not self.gauss and not self.rho and left >= 0:
+            yield self.extra
+        else:
+            for bound in self._noise(math.nextafter(float(left), -math.inf)):
+                yield Fraction(bound) + self.extra
+
+    def _noise(self, epsilon: float) -> Iterator[float]:
+        """Upper bounds of the noisy parts' delta."""
+        if not self.rho:
+            yield delta_of(epsilon, self.mu)
+        elif epsilon <= 0:
+            yield 1.0
+        else:
+            yield _delta_of_rho(float(self.rho + self.gauss / 2), epsilon)
+            if self.gauss:
+                mu, rho = self.mu, float(self.rho)
+                yield _least_of(
+                    lambda x: delta_of(epsilon - x, mu) + _delta_of_rho(rho, x), epsilon
+                )
 
 
-def _delta(spends: Sequence[Spend], epsilon: float) -> Fraction:
-    mu, plain, extra = _parts(spends)
-    left = _written(epsilon) - plain
-    if mu == 0 and left >= 0:
-        return extra
-    return Fraction(delta_of(math.nextafter(float(left), -math.inf), mu)) + extra
+def _delta_of_rho(rho: float, epsilon: float) -> float:
+    """delta_Z, rounded up beyond the float error of its exponent."""
+    above = rho * _UP
+    return math.nextafter(cdp_delta(above, epsilon) * (1 + 1e-12 * (1 + above + epsilon)), math.inf)
 
 
-def _parts(spends: Sequence[Spend]) -> tuple[float, Fraction, Fraction]:
-    """mu of the Gaussian parts; epsilon and delta that come on top."""
-    mu = math.sqrt(math.fsum(s.mu**2 for s in spends if s.mu is not None)) * _UP
-    plain = [s for s in spends if s.mu is None]
-    deltas = [*(s.delta for s in plain), *(s.threshold_delta for s in spends)]
-    epsilon = sum((_written(s.epsilon) for s in plain), Fraction())
-    return mu, epsilon, sum(map(_written, deltas), Fraction())
+def _least_of(bound: Callable[[float], float], epsilon: float) -> float:
+    """The least of some values of a bound on (0, epsilon), by golden section."""
+    low, high = 0.0, epsilon
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = bound(left), bound(right)
+    least = min(at_left, at_right)
+    for _ in range(_SPLITS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = bound(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = bound(right)
+        least = min(least, at_left, at_right)
+    return least
 
 
+@functools.lru_cache(maxsize=4096)
 def _written(figure: float) -> Fraction:
     """A figure as a person writes it: ten times 0.1 is 1."""
     return Fraction(repr(float(figure)))
+
+
+def total_of(spends: Sequence[Spend]) -> Total:
+    """The sums of some spends."""
+    return functools.reduce(Total.plus, spends, Total())
+
+
+def delta_spent(spends: Sequence[Spend], epsilon: float) -> float:
+    """Delta of the composition at epsilon, at most 1."""
+    exact = min(total_of(spends).delta(epsilon), Fraction(1))
+    near = float(exact)
+    return near if near >= exact else math.nextafter(near, math.inf)
 
 
 def epsilon_spent(spends: Sequence[Spend], delta: float) -> float:
@@ -84,32 +219,46 @@ def epsilon_spent(spends: Sequence[Spend], delta: float) -> float:
 
     Infinite where even the parts of delta that no epsilon pays for exceed it.
     """
-    own = [s.epsilon for s in spends if len(spends) == 1 and s.delta <= delta]
-    return min([*own, _epsilon(spends, delta)])
-
-
-def _epsilon(spends: Sequence[Spend], delta: float) -> float:
-    mu, plain, extra = _parts(spends)
-    if mu == 0:
-        return float(plain) if extra <= _written(delta) else math.inf
-    left = math.nextafter(float(_written(delta) - extra), -math.inf)
-    return (float(plain) + epsilon_of(mu, left)) * _UP if 0 < left < 1 else math.inf
+    total = total_of(spends)
+    own = [total.alone[0]] if total.alone is not None and total.alone[1] <= delta else []
+    return min([*own, total.epsilon(delta)])
 
 
 def epsilon_left(spends: Sequence[Spend], epsilon: float, delta: float) -> float:
     """Largest plain epsilon (without delta) of one more spend within (epsilon, delta)."""
-    return max(0.0, epsilon - _epsilon(spends, delta))
+    return max(0.0, epsilon - total_of(spends).epsilon(delta))
 
 
 def mu_left(spends: Sequence[Spend], epsilon: float, delta: float) -> float:
     """Largest mu that one more Gaussian spend may have within (epsilon, delta), rounded down."""
-    mu, plain, extra = _parts(spends)
-    left_epsilon = math.nextafter(float(_written(epsilon) - plain), -math.inf)
-    left_delta = math.nextafter(float(_written(delta) - extra), -math.inf)
+    total = total_of(spends)._replace(alone=None)
+    left_epsilon = math.nextafter(float(_written(epsilon) - total.plain), -math.inf)
+    left_delta = math.nextafter(float(_written(delta) - total.extra), -math.inf)
     if not (left_epsilon > 0 and 0 < left_delta < 1):
         return 0.0
     most = mu_of(left_epsilon, left_delta)
-    return math.sqrt(max(0.0, most**2 - mu**2)) / _UP
+    if not total.rho:
+        return math.sqrt(max(0.0, most**2 - total.mu**2)) / _UP
+    return _most(lambda mu: total._replace(gauss=total.gauss + Fraction(mu) ** 2), most,
+                 epsilon, delta)  # fmt: skip
+
+
+def rho_left(spends: Sequence[Spend], epsilon: float, delta: float) -> float:
+    """Largest rho that one more zCDP spend may have within (epsilon, delta), rounded down."""
+    total = total_of(spends)._replace(alone=None)
+    # Where more would fit, delta is so large that nobody gives it.
+    return _most(lambda rho: total._replace(rho=total.rho + _written(rho)), epsilon + 1.0,
+                 epsilon, delta)  # fmt: skip
+
+
+def _most(more: Callable[[float], Total], high: float, epsilon: float, delta: float) -> float:
+    """The largest figure below ``high`` that a bisection finds to fit, 0 if none does."""
+    low = 0.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        fits = more(middle).within(epsilon, delta)
+        low, high = (middle, high) if fits else (low, middle)
+    return low
 
 
 def within(spends: Sequence[Spend], epsilon: float, delta: float) -> bool:
@@ -117,6 +266,4 @@ def within(spends: Sequence[Spend], epsilon: float, delta: float) -> bool:
 
     One alone satisfies its own guarantee, which can be sharper than its parts.
     """
-    if len(spends) == 1 and spends[0].epsilon <= epsilon and spends[0].delta <= delta:
-        return True
-    return _delta(spends, epsilon) <= _written(delta)
+    return total_of(spends).within(epsilon, delta)

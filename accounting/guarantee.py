@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.accounting.aggregates import kind_of
+from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.budget import Budget, StreamNoise
 from dpstream.accounting.figures import duration, exact, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import covers_several, several_mu, together
 from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.tuning.answer import Chosen
@@ -128,7 +131,7 @@ def _delta_gaussian(budget: Budget) -> float:
 
 def _by_trigger(plan: Plan, by_test: Float64) -> Float64:
     """(T,) figures of the tests of a key, each at all triggers whose data it holds."""
-    return np.repeat(by_test, plan.select_every)[: plan.timeline.triggers]
+    return np.repeat(by_test, plan.design.select_every)[: plan.timeline.triggers]
 
 
 def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
         "pre_threshold": plan.privacy.pre_threshold,
         "units_for_half_chance_first": _half(budget, 1),
         "units_for_half_chance_last": _half(budget, len(budget.tau)),
-        "easiest_trigger": min(easiest * plan.select_every, plan.timeline.triggers),
+        "easiest_trigger": min(easiest * plan.design.select_every, plan.timeline.triggers),
         "units_for_half_chance_easiest": _half(budget, easiest),
         "last_pair_counts": _least(plan, budget),
     }
@@ -182,25 +185,13 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
 
 def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
     """Mean (over triggers) and final sd of one column, in its own units."""
-    pairs = list(zip(budget.values, plan.value_streams, strict=True))
-    count = next((v for v, s in pairs if s.column is None), None)
-    own = next(
-        ((v, s) for v, s in pairs if s.column is not None and s.name == aggregate.name), None
-    )
-    note = ""
-    if aggregate.kind == "units":
-        if budget.units is None:
-            raise ValueError("the budget has no count of units")
-        sd = budget.units.sd
-    elif own is None:
-        assert count is not None
-        sd = count.sd
-    elif aggregate.kind == "sum":
-        sd = own[0].sd * own[1].grid
-    else:
-        assert count is not None
-        sd = np.hypot(own[0].sd, own[1].sensitivity * count.sd) * own[1].grid
-        note = "divided by the key's number of records, for values at the bounds (the worst case)"
+    nothing = np.empty(0)
+    streams = {
+        stream.name: Prefix(stream, nothing, noise.sd)
+        for stream, noise in zip(plan.design.streams, budget.values, strict=True)
+    }
+    units = None if budget.units is None else Prefix(None, nothing, budget.units.sd)
+    sd, note = kind_of(aggregate).expected_sd(aggregate, Prefixes(streams, units))
     return {
         "name": aggregate.name,
         "kind": aggregate.kind,
@@ -234,7 +225,7 @@ def _periods_rule(plan: Plan) -> str:
     if met == 1:
         return "a person of k periods has sqrt(k) mu"
     share = f"one window can meet m = {met} periods, so"
-    if not plan.selects:
+    if not plan.design.selects:
         return f"{share} a person of k periods has sqrt(k min(k, m)) mu"
     if not covers_several(plan):
         return f"{share} nothing is promised to a person of several periods"
@@ -242,12 +233,12 @@ def _periods_rule(plan: Plan) -> str:
 
 
 def _publishing(plan: Plan) -> str:
-    if plan.privacy.mode == "sticky":
-        chosen = "every selected key" if plan.selects else "every key of the public list"
+    if not plan.design.restarts:
+        chosen = "every selected key" if plan.design.selects else "every key of the public list"
         tested = ""
-        if plan.selects and plan.select_every > 1:
-            tested = f"; keys are tested every {plan.select_every} triggers"
-        return f"{chosen}, every {plan.refresh_every} trigger(s) and at window close{tested}"
+        if plan.design.selects and plan.design.select_every > 1:
+            tested = f"; keys are tested every {plan.design.select_every} triggers"
+        return f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
     return "a key at each trigger at which it is selected (again)" + flush
 
@@ -274,7 +265,7 @@ def _over_periods(plan: Plan) -> str:
     """What a period that is a multiple of the window would cost a person of several."""
     if plan.timeline.slide == plan.timeline.window:
         return ", and sqrt(k) mu over k periods"
-    if not plan.selects:
+    if not plan.design.selects:
         return ", and, as windows that slide meet two periods, sqrt(2 k) mu over k > 1 periods"
     return (
         ". Windows that slide meet two periods, so that selected keys need "
@@ -285,7 +276,7 @@ def _over_periods(plan: Plan) -> str:
 
 def _shared_windows(plan: Plan) -> list[str]:
     met = plan.timeline.periods_met
-    if not plan.selects or met == 1:
+    if not plan.design.selects or met == 1:
         return []
     if not covers_several(plan):
         return [

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-    from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+    from dpstream.accounting.plan.fields import Aggregate, Field
+    from dpstream.accounting.plan.plan import Plan
+    from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
     from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
     from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
 
 #: Name -> module that defines it, below this package.
 _HOMES = {
-    "Aggregate": "accounting.plan.plan",
+    "Aggregate": "accounting.plan.fields",
     "DPStream": "dp_transforms.flow",
     "DPStreamRows": "pipelines.beam_yaml",
     "DpstreamError": "accounting.errors",
-    "Field": "accounting.plan.plan",
+    "Field": "accounting.plan.fields",
     "Job": "pipelines.jobs.job",
     "KeySource": "dp_transforms.run",
     "LedgerAccount": "pipelines.begin",
@@ -40,7 +42,7 @@ _HOMES = {
     "Performance": "dp_transforms.run",
     "Plan": "accounting.plan.plan",
     "PolicyError": "accounting.errors",
-    "Privacy": "accounting.plan.plan",
+    "Privacy": "accounting.plan.privacy",
     "ReadFiles": "pipelines.connectors.files.source",
     "Result": "pipelines.stream",
     "Run": "dp_transforms.run",

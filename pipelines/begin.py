@@ -33,7 +33,9 @@ from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import open_ledger
 from dpstream.state.store import RunIdentity
 
 
@@ -235,11 +237,8 @@ def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
     if job.ledger is None:
         yield None
         return
-    ledger = Ledger(job.ledger.path, job.ledger.data_set)
-    try:
+    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
         yield ledger
-    finally:
-        ledger.close()
 
 
 def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+    from dpstream.accounting.plan.fields import Aggregate, Field
+    from dpstream.accounting.plan.plan import Plan
+    from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
 
 

@@ -41,6 +41,7 @@ phase + i * period for all whole i; a time is a cut of the common unit if it is 
 A limit of the ledger then holds for the common unit.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -50,7 +51,8 @@ import msgspec
 from dpstream.accounting.composition import Spend
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import duration
-from dpstream.accounting.plan.plan import FieldType, Plan
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.plan.plan import Plan
 
 _VERSION = "unit/1 "
 #: Relative error allowed for a product and a root.
@@ -101,15 +103,7 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         Raises:
             PolicyError: it is none of a version that this program knows.
         """
-        try:
-            found = msgspec.json.decode(text.removeprefix(_VERSION), type=cls)
-            if found.text == text:
-                return found
-        except (msgspec.MsgspecError, ValueError):
-            pass
-        raise PolicyError(
-            "ledger.path", "names a unit in another form", "use the program that wrote it"
-        )
+        return _read(text)
 
     @property
     def words(self) -> str:
@@ -119,6 +113,19 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             return f"{who}, all records"
         since = f", counted from {duration(self.phase)} into 1970 (UTC)" if self.phase else ""
         return f"{who}, per {duration(self.period)} of {self.event_time}{since}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(text: str) -> UnitIdentity:
+    try:
+        found = msgspec.json.decode(text.removeprefix(_VERSION), type=UnitIdentity)
+        if found.text == text:
+            return found
+    except (msgspec.MsgspecError, ValueError):
+        pass
+    raise PolicyError(
+        "ledger.path", "names a unit in another form", "use the program that wrote it"
+    )
 
 
 def identity_of(plan: Plan, name: str | None = None) -> UnitIdentity:
@@ -133,13 +140,13 @@ def identity_of(plan: Plan, name: str | None = None) -> UnitIdentity:
 def together(plan: Plan) -> int | None:
     """The most units of one person whose effects are taken to add up; ``None``: all of them."""
     met = plan.timeline.periods_met
-    return None if plan.selects and met > 1 else met
+    return None if plan.design.selects and met > 1 else met
 
 
 def covers_several(plan: Plan) -> bool:
     """Whether anything is promised to a person of several units: not with thresholds of an older
     program under windows that meet several periods."""
-    return not plan.selects or plan.units_alone == plan.timeline.periods_met
+    return not plan.design.selects or plan.design.units_alone == plan.timeline.periods_met
 
 
 def several_mu(mu: float, units: int, together: int | None) -> float:
@@ -187,6 +194,7 @@ class _Several(msgspec.Struct, frozen=True):
     delta: float
     mu: float | None
     threshold_delta: float
+    rho: float | None = None
 
 
 class Composed(NamedTuple):
@@ -196,12 +204,14 @@ class Composed(NamedTuple):
         words: the common unit, ``None`` without entries.
         spends: what each entry costs it; units: as how many units of its own run it is counted.
         warnings: what a reader must know.
+        common: the common unit, ``None`` where only words are known.
     """
 
     words: str | None
     spends: list[Spend]
     units: list[int]
     warnings: list[str]
+    common: UnitIdentity | None = None
 
 
 def composed(charges: Sequence[Charged]) -> Composed:
@@ -224,7 +234,14 @@ def composed(charges: Sequence[Charged]) -> Composed:
     units = [_parts(whole, unit, charge) for charge, unit in pairs]
     spends = [_cost(charge, n) for charge, n in zip(charges, units, strict=True)]
     several = [_SEVERAL] if len(set(found)) > 1 else []
-    return Composed(whole.words, spends, units, several)
+    return Composed(whole.words, spends, units, several, whole)
+
+
+def cost_to(common: UnitIdentity | None, charge: Charged) -> Spend:
+    """What one run costs the common unit of runs that it is one of, as ``composed`` has it."""
+    if common is None:
+        return charge
+    return _cost(charge, _parts(common, UnitIdentity.read(charge.identity), charge))
 
 
 def common_unit(units: Iterable[UnitIdentity]) -> UnitIdentity:
@@ -292,6 +309,10 @@ def _cost(charge: Charged, units: int) -> Spend:
         thresholds = charge.threshold_delta * units * _UP
         # As a guarantee of its own it is not used: `composition.within` takes its parts.
         return _Several(math.inf, charge.delta + thresholds, mu, thresholds)
+    if charge.rho is not None and not charge.threshold_delta:
+        # Group privacy of zCDP, k^2 rho (Bun and Steinke 2016, proposition 1.9).  That effects do
+        # not add up (``together``) is known of Gaussian noise alone.
+        return _Several(math.inf, charge.delta, None, 0.0, units**2 * charge.rho * _UP)
     # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
     steps = (math.exp(min(700.0, i * charge.epsilon)) for i in range(units))
     delta = min(1.0, charge.delta * math.fsum(steps) * _UP) if charge.delta else 0.0

@@ -60,10 +60,10 @@ def audited_plan(plan: Plan) -> Plan:
     if line.end is not None and line.windows <= _WINDOWS:
         return plan
     most = MAX_WINDOWS if line.end is None else min(line.windows, MAX_WINDOWS)
-    met = plan.units_alone
+    met = plan.design.units_alone
     if met == 1:
         return _on(plan, _WINDOWS)
-    if _on(plan, most).units_alone < met:
+    if _on(plan, most).design.units_alone < met:
         raise UsageError(
             "audit",
             f"none of the first {most} windows meets {met} privacy periods, as later ones do, and "
@@ -72,7 +72,8 @@ def audited_plan(plan: Plan) -> Plan:
         )
     # A later end takes nothing from any window.
     numbers = range(_WINDOWS, most + 1)
-    return _on(plan, numbers[bisect_left(numbers, met, key=lambda n: _on(plan, n).units_alone)])
+    first = bisect_left(numbers, met, key=lambda n: _on(plan, n).design.units_alone)
+    return _on(plan, numbers[first])
 
 
 def _on(plan: Plan, windows: int) -> Plan:
@@ -131,7 +132,7 @@ class Runner:
                 insecure_test_key=fixed.insecure_test_key if fixed else None,
                 insecure_test_run_id=run_id,
             ),
-            keys=KeysConfig(str(folder / "keys.csv") if not self.plan.selects else None),
+            keys=KeysConfig(str(folder / "keys.csv") if not self.plan.design.selects else None),
             state=replace(
                 self._job.state,
                 store=f"sqlite:{folder / 'state.db'}",
@@ -145,7 +146,7 @@ class Runner:
 
     def _in_memory(self, job: Job, given: TrialInput) -> pa.Table:
         public = None
-        if not self.plan.selects:
+        if not self.plan.design.selects:
             public = canonical_public_keys(self.plan, pa.table(key_columns(self.plan, given.keys)))
         run, _ = begin_run(
             self.plan,

@@ -43,7 +43,8 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     """Choose privacy.contributions and missing clamps by a charged private mechanism.
 
     Without --proxy the answer is a release: it costs --epsilon in the data set's ledger, before
-    anything is drawn, and every further choice costs again.
+    anything is drawn.  The same question of the same files is answered with the same figures, at
+    no further charge; every other question costs again.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.operate.ledger_view import ledger_warnings

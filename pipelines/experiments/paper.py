@@ -57,8 +57,8 @@ def published_budget(plan: Plan) -> Budget:
     Raises:
         UsageError: the plan is not of that mechanism.
     """
-    privacy, streams = plan.privacy, plan.value_streams
-    if privacy.mode != "rounds" or privacy.strategy != "tree" or not plan.selects:
+    privacy, streams = plan.privacy, plan.design.streams
+    if privacy.mode != "rounds" or privacy.strategy != "tree" or not plan.design.selects:
         raise UsageError("privacy.mode", "must be 'rounds' with strategy 'tree'", "correct it")
     half, third, count = privacy.epsilon / 2, privacy.delta / 3, privacy.contributions
     rho = 2 * cdp_rho(half, third)

@@ -4,6 +4,7 @@ What a choice released may be used freely; a figure put in its place by hand may
 chosen by looking at the data, and then nobody has paid for it.
 """
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +15,8 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.accounting.tuning.answer import Chosen, Receipt
 from dpstream.pipelines.jobs.text import duration_micros
-from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.open import open_ledger
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -100,21 +102,17 @@ def _receipt(job: "Job", choice: "ChoiceConfig") -> Receipt:
     missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
     if not Path(job.ledger.path).exists():  # opening would create it
         raise missing
-    ledger = ChoiceLedger(job.ledger.path, job.ledger.data_set)
-    try:
-        charge = next((c for c in ledger.entries() if c.run_id == choice.run_id), None)
-        found = ledger.receipt(choice.run_id or "")
-    finally:
-        ledger.close()
+    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
+        charge = ledger.book().find(choice.run_id or "")
+        found = Register(ledger, "choice").read(choice.run_id or "")
     if charge is None or found is None:
         raise missing
-    text, digest = found
-    receipt = msgspec.json.decode(text, type=Receipt)
+    receipt = msgspec.json.decode(found.receipt, type=Receipt)
     paid = (charge.epsilon, charge.delta, charge.mu, charge.unit, charge.plan_hash)
     told = (receipt.epsilon, receipt.delta, receipt.mu, receipt.unit, receipt.question)
     if paid != told or charge.identity != receipt.identity:
         raise missing
-    if digest != choice.receipt:
+    if found.digest != choice.receipt:
         raise PolicyError("choice.receipt", "is not the receipt in the ledger", _AGAIN)
     return receipt
 

@@ -15,7 +15,9 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.plan import Field, Plan, Privacy
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference

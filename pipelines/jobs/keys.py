@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.plan import Field
+from dpstream.accounting.plan.fields import Field
 from dpstream.pipelines.connectors.records.compression import BrokenFileError, checked_codec, plain
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.plan.plan import Aggregate, Field, Mode, StrategyName
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.privacy import Mode, StrategyName
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from dpstream.accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left
+from dpstream.accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left, rho_left
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import down, exact, up
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import Limit
-from dpstream.state.ledger.charges import Entry, read_ledger
+from dpstream.state.ledger.charges import Entry
+from dpstream.state.ledger.open import read_ledger
 
 
 def is_ledger(path: Path) -> bool:
@@ -76,10 +77,12 @@ def _data_set(name: str, entries: Iterable[Entry], limit: Limit | None) -> dict[
 
 
 def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
-    """What one more run may cost: a plain epsilon without delta, or the mu of Gaussian noise."""
+    """What one more run may cost: a plain epsilon without delta, the mu of Gaussian noise, or the
+    rho of zCDP."""
     return {
         "epsilon": epsilon_left(spends, limit.epsilon, limit.delta),
         "mu": mu_left(spends, limit.epsilon, limit.delta),
+        "rho": rho_left(spends, limit.epsilon, limit.delta),
     }
 
 
@@ -102,7 +105,11 @@ def text(found: dict[str, Any]) -> str:
         lines += [f"Data set  {one['data_set']}", f"Unit      {one['unit'] or 'none yet'}"]
         for entry in one["entries"]:
             epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
-            noise = f", mu {up(entry['mu'], 4)}" if entry["mu"] is not None else ""
+            noise = "".join(
+                f", {name} {up(entry[name], 4)}"
+                for name in ("mu", "rho")
+                if entry[name] is not None
+            )
             lines.append(
                 f"{entry['seq']:>7}   {entry['kind']:<8} {entry['run_id']}{epoch}  "
                 f"({up(entry['epsilon'])}, {up(entry['delta'])}){noise}{_counted(entry)}"
@@ -118,8 +125,8 @@ def text(found: dict[str, Any]) -> str:
                 f"Limit     epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}"
             )
             lines.append(
-                f"Left      epsilon {down(left['epsilon'])} for a run without delta, or Gaussian "
-                f"noise of mu {down(left['mu'], 4)}"
+                f"Left      epsilon {down(left['epsilon'])} for a run without delta, Gaussian "
+                f"noise of mu {down(left['mu'], 4)}, or zCDP of rho {down(left['rho'], 4)}"
             )
         lines += [f"Warning   {warning}" for warning in one["warnings"]]
     return "\n".join(lines or ["The ledger has no entry."]) + "\n"

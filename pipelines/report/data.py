@@ -153,7 +153,7 @@ def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
         releases: the window's, in order of triggers.
     """
     schema = value_schema(plan)
-    if plan.privacy.mode != "sticky":
+    if plan.design.restarts:
         yield _newest_of_rounds(plan, releases)
         return
     # A selected key is published at every refresh: nothing older than the last one matters,

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from dpstream.accounting.figures import duration
 from dpstream.accounting.guarantee import NOT_SOUND
-from dpstream.accounting.plan.plan import Aggregate
+from dpstream.accounting.plan.fields import Aggregate
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.data import ReleaseFile, floats, ranked_by

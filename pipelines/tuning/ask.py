@@ -147,7 +147,7 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
 
 def _with_it(plan: Plan) -> str:
     """What a period needs besides."""
-    if plan.timeline.slide == plan.timeline.window or not plan.selects:
+    if plan.timeline.slide == plan.timeline.window or not plan.design.selects:
         return ""
     return "; as windows slide and keys are selected, with privacy.periods_share_windows = true"
 

@@ -2,10 +2,12 @@
 
 The order is the guarantee: the question is fixed from public parts (`pipelines.tuning.ask`);
 run id and charge are committed to the data set's ledger; only then records are read and noise
-is drawn; the answer is committed before it is written.  The same run id says the same again, a
-new one is a new charge.  On proxy data nothing is drawn or charged, and the job is labelled so.
+is drawn; the answer is committed before it is written.  The same question of the same files is
+answered with the same bytes, at no charge; another one is a new charge.  On proxy data nothing is
+drawn or charged, and the job is labelled so.
 """
 
+import contextlib
 import glob
 import secrets
 from pathlib import Path
@@ -15,6 +17,7 @@ import msgspec
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.figures import exact
 from dpstream.accounting.tuning.answer import Figures, Receipt, read_off, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
@@ -31,8 +34,10 @@ from dpstream.pipelines.tuning import file as choose_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.own_data import refuse_own_data
 from dpstream.pipelines.tuning.read import tally
-from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.answers import Answer, Register
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import open_ledger
 
 #: Noise of proxy data does not exist; ids and coins need some key, and this one is no secret.
 _NO_SECRET = bytes(KEY_BYTES)
@@ -77,29 +82,40 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
     pieces(job)  # what is wrong with the files is said before it is charged
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
     named = ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
-    limit = (job.ledger.limit.epsilon, job.ledger.limit.delta)
-    ledger = ChoiceLedger(job.ledger.path, job.ledger.data_set)
-    try:
+
+    def draw(run_id: str) -> bytes:
+        figures = _draw(asked, ring, run_id)
+        if stamps(job) != before:
+            raise PolicyError(
+                "source.path", "a file changed while it was read", "choose again: a new charge"
+            )
+        return _receipt(asked, run_id, figures)
+
+    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
+        register, limit = Register(ledger, "choice"), job.ledger.limit
         if request.resume is not None:
-            ledger.resume(request.resume, named)
-            run_id, resumed = request.resume, True
+            register.resume(request.resume, named)
+            answer = register.finish(request.resume, draw)
         else:
             spend = _spend(asked, secrets.token_hex(16))
-            stream = spend_of(job, allocate(job.plan), "")
-            run_id, resumed = ledger.begin(spend, stream, named, limit)
-        found = ledger.receipt(run_id)
-        if found is None:
-            figures = _draw(asked, ring, run_id)
-            if stamps(job) != before:
-                raise PolicyError(
-                    "source.path", "a file changed while it was read", "choose again: a new charge"
-                )
-            ledger.commit(run_id, _receipt(asked, run_id, figures))
-            found = ledger.receipt(run_id)
-    finally:
-        ledger.close()
-    assert found is not None
-    return _tell(asked, *found, resumed)
+            if register.find(named) is None:
+                _refuse_useless(asked, ledger, spend)
+            answer = register.answered(spend, named, (limit.epsilon, limit.delta), draw)
+    return _tell(asked, answer)
+
+
+def _refuse_useless(asked: Asked, ledger: Ledger, spend: Charge) -> None:
+    """Nobody pays for a choice that the stream it is for leaves no budget to use."""
+    assert asked.job.ledger is not None
+    limit = asked.job.ledger.limit
+    stream = spend_of(asked.job, allocate(asked.job.plan), "")
+    if not ledger.fits([spend, stream], limit.epsilon, limit.delta):
+        raise PolicyError(
+            "ledger.limit",
+            "the choice and the stream it is for would together spend more than epsilon "
+            f"{exact(limit.epsilon)} at delta {exact(limit.delta)} per unit",
+            "lower --epsilon or privacy.epsilon, or ask the data steward for more",
+        )
 
 
 def _spend(asked: Asked, run_id: str) -> Charge:
@@ -155,7 +171,7 @@ def _clamps(asked: Asked, figures: Figures | Receipt) -> dict[str, tuple[float, 
     }
 
 
-def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
+def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:
     spend = _spend(asked, run_id)
     receipt = Receipt(
         run_id,
@@ -171,12 +187,12 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> str:
         figures.notes,
         spend.identity,
     )
-    return msgspec.json.encode(receipt, order="sorted").decode()
+    return msgspec.json.encode(receipt, order="sorted")
 
 
-def _tell(asked: Asked, text: str, digest: str, resumed: bool) -> Outcome:
+def _tell(asked: Asked, answer: Answer) -> Outcome:
     """Write the job file of a committed answer."""
-    receipt = msgspec.json.decode(text, type=Receipt)
+    receipt = msgspec.json.decode(answer.receipt, type=Receipt)
     if receipt.unanswered is not None:
         raise PolicyError(
             "--first",
@@ -195,10 +211,10 @@ def _tell(asked: Asked, text: str, digest: str, resumed: bool) -> Outcome:
         mu=receipt.mu,
         run_id=receipt.run_id,
         question=receipt.question,
-        receipt=digest,
+        receipt=answer.digest,
         range=asked.ranges,
     )
-    return _write(asked, receipt, table, receipt.run_id, resumed)
+    return _write(asked, receipt, table, receipt.run_id, not answer.charged)
 
 
 def _proxy(asked: Asked) -> Outcome:

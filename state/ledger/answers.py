@@ -1,74 +1,110 @@
-"""Private choices in the ledger: charged before the first draw, answered once.
+"""Answers in the ledger: charged before a row is read, committed before they are seen, paid once.
 
-A choice is an entry of the data set like any run, plus a row here: the keyed fingerprint of
-what was asked of which input, and, once drawn, the receipt.  Run id, charge and row are one
-transaction, so there is no draw without a charge and no charge whose run id is lost.  A row
-without a receipt released nothing: asking the same again goes on with it, same run id, same
-noise.  A row with a receipt is never drawn again: it is re-read on request.
+A request of any kind (a choice of bounds, a SQL statement, a table) is an entry of the data set
+like any run, plus a row here: the keyed fingerprint of what was asked of which input, and, once
+drawn, the receipt, which is the answer's bytes.  The order is the guarantee:
+
+1. *begin*: run id, charge and request are one transaction, before a row of data is read.  So
+   there is no draw without a charge, and no charge whose run id is lost.
+2. *draw*: the answer is computed from the data, with noise named by the run id.
+3. *commit*: the receipt, bound to its charge, is one transaction; what stands first stays.
+4. *read*: what anybody sees is what is read back.
+
+Whoever is killed between 1 and 3 has released nothing: the same request goes on under the same
+run id, which is the same noise, at no charge.  So does another asker of the same request who comes
+before 3; both then read the one receipt that stands.  Behind 3 the same request is a
+re-read of the old bytes, at no charge and without a look at the data.
 """
 
 import hashlib
-from pathlib import Path
+from collections.abc import Callable
+from typing import NamedTuple
 
-from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.figures import exact
-from dpstream.accounting.plan.unit import composed
-from dpstream.state.ledger.charges import Charge, Ledger
-
-_DDL = """
-CREATE TABLE IF NOT EXISTS choices (
-  run_id TEXT PRIMARY KEY, data_set TEXT NOT NULL, request TEXT NOT NULL,
-  receipt TEXT, digest TEXT)
-"""
+from dpstream.state.ledger.charges import Charge, Kind
+from dpstream.state.ledger.contract import Asked, Ledger, Limit
 
 
-class ChoiceLedger(Ledger):
-    """The ledger of a data set with its private choices; see `state.ledger.charges.Ledger`."""
+class Answer(NamedTuple):
+    """A committed answer.
 
-    def __init__(self, path: str | Path, data_set: str) -> None:
-        super().__init__(path, data_set)
-        with self.transaction() as db:
-            db.execute(_DDL)
+    Attributes:
+        run_id: of its charge.
+        receipt: its bytes; digest: binds them to the charge.
+        charged: the charge was made by this very call.
+    """
 
-    def begin(
-        self, spend: Charge, stream: Charge, request: str, limit: tuple[float, float]
-    ) -> tuple[str, bool]:
-        """Charge a choice, or go on with one of the same request that has no receipt yet.
+    run_id: str
+    receipt: bytes
+    digest: str
+    charged: bool
+
+
+class Register:
+    """The answers of one kind in the ledger of a data set.
+
+    Args:
+        ledger: the data set's ledger.
+        kind: kind of the requests; a request of another kind is another request.
+    """
+
+    def __init__(self, ledger: Ledger, kind: Kind) -> None:
+        self._ledger, self._kind = ledger, kind
+
+    def answered(
+        self, charge: Charge, request: str, limit: Limit, draw: Callable[[str], bytes]
+    ) -> Answer:
+        """The answer to a request: drawn if nobody has asked it before, else read again.
 
         Args:
-            spend: what the choice costs, under a fresh run id.
-            stream: what the stream it is for will cost; only checked, so that nobody pays for
-                a choice that cannot be used.
+            charge: what it costs, under a fresh run id.
             request: keyed fingerprint of question and input.
             limit: the steward's (epsilon, delta).
-
-        Returns:
-            (run id, whether it was charged before).
+            draw: computes the receipt of a run id; the first that may read a row of data.
 
         Raises:
             PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
         """
-        with self.transaction():
-            row = self._db.execute(
-                "SELECT run_id FROM choices WHERE data_set = ? AND request = ? AND receipt IS NULL",
-                (self.data_set, request),
-            ).fetchone()
-            if row is not None:
-                return str(row[0]), True
-            if not within(composed([*self.entries(), spend, stream]).spends, *limit):
-                raise PolicyError(
-                    "ledger.limit",
-                    "the choice and the stream it is for would together spend more than epsilon "
-                    f"{exact(limit[0])} at delta {exact(limit[1])} per unit",
-                    "lower --epsilon or privacy.epsilon, or ask the data steward for more",
-                )
-            self.charge_within(spend, *limit)
-            self._db.execute(
-                "INSERT INTO choices (run_id, data_set, request) VALUES (?, ?, ?)",
-                (spend.run_id, self.data_set, request),
-            )
-        return spend.run_id, False
+        run_id, charged = self.begin(charge, request, limit)
+        return self.finish(run_id, draw)._replace(charged=charged)
+
+    def begin(self, charge: Charge, request: str, limit: Limit) -> tuple[str, bool]:
+        """Charge a request, unless it was charged before.
+
+        Returns:
+            (run id to go on with, whether it was charged now).
+
+        Raises:
+            PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
+        """
+        assert charge.kind == self._kind and not charge.epoch, "the charge is of another kind"
+        with self._ledger.transaction():
+            found = self.find(request)
+            if found is not None:
+                return found, False
+            if not self._ledger.charge_within(charge, *limit):
+                raise PolicyError("ledger.path", "has this run id already", "draw another one")
+            self._ledger.ask(charge.run_id, request)
+        return charge.run_id, True
+
+    def finish(self, run_id: str, draw: Callable[[str], bytes]) -> Answer:
+        """The answer of a charged run: drawn and committed if it has none, then read."""
+        answer = self.read(run_id)
+        if answer is None:
+            self.commit(run_id, draw(run_id))
+            answer = self.read(run_id)
+            assert answer is not None
+        return answer
+
+    def find(self, request: str) -> str | None:
+        """Run id that was charged for a request; ``None``: nobody has asked it.
+
+        Older programs charged a request that was asked again: one without a receipt was paid for
+        and comes first, else the last.
+        """
+        alike = [asked for asked in self._ledger.asked_alike(request) if self._mine(asked)]
+        alike.sort(key=lambda asked: asked.receipt is None)  # stable: the order of charges
+        return alike[-1].run_id if alike else None
 
     def resume(self, run_id: str, request: str) -> None:
         """Check that a run id was charged for this very request.
@@ -76,59 +112,62 @@ class ChoiceLedger(Ledger):
         Raises:
             PolicyError: it was not.
         """
-        row = self._row(run_id)
-        if row is None:
+        asked = self._ledger.asked(run_id)
+        if asked is None or not self._mine(asked):
             raise PolicyError(
-                "--resume", "no choice with this run id is in the ledger", "omit it to choose anew"
+                "--resume",
+                f"no {self._kind} with this run id is in the ledger",
+                "omit it to ask anew",
             )
-        if row[0] != request:
+        if asked.request != request:
             raise PolicyError(
                 "--resume",
                 "that run was charged for another question, noise key or input",
-                "ask exactly what was asked then, or omit it: a new choice is a new charge",
+                "ask exactly what was asked then, or omit it: another question is a new charge",
             )
 
-    def commit(self, run_id: str, text: str) -> str:
-        """Commit what a charged choice released, once; returns what stands (text)."""
-        with self.transaction():
-            found = self.receipt(run_id)
-            if found is not None:
-                return found[0]
-            self._db.execute(
-                "UPDATE choices SET receipt = ?, digest = ? WHERE run_id = ?",
-                (text, self._digest(run_id, text), run_id),
-            )
-        return text
+    def commit(self, run_id: str, receipt: bytes) -> None:
+        """Commit what a charged request is answered, unless another receipt stands already.
 
-    def receipt(self, run_id: str) -> tuple[str, str] | None:
-        """(text, digest) of what a choice released, ``None`` if it has not yet.
+        Raises:
+            PolicyError: nobody was charged for it.
+        """
+        with self._ledger.transaction():
+            if self.read(run_id) is None:
+                if self._ledger.asked(run_id) is None:
+                    raise _uncharged()
+                self._ledger.answer(run_id, receipt, self._digest(run_id, receipt))
+
+    def read(self, run_id: str) -> Answer | None:
+        """The committed answer of a run, ``None`` if it has none yet.
 
         Raises:
             PolicyError: it does not fit its digest, or has no charge.
         """
-        row = self._row(run_id)
-        if row is None or row[1] is None:
+        asked = self._ledger.asked(run_id)
+        if asked is None or asked.receipt is None or not self._mine(asked):
             return None
-        if row[2] != self._digest(run_id, row[1]):
+        if asked.digest != self._digest(run_id, asked.receipt):
             raise PolicyError(
                 "ledger.path", "a receipt was changed", "restore the ledger from a backup"
             )
-        return row[1], row[2]
+        return Answer(run_id, asked.receipt, asked.digest, False)
 
-    def _row(self, run_id: str) -> tuple[str, str | None, str | None] | None:
-        row: tuple[str, str | None, str | None] | None = self._db.execute(
-            "SELECT request, receipt, digest FROM choices WHERE data_set = ? AND run_id = ?",
-            (self.data_set, run_id),
-        ).fetchone()
-        return row
+    def _mine(self, asked: Asked) -> bool:
+        """Whether a request is of this kind, or from before kinds were recorded."""
+        charge = self._ledger.book().find(asked.run_id)
+        if charge is None:
+            raise _uncharged()
+        return charge.kind in (self._kind, "run")
 
-    def _digest(self, run_id: str, text: str) -> str:
+    def _digest(self, run_id: str, receipt: bytes) -> str:
         """Binds the receipt to its entry, and through it to the ledger's chain."""
-        row = self._db.execute(
-            "SELECT digest FROM entries WHERE data_set = ? AND run_id = ?",
-            (self.data_set, run_id),
-        ).fetchone()
-        if row is None:
-            raise PolicyError("ledger.path", "a choice has no charge", "restore it from a backup")
-        bound = "\0".join((row[0], run_id, text)).encode()
+        entry = self._ledger.digest_of(run_id)
+        if entry is None:
+            raise _uncharged()
+        bound = b"\0".join((entry.encode(), run_id.encode(), receipt))
         return hashlib.blake2b(bound, digest_size=16, person=b"dpstream-choice").hexdigest()
+
+
+def _uncharged() -> PolicyError:
+    return PolicyError("ledger.path", "an answer has no charge", "restore it from a backup")

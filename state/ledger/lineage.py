@@ -31,13 +31,13 @@ restored store, of whatever epoch, replaces the whole set (``RESTORE``).
 """
 
 import secrets
-import sqlite3
 from collections.abc import Callable
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state.ledger.charges import Charge, Head, Ledger
+from dpstream.state.ledger.charges import Charge, Head
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.retention_store import ANEW, BEGIN, REPLAY, RESTORE
 from dpstream.state.store import Store
 
@@ -69,11 +69,12 @@ def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: f
     """
     fresh = False
 
-    def pay(db: sqlite3.Connection) -> None:
+    def pay() -> None:
         nonlocal fresh
         fresh = ledger.charge_within(charge, epsilon, delta) or fresh
-        begun = (_promised(charge.run_id), str(charge.epoch))
-        db.execute("DELETE FROM tokens WHERE run_id = ? AND token = ?", begun)
+        promised, epoch = _promised(charge.run_id), str(charge.epoch)
+        if epoch in ledger.tokens(promised):
+            ledger.drop_token(promised, epoch)
 
     _renew(ledger, store, charge.run_id, pay)
     return fresh
@@ -88,17 +89,15 @@ def promise(ledger: Ledger, charge: Charge, epsilon: float, delta: float) -> Non
     Raises:
         PolicyError: beyond the limit.
     """
-    with ledger.transaction() as db:
+    with ledger.transaction():
         if ledger.charge_within(charge, epsilon, delta):
-            row = (_promised(charge.run_id), str(charge.epoch))
-            db.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, NULL)", row)
+            ledger.add_token(_promised(charge.run_id), str(charge.epoch), None)
 
 
 def begun_epoch(ledger: Ledger, run_id: str) -> int:
     """The last epoch of a run that was charged and may have drawn; -1: none."""
-    with ledger.transaction() as db:
-        rows = db.execute("SELECT token FROM tokens WHERE run_id = ?", (_promised(run_id),))
-        promised = {int(epoch) for (epoch,) in rows}
+    with ledger.transaction():
+        promised = {int(epoch) for epoch in ledger.tokens(_promised(run_id))}
         charged = {e.epoch for e in ledger.entries() if e.run_id == run_id}
     return max(charged - promised, default=-1)
 
@@ -113,7 +112,7 @@ def leave(ledger: Ledger, store: Store) -> None:
     Raises:
         PolicyError: another copy of the store has gone on meanwhile.
     """
-    _renew(ledger, store, store.identity.run_id, lambda _: None)
+    _renew(ledger, store, store.identity.run_id, lambda: None)
 
 
 def remembered(store: Store) -> Head | None:
@@ -122,37 +121,35 @@ def remembered(store: Store) -> Head | None:
     return None if text is None else msgspec.json.decode(text, type=Head)
 
 
-def _renew(
-    ledger: Ledger, store: Store, run_id: str, pay: Callable[[sqlite3.Connection], None]
-) -> None:
+def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], None]) -> None:
     """The three steps; ``pay`` is called in the first, once the store is accepted."""
     restored = store.note(RESTORE) in (BEGIN, ANEW)
     for _ in range(_ATTEMPTS):
         seen, new = remembered(store), secrets.token_hex(16)
-        with ledger.transaction() as db:
+        with ledger.transaction():
             if seen is not None:
                 ledger.refuse_older(seen)
             old = store.token()  # read once: another starter may replace it at any time
-            _accept(db, run_id, old, restored)
-            pay(db)
-            _announce(db, run_id, old, new)
+            _accept(ledger, run_id, old, restored)
+            pay()
+            _announce(ledger, run_id, old, new)
             head = ledger.head()
         _remember(store, head)
         if store.renew_token(old, new):
             break
     else:
         raise RunError("state.store", "too many processes begin on it at once", "begin one by one")
-    with ledger.transaction() as db:
-        _accept(db, run_id, store.token(), False)
+    with ledger.transaction():
+        _accept(ledger, run_id, store.token(), False)
 
 
-def _accept(db: sqlite3.Connection, run_id: str, token: str, restored: bool) -> None:
+def _accept(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
     """Keep this token and those that are to replace it; refuse it if it is not among the known.
 
     A run without any known token begins for the first time (or was charged before there were
     tokens); a restored store starts the set anew.
     """
-    known = {t for (t,) in db.execute("SELECT token FROM tokens WHERE run_id = ?", (run_id,))}
+    known = ledger.tokens(run_id)
     if known and token not in known and not restored:
         raise PolicyError(
             "state.store",
@@ -160,15 +157,15 @@ def _accept(db: sqlite3.Connection, run_id: str, token: str, restored: bool) -> 
             "go on with the newest store and the newest ledger, or restore this store with "
             "`dpstream state restore`",
         )
-    db.execute(
-        "DELETE FROM tokens WHERE run_id = ? AND token != ? AND previous IS NOT ?",
-        (run_id, token, token),
-    )
-    db.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, NULL)", (run_id, token))
+    for other, previous in known.items():
+        if token not in (other, previous):
+            ledger.drop_token(run_id, other)
+    if token not in known:
+        ledger.add_token(run_id, token, None)
 
 
-def _announce(db: sqlite3.Connection, run_id: str, old: str, new: str) -> None:
-    db.execute("INSERT INTO tokens VALUES (?, ?, ?)", (run_id, new, old))
+def _announce(ledger: Ledger, run_id: str, old: str, new: str) -> None:
+    ledger.add_token(run_id, new, old)
 
 
 def _remember(store: Store, head: Head) -> None:

@@ -1,39 +1,108 @@
-"""A digest of all that a ledger holds, so that damage to any row of it is noticed.
+"""Digests of all that a ledger holds, so that damage to any row of it is noticed.
 
-The chain of the entries notices one that was edited or taken out; the digest covers the tokens and
-the choices as well, and the end of the chain.  A transaction checks it first and writes it last.
+Each table has a sum, modulo 2^128, of digests of its rows, each bound to all of its columns: a
+row that is changed, lost or added changes the sum, and a transaction brings it up to date from
+the rows that it changes alone.  The seal is the sums of all tables under a digest of its own.
+Whoever opens a ledger adds all rows up and holds the sums against the seal.  The threat is damage,
+not somebody who can write to the ledger, as everywhere in ``state.seals``.
 """
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.seals import digest
+from dpstream.state.seals import digest, digest_at, place_of
 
 _NAME = "seal"
-#: Tables by what their rows are ordered by.
-_TABLES = {"entries": "seq", "tokens": "run_id, token", "choices": "run_id"}
+#: Columns of each table, as they are added up.
+COLUMNS = {
+    "entries": "seq, data_set, run_id, entry, digest",
+    "tokens": "run_id, token, previous",
+    "choices": "run_id, data_set, request, receipt, digest",
+}
+_PLACES = {table: place_of(f"ledger {table}") for table in COLUMNS}
+_MODULUS = 2**128
+
+Sums = dict[str, int]
 
 
-def put_seal(db: sqlite3.Connection) -> None:
-    """Write the digest, as a part of the caller's transaction."""
-    db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", (_NAME, _seal(db)))
+def sum_of(table: str, rows: Iterable[Sequence[object]], begin: int = 0) -> int:
+    """The sum of rows added to one.
+
+    Raises:
+        PolicyError: a text is none any more.
+    """
+    place, total = _PLACES[table], begin
+    try:
+        for row in rows:
+            packed = msgspec.msgpack.encode(tuple(row))
+            total += int.from_bytes(digest_at(place, 0, packed), "big")
+    except UnicodeError:
+        raise damaged() from None
+    return total % _MODULUS
 
 
-def check_seal(db: sqlite3.Connection, chained: Callable[[sqlite3.Connection], object]) -> None:
-    """Check the digest.
+def without(table: str, rows: Iterable[Sequence[object]], begin: int) -> int:
+    """The sum without rows that were in it."""
+    return (begin - sum_of(table, rows)) % _MODULUS
 
-    Args:
-        chained: checks the chain of the entries, and says so if that is what does not hold.
+
+def rows_of(db: sqlite3.Connection, table: str) -> Iterable[tuple[object, ...]]:
+    """All rows of a table."""
+    return db.execute(f"SELECT {COLUMNS[table]} FROM {table}")
+
+
+def put_seal(db: sqlite3.Connection, sums: Sums | None = None) -> None:
+    """Write the seal of these sums (default: of what is there), in the caller's transaction."""
+    if sums is None:
+        sums = {table: sum_of(table, rows_of(db, table)) for table in COLUMNS}
+    text = " ".join(f"{sums[table]:032x}" for table in COLUMNS)
+    row = (_NAME, f"{text} {_digest(text)}")
+    db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
+
+
+def read_seal(db: sqlite3.Connection) -> Sums:
+    """The sums that the ledger was left with.
+
+    Raises:
+        PolicyError: they are not what was written.
+    """
+    row = db.execute("SELECT value FROM ledger_meta WHERE name = ?", (_NAME,)).fetchone()
+    text, _, seal = str(row[0] if row else "").rpartition(" ")
+    if seal != _digest(text):
+        raise damaged()
+    return {table: int(part, 16) for table, part in zip(COLUMNS, text.split(" "), strict=True)}
+
+
+def _digest(text: str) -> str:
+    return digest("ledger seal", text.encode(errors="surrogateescape")).hex()
+
+
+def check_old_seal(db: sqlite3.Connection) -> None:
+    """Check the seal of version 3.
 
     Raises:
         PolicyError: the ledger is not what was written.
     """
     row = db.execute("SELECT value FROM ledger_meta WHERE name = ?", (_NAME,)).fetchone()
-    if row is None or row[0] != _seal(db):
-        chained(db)
+    if row is None or row[0] != old_seal(db):
         raise damaged()
+
+
+def old_seal(db: sqlite3.Connection) -> str:
+    """The seal of version 3: one digest of every row."""
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    orders = {"entries": "seq", "tokens": "run_id, token", "choices": "run_id"}
+    rows = {
+        table: db.execute(f"SELECT * FROM {table} ORDER BY {order}").fetchall()
+        for table, order in orders.items()
+        if table in there
+    }
+    kept = {table: found for table, found in rows.items() if found}
+    return digest("ledger", json.dumps(kept, default=repr).encode()).hex()
 
 
 def check_pages(db: sqlite3.Connection) -> None:
@@ -44,18 +113,6 @@ def check_pages(db: sqlite3.Connection) -> None:
     """
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
         raise damaged()
-
-
-def _seal(db: sqlite3.Connection) -> str:
-    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    rows = {
-        table: db.execute(f"SELECT * FROM {table} ORDER BY {order}").fetchall()
-        for table, order in _TABLES.items()
-        if table in there
-    }
-    # A table without a row is as one that is not there: the last is made by the first choice.
-    kept = {table: found for table, found in rows.items() if found}
-    return digest("ledger", json.dumps(kept, default=repr).encode()).hex()
 
 
 def damaged() -> PolicyError:

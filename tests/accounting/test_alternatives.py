@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning import alternatives
 from dpstream.accounting.tuning.alternatives import compare, text
 from dpstream.accounting.weights import MILD

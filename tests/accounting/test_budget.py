@@ -14,7 +14,8 @@ from dpstream.accounting import limits
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import costs_of, value_costs
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import SelectionWeights
@@ -75,7 +76,7 @@ def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
             weights = plan.privacy.weights.integers(count).tolist()
             squares = Fraction(sum(w * w for w in sorted(weights)[::-1][:n]))
         cost += squares * Fraction(stream.col2) / Fraction(stream.sigma) ** 2
-    for value, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
+    for value, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
         spread = n if plan.privacy.per_key_bound else (count - n + 1) ** 2 + n - 1
         square = spread * Fraction(noise.col2)
         if plan.privacy.mode == "rounds" and n <= triggers:
@@ -92,7 +93,7 @@ def test_joint_condition_for_every_n(make_plan: Make, case: dict) -> None:
     squared = Fraction(budget.mu) ** 2
     spent = [split_cost(plan, budget, n) for n in range(1, plan.privacy.contributions + 1)]
     assert max(spent) <= squared
-    if plan.privacy.mode == "sticky":
+    if not plan.design.restarts:
         assert max(spent) >= squared * Fraction(999_999, 1_000_000)
 
     def smaller(noise: object) -> object:
@@ -114,7 +115,7 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
     plan = make_plan(**case)
     budget, privacy = allocate(plan), plan.privacy
     gaussian, failures = delta_of(privacy.epsilon, budget.mu), budget.b * privacy.contributions
-    if plan.selects and (plan.timeline.triggers > 1 or plan.privacy.weights):
+    if plan.design.selects and (plan.timeline.triggers > 1 or plan.privacy.weights):
         assert budget.theta == 0.4
         assert gaussian + failures <= privacy.delta
         assert failures == pytest.approx(0.4 * privacy.delta)
@@ -122,8 +123,8 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
         assert budget.theta == 0
         assert gaussian <= privacy.delta
         assert failures <= privacy.delta
-    assert (budget.tau is None) == (not plan.selects) == (budget.selection is None)
-    assert len(budget.values) == len(plan.value_streams)
+    assert (budget.tau is None) == (not plan.design.selects) == (budget.selection is None)
+    assert len(budget.values) == len(plan.design.streams)
 
 
 @pytest.mark.parametrize("mode", ["sticky", "rounds"])
@@ -134,7 +135,7 @@ def test_composition_agrees_with_pld(make_plan: Make, mode: str, n: int) -> None
     budget = allocate(plan)
     assert budget.selection is not None
     events = [budget.selection.sigma / math.sqrt(n * budget.selection.col2)]
-    for value, noise in zip(plan.value_streams, budget.values, strict=True):
+    for value, noise in zip(plan.design.streams, budget.values, strict=True):
         square = ((33 - n) ** 2 + n - 1) * noise.col2
         if mode == "rounds":
             square = noise.strategy_object.worst_split(n, 32)

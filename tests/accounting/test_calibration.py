@@ -11,9 +11,11 @@ from dpstream.accounting import shares
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.calibration import calibrate, calibrated, committed_text
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import blt_table, make_strategy
 from dpstream.accounting.weights import SelectionWeights
+from tests.designs import redesigned
 
 Make = Callable[..., Plan]
 UNITS = Aggregate("people", "units")
@@ -67,9 +69,9 @@ def test_read_back_to_the_bit(name: str, make_plan: Make) -> None:
     found = calibrated(plan, calibrate(plan))
     check_same(found.budget, given)
     assert (given.units is given.selection) == (found.budget.units is found.budget.selection)
-    assert (found.plan.refresh_every, found.plan.select_every) == (
-        plan.refresh_every,
-        plan.select_every,
+    assert (found.plan.design.refresh_every, found.plan.design.select_every) == (
+        plan.design.refresh_every,
+        plan.design.select_every,
     )
     found.plan.check()
 
@@ -92,8 +94,7 @@ def test_a_later_program_changes_nothing(make_plan: Make) -> None:
     with (
         mock.patch.dict(blt_table.EXPONENTIALS, other),
         mock.patch.object(shares, "knee", lambda costs: 0.5),
-        mock.patch.object(Plan, "refresh_every", 7),
-        mock.patch.object(Plan, "select_every", 7),
+        redesigned(refresh_every=7, select_every=7),
     ):
         assert make_strategy("blt", 250).parameters.tolist() == [0.5, 0.3]
         calibrated.cache_clear()

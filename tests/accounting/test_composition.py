@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -14,9 +15,10 @@ from dpstream.accounting.composition import (
     epsilon_left,
     epsilon_spent,
     mu_left,
+    rho_left,
     within,
 )
-from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import cdp_delta, delta_of, epsilon_of, mu_of
 from dpstream.state.ledger.charges import Charge
 
 #: dp-accounting rounds losses up to multiples of this.
@@ -30,6 +32,10 @@ def gauss(mu: float, thresholds: float = 0.0) -> Charge:
 
 def plain(epsilon: float, delta: float = 0.0) -> Charge:
     return Charge("r", "p", "user", epsilon, delta, None, 0.0)
+
+
+def concentrated(rho: float, thresholds: float = 0.0) -> Charge:
+    return Charge("r", "p", "user", 99.0, 0.5, None, thresholds, rho=rho)
 
 
 def exact(mus: Sequence[float], plains: Parts, epsilon: float) -> float:
@@ -138,3 +144,121 @@ def test_an_epsilon_is_rounded_up_beyond_the_error_of_its_parts(mus: list[float]
     mu, delta = math.sqrt(math.fsum(m * m for m in mus)), 1e-6
     spent = epsilon_spent([gauss(m) for m in mus] + [plain(0.25)], delta)
     assert spent - 0.25 > epsilon_of(mu, delta) * (1 + 1.5e-12)
+
+
+# --- zCDP ----------------------------------------------------------------------------------------
+
+
+def least_delta_of_rho(rho: float, epsilon: float) -> mpmath.mpf:
+    """Canonne, Kamath and Steinke's proposition 7 at 60 digits: the least over alpha."""
+    with mpmath.workdps(60):
+        r, e = mpmath.mpf(rho), mpmath.mpf(epsilon)
+
+        def log_delta(alpha: mpmath.mpf) -> mpmath.mpf:
+            power = (alpha - 1) * (alpha * r - e) + alpha * mpmath.log1p(-1 / alpha)
+            return power - mpmath.log(alpha - 1)
+
+        low, high = mpmath.mpf(1) + mpmath.mpf("1e-9"), (e + 1) / (2 * r) + 2
+        for _ in range(400):
+            third = (high - low) / 3
+            if log_delta(low + third) < log_delta(high - third):
+                high -= third
+            else:
+                low += third
+        return mpmath.exp(log_delta(low))
+
+
+def rounded_down(bound: float, truth: mpmath.mpf) -> bool:
+    return bool(mpmath.mpf(bound) < truth)
+
+
+@pytest.mark.parametrize("rho", [1e-6, 0.00768, 0.5, 2.643, 40.0])
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 12.0, 60.0])
+def test_rho_is_never_rounded_down(rho: float, epsilon: float) -> None:
+    truth = least_delta_of_rho(rho, epsilon)
+    ours = delta_spent([concentrated(rho), plain(0.0)], epsilon)
+    assert not rounded_down(ours, min(truth, mpmath.mpf(1)))
+    assert ours <= truth * (1 + mpmath.mpf("1e-8")) + mpmath.mpf("1e-300") or ours == 1.0
+    # A twin that rounds the rho of several down is noticed.
+    if 1e-250 < truth < 0.5:
+        assert rounded_down(cdp_delta(rho * (1 - 1e-12), epsilon) * (1 - 1e-11), truth)
+
+
+def test_figures_of_zcdp() -> None:
+    """Published conversions of zCDP at delta 1e-10."""
+    for rho, epsilon in ((1.6775**2 / 2, 12.1626), (4.944, 25.3628), (2.643, 17.4809)):
+        assert epsilon_spent([concentrated(rho)], 1e-10) == pytest.approx(epsilon, abs=1e-4)
+    # As many parts as one likes: their rho add up as they are written.
+    parts = [concentrated(0.1)] * 10
+    assert epsilon_spent(parts, 1e-9) == epsilon_spent([concentrated(1.0), plain(0)], 1e-9)
+
+
+DISCRETE = 2.0  # sd of a discrete Gaussian: 1/8-zCDP
+
+
+@pytest.mark.parametrize("mus", [[], [0.5], [0.05, 0.02], [1.5]])
+@pytest.mark.parametrize("plains", [[], [(0.3, 1e-7)]])
+@pytest.mark.parametrize("epsilon", [1.0, 2.5, 5.0])
+def test_zcdp_is_never_below_the_exact_composition(
+    mus: list[float], plains: list[tuple[float, float]], epsilon: float
+) -> None:
+    whole = pld.from_discrete_gaussian_mechanism(DISCRETE, value_discretization_interval=INTERVAL)
+    for mu in mus:
+        gaussian = pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=INTERVAL)
+        whole = whole.compose(gaussian)
+    for e, d in plains:
+        pair = pld.common.DifferentialPrivacyParameters(e, d)
+        whole = whole.compose(pld.from_privacy_parameters(pair, INTERVAL))
+    truth = float(whole.get_delta_for_epsilon(epsilon))
+    rho = 1 / (2 * DISCRETE**2)
+    spends = [concentrated(rho), *map(gauss, mus), *(plain(*p) for p in plains)]
+    assert delta_spent(spends, epsilon) >= truth * (1 - 1e-3) - 1e-12
+    # A program that does not know rho, and skips it, promises what does not hold.
+    if not plains:
+        assert delta_spent([*spends[1:], plain(0)], epsilon) < truth or truth < 1e-12
+
+
+def test_a_little_zcdp_costs_a_gaussian_little() -> None:
+    """As zCDP alone the Gaussian would lose its exact curve: the split keeps it."""
+    spends, alone = [gauss(1.0), concentrated(1e-9)], epsilon_of(1.0, 1e-9)
+    assert alone < epsilon_spent(spends, 1e-9) < alone + 1e-3
+    # And with much of it both together are one zCDP mechanism.
+    much = [gauss(1.0), concentrated(0.5)]
+    both = epsilon_spent([concentrated(1.0), plain(0)], 1e-9)
+    assert epsilon_spent(much, 1e-9) == pytest.approx(both, rel=1e-9)
+    # Never as if a rho were a Gaussian of mu = sqrt(2 rho), which is less.
+    assert epsilon_of(math.sqrt(2.0), 1e-9) < both
+
+
+def test_what_zcdp_adds_on_top() -> None:
+    spends = [concentrated(0.1, 1e-8), plain(0.5, 1e-9)]
+    assert delta_spent(spends, 3.0) >= cdp_delta(0.1, 2.5) + 1.1e-8
+    assert delta_spent(spends, 3.0) == pytest.approx(cdp_delta(0.1, 2.5) + 1.1e-8, rel=1e-9)
+    assert delta_spent(spends, 0.5) == 1.0  # zCDP promises nothing at epsilon 0
+    assert math.isinf(epsilon_spent(spends, 1e-8))
+    assert within([concentrated(0.1)], 99.0, 0.5) and not within([concentrated(0.1)], 0.1, 1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(mixtures, st.floats(1e-4, 0.3), st.floats(0.5, 12.0))
+def test_left_is_what_fits_beside_zcdp(
+    mixture: tuple[list[float], list[tuple[float, float]]], rho: float, epsilon: float
+) -> None:
+    spends = [concentrated(rho), *map(gauss, mixture[0]), *(plain(*p) for p in mixture[1])]
+    delta = 1e-6
+    left, mu = rho_left(spends, epsilon, delta), mu_left(spends, epsilon, delta)
+    more = epsilon_left(spends, epsilon, delta)
+    if within([*spends, plain(0)], epsilon, delta):
+        assert within([*spends, concentrated(left)], epsilon, delta)
+        assert within([*spends, gauss(mu)], epsilon, delta)
+        assert within([*spends, plain(more * (1 - 1e-9))], epsilon, delta)
+        assert not within([*spends, concentrated(left * 1.001 + 1e-6)], epsilon, delta)
+    else:
+        assert left == mu == 0.0 and more <= 1e-9
+
+
+def test_no_charge_has_two_accounts() -> None:
+    figures = {"epsilon": 1.0, "delta": 1e-9, "threshold_delta": 0.0}
+    for bad in ({"mu": 1.0, "rho": 0.5}, {"mu": None, "rho": -1.0}, {"mu": None, "rho": math.inf}):
+        with pytest.raises(ValueError):
+            Charge("r", "p", "user", **figures, **bad)  # type: ignore[arg-type]

@@ -10,7 +10,8 @@ import pytest
 
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import Field, Plan
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.plan.unit import (
     UnitIdentity,
@@ -37,6 +38,7 @@ class Entry(msgspec.Struct, frozen=True):
     delta: float = 1e-7
     mu: float | None = 0.25
     threshold_delta: float = 1e-8
+    rho: float | None = None
 
 
 def per(period: int, phase: int = 0, event_time: str = "time", name: str = "user") -> UnitIdentity:
@@ -273,3 +275,16 @@ def test_what_adds_up(make_plan: Make) -> None:
     assert together(make_plan(**apart)) == together(make_plan(public_keys="x", **apart)) == 1
     assert together(make_plan(public_keys="x", **meeting)) == 2
     assert together(make_plan(**meeting)) is None
+
+
+def test_zcdp_of_several_units() -> None:
+    """k^2 rho whatever adds up; with thresholds the run's own guarantee, k times over."""
+    day, month = per(DAY), per(30 * DAY)
+    noisy = Entry(identity=day.text, periods=5, mu=None, rho=0.01, threshold_delta=0.0)
+    other = Entry(identity=month.text)
+    spend = composed([noisy, other]).spends[0]
+    assert spend.rho == pytest.approx(25 * 0.01) and spend.rho >= 0.25 and spend.mu is None
+    guarded = msgspec.structs.replace(noisy, threshold_delta=1e-8)
+    spend = composed([guarded, other]).spends[0]
+    assert spend.rho is None and spend.epsilon >= 5 * guarded.epsilon
+    assert spend.delta > 5 * guarded.delta

@@ -12,7 +12,8 @@ from scipy.stats import norm
 from dpstream.accounting.budget import allocate, plain_count
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import costs_of, divide
 from dpstream.accounting.weights import (
     WEIGHT_BITS,

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
-from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.seal import put_seal
 
 JOB = """
@@ -70,7 +71,7 @@ class Place(NamedTuple):
         }
 
     def entries(self) -> list[Charge]:
-        ledger = Ledger(self.folder / "book" / "ledger.db", "visits")
+        ledger = open_ledger(self.folder / "book" / "ledger.db", "visits")
         try:
             return ledger.entries()
         finally:

@@ -23,8 +23,8 @@ from dpstream.pipelines.report import view as report_view
 from dpstream.pipelines.stream import run_job
 from dpstream.pipelines.tuning import choose
 from dpstream.state import open as stores
-from dpstream.state.ledger.answers import ChoiceLedger
-from dpstream.state.ledger.charges import Ledger
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.leaks import Logs, hits, leaked_files, make_job
 from tests.audit.test_leaks import ERRORS, Forced
@@ -56,7 +56,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (CHOOSE, choose, "noisy"),
     (CHOOSE, choose, "fingerprint_parts"),
     (CHOOSE, choose, "read_off"),
-    (CHOOSE, ChoiceLedger, "__init__"),
+    (CHOOSE, Register, "answered"),
     (AUDIT, audit_run, "run_in_memory"),
     (AUDIT, audit_run, "begin_run"),
     (AUDIT, audit_values, "read_trials"),

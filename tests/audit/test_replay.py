@@ -20,7 +20,7 @@ from dpstream.pipelines.connectors import run_manifest as sink_manifest
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Ledger
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.store import Store
 from tests.audit.replays import Place, new_place, write_input
 

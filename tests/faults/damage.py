@@ -29,7 +29,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Ledger, read_ledger
+from dpstream.state.ledger.open import open_ledger, read_ledger
 from dpstream.state.sqlite.store import SqliteStore
 
 JOB = """
@@ -102,7 +102,7 @@ def go_on(folder: Path) -> None:
     with contextlib.closing(sink_of(job, run)) as sink:
         sink.write(run_in_memory(run, batches(job))[0])
     run.destroy_keys()
-    with contextlib.closing(Ledger(folder / LEDGER, "d")) as ledger:
+    with contextlib.closing(open_ledger(folder / LEDGER, "d")) as ledger:
         tokens.leave(ledger, run.open())
 
 

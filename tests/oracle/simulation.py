@@ -1,4 +1,4 @@
-"""Direct numpy simulation of the mechanism on the synthetic data of the seed's Table 1.
+"""Direct numpy simulation of the mechanism on the synthetic data of the paper's Table 1.
 
 Independent of the product's flow: own data generator, own admission, own Honaker estimator
 (inverse-variance weights, floats), numpy's normal noise.  Only sigma and tau come from
@@ -19,7 +19,10 @@ import numpy.typing as npt
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Field, Kind, Plan, Privacy
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.fields import KindName as Kind
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.weights import SelectionWeights
@@ -269,8 +272,8 @@ class Design:
             bool(plan.privacy.per_key_bound) or not budget.values,
             plan.privacy.mode,
             plan.privacy.pre_threshold,
-            plan.refresh_every,
-            plan.select_every,
+            plan.design.refresh_every,
+            plan.design.select_every,
             plan.privacy.final_flush,
         )
 

@@ -12,7 +12,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
-from dpstream.state.ledger.charges import Ledger
+from dpstream.state.ledger.open import open_ledger
 
 JOB = """\
 # Deliveries, hourly.  KEEP THIS COMMENT.
@@ -111,7 +111,7 @@ def done(result: Result) -> Result:
 def entries(job: Path) -> int:
     if not job.with_name("ledger.db").exists():
         return 0
-    ledger = Ledger(job.with_name("ledger.db"), "deliveries")
+    ledger = open_ledger(job.with_name("ledger.db"), "deliveries")
     try:
         return len(ledger.entries())
     finally:

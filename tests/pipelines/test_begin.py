@@ -21,9 +21,8 @@ from dpstream.pipelines.connectors.files.sink import manifest_path
 from dpstream.pipelines.connectors.sink import RunManifest
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
-from dpstream.state.ledger import charges as ledgers
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Ledger
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.sqlite.tables import put_meta, read_meta
 from tests.audit.replays import Place, new_place
@@ -152,7 +151,7 @@ def test_the_limit_used_up_meanwhile(place: Place) -> None:
     """Another run takes the budget between check and charge: refused, and resumed when raised."""
     with (
         mock.patch.object(Ledger, "check", lambda *_: None),
-        mock.patch.object(ledgers, "within", lambda *_: False),
+        mock.patch.object(Ledger, "fits", lambda *_: False),
         pytest.raises(PolicyError, match="spend more"),
     ):
         begun(place)

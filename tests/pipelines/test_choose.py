@@ -14,7 +14,7 @@ from click.testing import Result
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.tuning import choose as module
-from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.answers import Register
 from tests.pipelines.choosing import (  # noqa: F401
     ASK,
     JOB,
@@ -129,14 +129,18 @@ def test_an_interrupted_choice_goes_on_at_no_charge(job: Path) -> None:
     assert entries(job) == 1
 
 
-def test_the_same_run_says_the_same_and_a_new_one_is_charged(job: Path) -> None:
+def test_the_same_question_is_answered_again_and_another_is_charged(job: Path) -> None:
     first = json.loads(done(choose(job, "a.toml", "--json")).stdout)
     job.write_text(JOB.replace("limit = { epsilon = 3.0", "limit = { epsilon = 9.0"))
     again = json.loads(done(choose(job, "b.toml", "--json", "--resume", first["run_id"])).stdout)
     a, b = (job.with_name(n).read_text() for n in ("a.toml", "b.toml"))
     assert again["resumed"] and a.replace("3.0", "9.0") == b and entries(job) == 1
     done(choose(job, "b.toml", "--resume", first["run_id"]))  # the same bytes may stand there
-    second = json.loads(done(choose(job, "c.toml", "--json")).stdout)
+    with mock.patch.object(module, "tally", side_effect=AssertionError):  # reads no record
+        asked = json.loads(done(choose(job, "e.toml", "--json")).stdout)
+    assert asked["resumed"] and asked["run_id"] == first["run_id"] and entries(job) == 1
+    assert job.with_name("e.toml").read_text() == b
+    second = json.loads(done(choose(job, "c.toml", "--json", "--quantile", "0.8")).stdout)
     assert entries(job) == 2 and second["run_id"] != first["run_id"] and not second["resumed"]
     other = choose(job, "d.toml", "--resume", first["run_id"], ask=("--first", "6h", *ASK[2:]))
     assert other.exit_code == 3 and "another question" in other.stderr
@@ -155,12 +159,12 @@ def test_a_resumed_draw_repeats_the_noise(job: Path) -> None:
         return out
 
     with mock.patch.object(module, "noisy", noisy):
-        with mock.patch.object(ChoiceLedger, "commit", side_effect=KeyboardInterrupt):
+        with mock.patch.object(Register, "commit", side_effect=KeyboardInterrupt):
             assert choose(job).exit_code == 4
         done(choose(job))  # same run id: nothing was released under it
         assert nodes[:2] == nodes[2:] and entries(job) == 1
         job.write_text(JOB.replace("limit = { epsilon = 3.0", "limit = { epsilon = 9.0"))
-        done(choose(job, "other.toml"))
+        done(choose(job, "other.toml", "--quantile", "0.8"))
     assert len(set(nodes)) == 4 and entries(job) == 2
 
 
@@ -264,9 +268,9 @@ def test_dry_run_reads_no_data_and_costs_nothing(job: Path) -> None:
     assert entries(job) == 0 and list(job.parent.glob("*.toml")) == [job]
 
 
-def test_the_readme_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", readme, re.MULTILINE)
+def test_the_guides_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tuning.md").read_text()
+    lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", guide, re.MULTILINE)
     assert len(lines) >= 2
     monkeypatch.chdir(job.parent)
     (job.parent / "last-year.csv").write_text(records(50))

@@ -16,8 +16,9 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.tuning.answer import Receipt
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.state.ledger.answers import ChoiceLedger
+from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.sqlite import SqliteLedger
 from tests.pipelines.choosing import (  # noqa: F401
     ASK,
     JOB,
@@ -129,8 +130,9 @@ def test_a_choice_without_its_charge_is_refused(job: Path) -> None:
 
 def test_an_uncharged_twin_is_caught(job: Path) -> None:
     with (
-        mock.patch.object(ChoiceLedger, "charge_within"),
-        mock.patch.object(ChoiceLedger, "_digest", lambda *_: "0" * 32),
+        mock.patch.object(SqliteLedger, "charge_within"),
+        mock.patch.object(Register, "_mine", lambda *_: True),
+        mock.patch.object(Register, "_digest", lambda *_: "0" * 32),
     ):
         done(choose(job))
     assert entries(job) == 0 and load(job.with_name("new.toml")) != ""

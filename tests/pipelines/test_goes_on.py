@@ -21,7 +21,7 @@ from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin, spend_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
-from dpstream.state.ledger.charges import read_ledger
+from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.file import peek_identity
 from tests.pipelines.test_units import call, write
 

@@ -309,7 +309,7 @@ def test_public_keys_name_a_set(tmp_path: Path) -> None:
     assert first.plan.public_keys == other_order.plan.public_keys
     digests = {j.plan.public_keys for j in (first, another, shifted)}
     assert len(digests) == 3
-    assert not first.plan.selects
+    assert not first.plan.design.selects
     table = read_public_keys(shifted)
     assert table.to_pylist() == [
         {"origin": "EWR", "carrier": "UA"},

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from dpstream.accounting.composition import within
 from dpstream.accounting.figures import down
 from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.pipelines.cli.main import cli
-from dpstream.state.ledger.charges import Charge, Ledger
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import open_ledger
 from tests.audit.replays import JOB, LEDGER
 
 UNIT = "user over the whole stream"
@@ -32,7 +34,7 @@ def book(tmp_path: Path) -> Path:
     for data_set, charges in (
         ("visits", [stream(1), stream(1, 1), SESSION]), ("weather", [stream(2)]),
     ):  # fmt: skip
-        ledger = Ledger(path, data_set)
+        ledger = open_ledger(path, data_set)
         for charge in charges:
             ledger.charge(charge, 9.0, 0.1)
         ledger.close()
@@ -76,6 +78,25 @@ def test_what_is_left_fits_and_no_more(book: Path) -> None:
     assert "epoch 1" in text and "weather" not in text
     used_up = call(book, "--data-set", "visits", "--epsilon", "1", "--delta", "0.0005")
     assert "more than any epsilon" in used_up.stdout and "Left      epsilon 0" in used_up.stdout
+
+
+def test_zcdp_is_shown_and_never_rounded_down(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path / "ledger.db", "cells")
+    rho = 0.123456789
+    ledger.charge(Charge("7a" * 16, "t", UNIT, 9.0, 1e-9, None, 0.0, "table", rho=rho), 9.0, 1e-6)
+    ledger.charge(SESSION, 9.0, 1e-6)
+    ledger.close()
+    limit = ("--epsilon", "9", "--delta", "1e-6")
+    (found,) = json.loads(call(tmp_path / "ledger.db", *limit, "--json").stdout)["data_sets"]
+    entry, left = found["entries"][0], found["left"]["rho"]
+    assert entry["kind"] == "table" and entry["rho"] == rho and entry["mu"] is None
+    have = [Charge("7a" * 16, "t", UNIT, 9.0, 1e-9, None, 0.0, rho=r) for r in (rho, left)]
+    assert within([*have, SESSION], 9.0, 1e-6)
+    text = call(tmp_path / "ledger.db", *limit).stdout
+    (shown,) = re.findall(r"rho (\S+)\n.*session", text)
+    assert float(shown) >= rho and float(shown) == pytest.approx(rho, rel=1e-3)
+    (shown,) = re.findall(r"zCDP of rho (\S+)\n", text)
+    assert 0 < float(shown) <= left
 
 
 def test_a_jobs_ledger(book: Path, tmp_path: Path) -> None:

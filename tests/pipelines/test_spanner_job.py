@@ -16,7 +16,7 @@ from dpstream.pipelines import stream
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import open as stores
-from dpstream.state.ledger.charges import Ledger
+from dpstream.state.ledger.open import open_ledger
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.metadata import named, read_note, swap_note
@@ -128,7 +128,7 @@ def test_a_database_that_refuses_costs_nothing(
         spanner_client._connect.cache_clear()
         assert words in str(error["rule"]) and CANARY not in json.dumps(error)
         assert not (tmp_path / "job" / "out").exists()
-        ledger = Ledger(tmp_path / "job" / "ledger.db", "pages")
+        ledger = open_ledger(tmp_path / "job" / "ledger.db", "pages")
         assert ledger.entries() == []
         ledger.close()
 

@@ -19,7 +19,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from dpstream.state.arrow import from_bytes, to_bytes
-from dpstream.state.ledger.charges import Ledger
+from dpstream.state.ledger.open import open_ledger
 from dpstream.state.sqlite.file import connect
 from dpstream.state.sqlite.rows import snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore
@@ -120,7 +120,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str,
 def test_init_makes_a_run_that_is_charged_when_it_runs(job: Path, tmp_path: Path) -> None:
     made = done("init", job)
     assert made["new"] and not done("init", job)["new"]
-    ledger = Ledger(tmp_path / "ledger.db", "d")
+    ledger = open_ledger(tmp_path / "ledger.db", "d")
     assert ledger.entries() == []
     assert run(job).run_id == made["run_id"]
     assert [e.run_id for e in ledger.entries()] == [made["run_id"]]
@@ -194,7 +194,7 @@ def test_a_lost_store_is_restored_and_changes_nothing(
     result = run(job)
     assert result.run_id == run_id and files(tmp_path / "out") == before
     assert not done("info", job)["restoring"]
-    ledger = Ledger(tmp_path / "ledger.db", "d")
+    ledger = open_ledger(tmp_path / "ledger.db", "d")
     assert len(ledger.entries()) == 1
     ledger.close()
 
@@ -292,7 +292,7 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     found = done(*abandon, "--now", now)
     assert found["epoch"] == 1 and found["charged"] and found["epochs"] == 2
     assert 20 < found["epsilon"] < 40
-    ledger = Ledger(tmp_path / "ledger.db", "d")
+    ledger = open_ledger(tmp_path / "ledger.db", "d")
     charges = [e.name for e in ledger.entries()]
     assert charges == [found["run_id"], f"{found['run_id']}/1"]
     result = run(job)
@@ -343,7 +343,7 @@ def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path
     job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
     run(job)
     stores.close_all()
-    ledger, out = Ledger(tmp_path / "ledger.db", "d"), tmp_path / "out"
+    ledger, out = open_ledger(tmp_path / "ledger.db", "d"), tmp_path / "out"
     abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon", "--now")
     for epoch, day in ((1, 1), (2, 2), (3, 3)):
         for window in range(day, DAYS):

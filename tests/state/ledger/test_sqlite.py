@@ -1,9 +1,11 @@
 """The ledger: composition, refusals, one charge per run, a chain, and eight processes at once."""
 
 import math
+import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import msgspec
 import pytest
 
 from dpstream.accounting.composition import within
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger import charges as module
-from dpstream.state.ledger.answers import ChoiceLedger
-from dpstream.state.ledger.charges import Charge, Head, Ledger, read_ledger
+from dpstream.state.ledger import file, sqlite
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.charges import Charge, Head
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.lineage import begun_epoch, promise
+from dpstream.state.ledger.open import open_ledger, read_ledger
 from dpstream.state.ledger.seal import put_seal
 
 EPSILON, DELTA = 3.0, 1e-6
@@ -34,13 +38,6 @@ def most(limit: tuple[float, float] = (EPSILON, DELTA)) -> int:
     while delta_of(limit[0], MU * math.sqrt(runs + 1)) + (runs + 1) * 0.4e-7 <= limit[1]:
         runs += 1
     return runs
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    made = Ledger(tmp_path / "data" / "ledger.db", "flights")
-    yield made  # type: ignore[misc]
-    made.close()
 
 
 def test_runs_compose_until_the_limit(ledger: Ledger) -> None:
@@ -84,7 +81,7 @@ def test_a_restart_is_not_charged_again(ledger: Ledger) -> None:
 
 def test_data_sets_have_their_own_limits(ledger: Ledger, tmp_path: Path) -> None:
     ledger.charge(charge(0), 1.0, 1e-7)
-    other = Ledger(tmp_path / "data" / "ledger.db", "weather")
+    other = open_ledger(tmp_path / "data" / "ledger.db", "weather")
     assert other.charge(charge(1), 1.0, 1e-7) is True
     assert other.charge(charge(0), EPSILON, DELTA) is True  # the same run on other data
     assert [len(book.entries()) for book in (ledger, other)] == [1, 2]
@@ -129,9 +126,10 @@ def test_a_broken_chain_is_noticed(ledger: Ledger, tmp_path: Path, statement: st
 )
 def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "ledger.db"
-    ledger = ChoiceLedger(path, "flights")
+    ledger = open_ledger(path, "flights")
     ledger.charge(charge(1), EPSILON, DELTA)
-    ledger.begin(charge(2), charge(3), "question", (EPSILON, DELTA))
+    asked = msgspec.structs.replace(charge(2), kind="sql")
+    Register(ledger, "sql").begin(asked, "question", (EPSILON, DELTA))
     promise(ledger, charge(4), EPSILON, DELTA)
     ledger.entries()
     with sqlite3.connect(path) as db:
@@ -147,40 +145,16 @@ def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> N
     ledger.close()
 
 
-def test_a_ledger_without_digest_gets_one(ledger: Ledger, tmp_path: Path) -> None:
-    """One of version 2, which had all but that."""
-    path = tmp_path / "data" / "ledger.db"
-    ledger.charge(charge(1), EPSILON, DELTA)
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE ledger_meta SET value = '2' WHERE name = 'schema_version'")
-        db.execute("DELETE FROM ledger_meta WHERE name = 'seal'")
-    db.close()
-    assert len(read_ledger(path)) == 1
-    again = Ledger(path, "flights")
-    again.charge(charge(2), EPSILON, DELTA)
-    again.close()
-    with sqlite3.connect(path) as db:
-        assert len(db.execute("SELECT * FROM ledger_meta").fetchall()) == 2
-    db.close()
-    assert len(read_ledger(path)) == 2
-
-
-def test_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(PolicyError, match="is damaged, or no ledger"):
-        Ledger(tmp_path / "ledger.db", "flights")
-
-
 SCRIPT = """
 import multiprocessing, sys
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.charges import Ledger
-from tests.state.test_ledger import DELTA, EPSILON, charge
+from dpstream.state.ledger.open import open_ledger
+from tests.state.ledger.test_sqlite import DELTA, EPSILON, charge
 
 def work(first):
     done = 0
-    ledger = Ledger(sys.argv[1], "flights")
+    ledger = open_ledger(sys.argv[1], "flights")
     for run in range(first, first + 5):
         try:
             done += ledger.charge(charge(run // 2), EPSILON, DELTA)
@@ -206,7 +180,7 @@ def test_eight_processes_never_overspend(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    ledger = Ledger(path, "flights")
+    ledger = open_ledger(path, "flights")
     entries = ledger.entries()
     ledger.close()
     assert len(entries) == most() == sum(int(n) for n in done.stdout.split())
@@ -242,7 +216,7 @@ def test_units_that_only_look_alike_are_not_one(ledger: Ledger) -> None:
         mu = math.sqrt(2 * 4) * MU
         delta = delta_of(EPSILON, mu) + 8 * 0.4e-7
         assert delta > delta_of(EPSILON, math.sqrt(2) * MU) + 2 * 0.4e-7  # what was composed
-        book = Ledger(":memory:", "flights")
+        book = open_ledger(":memory:", "flights")
         assert book.charge(month, EPSILON, delta * 1.001)
         with pytest.raises(PolicyError, match="spend more"):
             book.charge(other, EPSILON, delta * 0.999)
@@ -314,90 +288,8 @@ def test_kinds_and_plain_charges(ledger: Ledger, tmp_path: Path) -> None:
     assert [e.kind for e in ledger.entries()] == ["run", "session"]
 
 
-#: A ledger as the program wrote it before there were kinds, epochs and tokens.
-OLD = """
-CREATE TABLE entries (
-  seq INTEGER PRIMARY KEY, data_set TEXT NOT NULL, run_id TEXT NOT NULL,
-  entry TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (data_set, run_id));
-INSERT INTO entries VALUES (1, 'flights', '0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a',
-  '{"delta":1e-7,"epsilon":1.0,"mu":0.18,"plan_hash":"plan",\
-"run_id":"0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a","threshold_delta":4e-8,\
-"unit":"user over the whole stream"}', '29868d16b3aa5a391456d6eb4d96544a');
-INSERT INTO entries VALUES (2, 'flights', '0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b',
-  '{"delta":1e-7,"epsilon":0.5,"mu":0.1,"plan_hash":"plan",\
-"run_id":"0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b","threshold_delta":0.0,\
-"unit":"user over the whole stream"}', 'c2cddd8e6f32059018525a4c81f9eab1');
-"""
-
-
-def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    with sqlite3.connect(path) as db:
-        db.executescript(OLD)
-    db.close()
-    before = path.read_bytes()
-    assert [(e.seq, e.charge.mu, e.charge.kind) for e in read_ledger(path)] == [
-        (1, 0.18, "run"), (2, 0.1, "run"),
-    ]  # fmt: skip
-    assert path.read_bytes() == before  # who only looks writes nothing
-    ledger = Ledger(path, "flights")
-    old = ledger.entries()
-    assert [c.run_id for c in old] == ["0a" * 16, "0b" * 16]
-    assert ledger.charge(old[1], EPSILON, DELTA) is False
-    assert ledger.charge(charge(1), EPSILON, DELTA) is True
-    ledger.close()
-    assert len(read_ledger(path)) == 3
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE entries SET entry = replace(entry, '0.18', '0.08') WHERE seq = 1")
-    db.close()
-    with pytest.raises(PolicyError, match="chain is broken"):
-        read_ledger(path)
-
-
-def test_a_ledger_of_a_newer_program_is_refused(ledger: Ledger, tmp_path: Path) -> None:
-    path = tmp_path / "data" / "ledger.db"
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE ledger_meta SET value = '4' WHERE name = 'schema_version'")
-    db.close()
-    for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
-        with pytest.raises(PolicyError, match="schema version is beyond 3"):
-            attempt()
-
-
-def test_another_programs_database_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "accounts.db"
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE accounts (x)")
-    db.close()
-    before = path.read_bytes()
-    for attempt in (lambda: Ledger(path, "flights"), lambda: read_ledger(path)):
-        with pytest.raises(PolicyError, match="another program"):
-            attempt()
-    assert path.read_bytes() == before
-    (tmp_path / "empty.db").touch()
-    with pytest.raises(PolicyError, match="is not a ledger"):
-        read_ledger(tmp_path / "empty.db")
-    with pytest.raises(RunError, match="SQLITE_CANTOPEN"):
-        read_ledger(tmp_path / "none.db")
-    assert not (tmp_path / "none.db").exists()
-
-
-def test_a_busy_ledger_says_so(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.05)
-    other = Ledger(tmp_path / "data" / "ledger.db", "flights")
-    with (
-        ledger.transaction(),
-        pytest.raises(RunError, match=r"busy: another process has held it for 0\.05 s"),
-    ):
-        other.charge(charge(1), EPSILON, DELTA)
-    assert other.charge(charge(1), EPSILON, DELTA) is True
-    other.close()
-
-
 def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_path: Path) -> None:
-    """Chain and digest of what is left hold; only a remembered end tells."""
+    """Chain and seal of what is left hold; only who remembers the end can tell."""
     start, ends = ledger.head(), []
     for run in range(3):
         ledger.charge(charge(run), EPSILON, DELTA)
@@ -408,6 +300,9 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
         db.execute("DELETE FROM entries WHERE seq = 3")
         put_seal(db)
     db.close()
+    with pytest.raises(PolicyError, match="is damaged"):
+        ledger.entries()  # it remembers the end itself
+    ledger = open_ledger(tmp_path / "data" / "ledger.db", "flights")
     assert len(ledger.entries()) == 2
     for seen in (start, *ends[:2]):
         ledger.refuse_older(seen)
@@ -419,3 +314,171 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
         ledger.refuse_older(ends[2])
     with pytest.raises(PolicyError, match="another data set"):
         ledger.refuse_older(Head("weather", 1, ends[0].digest))
+    ledger.close()
+
+
+# --- what is checked, and when -------------------------------------------------------------------
+
+
+def read_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the entries that are read and checked from now on."""
+    seen, real = list[int](), (file.lines, sqlite.lines)
+
+    def noted(number: int) -> Any:
+        def lines(*given: Any) -> Iterator[Any]:
+            for line in real[number](*given):
+                seen.append(line.entry.seq)
+                yield line
+
+        return lines
+
+    monkeypatch.setattr(file, "lines", noted(0))
+    monkeypatch.setattr(sqlite, "lines", noted(1))
+    return seen
+
+
+def test_a_charge_checks_on_from_the_last_checked_entry(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = (99.0, 1e-2)
+    with ledger.transaction():
+        for run in range(50):
+            ledger.append(charge(run))
+    seen = read_rows(monkeypatch)
+    for run in range(50, 60):
+        assert ledger.charge(charge(run), *limit)
+        assert not ledger.charge(charge(run - 20), *limit)
+    assert seen == []
+    other = open_ledger(tmp_path / "data" / "ledger.db", "flights")
+    other.entries()
+    assert seen == list(range(1, 61))  # who opens it checks all
+    for run in range(60, 63):
+        other.charge(charge(run), *limit)
+    assert len(seen) == 60
+    assert ledger.charge(charge(70), *limit) and seen[60:] == [61, 62, 63]
+    assert other.entries() == ledger.entries() and seen[63:] == [64]
+    # Another data set's entries and tokens are checked too, and are not this one's.
+    third = open_ledger(tmp_path / "data" / "ledger.db", "weather")
+    third.charge(charge(1), *limit)
+    promise(third, charge(2), *limit)
+    assert len(ledger.entries()) == 64 and ledger.head() == msgspec.structs.replace(
+        third.head(), data_set="flights"
+    )
+    assert len(read_ledger(tmp_path / "data" / "ledger.db")) == 66
+    other.close()
+    third.close()
+
+
+def test_what_is_remembered_is_what_is_written(ledger: Ledger, tmp_path: Path) -> None:
+    """After charges, refusals and roll-backs a ledger decides as one that has read all again."""
+    rng = random.Random(5)
+    for step in range(60):
+        new = charge(rng.randrange(80), mu=MU * rng.choice([0.1, 0.5, 3.0]))
+        if rng.random() < 0.4:
+            new = of_unit(step, DAY * rng.choice([1, 2, 3]))
+        fresh = open_ledger(tmp_path / "data" / "ledger.db", "flights")
+        told = []
+        for book in (fresh, ledger):
+            try:
+                with book.transaction():
+                    told.append(book.charge_within(new, EPSILON, DELTA))
+                    if book is fresh or step % 7 == 0:
+                        raise ZeroDivisionError
+            except PolicyError as error:
+                told.append(str(error))
+            except ZeroDivisionError:
+                pass
+        assert told[0] == told[1]
+        assert fresh.entries() == ledger.entries() and fresh.head() == ledger.head()
+        fresh.close()
+    assert len(read_ledger(tmp_path / "data" / "ledger.db")) == len(ledger.entries()) > 5
+
+
+def test_an_old_row_changed_under_open_ledgers_is_noticed(ledger: Ledger, tmp_path: Path) -> None:
+    """By each of them, at its next charge: none goes on, so none hides it from the others."""
+    path = tmp_path / "data" / "ledger.db"
+    other = open_ledger(path, "flights")
+    for run in range(3):
+        ledger.charge(charge(run), EPSILON, DELTA)
+        other.entries()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE entries SET entry = replace(entry, '1.0', '0.1') WHERE seq = 1")
+    db.close()
+    for book in (other, ledger, other):
+        with pytest.raises(PolicyError, match="chain is broken"):
+            book.charge(charge(9), EPSILON, DELTA)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entries SET run_id = 'x' WHERE seq = 4",
+        "INSERT INTO tokens VALUES ('x', 'y', NULL)",
+        "DELETE FROM tokens",
+    ],
+)
+def test_a_seal_that_moves_without_its_rows_is_noticed(
+    ledger: Ledger, tmp_path: Path, statement: str
+) -> None:
+    """What another process has changed is added up again, its seal is not taken on trust."""
+    path = tmp_path / "data" / "ledger.db"
+    promise(ledger, charge(1), EPSILON, DELTA)
+    ledger.charge(charge(2), EPSILON, DELTA)
+    other = open_ledger(path, "flights")
+    promise(other, charge(3), EPSILON, DELTA)
+    other.charge(charge(4), EPSILON, DELTA)
+    other.close()
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    db.close()
+    with pytest.raises(PolicyError, match="is damaged"):
+        ledger.charge(charge(5), EPSILON, DELTA)
+
+
+def test_bits_lost_below_an_open_ledger(ledger: Ledger, tmp_path: Path) -> None:
+    """They change nothing that it decides, and whoever opens the file next sees them."""
+    path = tmp_path / "data" / "ledger.db"
+    with ledger.transaction():
+        for run in range(200):
+            ledger.append(charge(run, mu=0.01, threshold=0.0))
+    spent = ledger.spent(DELTA)
+    data = path.read_bytes()
+    at = data.index(b'"epsilon":1.0')  # of one of the first entries
+    with open(path, "r+b") as raw:
+        raw.seek(at + 10)
+        raw.write(b"0")
+    assert ledger.spent(DELTA) == spent and ledger.charge(charge(300), EPSILON, DELTA)
+    for attempt in (lambda: open_ledger(path, "flights").entries(), lambda: read_ledger(path)):
+        with pytest.raises(PolicyError, match="chain is broken"):
+            attempt()
+
+
+class Interrupted:
+    """A connection that is interrupted behind its next commit."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db, self._armed = db, True
+
+    def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
+        done = self._db.execute(statement, *given)
+        if statement == "COMMIT" and self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+def test_an_interrupt_behind_a_commit(tmp_path: Path) -> None:
+    """The charge stands, and the ledger that was interrupted knows it."""
+    ledger = sqlite.SqliteLedger(tmp_path / "ledger.db", "flights")
+    ledger.charge(charge(1), EPSILON, DELTA)
+    ledger._db = Interrupted(ledger._db)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        ledger.charge(charge(2), EPSILON, DELTA)
+    assert ledger.charge(charge(2), EPSILON, DELTA) is False
+    assert ledger.charge(charge(3), EPSILON, DELTA) is True
+    assert ledger.entries() == [charge(1), charge(2), charge(3)]
+    ledger.close()

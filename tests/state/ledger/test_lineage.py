@@ -11,11 +11,12 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Ledger
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import open_ledger
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.state.conformance import KEY_SCHEMA, STREAMS
-from tests.state.starters import (
+from tests.state.ledger.starters import (
     CHARGE,
     GATES,
     LIMIT,
@@ -127,27 +128,29 @@ def test_a_lone_starter_that_dies_anywhere(folders: Iterator[Path]) -> None:
 _accept, _renew_token = tokens._accept, SqliteStore.renew_token
 
 
-def anyone(db: Any, run_id: str, token: str, restored: bool) -> None:
-    _accept(db, run_id, token, True)
+def anyone(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
+    _accept(ledger, run_id, token, True)
 
 
-def forgetful(db: Any, run_id: str, token: str, restored: bool) -> None:
+def forgetful(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
     """Keeps only the token it reads, not those that are to replace it."""
-    _accept(db, run_id, token, restored)
-    db.execute("DELETE FROM tokens WHERE run_id = ? AND token != ?", (run_id, token))
+    _accept(ledger, run_id, token, restored)
+    for other in ledger.tokens(run_id).keys() - {token}:
+        ledger.drop_token(run_id, other)
 
 
-def hoarding(db: Any, run_id: str, token: str, restored: bool) -> None:
+def hoarding(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
     """Checks, and drops nothing."""
-    known = {t for (t,) in db.execute("SELECT token FROM tokens WHERE run_id = ?", (run_id,))}
+    known = ledger.tokens(run_id)
     if token not in known:
-        _accept(db, run_id, token, restored)
+        _accept(ledger, run_id, token, restored)
 
 
-def adding(db: Any, run_id: str, token: str, restored: bool) -> None:
+def adding(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
     """Settles without a check: what the store holds becomes the accepted one."""
-    db.execute("DELETE FROM tokens WHERE run_id = ?", (run_id,))
-    db.execute("INSERT INTO tokens VALUES (?, ?, NULL)", (run_id, token))
+    for other in ledger.tokens(run_id):
+        ledger.drop_token(run_id, other)
+    ledger.add_token(run_id, token, None)
 
 
 def overwriting(store: SqliteStore, old: str, new: str) -> bool:
@@ -178,7 +181,7 @@ def opened(path: Path) -> Store:
 
 def test_a_copy_of_a_run_that_has_ended_is_refused(folders: Iterator[Path]) -> None:
     world = copied(begun(folders), next(folders), 2)  # a copy while it runs
-    ledger, store = Ledger(world.ledger, "flights"), opened(world.stores[0])
+    ledger, store = open_ledger(world.ledger, "flights"), opened(world.stores[0])
     tokens.leave(ledger, store)
     store.close()
     assert enter(world.ledger, world.stores[1]) == "refused"
@@ -217,7 +220,7 @@ def test_a_restored_store_takes_over(folders: Iterator[Path]) -> None:
 
 def test_a_refused_charge_changes_no_token(folders: Iterator[Path]) -> None:
     world = new_world(next(folders))
-    ledger, store = Ledger(world.ledger, "flights"), opened(world.stores[0])
+    ledger, store = open_ledger(world.ledger, "flights"), opened(world.stores[0])
     with pytest.raises(PolicyError, match="spend more"):
         tokens.enter(ledger, store, CHARGE, 0.5, 1e-9)
     assert store.token() == "" and tokens.remembered(store) is None
@@ -248,7 +251,7 @@ def test_a_swap_whose_answer_is_lost(folders: Iterator[Path]) -> None:
 
 def test_starters_that_never_end_give_up(folders: Iterator[Path]) -> None:
     world = new_world(next(folders))
-    ledger, store = Ledger(world.ledger, "flights"), opened(world.stores[0])
+    ledger, store = open_ledger(world.ledger, "flights"), opened(world.stores[0])
     with (
         mock.patch.object(SqliteStore, "renew_token", lambda *_: False),
         pytest.raises(RunError, match="at once"),

@@ -1,0 +1,59 @@
+"""The account of a data set: what its runs cost together, kept up to date run by run.
+
+``accounting.plan.unit.composed`` looks at every run each time.  An account keeps its sums: a run
+whose unit is among those of the runs before it leaves their common unit as it is, so it costs the
+same whether it is looked at alone or with all others (`tests/accounting/test_account.py` holds
+the two against each other).  A run with a unit that is new here is composed with all of them.
+"""
+
+from collections.abc import Sequence
+
+from dpstream.accounting.composition import Total, total_of
+from dpstream.accounting.plan.unit import Charged, UnitIdentity, composed, cost_to
+
+
+class Account:
+    """Runs on one data set, in order; see the module."""
+
+    def __init__(self) -> None:
+        self.charges = list[Charged]()
+        self._total: Total | None = None  # of all charges; None: not known yet
+        self._common: UnitIdentity | None = None
+        self._units = set[tuple[str, str]]()
+
+    def add(self, charge: Charged) -> None:
+        """Charge one more run, whatever it costs."""
+        if self._total is not None and self._known(charge):
+            self._total = self._total.plus(cost_to(self._common, charge))
+        else:
+            self._total = None
+        self.charges.append(charge)
+
+    def cut(self, runs: int) -> None:
+        """Take back all runs but the first so many."""
+        if runs < len(self.charges):
+            del self.charges[runs:]
+            self._total = None
+
+    def within(self, more: Sequence[Charged], epsilon: float, delta: float) -> bool:
+        """Whether all runs and some more together satisfy (epsilon, delta) per common unit.
+
+        Raises:
+            PolicyError: their costs do not add up.
+        """
+        return self._with(more).within(epsilon, delta)
+
+    def _with(self, more: Sequence[Charged]) -> Total:
+        if self._total is None:
+            found = composed(self.charges)
+            self._total, self._common = total_of(found.spends), found.common
+            self._units = {(c.unit, c.identity) for c in self.charges}
+        if not all(map(self._known, more)):
+            return total_of(composed([*self.charges, *more]).spends)
+        total = self._total
+        for charge in more:
+            total = total.plus(cost_to(self._common, charge))
+        return total
+
+    def _known(self, charge: Charged) -> bool:
+        return (charge.unit, charge.identity) in self._units

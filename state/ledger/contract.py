@@ -1,0 +1,192 @@
+"""What callers need of a data set's ledger, wherever it is kept.
+
+One ledger per data set: what every run spent per unit, refused beyond a limit.  The rules are
+here; a subclass says how rows are kept (``state.ledger.sqlite``).  ``state.ledger.answers`` and
+``state.ledger.lineage`` build on the same rows: the answers that were charged once, and which
+copy of a store goes on.
+
+Every store remembers the end of the chain as it last saw it: a ledger that no longer holds that
+entry (cut off, restored from a backup, another file) is refused by ``refuse_older``.
+"""
+
+import abc
+import contextlib
+from typing import NamedTuple
+
+from dpstream.accounting.composition import epsilon_spent
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import exact
+from dpstream.accounting.plan.unit import composed
+from dpstream.state.ledger.charges import Book, Charge, Head
+
+#: A steward's limit per unit: (epsilon, delta).
+Limit = tuple[float, float]
+
+
+class Asked(NamedTuple):
+    """A request and, once it was answered, the receipt; ``digest`` binds it to its charge."""
+
+    run_id: str
+    request: str
+    receipt: bytes | None
+    digest: str | None
+
+
+class Ledger(abc.ABC):
+    """The ledger of one data set.
+
+    A subclass promises: what a ``transaction`` changes is atomic, durable when it ends, and alone
+    in the ledger; nothing is read that is not what was written (it is refused as damaged).
+
+    Attributes:
+        data_set: name of the data set.
+    """
+
+    data_set: str
+
+    # --- how it is kept --------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
+        """One atomic and durable change, alone in the ledger; what raises in it changes nothing.
+
+        Raises:
+            PolicyError: the ledger is damaged.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of it."""
+
+    @abc.abstractmethod
+    def book(self) -> Book:
+        """Checked charges of the data set as they stand now; not to be changed by the caller."""
+
+    @abc.abstractmethod
+    def append(self, charge: Charge) -> None:
+        """Add a charge to the end of the chain, in a transaction."""
+
+    @abc.abstractmethod
+    def head(self) -> Head:
+        """The end of the chain (entry 0 with an empty digest in an empty ledger)."""
+
+    @abc.abstractmethod
+    def digest_at(self, seq: int) -> str | None:
+        """Digest of the entry of a number, of whatever data set."""
+
+    @abc.abstractmethod
+    def digest_of(self, name: str) -> str | None:
+        """Digest of the entry of a charge's name."""
+
+    @abc.abstractmethod
+    def tokens(self, run_id: str) -> dict[str, str | None]:
+        """Tokens of a run (of whatever data set), each with the one it was to replace."""
+
+    @abc.abstractmethod
+    def add_token(self, run_id: str, token: str, previous: str | None) -> None:
+        """Add a token, in a transaction."""
+
+    @abc.abstractmethod
+    def drop_token(self, run_id: str, token: str) -> None:
+        """Remove a token that is there, in a transaction."""
+
+    @abc.abstractmethod
+    def asked(self, run_id: str) -> Asked | None:
+        """The request that a run was charged for."""
+
+    @abc.abstractmethod
+    def asked_alike(self, request: str) -> list[Asked]:
+        """All requests of a fingerprint, in the order of their charges."""
+
+    @abc.abstractmethod
+    def ask(self, run_id: str, request: str) -> None:
+        """Add a request without a receipt, in a transaction."""
+
+    @abc.abstractmethod
+    def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
+        """Give a request that has none its receipt, in a transaction."""
+
+    # --- what holds for every ledger -------------------------------------------------------------
+
+    def entries(self) -> list[Charge]:
+        """Charges of this data set in order.
+
+        Raises:
+            PolicyError: the ledger is damaged.
+        """
+        return list(self.book().charges)
+
+    def spent(self, delta: float) -> float:
+        """Smallest epsilon that all runs together spend at delta, rounded up.
+
+        Raises:
+            PolicyError: their costs do not add up.
+        """
+        return epsilon_spent(composed(self.entries()).spends, delta)
+
+    def charge(self, charge: Charge, epsilon: float, delta: float) -> bool:
+        """Charge a run unless the data set's limit forbids it; atomic and durable.
+
+        Args:
+            charge: what the run spends.
+            epsilon, delta: the steward's limit per unit, over all runs.
+
+        Returns:
+            False if this run was charged before (a restart), True if it is charged now.
+
+        Raises:
+            PolicyError: the composition of all runs would exceed the limit, or the runs protect
+                units whose costs do not add up (`accounting.plan.unit`).
+        """
+        with self.transaction():
+            return self.charge_within(charge, epsilon, delta)
+
+    def charge_within(self, charge: Charge, epsilon: float, delta: float) -> bool:
+        """``charge`` as a part of an open ``transaction``."""
+        if self.book().find(charge.name) is not None:
+            return False
+        self._refuse(charge, epsilon, delta)
+        self.append(charge)
+        return True
+
+    def fits(self, charges: list[Charge], epsilon: float, delta: float) -> bool:
+        """Whether some charges more would be within a limit.
+
+        Raises:
+            PolicyError: their costs do not add up with those of the others.
+        """
+        return self.book().account.within(charges, epsilon, delta)
+
+    def check(self, charge: Charge, epsilon: float, delta: float) -> None:
+        """Refuse a charge that ``charge`` would refuse now; writes nothing."""
+        self._refuse(charge, epsilon, delta)
+
+    def _refuse(self, charge: Charge, epsilon: float, delta: float) -> None:
+        # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
+        if not self.fits([charge], epsilon, delta):
+            runs = len(self.book().charges)
+            raise PolicyError(
+                "ledger.limit",
+                f"the runs on this data set would together spend more than epsilon {exact(epsilon)}"
+                f" at delta {exact(delta)} per unit ({runs} runs are charged already)",
+                "continue a run on its own store, or ask the data steward for a larger limit",
+            )
+
+    def refuse_older(self, seen: Head) -> None:
+        """Refuse if this is not the ledger, as old or newer, whose end was ``seen``.
+
+        Raises:
+            PolicyError: it lacks that entry, or the run was charged to another data set.
+        """
+        if seen.data_set != self.data_set:
+            raise PolicyError(
+                "ledger.data_set",
+                "this run was charged to another data set",
+                "name that data set again; other data needs a run of its own",
+            )
+        if seen.seq and self.digest_at(seen.seq) != seen.digest:
+            raise PolicyError(
+                "ledger.path",
+                "is an older or replaced ledger: entries that this run's store has seen are gone",
+                "bring back the newest ledger of the data set",
+            )

@@ -1,0 +1,136 @@
+"""What one charge costs in a ledger of so many entries.
+
+    python -m tests.bench.ledger
+
+Baseline in the same run: the way of schema version 3, in which every charge read, checked and
+composed every entry, and sealed every row.  What the disk needs to make one small change durable
+is reported apart: both ways pay it.
+"""
+
+import argparse
+import contextlib
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpstream.accounting.composition import within
+from dpstream.accounting.plan.unit import UnitIdentity, composed
+from dpstream.state.ledger.charges import Charge, chained
+from dpstream.state.ledger.file import lines
+from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.seal import check_old_seal, old_seal
+from tests.bench.common import emit, machine
+
+LIMIT = (400.0, 1e-3)
+UNIT = UnitIdentity("user", "string")
+WORDS = "user over the whole stream"
+
+
+def charge(run: int, zcdp: bool = False) -> Charge:
+    """Mostly Gaussian queries of a session; one in ten is plain, and with ``zcdp`` as many zCDP."""
+    noise: dict[str, Any] = {"mu": 0.01}
+    if run % 10 == 0:
+        noise = {"mu": None}
+    if zcdp and run % 10 == 1:
+        noise = {"mu": None, "rho": 1e-5}
+    return Charge(
+        run_id=f"{run:032x}", plan_hash="5e" * 16, unit=WORDS, epsilon=0.01, delta=0.0,
+        threshold_delta=0.0, kind="session", identity=UNIT.text, **noise,
+    )  # fmt: skip
+
+
+def old_charge(db: sqlite3.Connection, new: Charge) -> None:
+    """The transaction of schema version 3."""
+    db.execute("BEGIN IMMEDIATE")
+    check_old_seal(db)
+    found = list(lines(db))
+    entries = [line.entry.charge for line in found]
+    assert all(entry.name != new.name for entry in entries)
+    assert within(composed([*entries, new]).spends, *LIMIT)
+    digest = chained(found[-1].digest, "rides", new.text)
+    row = ("rides", new.name, new.text, digest)
+    db.execute("INSERT INTO entries (data_set, run_id, entry, digest) VALUES (?, ?, ?, ?)", row)
+    put_old_seal(db)
+    db.execute("COMMIT")
+
+
+def put_old_seal(db: sqlite3.Connection) -> None:
+    """Seal every row."""
+    db.execute("INSERT OR REPLACE INTO ledger_meta VALUES ('seal', ?)", (old_seal(db),))
+
+
+def least(work: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Least milliseconds of several, of CPU and of the clock."""
+    cpu, wall = [], []
+    for _ in range(repeats):
+        begun = time.process_time(), time.perf_counter()
+        work()
+        cpu.append(time.process_time() - begun[0])
+        wall.append(time.perf_counter() - begun[1])
+    return {"cpu_ms": round(1e3 * min(cpu), 3), "wall_ms": round(1e3 * min(wall), 3)}
+
+
+def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any]:
+    """One size of a ledger."""
+    path = folder / f"{entries}-{zcdp}.db"
+    with contextlib.closing(open_ledger(path, "rides")) as ledger, ledger.transaction():
+        for run in range(entries):
+            ledger.append(charge(run, zcdp))
+    names = iter(range(entries, entries + 10_000))
+
+    def opened() -> None:
+        with contextlib.closing(open_ledger(path, "rides")) as other:
+            other.book()
+
+    found: dict[str, Any] = {"entries": entries, "zcdp": zcdp, "open": least(opened, 3)}
+    with contextlib.closing(open_ledger(path, "rides")) as ledger:
+        ledger.charge(charge(next(names), zcdp), *LIMIT)  # composes what is there, once
+        found["charge"] = least(lambda: ledger.charge(charge(next(names), zcdp), *LIMIT), repeats)
+        with contextlib.closing(open_ledger(path, "rides")) as other:
+            other.charge(charge(next(names), zcdp), *LIMIT)
+
+            def in_turn() -> None:  # each finds an entry of the other's
+                other.charge(charge(next(names), zcdp), *LIMIT)
+                ledger.charge(charge(next(names), zcdp), *LIMIT)
+
+            two = least(in_turn, repeats)
+            found["charge_of_two_in_turn"] = {name: ms / 2 for name, ms in two.items()}
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = FULL")
+        number = iter(range(1_000_000))
+
+        def durable() -> None:
+            db.execute("BEGIN IMMEDIATE")
+            row = ("bench", str(next(number)))
+            db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
+            db.execute("COMMIT")
+
+        found["durable_row"] = least(durable, repeats)
+        put_old_seal(db)
+        found["baseline"] = least(lambda: old_charge(db, charge(next(names), zcdp)), 3)
+    found["ratio_cpu"] = round(found["baseline"]["cpu_ms"] / found["charge"]["cpu_ms"], 1)
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--entries", type=int, nargs="+", default=[1_213, 10_000])
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--folder", type=Path, help="where ledgers are written (default: /tmp)")
+    parser.add_argument("--out", type=Path, help="append the JSON result to this file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        runs = [
+            bench(Path(folder), entries, args.repeats, zcdp)
+            for entries in args.entries
+            for zcdp in (False, True)
+        ]
+    emit({"benchmark": "ledger", **machine(), "runs": runs}, args.out)
+
+
+if __name__ == "__main__":
+    main()

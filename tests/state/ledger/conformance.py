@@ -1,0 +1,227 @@
+"""What every ledger must pass, and every register of answers on it.
+
+A scenario is a function of how a ledger is opened (again: as another process would) and of the
+register's class, so that sabotaged registers run through the same ones.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.state.ledger.answers import Answer, Register
+from dpstream.state.ledger.charges import Charge, Kind
+from dpstream.state.ledger.contract import Ledger
+
+Open = Callable[[], Ledger]
+LIMIT = (4.0, 1e-6)
+UNIT = "user over the whole stream"
+
+
+def charge(run: int, epsilon: float = 1.0, unit: str = UNIT, kind: Kind = "sql") -> Charge:
+    mu = mu_of(epsilon, 1e-7)
+    return Charge(f"{run:032x}", "question", unit, epsilon, 1e-7, mu, 0.0, kind)
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Draws:
+    """Draws answers, each with other noise, after a look at what stands in the ledger by then."""
+
+    def __init__(self, open_again: Open) -> None:
+        self.open, self.runs = open_again, list[str]()
+
+    def __call__(self, run_id: str) -> bytes:
+        with contextlib.closing(self.open()) as ledger:
+            found = ledger.book().find(run_id)
+            assert found is not None, "rows are read before the charge"
+        self.runs.append(run_id)
+        return f"answer {len(self.runs)} of {run_id}\0\xff".encode("latin-1")
+
+
+@contextlib.contextmanager
+def register(open_again: Open, make: type[Register]) -> Iterator[Register]:
+    with contextlib.closing(open_again()) as ledger:
+        yield make(ledger, "sql")
+
+
+def ask(open_again: Open, make: type[Register], run: int, request: str, draw: Draws) -> Answer:
+    """One process asks."""
+    with register(open_again, make) as answers:
+        return answers.answered(charge(run), request, LIMIT, draw)
+
+
+def charged(open_again: Open) -> list[str]:
+    with contextlib.closing(open_again()) as ledger:
+        return [entry.run_id for entry in ledger.entries()]
+
+
+def asked_again(open_again: Open, make: type[Register]) -> None:
+    """An exact re-ask reads the old bytes: no charge, no draw; another question is another."""
+    draw = Draws(open_again)
+    first = ask(open_again, make, 1, "asked", draw)
+    assert first.charged and first.run_id == charge(1).run_id
+    assert ask(open_again, make, 2, "asked", draw) == first._replace(charged=False)
+    assert len(draw.runs) == 1 and charged(open_again) == [first.run_id]
+    other = ask(open_again, make, 3, "other", draw)
+    assert other.receipt != first.receipt and other.charged
+    assert charged(open_again) == [first.run_id, other.run_id] == draw.runs
+
+
+#: Where an asker can die: inside the first transaction, behind it, in the draw, inside the second
+#: transaction, and behind it.
+POINTS = ("append", "ask", "begun", "draw", "answer", "committed")
+
+
+def killed(open_again: Open, make: type[Register]) -> None:
+    """Killed at any point: what was charged is charged once, and goes on under its run id."""
+    for number, point in enumerate(POINTS):
+        request, run = f"asked {point}", 2 * number + 1
+        before, draw = charged(open_again), Draws(open_again)
+        with pytest.raises(Killed), register(open_again, make) as answers, dying(answers, point):
+            answers.answered(charge(run), request, (99.0, 1e-3), dying_draw(draw, point))
+        paid = charged(open_again)[len(before) :]
+        lost = point in ("append", "ask")
+        assert paid == ([] if lost else [charge(run).run_id]), point
+        with register(open_again, make) as answers:
+            answer = answers.answered(charge(run + 1), request, (99.0, 1e-3), draw)
+        assert answer.charged is lost, point
+        assert charged(open_again)[len(before) :] == [answer.run_id], point
+        assert answer.run_id == charge(run + lost).run_id, point
+        # Whoever died behind the commit was answered already.
+        assert len(draw.runs) == (2 if point == "answer" else 1), point
+        assert draw(answer.run_id) != answer.receipt
+        assert ask(open_again, make, 99, request, draw).receipt == answer.receipt, point
+
+
+def dying_draw(draw: Draws, point: str) -> Callable[[str], bytes]:
+    def dies(run_id: str) -> bytes:
+        raise Killed
+
+    return dies if point == "draw" else draw  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def dying(answers: Register, point: str) -> Iterator[None]:
+    """Let an asker die at a point."""
+    ledger = answers._ledger
+    if point in ("append", "ask", "answer"):
+        real = getattr(ledger, point)
+
+        def dies(*given: object) -> None:
+            real(*given)
+            raise Killed
+
+        with mock.patch.object(ledger, point, dies):
+            yield
+    elif point in ("begun", "committed"):
+        transaction, left = ledger.transaction, [1 if point == "begun" else 2]
+
+        @contextlib.contextmanager
+        def ends() -> Iterator[None]:
+            with transaction():
+                yield
+            left[0] -= 1
+            if not left[0]:
+                raise Killed
+
+        with mock.patch.object(ledger, "transaction", ends):
+            yield
+    else:
+        yield
+
+
+def two_at_once(open_again: Open, make: type[Register]) -> None:
+    """Two processes ask the same: one charge, one run id, and both see the receipt that stands."""
+    draw, drawn, seen = Draws(open_again), threading.Barrier(2, timeout=30), list[Answer]()
+
+    def both(run_id: str) -> bytes:
+        receipt = draw(run_id)
+        drawn.wait()  # neither has committed when the other draws
+        return receipt
+
+    def asker(run: int) -> None:
+        with register(open_again, make) as answers:
+            seen.append(answers.answered(charge(run), "asked", LIMIT, both))
+
+    threads = [threading.Thread(target=asker, args=(run,)) for run in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 2 and len({(a.run_id, a.receipt, a.digest) for a in seen}) == 1
+    assert sum(a.charged for a in seen) == 1 and len(charged(open_again)) == 1
+    assert set(draw.runs) == {seen[0].run_id} and len(draw.runs) == 2
+    assert ask(open_again, make, 3, "asked", draw).receipt == seen[0].receipt
+
+
+def refused(open_again: Open, make: type[Register]) -> None:
+    """Beyond the limit, or of another unit: nothing is read, charged or kept."""
+    draw = Draws(open_again)
+    with register(open_again, make) as answers:
+        for bad in (charge(1, 4.5), charge(1, 9.0)):
+            with pytest.raises(PolicyError, match="spend more"):
+                answers.answered(bad, "asked", LIMIT, draw)
+        answers.answered(charge(2), "asked", LIMIT, draw)
+        with pytest.raises(PolicyError, match="another privacy unit"):
+            answers.answered(charge(3, unit="other"), "else", LIMIT, draw)
+        with pytest.raises(PolicyError, match="run id already"):
+            answers.answered(charge(2), "else", LIMIT, draw)
+        # What was refused left no row behind.
+        assert answers.answered(charge(4), "else", LIMIT, draw).charged
+        # What was answered is read again whatever the limit has become.
+        again = answers.answered(charge(5), "asked", (0.1, 1e-9), draw)
+        assert not again.charged and again.run_id == charge(2).run_id
+    assert charged(open_again) == draw.runs == [charge(2).run_id, charge(4).run_id]
+
+
+SCENARIOS = (asked_again, killed, two_at_once, refused)
+
+
+def rows(open_again: Open) -> None:
+    """The contract's rows: what a transaction changed is there for others, or nothing of it."""
+    one, two = open_again(), open_again()
+    start = one.head()
+    assert (start.seq, start.digest, one.digest_at(1), one.entries()) == (0, "", None, [])
+    with one.transaction():
+        one.append(charge(1))
+        one.add_token("run", "a", None)
+        one.add_token("run", "b", "a")
+        one.ask(charge(1).run_id, "asked")
+    assert two.head() == one.head() and two.entries() == one.entries() == [charge(1)]
+    assert two.digest_at(1) == two.digest_of(charge(1).name) == two.head().digest
+    assert two.tokens("run") == {"a": None, "b": "a"} and two.tokens("other") == {}
+    with pytest.raises(ZeroDivisionError), two.transaction():
+        two.append(charge(2))
+        two.drop_token("run", "a")
+        two.answer(charge(1).run_id, b"\xff", "digest")
+        assert two.entries() == [charge(1), charge(2)] and two.tokens("run") == {"b": "a"}
+        1 / 0  # noqa: B018
+    for ledger in (one, two):
+        assert ledger.entries() == [charge(1)] and ledger.head().seq == 1
+        assert ledger.tokens("run") == {"a": None, "b": "a"}
+        assert ledger.asked(charge(1).run_id) == (charge(1).run_id, "asked", None, None)
+    with two.transaction():
+        two.answer(charge(1).run_id, b"\xff", "digest")
+        two.drop_token("run", "a")
+        two.append(charge(2))
+        two.ask(charge(2).run_id, "asked")
+    assert [asked.receipt for asked in one.asked_alike("asked")] == [b"\xff", None]
+    assert one.asked("none") is None and one.asked_alike("none") == []
+    assert one.tokens("run") == {"b": "a"} and one.entries() == [charge(1), charge(2)]
+    for write in (
+        lambda: one.append(charge(3)),
+        lambda: one.add_token("run", "c", None),
+        lambda: one.ask(charge(3).run_id, "x"),
+    ):
+        with pytest.raises(AssertionError, match="transaction"):
+            write()
+    assert two.entries() == [charge(1), charge(2)]
+    one.close()
+    two.close()

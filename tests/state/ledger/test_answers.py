@@ -1,0 +1,209 @@
+"""The register of answers: charged, drawn, committed, seen, in this order and once."""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.ledger.answers import Answer, Register
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger, Limit
+from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.seal import put_seal
+from tests.state.ledger.conformance import (
+    LIMIT,
+    SCENARIOS,
+    Open,
+    asked_again,
+    charge,
+    killed,
+    two_at_once,
+)
+
+
+@pytest.fixture
+def again(tmp_path: Path) -> Open:
+    return lambda: open_ledger(tmp_path / "ledger.db", "flights")
+
+
+@pytest.fixture
+def ledger(again: Open) -> Iterator[Ledger]:
+    with contextlib.closing(again()) as made:
+        yield made
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_register(again: Open, scenario: Callable[[Open, type[Register]], None]) -> None:
+    scenario(again, Register)
+
+
+Draw = Callable[[str], bytes]
+
+
+class ReadsFirst(Register):
+    """Charges when the answer is known."""
+
+    def answered(self, charge: Charge, request: str, limit: Limit, draw: Draw) -> Answer:
+        receipt = draw(charge.run_id)
+        return super().answered(charge, request, limit, lambda _: receipt)
+
+
+class ShowsFirst(Register):
+    """Shows what it has drawn, and commits it then."""
+
+    def finish(self, run_id: str, draw: Draw) -> Answer:
+        found = self.read(run_id)
+        if found is not None:
+            return found
+        receipt = draw(run_id)
+        with contextlib.suppress(BaseException):
+            self.commit(run_id, receipt)
+        return Answer(run_id, receipt, "", False)
+
+
+class ShowsItsOwn(Register):
+    """Commits first, and shows what it has drawn rather than what stands."""
+
+    def finish(self, run_id: str, draw: Draw) -> Answer:
+        drawn = list[bytes]()
+
+        def kept(run_id: str) -> bytes:
+            drawn.append(draw(run_id))
+            return drawn[-1]
+
+        answer = super().finish(run_id, kept)
+        return answer._replace(receipt=drawn[0]) if drawn else answer
+
+
+class ChargesAgain(Register):
+    """Does not look for an answer that was paid for."""
+
+    def find(self, request: str) -> str | None:
+        return None
+
+
+class ForgetsTheKilled(Register):
+    """Looks for answers, not for requests that have none yet."""
+
+    def find(self, request: str) -> str | None:
+        found = super().find(request)
+        return found if found is not None and self.read(found) is not None else None
+
+
+class TwoTransactions(Register):
+    """Charges and keeps the request one after the other."""
+
+    def begin(self, charge: Charge, request: str, limit: Limit) -> tuple[str, bool]:
+        found = self.find(request)
+        if found is not None:
+            return found, False
+        self._ledger.charge(charge, *limit)
+        with self._ledger.transaction():
+            self._ledger.ask(charge.run_id, request)
+        return charge.run_id, True
+
+
+class DrawsAgain(Register):
+    """Commits over what stands."""
+
+    def finish(self, run_id: str, draw: Draw) -> Answer:
+        receipt = draw(run_id)
+        return super().finish(run_id, draw)._replace(receipt=receipt)
+
+
+@pytest.mark.parametrize(
+    ("twin", "scenario"),
+    [
+        (ReadsFirst, asked_again),
+        (ShowsFirst, killed),
+        (ShowsItsOwn, two_at_once),
+        (ChargesAgain, asked_again),
+        (ForgetsTheKilled, killed),
+        (TwoTransactions, killed),
+        (DrawsAgain, asked_again),
+    ],
+)
+def test_a_sabotaged_register_is_caught(
+    again: Open, twin: type[Register], scenario: Callable[[Open, type[Register]], None]
+) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        scenario(again, twin)
+
+
+def test_kinds_are_apart(ledger: Ledger) -> None:
+    sql, table = Register(ledger, "sql"), Register(ledger, "table")
+    first = sql.answered(charge(1), "asked", LIMIT, lambda _: b"rows")
+    assert table.find("asked") is None and table.read(first.run_id) is None
+    second = table.answered(charge(2, kind="table"), "asked", LIMIT, lambda _: b"cells")
+    assert (second.charged, second.receipt) == (True, b"cells")
+    assert sql.find("asked") == first.run_id and table.find("asked") == second.run_id
+    with pytest.raises(AssertionError, match="another kind"):
+        sql.begin(charge(3, kind="table"), "other", LIMIT)
+
+
+def test_a_run_id_says_the_same_only_of_its_request(ledger: Ledger) -> None:
+    register = Register(ledger, "sql")
+    run_id, charged = register.begin(charge(1), "asked", LIMIT)
+    assert charged and register.read(run_id) is None
+    register.resume(run_id, "asked")
+    for run, request, words in (
+        (1, "other", "another question"), (5, "asked", "no sql with this run id"),
+    ):  # fmt: skip
+        with pytest.raises(PolicyError, match=words) as caught:
+            register.resume(charge(run).run_id, request)
+        assert caught.value.field == "--resume"
+    with pytest.raises(PolicyError, match="no table"):
+        Register(ledger, "table").resume(run_id, "asked")
+    register.commit(run_id, b"8")
+    register.commit(run_id, b"9")
+    answer = register.read(run_id)
+    assert answer is not None and answer.receipt == b"8"
+    with pytest.raises(PolicyError, match="no charge"):
+        register.commit(charge(7).run_id, b"8")
+    assert [c.run_id for c in ledger.entries()] == [run_id]
+
+
+def test_data_sets_are_apart(again: Open, tmp_path: Path) -> None:
+    with contextlib.closing(again()) as ledger:
+        Register(ledger, "sql").answered(charge(1), "asked", LIMIT, lambda _: b"8")
+    with contextlib.closing(open_ledger(tmp_path / "ledger.db", "weather")) as other:
+        register = Register(other, "sql")
+        assert register.read(charge(1).run_id) is None and register.find("asked") is None
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE choices SET receipt = 'C = 80'",
+        "UPDATE choices SET digest = 'x'",
+        "DELETE FROM entries",
+        "UPDATE entries SET digest = 'x'",
+    ],
+)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_edited_receipt_is_noticed(again: Open, tmp_path: Path, edit: str, sealed: bool) -> None:
+    """By the seal, and where somebody has sealed the ledger again, by its own digest."""
+    with contextlib.closing(again()) as ledger:
+        register = Register(ledger, "sql")
+        register.answered(charge(1), "asked", LIMIT, lambda _: b"C = 8")
+        with sqlite3.connect(tmp_path / "ledger.db") as db:
+            db.execute(edit)
+            if sealed:
+                put_seal(db)
+        db.close()
+        with pytest.raises(PolicyError):
+            register.read(charge(1).run_id)
+    with contextlib.closing(again()) as ledger, pytest.raises(PolicyError):
+        Register(ledger, "sql").find("asked")
+        Register(ledger, "sql").read(charge(1).run_id)
+
+
+def test_only_bytes_that_stand_in_the_ledger_are_large(ledger: Ledger) -> None:
+    """A megabyte of rows is an answer like any other, byte for byte."""
+    rows = bytes(range(256)) * 4096
+    register = Register(ledger, "sql")
+    assert register.answered(charge(1), "asked", LIMIT, lambda _: rows).receipt == rows
+    assert register.answered(charge(2), "asked", LIMIT, lambda _: b"").receipt == rows

@@ -1,0 +1,52 @@
+"""The contract of ledgers, held by those there are."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.composition import epsilon_spent
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import open_ledger
+from tests.state.ledger.conformance import LIMIT, charge, rows
+
+
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    rows(lambda: open_ledger(tmp_path / "ledger.db", "flights"))
+
+
+def test_spent_fits_and_check(ledger: Ledger) -> None:
+    assert ledger.spent(1e-6) == 0.0
+    for run in (1, 2):
+        ledger.charge(charge(run), *LIMIT)
+    assert ledger.spent(1e-6) == epsilon_spent([charge(1), charge(2)], 1e-6)
+    assert ledger.fits([charge(3)], *LIMIT) and not ledger.fits([charge(3)] * 40, *LIMIT)
+    ledger.check(charge(3), *LIMIT)
+    with pytest.raises(PolicyError, match="2 runs are charged already"):
+        ledger.check(charge(3, 4.4), *LIMIT)
+    with pytest.raises(PolicyError, match="another privacy unit"):
+        ledger.fits([charge(3, unit="other")], *LIMIT)
+    assert len(ledger.entries()) == 2
+
+
+def test_no_caller_names_a_kind_of_ledger() -> None:
+    """Another one joins in `state.ledger.open` alone."""
+    root = Path(__file__).parents[3]
+    inside = root / "state" / "ledger"
+    named = re.compile(r"SqliteLedger|ledger\.(?:sqlite|file|seal)\b")
+    for package in ("accounting", "state", "dp_transforms", "pipelines"):
+        for path in (root / package).rglob("*.py"):
+            if path.parent != inside:
+                assert not named.search(path.read_text()), path
+    assert named.search((inside / "open.py").read_text())
+
+
+def test_a_ledger_must_say_how_it_keeps_rows() -> None:
+    class Half(Ledger):
+        def head(self):  # type: ignore[no-untyped-def]
+            return None
+
+    with pytest.raises(TypeError, match="abstract"), contextlib.closing(Half()):  # type: ignore[abstract]
+        pass

@@ -1,0 +1,93 @@
+"""Sums of digests: every column of every row counts, in any order."""
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.ledger.file import _DDL
+from dpstream.state.ledger.seal import (
+    COLUMNS,
+    check_pages,
+    put_seal,
+    read_seal,
+    rows_of,
+    sum_of,
+    without,
+)
+
+ROWS = {
+    "entries": [(1, "flights", "a", "{}", "00"), (2, "flights", "b", "{}", "11")],
+    "tokens": [("a", "t", None), ("b", "t", "s")],
+    "choices": [("a", "flights", "q", None, None), ("b", "flights", "q", b"\xff", "22")],
+}
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    made = sqlite3.connect(":memory:")
+    made.executescript(_DDL)
+    for table, rows in ROWS.items():
+        for row in rows:
+            made.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("table", COLUMNS)
+def test_every_column_of_every_row_counts(db: sqlite3.Connection, table: str) -> None:
+    rows = ROWS[table]
+    whole = sum_of(table, rows)
+    assert whole == sum_of(table, reversed(rows)) == sum_of(table, rows_of(db, table))
+    assert sum_of(table, rows[1:], sum_of(table, rows[:1])) == whole
+    assert without(table, rows[1:], whole) == sum_of(table, rows[:1])
+    seen = {
+        whole,
+        sum_of(table, rows[:1]),
+        sum_of(table, rows[1:]),
+        sum_of(table, [*rows, rows[0]]),
+    }
+    for number, row in enumerate(rows):
+        for column, value in enumerate(row):
+            for other in {0, 3, "", "x", b"", None} - {value}:
+                changed = [*rows]
+                changed[number] = (*row[:column], other, *row[column + 1 :])
+                seen.add(sum_of(table, changed))
+    cells = [value for row in rows for value in row]
+    assert len(seen) == 4 + sum(len({0, 3, "", "x", b"", None} - {value}) for value in cells)
+    other = next(name for name in COLUMNS if name != table)
+    assert sum_of(other, rows) != whole  # nor does a row stand for one of another table
+
+
+def test_a_seal_is_read_as_it_was_put(db: sqlite3.Connection) -> None:
+    put_seal(db)
+    sums = read_seal(db)
+    assert sums == {table: sum_of(table, rows) for table, rows in ROWS.items()}
+    moved = {**sums, "tokens": 7}
+    put_seal(db, moved)
+    assert read_seal(db) == moved
+
+
+@pytest.mark.parametrize("seal", ["", "x", "0" * 32, None, "DIGIT", "SWAPPED"])
+def test_another_seal_is_damage(db: sqlite3.Connection, seal: str | None) -> None:
+    put_seal(db)
+    ((text,),) = db.execute("SELECT value FROM ledger_meta")
+    one, two, *rest = text.split(" ")
+    changed = {"DIGIT": f"{'1' if text[0] == '0' else '0'}{text[1:]}",
+               "SWAPPED": " ".join([two, one, *rest])}  # fmt: skip
+    if seal is None:
+        db.execute("DELETE FROM ledger_meta")
+    else:
+        db.execute("UPDATE ledger_meta SET value = ?", (changed.get(seal, seal),))
+    with pytest.raises(PolicyError, match="is damaged"):
+        read_seal(db)
+
+
+def test_a_text_that_is_none_any_more_is_damage() -> None:
+    with pytest.raises(PolicyError, match="is damaged"):
+        sum_of("tokens", [("a", "\udc80", None)])
+
+
+def test_pages(db: sqlite3.Connection) -> None:
+    check_pages(db)
