@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines import compare
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 

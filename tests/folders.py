@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.pipelines.connectors.files.rows import Refused, Rows
-from dpstream.pipelines.connectors.files.source import dead_letters, positioned
 from dpstream.pipelines.connectors.folder.close import rfc3339
 from dpstream.pipelines.connectors.folder.names import place
 from dpstream.pipelines.connectors.folder.source import ReadFolder
+from dpstream.pipelines.connectors.records.positions import dead_letters, positioned
+from dpstream.pipelines.connectors.records.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Drive, letters_of, rows_of
 from tests.pipelines.conftest import TEMPLATE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.run_manifest import resealed
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.state_view import store_run

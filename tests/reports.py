@@ -12,9 +12,10 @@ from dpstream.dp_transforms.batches import TRIGGER, WINDOW, release_schema
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors.files.rows import Rows
 from dpstream.pipelines.connectors.files.sink import write_release
-from dpstream.pipelines.connectors.files.source import pieces, positioned, read_piece
+from dpstream.pipelines.connectors.files.source import pieces, read_piece
+from dpstream.pipelines.connectors.records.positions import positioned
+from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.report.report import MARK
 from dpstream.state import open as stores

@@ -21,7 +21,7 @@ from dpstream.dp_transforms.flow import released_table, run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import begin_run
 from dpstream.pipelines.audit.rows import Int64, key_columns
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.noise_key import key_source, new_key

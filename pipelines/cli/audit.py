@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
+from dpstream.pipelines.progress import Bar
 
 #: Exit code of an audit that refutes the plan's claim.
 REFUTED = 5

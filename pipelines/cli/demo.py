@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import Bar, examples
+from dpstream.pipelines.cli.parts import examples
+from dpstream.pipelines.progress import Bar
 
 
 @click.command(epilog=examples("dpstream demo", "dpstream demo --folder flights"))

@@ -1,11 +1,10 @@
-"""What the commands of ``dpstream`` share: options, help texts, progress, JSON."""
+"""What the commands of ``dpstream`` share: options, help texts, signals, JSON."""
 
 import contextlib
 import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,39 +60,6 @@ class ListCommand(click.Command):
                 spread += [flag, arg] if flag else [arg]
                 values += 1
         return super().parse_args(ctx, spread)
-
-
-@dataclass
-class Bar:
-    """A progress bar on stderr that counts public things (by default steps: windows x triggers x
-    shards), never records."""
-
-    hidden: bool
-    what: str = "steps"
-
-    def __enter__(self) -> "Bar":
-        from rich import progress as shown
-        from rich.console import Console
-
-        columns = (
-            shown.TextColumn(self.what),
-            shown.BarColumn(),
-            shown.MofNCompleteColumn(),
-            shown.TimeElapsedColumn(),
-        )
-        self._progress = shown.Progress(
-            *columns, console=Console(stderr=True), disable=self.hidden, transient=True
-        )
-        self._progress.start()
-        self._task = self._progress.add_task(self.what, total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, done: int, total: int) -> None:
-        """Show ``done`` of ``total`` steps (0: nobody knows)."""
-        self._progress.update(self._task, completed=done, total=total or None)
 
 
 @contextlib.contextmanager

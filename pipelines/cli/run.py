@@ -5,15 +5,8 @@ from typing import Any
 
 import click
 
-from dpstream.pipelines.cli.parts import (
-    AS_JSON,
-    JOB,
-    Bar,
-    examples,
-    options,
-    print_json,
-    stop_signals,
-)
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, options, print_json, stop_signals
+from dpstream.pipelines.progress import Bar
 
 _PORT = click.IntRange(0, 65535)
 METRICS = options(

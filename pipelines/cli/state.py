@@ -7,7 +7,8 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
+from dpstream.pipelines.progress import Bar
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.tables import FileKind

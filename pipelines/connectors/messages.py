@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.pipelines.connectors.files.formats import encode
+from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.sink import Name, RunManifest, name_of_release
 
 ID_DIGITS = 32

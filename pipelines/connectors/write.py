@@ -23,7 +23,7 @@ from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded, timed
-from dpstream.pipelines.connectors.files.formats import encode, put_once
+from dpstream.pipelines.connectors.records.formats import encode, put_once
 from dpstream.pipelines.connectors.sink import Sink, name_of_release
 from dpstream.pipelines.jobs.job import Job
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.jsonl import read_jsonl
-from dpstream.pipelines.connectors.files.rows import Refused
+from dpstream.pipelines.connectors.records.jsonl import read_jsonl
+from dpstream.pipelines.connectors.records.rows import Refused
 from dpstream.pipelines.synth import DAY_MICROS, Synth
 
 FIELDS = ("author", "subreddit")

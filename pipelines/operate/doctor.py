@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dpstream.pipelines.connectors.files.formats import put_once
+from dpstream.pipelines.connectors.records.formats import put_once
 from dpstream.pipelines.runners import parts
 
 PACKAGES = (

@@ -19,7 +19,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields, release_schema
 from dpstream.dp_transforms.prediction import publishes
-from dpstream.pipelines.connectors.files.formats import read_parts, release_files
+from dpstream.pipelines.connectors.records.formats import read_parts, release_files
 from dpstream.pipelines.jobs.job import Job
 
 Float64 = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ _HELD_ROWS = 1_000_000
 
 class ReleaseFile(NamedTuple):
     """One file of the sink: its window and trigger, where it is, how many keys it holds, and
-    whether its CSV is guarded (see `pipelines.connectors.files.formulas`)."""
+    whether its CSV is guarded (see `pipelines.connectors.records.formulas`)."""
 
     window: int
     trigger: int

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import begin_run
-from dpstream.pipelines.connectors.files.rows import Rows
-from dpstream.pipelines.connectors.files.source import pieces, positioned, read_piece
+from dpstream.pipelines.connectors.files.source import pieces, read_piece
+from dpstream.pipelines.connectors.records.positions import positioned
+from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.jobs.job import load_job

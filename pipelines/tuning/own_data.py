@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.connectors.files.compression import (
+from dpstream.pipelines.connectors.files.input_manifest import manifest, unreadable
+from dpstream.pipelines.connectors.files.recorded import named_by
+from dpstream.pipelines.connectors.records.compression import (
     HEAD_BYTES,
     BrokenFileError,
     codec_of,
     plain_by_name,
 )
-from dpstream.pipelines.connectors.files.input_manifest import manifest, unreadable
-from dpstream.pipelines.connectors.files.lines import BLOCK_BYTES
-from dpstream.pipelines.connectors.files.recorded import named_by
+from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
 from dpstream.pipelines.jobs.job import Job
 
 Content = tuple[int, bytes]

@@ -22,8 +22,8 @@ from dpstream.dp_transforms.noise.references import read_key
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import write as sinks
-from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs import noise_key
 from dpstream.pipelines.jobs.job import Job

@@ -28,8 +28,8 @@ from dpstream.pipelines.cli import main as cli
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.files import source as sources
-from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.stream import run_job
 from dpstream.state import arrow

@@ -17,7 +17,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.connectors import run_manifest as sink_manifest
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.pipelines import synth
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.modes import Mode, parse_mode

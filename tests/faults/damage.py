@@ -21,8 +21,9 @@ import pyarrow as pa
 from dpstream.accounting.errors import DpstreamError
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.connectors.files.rows import Rows
-from dpstream.pipelines.connectors.files.source import pieces, positioned, read_piece
+from dpstream.pipelines.connectors.files.source import pieces, read_piece
+from dpstream.pipelines.connectors.records.positions import positioned
+from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin

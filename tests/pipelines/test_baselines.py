@@ -19,7 +19,7 @@ from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments import baselines
 from dpstream.pipelines.experiments.baselines import (
     NAMES,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.pipelines.connectors.files import lines as source_lines
-from dpstream.pipelines.connectors.files.jsonl import Objects
-from dpstream.pipelines.connectors.files.lines import BOM
+from dpstream.pipelines.connectors.records import lines as source_lines
+from dpstream.pipelines.connectors.records.jsonl import Objects
+from dpstream.pipelines.connectors.records.lines import BOM
 from tests.pipelines.test_sources import csv_rows, json_rows
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
 from dpstream.pipelines.jobs.job import Job
 

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.connectors.files import compression
-from dpstream.pipelines.connectors.files import lines as source_lines
-from dpstream.pipelines.connectors.files.compression import (
+from dpstream.pipelines.connectors.files.recorded import recorded
+from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.records import compression
+from dpstream.pipelines.connectors.records import lines as source_lines
+from dpstream.pipelines.connectors.records.compression import (
     BrokenFileError,
     Unpacked,
     codec_of,
     plain_by_name,
 )
-from dpstream.pipelines.connectors.files.recorded import recorded
-from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys

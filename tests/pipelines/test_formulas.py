@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.connectors.files.formats import encode, read_parts, read_releases
-from dpstream.pipelines.connectors.files.formulas import ambiguous, guarded, unguarded
 from dpstream.pipelines.connectors.files.sink import FileSink, write_release
+from dpstream.pipelines.connectors.records.formats import encode, read_parts, read_releases
+from dpstream.pipelines.connectors.records.formulas import ambiguous, guarded, unguarded
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.state_view import export, publish
 from dpstream.pipelines.report.data import collect, inventory, newest

@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import cdp_delta
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.experiments.paper import begin_as_published, published_budget

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from scipy import stats
 
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors.files.lines import BLOCK_BYTES
+from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
 from dpstream.pipelines.experiments import reddit, webis
 from dpstream.pipelines.experiments.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
 from dpstream.pipelines.synth import DAY_MICROS

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.pipelines.connectors.files.rows import Refused
-from dpstream.pipelines.connectors.files.source import dead_letters, pieces, positioned, read_piece
+from dpstream.pipelines.connectors.files.source import pieces, read_piece
+from dpstream.pipelines.connectors.records.positions import dead_letters, positioned
+from dpstream.pipelines.connectors.records.rows import Refused
 from dpstream.pipelines.connectors.replay import index as replay_index
 from dpstream.pipelines.connectors.replay import source as replay
 from dpstream.pipelines.connectors.replay.source import Replay, parse_speed, replay_bounds

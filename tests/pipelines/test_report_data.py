@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.connectors.files import formats as sink_formats
+from dpstream.pipelines.connectors.records import formats as sink_formats
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import data as report_data
 from dpstream.pipelines.report.charts import LINE_POINTS, Line, _kept, lines

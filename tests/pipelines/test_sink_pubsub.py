@@ -21,11 +21,11 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import write_only
-from dpstream.pipelines.connectors.files.formats import rows_of_text
 from dpstream.pipelines.connectors.messages import ReleaseMessages, digest_of, lines, messages_of
 from dpstream.pipelines.connectors.pubsub import topic as pubsub_topic
 from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
 from dpstream.pipelines.connectors.pubsub.topic import HELD_MESSAGES, Message, PubsubTopic
+from dpstream.pipelines.connectors.records.formats import rows_of_text
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import state_admin

@@ -18,10 +18,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from dpstream.pipelines.connectors import write as sinks
-from dpstream.pipelines.connectors.files import formats as sink_formats
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.files.compare import verdict
-from dpstream.pipelines.connectors.files.formats import encode, read_releases
 from dpstream.pipelines.connectors.files.sink import (
     FileSink,
     compare_release,
@@ -29,6 +27,8 @@ from dpstream.pipelines.connectors.files.sink import (
     write_release,
     write_releases,
 )
+from dpstream.pipelines.connectors.records import formats as sink_formats
+from dpstream.pipelines.connectors.records.formats import encode, read_releases
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import PublishedRelease, name_of_release
 from dpstream.pipelines.connectors.write import (
@@ -248,7 +248,7 @@ def test_what_a_restored_store_is_compared_with_is_not_mended(tmp_path: Path) ->
 def test_bytes_depend_on_the_content_only() -> None:
     code = (
         "import sys, pyarrow as pa\n"
-        "from dpstream.pipelines.connectors.files.formats import encode\n"
+        "from dpstream.pipelines.connectors.records.formats import encode\n"
         "batch = pa.ipc.open_stream(sys.stdin.buffer).read_next_batch()\n"
         "for k in ('parquet', 'csv', 'jsonl'): sys.stdout.buffer.write(encode(batch, k))\n"
     )

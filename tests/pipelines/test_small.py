@@ -15,7 +15,8 @@ from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
 from dpstream.dp_transforms.ingest.records import _position
 from dpstream.pipelines.connectors.files import small
 from dpstream.pipelines.connectors.files import source as sources
-from dpstream.pipelines.connectors.files.source import ReadFiles, dead_letters, groups, read_group
+from dpstream.pipelines.connectors.files.source import ReadFiles, groups, read_group
+from dpstream.pipelines.connectors.records.positions import dead_letters
 from dpstream.pipelines.jobs.job import Job
 from tests.pipelines.test_sources import (
     BOM,

@@ -11,7 +11,7 @@ import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.modes import parse_mode

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.formats import as_hex
+from dpstream.pipelines.connectors.records.formats import as_hex
 
 #: The change that a row stands for: a pseudo column beside the table's own.
 CHANGE_TYPE, UPSERT = "_CHANGE_TYPE", "UPSERT"

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as pacsv
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.lines import (
+from dpstream.pipelines.connectors.records.lines import (
     BOM,
     MAX_LINE_BYTES,
     Lines,
@@ -24,7 +24,7 @@ from dpstream.pipelines.connectors.files.lines import (
     lines_of,
     too_long,
 )
-from dpstream.pipelines.connectors.files.rows import (
+from dpstream.pipelines.connectors.records.rows import (
     Bool,
     Part,
     Reason,

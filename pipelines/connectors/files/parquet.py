@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.rows import Part, Reason, Rows, refuse, repair_text
+from dpstream.pipelines.connectors.records.rows import Part, Reason, Rows, refuse, repair_text
 
 #: Rows decoded at once; where a damaged group breaks off must not depend on batch_rows.
 DECODE_ROWS = 100_000

@@ -11,7 +11,7 @@ from pathlib import PurePath
 import msgspec
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.pipelines.connectors.files.compression import unpacked_name
+from dpstream.pipelines.connectors.records.compression import unpacked_name
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS, FileKind
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.limits import SINK_FILES
 from dpstream.pipelines.connectors.files.compare import Verdict, verdict
-from dpstream.pipelines.connectors.files.formats import (
+from dpstream.pipelines.connectors.records.formats import (
     encode,
     encode_all,
     put_again,

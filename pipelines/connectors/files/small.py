@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
 from dpstream.pipelines.connectors.files.csv_rows import csv_header, csv_lines, csv_positions
-from dpstream.pipelines.connectors.files.jsonl import Objects, json_lines
-from dpstream.pipelines.connectors.files.lines import split
-from dpstream.pipelines.connectors.files.rows import Int64, Reason, Rows
+from dpstream.pipelines.connectors.records.jsonl import Objects, json_lines
+from dpstream.pipelines.connectors.records.lines import split
+from dpstream.pipelines.connectors.records.rows import Int64, Reason, Rows
 
 #: A file of this size or less is small; so many bytes, or files, are read together.
 SMALL_BYTES, TOGETHER_BYTES, TOGETHER_FILES = 1 << 20, 8 << 20, 1_000

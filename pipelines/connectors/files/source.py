@@ -11,20 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import apache_beam as beam
-import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from typing_extensions import override
 
 from dpstream.accounting.errors import RunError
-from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
-from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.backpressure import Brake
-from dpstream.pipelines.connectors.files.compression import (
-    checked_codec,
-    plain,
-    refuse_packed_parquet,
-)
 from dpstream.pipelines.connectors.files.csv_rows import csv_header, csv_positions
 from dpstream.pipelines.connectors.files.input_manifest import (
     SourceFile,
@@ -35,7 +28,6 @@ from dpstream.pipelines.connectors.files.input_manifest import (
     unreadable,
 )
 from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
-from dpstream.pipelines.connectors.files.rows import Int64, Part, Reason, Refused, Rows, refuse
 from dpstream.pipelines.connectors.files.small import (
     SMALL_BYTES,
     TOGETHER_BYTES,
@@ -47,6 +39,18 @@ from dpstream.pipelines.connectors.files.small import (
 )
 from dpstream.pipelines.connectors.files.texts import read_text
 from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.records.compression import (
+    checked_codec,
+    plain,
+    refuse_packed_parquet,
+)
+from dpstream.pipelines.connectors.records.positions import (
+    DEAD_LETTER,
+    positioned,
+    reading,
+    refusal,
+)
+from dpstream.pipelines.connectors.records.rows import Int64, Part, Reason, Refused, Rows, refuse
 from dpstream.pipelines.jobs.job import Job
 
 __all__ = [
@@ -56,7 +60,6 @@ __all__ = [
 
 #: A batch with positions; or refused positions, with the partition of all or of each.
 Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
-RECORDS, DEAD_LETTER = "records", "dead_letter"
 #: What one element of work is: (kind, partition, path, row group, first row).  The kind of a
 #: compressed file is ``csv+gzip`` or alike.
 Piece = tuple[str, int, str, int, int]
@@ -71,7 +74,7 @@ def pieces(job: Job) -> list[Piece]:
 
     Raises:
         UsageError: no file, a needed column is in a file's schema not just once, or a file is
-            compressed and cannot be unpacked (see `pipelines.connectors.files.compression`).
+            compressed and cannot be unpacked (see `pipelines.connectors.records.compression`).
         RunError: the operating system cannot read a file.
     """
     return [piece for group in groups(job) for piece in group]
@@ -131,13 +134,6 @@ def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
             yield from read_text(text, plain(raw, codec or None), columns)
 
 
-def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of at most ``batch_rows`` rows with their positions as metadata."""
-    for start in range(0, rows.batch.num_rows, batch_rows):
-        where = {PARTITION: str(partition), OFFSET: str(rows.offset + start)}
-        yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
-
-
 def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
     """Batches with positions and dead letters of pieces (the twin of `ReadFiles` without Beam).
 
@@ -194,27 +190,6 @@ def _many_parquet(
         yield from positioned_runs(some, batch_rows)
 
 
-def dead_letters(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
-    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``.
-
-    Args:
-        partition: of all of them, or of each.
-    """
-    columns = [
-        pa.array(np.broadcast_to(partition, refused.offsets.shape).astype(np.int32)),
-        pa.array(refused.offsets, pa.int64()),
-        pa.array(refused.reasons, pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
-
-
-def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
-    """The dead letters of refused positions, counted for the operator."""
-    count("operator_dead_letters", len(refused.offsets))
-    count("operator_dead_source", len(refused.offsets))
-    return dead_letters(refused, partition)
-
-
 class _ReadPiece(beam.DoFn):
     """Pieces -> batches; refused positions to the dead letter; errors carry no values."""
 
@@ -229,15 +204,6 @@ class _ReadPiece(beam.DoFn):
                 yield found
             else:
                 yield TaggedOutput(DEAD_LETTER, refusal(*found))
-
-
-def reading(reader: beam.DoFn) -> Any:
-    """A reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
-
-    Beam would pickle elements of a type that it does not know.
-    """
-    read = beam.ParDo(reader).with_output_types(pa.RecordBatch, **{DEAD_LETTER: pa.RecordBatch})
-    return read.with_outputs(DEAD_LETTER, main=RECORDS)
 
 
 class ReadFiles(beam.PTransform):  # type: ignore[misc]

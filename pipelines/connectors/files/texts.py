@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from dpstream.pipelines.connectors.files.compression import BrokenFileError
 from dpstream.pipelines.connectors.files.csv_rows import read_csv
-from dpstream.pipelines.connectors.files.jsonl import read_jsonl
-from dpstream.pipelines.connectors.files.rows import Part, Reason, after, refuse
+from dpstream.pipelines.connectors.records.compression import BrokenFileError
+from dpstream.pipelines.connectors.records.jsonl import read_jsonl
+from dpstream.pipelines.connectors.records.rows import Part, Reason, after, refuse
 
 
 def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:

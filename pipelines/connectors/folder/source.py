@@ -26,8 +26,6 @@ from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
-from dpstream.pipelines.connectors.files.rows import Refused, Rows
-from dpstream.pipelines.connectors.files.source import DEAD_LETTER, positioned, reading, refusal
 from dpstream.pipelines.connectors.folder.files import FilePiece, Files
 from dpstream.pipelines.connectors.folder.names import Place, place
 from dpstream.pipelines.connectors.folder.store import PATIENCE_SECONDS, Folder, away
@@ -40,6 +38,13 @@ from dpstream.pipelines.connectors.folder.watch import (
     nothing_seen,
 )
 from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.records.positions import (
+    DEAD_LETTER,
+    positioned,
+    reading,
+    refusal,
+)
+from dpstream.pipelines.connectors.records.rows import Refused, Rows
 from dpstream.pipelines.connectors.unbounded import TRACKER, WATERMARK, Bundle, advance, wall_micros
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros

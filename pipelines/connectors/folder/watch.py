@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.ingest.columns import instant
-from dpstream.pipelines.connectors.files.compression import READ_SUFFIXES
-from dpstream.pipelines.connectors.files.jsonl import read_jsonl
-from dpstream.pipelines.connectors.files.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.connectors.folder.names import MARKERS, Place, is_hidden, is_name, place
 from dpstream.pipelines.connectors.folder.store import Folder, Found, of_the_name
+from dpstream.pipelines.connectors.records.compression import READ_SUFFIXES
+from dpstream.pipelines.connectors.records.jsonl import read_jsonl
+from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.jobs.text import instant_micros
 
 #: Entries above the floor.

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dpstream.pipelines.connectors.files.jsonl import Objects
-from dpstream.pipelines.connectors.files.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.files.rows import Int64, Part, Reason, Refused, runs
+from dpstream.pipelines.connectors.records.jsonl import Objects
+from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
+from dpstream.pipelines.connectors.records.rows import Int64, Part, Reason, Refused, runs
 
 #: What Kafka calls a stamp that the broker gave (1: the producer did).
 LOG_APPEND_TIME = 2

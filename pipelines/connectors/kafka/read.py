@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.batches import key_fields, release_schema
-from dpstream.pipelines.connectors.files.formats import rows_of_text
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, decoded, no_release
 from dpstream.pipelines.connectors.messages import SealMessage, digest_of, is_row, lines
+from dpstream.pipelines.connectors.records.formats import rows_of_text
 from dpstream.pipelines.connectors.sink import Name
 from dpstream.pipelines.jobs.job import Job
 

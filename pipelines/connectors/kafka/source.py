@@ -36,9 +36,6 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
-from dpstream.pipelines.connectors.files.jsonl import Objects
-from dpstream.pipelines.connectors.files.rows import Reason, Refused, refuse
-from dpstream.pipelines.connectors.files.source import DEAD_LETTER, positioned, reading, refusal
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.kafka.broker import (
     ASK_SECONDS,
@@ -48,6 +45,14 @@ from dpstream.pipelines.connectors.kafka.broker import (
 )
 from dpstream.pipelines.connectors.kafka.messages import APPEND_TIME, PartitionMessages, parts
 from dpstream.pipelines.connectors.kafka.reader import READERS, Reader, Taken
+from dpstream.pipelines.connectors.records.jsonl import Objects
+from dpstream.pipelines.connectors.records.positions import (
+    DEAD_LETTER,
+    positioned,
+    reading,
+    refusal,
+)
+from dpstream.pipelines.connectors.records.rows import Reason, Refused, refuse
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
     TRACKER,

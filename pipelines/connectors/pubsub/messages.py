@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.pipelines.connectors.files.jsonl import Objects
-from dpstream.pipelines.connectors.files.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.files.rows import Part, Reason, Refused, Rows
 from dpstream.pipelines.connectors.pubsub.puller import publish_micros
+from dpstream.pipelines.connectors.records.jsonl import Objects
+from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
+from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows
 
 PUBLISH_TIME, MESSAGE_ID = "_publish_time", "_message_id"
 ROWS, LETTERS = 0, 1

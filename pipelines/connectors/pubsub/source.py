@@ -28,9 +28,6 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
-from dpstream.pipelines.connectors.files.jsonl import Objects
-from dpstream.pipelines.connectors.files.rows import Refused
-from dpstream.pipelines.connectors.files.source import DEAD_LETTER, positioned, reading, refusal
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.pool import UNUSED_SECONDS, ReaderPool
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
@@ -42,6 +39,14 @@ from dpstream.pipelines.connectors.pubsub.messages import (
     parts,
 )
 from dpstream.pipelines.connectors.pubsub.puller import Puller, publish_micros
+from dpstream.pipelines.connectors.records.jsonl import Objects
+from dpstream.pipelines.connectors.records.positions import (
+    DEAD_LETTER,
+    positioned,
+    reading,
+    refusal,
+)
+from dpstream.pipelines.connectors.records.rows import Refused
 from dpstream.pipelines.connectors.unbounded import (
     TRACKER,
     WATERMARK,

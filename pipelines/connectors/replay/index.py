@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from dpstream.dp_transforms.ingest.columns import instant
 from dpstream.pipelines.connectors.files.input_manifest import unreadable
-from dpstream.pipelines.connectors.files.rows import Part, Refused, Rows
 from dpstream.pipelines.connectors.files.source import Piece, pieces, read_piece
+from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 
 Int64 = npt.NDArray[np.int64]

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.pipelines.connectors.files.rows import Rows
 from dpstream.pipelines.connectors.folder.close import close_files, rfc3339
 from dpstream.pipelines.connectors.folder.store import Folder
 from dpstream.pipelines.connectors.kafka.client import (
@@ -31,6 +30,7 @@ from dpstream.pipelines.connectors.kafka.client import (
     make_client,
 )
 from dpstream.pipelines.connectors.pubsub.topic import Message, PubsubTopic
+from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.replay.index import recording_of
 from dpstream.pipelines.connectors.replay.source import Reels
 from dpstream.pipelines.connectors.unbounded import wall_micros

@@ -26,15 +26,14 @@ from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
 from dpstream.pipelines.connectors.files.input_manifest import unreadable
-from dpstream.pipelines.connectors.files.rows import Part, Refused, Rows
-from dpstream.pipelines.connectors.files.source import (
+from dpstream.pipelines.connectors.files.source import Piece, read_piece
+from dpstream.pipelines.connectors.records.positions import (
     DEAD_LETTER,
-    Piece,
     positioned,
-    read_piece,
     reading,
     refusal,
 )
+from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows
 from dpstream.pipelines.connectors.replay.index import (
     NEVER,
     NONE,

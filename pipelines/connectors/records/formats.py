@@ -18,7 +18,7 @@ from pyarrow import csv as pacsv
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import SINK_THREADS
-from dpstream.pipelines.connectors.files.formulas import guarded, unguarded
+from dpstream.pipelines.connectors.records.formulas import guarded, unguarded
 from dpstream.state.drafts import opened_draft, sweep
 
 KINDS = ("parquet", "csv", "jsonl")
@@ -38,7 +38,7 @@ def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
 
     Args:
         guard: of CSV, whether text that a spreadsheet would compute is marked as text (see
-            `pipelines.connectors.files.formulas`).
+            `pipelines.connectors.records.formulas`).
     """
     table = pa.Table.from_batches([batch])
     if kind == "jsonl":

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.pipelines.connectors.files.lines import (
+from dpstream.pipelines.connectors.records.lines import (
     BOM,
     MAX_LINE_BYTES,
     Lines,
@@ -26,7 +26,7 @@ from dpstream.pipelines.connectors.files.lines import (
     lines_of,
     too_long,
 )
-from dpstream.pipelines.connectors.files.rows import Part, Refused, runs
+from dpstream.pipelines.connectors.records.rows import Part, Refused, runs
 
 #: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
 MAX_DEPTH = 200

@@ -24,7 +24,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.lines import BLOCK_BYTES
+from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
 TEXT_BYTES = 4_096

@@ -1,0 +1,1 @@
+"""Records and releases as rows: what all connectors share of texts, formats and positions."""
