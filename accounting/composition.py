@@ -29,6 +29,11 @@ sum rho_i and delta_Z the best conversion of zCDP (Canonne, Kamath and Steinke 2
 the second because the rho part is itself (x, delta_Z(x; R))-DP, a plain part like those above.
 Every x gives a valid bound, so the search for the least need not be exact.  Without a rho part
 nothing differs from the first paragraph.
+
+**In any order.**  Spends may be interleaved, each question chosen by the answers before it: their
+composition is then concurrent, and costs no more (Vadhan and Zhang 2023).  That what is spent may
+be chosen on the way as well is proven for mu alone and for rho alone; where kinds are mixed, the
+theorems that are cited here take each kind's share of the limit as fixed beforehand.
 """
 
 import functools
