@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check figures locks bench prism flink kafka crane clean
+.PHONY: demo test slow check docs figures locks bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -21,6 +21,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site of docs/, into site/: strict, so a link that leads nowhere fails; nothing from the network.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The headline figures against the recorded ones (tests/bench/figures.json).
 figures: $(READY)
@@ -55,7 +59,7 @@ LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no
   --python-version 3.11 --custom-compile-command "make locks"
 
 locks:
-	$(LOCK) $(UPGRADE) pyproject.toml $(EXTRAS:%=--extra %) --extra demo --extra test --extra dev \
+	$(LOCK) $(UPGRADE) pyproject.toml $(EXTRAS:%=--extra %) --extra demo --extra test --extra docs --extra dev \
 	  --group pyproject.toml:build --output-file requirements.lock
 	$(LOCK) pyproject.toml $(EXTRAS:%=--extra %) --constraint requirements.lock \
 	  --output-file deploy/runtime.lock

@@ -20,12 +20,13 @@ import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.gaussian import cdp_rho, mu_of
-from dpstream.accounting.plan.plan import Plan, ValueStream
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.plan.fields import ValueStream
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import FIRST_RULES, RULES, divide, strategy_of
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.strategies.base import Float64, Int64
-from dpstream.accounting.thresholds import one_trigger_tail, published_thresholds, thresholds
+from dpstream.accounting.thresholds import one_trigger_tail, thresholds
 from dpstream.accounting.weights import Statistic, precision_weighted
 
 #: Sigmas are raised by this much, far above the float error of a division.
@@ -112,14 +113,16 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
             with public keys.
         units: noise of the published count of units (the selection stream itself when keys
             are selected by plain counts), ``None`` when none is published.
-        values: one per ``plan.value_streams``, in that order.
+        values: one per ``plan.design.streams``, in that order.
         statistic: what a key is tested on, ``None`` with public keys.
-        tau: int64 threshold of each test (``Plan.selection_leaves``) in 2^-DECODE_BITS of the
+        tau: int64 threshold of each test (``Design.tests``) in 2^-DECODE_BITS of the
             statistic, ``None`` with public keys.
         assumptions: in words, what the figures rest on.
         weights: (C,) what a unit's pairs add to the weighted count, in 2^-WEIGHT_BITS; ``None``
             without weights.
         rules: version of the rules by which defaults were chosen (``accounting.shares``).
+        sound: whether the guarantee holds; ``allocate`` gives no other, but a comparison can run
+            with numbers that promise nothing.  Everything that it releases says so.
     """
 
     epsilon: float
@@ -135,6 +138,7 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     assumptions: tuple[str, ...]
     weights: Int64 | None
     rules: int
+    sound: bool = True
 
 
 def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
@@ -145,12 +149,9 @@ def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
 def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy = plan.privacy
-    triggers = plan.selection_leaves if name == "selection" else plan.timeline.triggers
+    triggers = plan.design.tests if name == "selection" else plan.timeline.triggers
     encoder = encoder_of(privacy.strategy, triggers)
     col2 = encoder.strategy.col2
-    if privacy.mode == "paper":
-        # As published (theorem 2.3): ceil(log2 T), one less than a leaf touches at T = 2^k.
-        col2 = max(1, (triggers - 1).bit_length())
     count = privacy.contributions
     if name == "selection" and privacy.weights:
         squared = float((privacy.weights.integers(count) ** 2).sum()) * col2
@@ -164,7 +165,7 @@ def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -
 
 
 def _values(plan: Plan, share: float, mu: float) -> tuple[StreamNoise, ...]:
-    streams = plan.value_streams
+    streams = plan.design.streams
     weight = sum(s.share for s in streams)
     return tuple(
         _stream(plan, s.name, s.sensitivity, share * (s.share / weight) * (1 - _SLACK), mu)
@@ -173,12 +174,12 @@ def _values(plan: Plan, share: float, mu: float) -> tuple[StreamNoise, ...]:
 
 
 def _delta_split(plan: Plan) -> tuple[float, float, float]:
-    """(mu, theta, b) of the sound modes."""
+    """(mu, theta, b)."""
     privacy = plan.privacy
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
-    if not plan.selects:
+    if not plan.design.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    once = plan.selection_leaves == 1 and plan.timeline.end is not None
+    once = plan.design.tests == 1 and plan.timeline.end is not None
     if once and plan.timeline.windows == 1 and privacy.weights is None:
         # The sharper rule: j of C pairs gone leave (C-j)/C of the cost, without weights.
         mu = mu_of(epsilon, delta)
@@ -197,28 +198,28 @@ def allocate(plan: Plan, rules: int = RULES) -> Budget:
 
     Raises:
         UsageError: if a sigma, a threshold or a prefix would leave the integers' range.
-        PolicyError: if the plan is unsound and does not say so.
+        PolicyError: if windows share periods and the plan does not allow for it.
     """
     plan.check()
     if rules != FIRST_RULES:  # a run from before goes on as it began, and says what it lacks
         _refuse_shared_windows(plan)
     if plan.privacy.selection_share is not None:
-        fused = not plan.value_streams and not plan.units_stream_apart
-        if not plan.selects or fused or plan.privacy.mode == "paper":
+        fused = not plan.design.streams and not plan.design.units_apart
+        if not plan.design.selects or fused:
             raise UsageError(
                 "privacy.selection_share",
                 "has no effect: selection has no other stream to share with, or a share of its own",
                 "omit it",
             )
-    budget = _paper(plan, rules) if plan.privacy.mode == "paper" else _sound(plan, rules)
-    _check_ranges(plan, budget)
+    budget = _divided(plan, rules)
+    check_ranges(plan, budget)
     return budget
 
 
 def _refuse_shared_windows(plan: Plan) -> None:
     """Selected keys need windows that each lie in one period, or thresholds that know better."""
     met = plan.timeline.periods_met
-    if not plan.selects or plan.privacy.mode == "paper" or met == 1:
+    if not plan.design.selects or met == 1:
         return
     if not plan.privacy.periods_share_windows:
         raise PolicyError(
@@ -231,15 +232,15 @@ def _refuse_shared_windows(plan: Plan) -> None:
         )
 
 
-def _sound(plan: Plan, rules: int) -> Budget:
+def _divided(plan: Plan, rules: int) -> Budget:
     privacy = plan.privacy
     mu, theta, tail = _delta_split(plan)
     shares = divide(plan, rules)
     selection = units = statistic = tau = None
-    if plan.selects:
+    if plan.design.selects:
         selection = _stream(plan, "selection", None, shares.selection, mu)
-    if plan.units_aggregate:
-        apart = plan.units_stream_apart
+    if plan.design.units_column:
+        apart = plan.design.units_apart
         units = _stream(plan, "units", None, shares.units, mu) if apart else selection
     values = _values(plan, shares.values, mu) if shares.values else ()
     if selection is not None:
@@ -250,7 +251,7 @@ def _sound(plan: Plan, rules: int) -> Budget:
             statistic.sd,
             statistic.rounding,
             statistic.alone,
-            plan.units_alone,
+            plan.design.units_alone,
         )
     given = privacy.epsilon, privacy.delta, mu, theta, tail
     weights = None
@@ -280,7 +281,10 @@ def _statistic(plan: Plan, selection: StreamNoise, plain: StreamNoise | None) ->
     if plain is None:
         return Statistic(1, 0, largest, selection.sd, rounding)
     a, d = precision_weighted(integers, selection.sd[-1] ** 2, plain.sd[-1] ** 2)
-    at = np.minimum(np.arange(1, len(selection.sd) + 1) * plan.select_every, plain.triggers) - 1
+    at = (
+        np.minimum(np.arange(1, len(selection.sd) + 1) * plan.design.select_every, plain.triggers)
+        - 1
+    )
     sd = np.hypot(a * selection.sd, d * plain.sd[at]) * (1 + _SLACK)
     plain_rounding = plain.strategy_object.rounding[at] * (1 + _SLACK)
     return Statistic(a, d, a * largest + d, sd, a * rounding + d * plain_rounding)
@@ -295,48 +299,12 @@ ASSUMPTIONS = (
 )
 
 
-def _paper(plan: Plan, rules: int) -> Budget:
-    """The mechanism as published (seed sections 3.3, 4.4, 5, Appendix B); NOT sound.
-
-    Values: (epsilon/2, delta/3), C L on one leaf.  Selection: (epsilon/2, 2 delta/3), C
-    rounds composed in zCDP, of which delta/3 goes to the trees and delta/3 to the thresholds
-    of all C rounds, (e^(epsilon/2) + 1) beta C = delta/3 (theorem 3.1), with no union over
-    triggers.  The reported mu is that of both zCDP costs together, sqrt(2 rho).
-
-    Simulated at full scale (10M users, 1M keys, C = 32) this reading gives 27,971 keys, L1
-    17.82M, L2 49,955 at T = 100 with restarted trees indexed by window trigger (Table 1:
-    28,338, 17.74M, 50,039), and 28.0k, 17.53M with trees restarted at leaf 1.
-    """
-    privacy = plan.privacy
-    half, third = privacy.epsilon / 2, privacy.delta / 3
-    rho_values, rho_selection = cdp_rho(half, third), cdp_rho(half, third)
-    rho = rho_values + rho_selection
-    mu = math.sqrt(2 * rho)
-    selection = _stream(plan, "selection", None, rho_selection / rho, mu)
-    tail = third / (privacy.contributions * (math.exp(half) + 1))
-    return Budget(
-        privacy.epsilon,
-        privacy.delta,
-        mu,
-        0.0,
-        tail,
-        selection,
-        None,
-        _values(plan, rho_values / rho, mu),
-        _statistic(plan, selection, None),
-        published_thresholds(tail, privacy.pre_threshold, selection.sd),
-        ASSUMPTIONS,
-        None,
-        rules,
-    )
-
-
-def _check_ranges(plan: Plan, budget: Budget) -> None:
+def check_ranges(plan: Plan, budget: Budget) -> None:
     """Refuse sigmas the sampler's table does not cover and integers that could wrap."""
     for counts in (budget.selection, budget.units):
         if counts is not None:
             _check_sigma("privacy.epsilon", counts, "use a larger epsilon or fewer contributions")
-    for stream, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
+    for stream, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
         field = "privacy.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
         fix = "use a larger epsilon or fewer contributions"
         if stream.column is not None:

@@ -64,13 +64,14 @@ class _Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounding: str
 
 
-class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The text; arrays are base64 of compressed little-endian int64 or float64.
 
     Attributes:
         selection, units, values: numbers of entries of ``streams``.
         weights: of a unit's pairs, in units of 2^-WEIGHT_BITS.
         statistic: what keys are tested on; ``tau``: against what.
+        unsound: written only of numbers without a guarantee, which older programs refuse.
     """
 
     format: int
@@ -90,6 +91,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str | None
     statistic: _Statistic | None
     tau: str | None
+    unsound: bool = False
 
 
 def calibrate(plan: Plan) -> str:
@@ -98,7 +100,11 @@ def calibrate(plan: Plan) -> str:
     Raises:
         UsageError, PolicyError: the plan cannot be run, as ``allocate`` says.
     """
-    budget = allocate(plan)
+    return committed_text(plan, allocate(plan))
+
+
+def committed_text(plan: Plan, budget: Budget) -> str:
+    """A budget as it is committed with the run id."""
     selection, units = budget.selection, budget.units
     counts = [noise for noise in (selection, units) if noise is not None]
     counts = counts[:1] if units is selection else counts
@@ -107,8 +113,8 @@ def calibrate(plan: Plan) -> str:
     text = _Text(
         format=FORMAT,
         rules=budget.rules,
-        refresh_every=plan.refresh_every,
-        select_every=plan.select_every,
+        refresh_every=plan.design.refresh_every,
+        select_every=plan.design.select_every,
         epsilon=float(budget.epsilon),
         delta=float(budget.delta),
         mu=budget.mu,
@@ -122,6 +128,7 @@ def calibrate(plan: Plan) -> str:
         weights=None if budget.weights is None else _packed(budget.weights),
         statistic=None if budget.statistic is None else _statistic_text(budget.statistic),
         tau=None if budget.tau is None else _packed(budget.tau),
+        unsound=not budget.sound,
     )
     return msgspec.json.encode(text).decode()
 
@@ -138,7 +145,8 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
     """
     if not text:
         return Calibrated(
-            _explicit(plan, plan.refresh_every, plan.select_every), allocate(plan, FIRST_RULES)
+            _explicit(plan, plan.design.refresh_every, plan.design.select_every),
+            allocate(plan, FIRST_RULES),
         )
     try:
         found = msgspec.json.decode(text, type=_Text)
@@ -156,7 +164,7 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
 
 def _explicit(plan: Plan, refresh_every: int, select_every: int) -> Plan:
     """The plan with the defaults that decide when something is published or tested."""
-    if plan.privacy.mode != "sticky":
+    if plan.design.restarts:
         return plan  # tests and publishes at every trigger; there the two must be left out
     privacy = msgspec.structs.replace(
         plan.privacy, refresh_every=refresh_every, select_every=select_every
@@ -207,6 +215,7 @@ def _budget(found: _Text) -> Budget:
         ASSUMPTIONS,
         None if found.weights is None else _integers(found.weights),
         found.rules,
+        not found.unsound,
     )
 
 

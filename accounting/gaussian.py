@@ -98,7 +98,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 def cdp_delta(rho: float, epsilon: float) -> float:
     """delta for which rho-zCDP implies (epsilon, delta)-DP, rounded up.
 
-    Canonne, Kamath and Steinke 2020, proposition 7 (``cdp2adp.py``, cited by the seed's
+    Canonne, Kamath and Steinke 2020, proposition 7 (``cdp2adp.py``, cited by the paper's
     section 4.4 and Appendix B).  Every alpha > 1 gives a valid bound; the best is bisected.
     """
     if rho < 0 or epsilon < 0:

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.accounting.aggregates import kind_of
+from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.budget import Budget, StreamNoise
 from dpstream.accounting.figures import duration, exact, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import covers_several, several_mu, together
 from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.tuning.answer import Chosen
@@ -58,11 +61,10 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         most periods that one window can meet; ``unit.for_ever``: one budget covers a stream
         without end.
     """
-    sound = plan.privacy.mode != "paper"
     return {
         "plan_hash": plan.hash,
         "guarantee": {
-            "sound": sound,
+            "sound": budget.sound,
             "epsilon": budget.epsilon,
             "delta": budget.delta,
             "words": _words(plan, budget),
@@ -80,7 +82,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "split": {
             "mu": budget.mu,
             "theta": budget.theta,
-            "delta_gaussian": _delta_gaussian(plan, budget),
+            "delta_gaussian": _delta_gaussian(budget),
             "delta_thresholds": budget.b * plan.privacy.contributions,
             "b": budget.b,
             "shares_of_mu_squared": {s.name: s.share for s in _streams(budget)},
@@ -89,7 +91,7 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "tau": None if budget.tau is None else _by_trigger(plan, _tau(budget)).tolist(),
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
-        "periods": _periods(plan, budget) if sound else [],
+        "periods": _periods(plan, budget) if budget.sound else [],
         "periods_rule": _periods_rule(plan),
         "publishing": _publishing(plan),
         "choice": chosen.describe(plan, budget) if chosen else None,
@@ -120,18 +122,16 @@ def _words(plan: Plan, budget: Budget) -> str:
         f"({up(budget.epsilon)}, {up(budget.delta)})-differential privacy of everything published, "
         f"for {_unit(plan)}"
     )
-    return f"{NOT_SOUND} ({claim})" if plan.privacy.mode == "paper" else claim
+    return claim if budget.sound else f"{NOT_SOUND} ({claim})"
 
 
-def _delta_gaussian(plan: Plan, budget: Budget) -> float:
-    if plan.privacy.mode == "paper":
-        return budget.delta * 2 / 3
+def _delta_gaussian(budget: Budget) -> float:
     return budget.delta * (1 - budget.theta)
 
 
 def _by_trigger(plan: Plan, by_test: Float64) -> Float64:
     """(T,) figures of the tests of a key, each at all triggers whose data it holds."""
-    return np.repeat(by_test, plan.select_every)[: plan.timeline.triggers]
+    return np.repeat(by_test, plan.design.select_every)[: plan.timeline.triggers]
 
 
 def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
         "pre_threshold": plan.privacy.pre_threshold,
         "units_for_half_chance_first": _half(budget, 1),
         "units_for_half_chance_last": _half(budget, len(budget.tau)),
-        "easiest_trigger": min(easiest * plan.select_every, plan.timeline.triggers),
+        "easiest_trigger": min(easiest * plan.design.select_every, plan.timeline.triggers),
         "units_for_half_chance_easiest": _half(budget, easiest),
         "last_pair_counts": _least(plan, budget),
     }
@@ -185,25 +185,13 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
 
 def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
     """Mean (over triggers) and final sd of one column, in its own units."""
-    pairs = list(zip(budget.values, plan.value_streams, strict=True))
-    count = next((v for v, s in pairs if s.column is None), None)
-    own = next(
-        ((v, s) for v, s in pairs if s.column is not None and s.name == aggregate.name), None
-    )
-    note = ""
-    if aggregate.kind == "units":
-        if budget.units is None:
-            raise ValueError("the budget has no count of units")
-        sd = budget.units.sd
-    elif own is None:
-        assert count is not None
-        sd = count.sd
-    elif aggregate.kind == "sum":
-        sd = own[0].sd * own[1].grid
-    else:
-        assert count is not None
-        sd = np.hypot(own[0].sd, own[1].sensitivity * count.sd) * own[1].grid
-        note = "divided by the key's number of records, for values at the bounds (the worst case)"
+    nothing = np.empty(0)
+    streams = {
+        stream.name: Prefix(stream, nothing, noise.sd)
+        for stream, noise in zip(plan.design.streams, budget.values, strict=True)
+    }
+    units = None if budget.units is None else Prefix(None, nothing, budget.units.sd)
+    sd, note = kind_of(aggregate).expected_sd(aggregate, Prefixes(streams, units))
     return {
         "name": aggregate.name,
         "kind": aggregate.kind,
@@ -220,7 +208,7 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     rows = list[dict[str, float]]()
     if not covers_several(plan):
         most = 1
-    gaussian = _delta_gaussian(plan, budget)
+    gaussian = _delta_gaussian(budget)
     powers = [1 << i for i in range(most.bit_length())]
     for k in sorted({*powers, most}):
         mu = several_mu(budget.mu, k, together(plan))
@@ -237,7 +225,7 @@ def _periods_rule(plan: Plan) -> str:
     if met == 1:
         return "a person of k periods has sqrt(k) mu"
     share = f"one window can meet m = {met} periods, so"
-    if not plan.selects:
+    if not plan.design.selects:
         return f"{share} a person of k periods has sqrt(k min(k, m)) mu"
     if not covers_several(plan):
         return f"{share} nothing is promised to a person of several periods"
@@ -245,19 +233,19 @@ def _periods_rule(plan: Plan) -> str:
 
 
 def _publishing(plan: Plan) -> str:
-    if plan.privacy.mode == "sticky":
-        chosen = "every selected key" if plan.selects else "every key of the public list"
+    if not plan.design.restarts:
+        chosen = "every selected key" if plan.design.selects else "every key of the public list"
         tested = ""
-        if plan.selects and plan.select_every > 1:
-            tested = f"; keys are tested every {plan.select_every} triggers"
-        return f"{chosen}, every {plan.refresh_every} trigger(s) and at window close{tested}"
+        if plan.design.selects and plan.design.select_every > 1:
+            tested = f"; keys are tested every {plan.design.select_every} triggers"
+        return f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
     return "a key at each trigger at which it is selected (again)" + flush
 
 
 def warnings_of(plan: Plan, budget: Budget) -> list[str]:
     """What a person must know before the figures are relied on."""
-    found = [NOT_SOUND] if plan.privacy.mode == "paper" else []
+    found = [] if budget.sound else [NOT_SOUND]
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
         found.append(
@@ -265,8 +253,9 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
             "to be selected; with fewer nothing is released at this epsilon"
         )
     if _for_ever(plan):
-        found.append(_FOR_EVER + _over_periods(plan))
-    found += _shared_windows(plan)
+        found.append(_FOR_EVER + (_over_periods(plan) if budget.sound else ""))
+    if budget.sound:
+        found += _shared_windows(plan)
     if budget.epsilon > 20:
         found.append("an epsilon above 20 promises very little")
     return found
@@ -274,11 +263,9 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
 
 def _over_periods(plan: Plan) -> str:
     """What a period that is a multiple of the window would cost a person of several."""
-    if plan.privacy.mode == "paper":
-        return ""
     if plan.timeline.slide == plan.timeline.window:
         return ", and sqrt(k) mu over k periods"
-    if not plan.selects:
+    if not plan.design.selects:
         return ", and, as windows that slide meet two periods, sqrt(2 k) mu over k > 1 periods"
     return (
         ". Windows that slide meet two periods, so that selected keys need "
@@ -289,7 +276,7 @@ def _over_periods(plan: Plan) -> str:
 
 def _shared_windows(plan: Plan) -> list[str]:
     met = plan.timeline.periods_met
-    if plan.privacy.mode == "paper" or not plan.selects or met == 1:
+    if not plan.design.selects or met == 1:
         return []
     if not covers_several(plan):
         return [

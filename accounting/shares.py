@@ -113,10 +113,10 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
 
 
 def divide(plan: Plan, rules: int = RULES) -> Shares:
-    """Shares of the sound modes: the plan's own, or the best known for its kind."""
-    costs, values = costs_of(plan), float(bool(plan.value_streams))
-    units = float(plan.units_stream_apart)
-    if not plan.selects:
+    """The plan's own shares, or the best known for its kind."""
+    costs, values = costs_of(plan), float(bool(plan.design.streams))
+    units = float(plan.design.units_apart)
+    if not plan.design.selects:
         if not units:
             return Shares(0.0, 0.0, costs.largest(0.0, 0.0, 1.0))
         u, v = _direction(plan)
@@ -134,7 +134,7 @@ def _selection_share(plan: Plan, costs: Costs, rules: int) -> float:
     """Default share of key selection where something else is published too."""
     if plan.privacy.combine:
         return COMBINED
-    if plan.privacy.per_key_bound or plan.units_stream_apart:
+    if plan.design.once_per_key or plan.design.units_apart:
         return SPLIT
     if plan.privacy.weights:
         return WEIGHTED if rules == FIRST_RULES else knee(costs)
@@ -179,10 +179,10 @@ def _direction(plan: Plan) -> tuple[float, float]:
     U^units V^values is the kink, both in full, unless one weight is C times the other.
     """
     total = plan.privacy.contributions
-    values = sum(s.share for s in plan.value_streams)
-    aggregate = plan.units_aggregate
+    values = sum(s.share for s in plan.design.streams)
+    aggregate = plan.design.units_column
     part = values / (values + ((aggregate and aggregate.share) or 1.0))
-    if plan.privacy.per_key_bound or not values:
+    if plan.design.once_per_key or not values:
         return 1 - part, part
     kink = total / (total + 1)
     if part > kink:

@@ -96,15 +96,6 @@ def thresholds(
     return fixed_point(((mu_count + units) * alone + rounding + sd * quantile) * (1 + _SLACK))
 
 
-def published_thresholds(tail: float, mu_count: int, sd: Float64) -> Int64:
-    """The seed's time-dependent tau (section 3.3, equation 4): no union, no rounding bound.
-
-    Understates the failure probability by a factor of about T (mechanism.md rule 7); for
-    the ``paper`` preset only.
-    """
-    return fixed_point(mu_count + sd * isf(math.log(tail)))
-
-
 def one_trigger_tail(epsilon: float, delta: float, mu: float, contributions: int) -> float:
     """Largest proven b for T = 1, rounded down (mechanism.md section 4, the sharper rule).
 

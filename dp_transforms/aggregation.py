@@ -58,13 +58,13 @@ def aggregate(
     if weights is not None:
         _add_at(states.values[:, -1], pair_slots, weights[numbers(rows.column("rank"))[fresh]])
     # With per_key_bound only the record that made its unit count in the key adds values.
-    adds = pair_slots if plan.privacy.per_key_bound else slots
-    for stream, spec in enumerate(plan.value_streams):
+    adds = pair_slots if plan.design.once_per_key else slots
+    for stream, spec in enumerate(plan.design.streams):
         if spec.column is None:
             amounts = np.ones_like(adds)
         else:
             amounts = numbers(rows.column(f"v{stream}"))
-            amounts = amounts[fresh] if plan.privacy.per_key_bound else amounts
+            amounts = amounts[fresh] if plan.design.once_per_key else amounts
         _add_at(states.values[:, stream], adds, amounts)
     return Aggregated(distinct(slots, states.size), pair_slots, marked)
 
@@ -86,17 +86,18 @@ def _fresh_units(
     """
     units = ids_of(rows.column("unit"))
     chosen = np.arange(len(slots))
-    if not plan.counts_units:
+    sets = plan.design.unit_sets
+    if sets == "none":
         return chosen[:0], units[:0]
     stale = None
-    if plan.privacy.mode == "sticky" and not plan.keeps_counting_units:
+    if sets == "until selected":
         stale = states.round[: states.size] > 0
         chosen = np.flatnonzero(~stale[slots])
-    if plan.ranked:
+    if plan.design.ranked:
         rank = numbers(rows.column("rank"))
         chosen = chosen[np.argsort(rank[chosen], kind="stable")]
     marked = units[chosen]
-    if plan.privacy.mode != "sticky":
+    if sets == "round":
         # The id of the pair in its round: still 128 keyed bits, so sets stay exact.  A sticky
         # key has one set for the whole window: selection must not count its units again.
         marked[:, 1] ^= states.round[slots[chosen]].astype(np.uint64) * _ROUND_MIX

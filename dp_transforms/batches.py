@@ -123,7 +123,7 @@ def key_fields(plan: Plan) -> list[pa.Field]:
 
 def value_columns(plan: Plan) -> list[str]:
     """Names of the int64 value columns that travel with a record (``v0``, ``v1``, ...)."""
-    return [f"v{i}" for i, s in enumerate(plan.value_streams) if s.column is not None]
+    return [f"v{i}" for i, s in enumerate(plan.design.streams) if s.column is not None]
 
 
 def record_schema(plan: Plan) -> pa.Schema:
@@ -154,7 +154,7 @@ def admitted_schema(plan: Plan) -> pa.Schema:
     fields = [
         pa.field("window", pa.int32(), nullable=False),
         pa.field("leaf", pa.int32(), nullable=False),
-        *([pa.field("rank", pa.int32(), nullable=False)] * plan.ranked),
+        *([pa.field("rank", pa.int32(), nullable=False)] * plan.design.ranked),
         pa.field("unit", ID, nullable=False),
         *key_fields(plan),
         *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),

@@ -367,7 +367,7 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
         batch.unit[kept].astype(np.int32),
         batch.pairs[kept].astype(np.int32),
         batch.cut[kept].astype(np.int32),
-        batch.rank[kept] if plan.ranked else None,
+        batch.rank[kept] if plan.design.ranked else None,
     )
     store.commit_units(shard, upto, units, admitted)
     return late, int((wanted - taken).sum())
@@ -434,7 +434,7 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
         window, rank = window[repeated] + nth, rank[repeated] + nth
     leaf = leaf_cut - window * stride
     own = [pa.array(window.astype(np.int32)), pa.array(leaf.astype(np.int32))]
-    if plan.ranked:
+    if plan.design.ranked:
         own.append(pa.array(rank.astype(np.int32)))
     take = pa.array(rows)
     names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]

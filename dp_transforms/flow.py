@@ -45,10 +45,11 @@ from dpstream.dp_transforms.release import (
     seal,
     steps_through,
 )
-from dpstream.dp_transforms.run import KeySource, Run, begin_run
+from dpstream.dp_transforms.run import Account, KeySource, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
 from dpstream.state.idtable import shard_of
+from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire
 
 #: A watermark W promises only what lies before W, so BOUND fires at its cut, not before, and the
@@ -77,6 +78,8 @@ class DPStream(beam.PTransform):
         key: a reference to the key instead of ``key_file`` (``env:NAME``, ``gcp:...``).
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
+        account: the ledger that a run which is begun here is charged in
+            (``pipelines.begin.LedgerAccount``); without it nobody counts what the data set spends.
         clock: announces cuts (`dp_transforms.beam.clock`).  Default: all of them for bounded input,
             a
             clock on the wall otherwise.
@@ -93,6 +96,7 @@ class DPStream(beam.PTransform):
         shards: int = 4,
         source: str | None = None,
         clock: beam.PTransform | None = None,
+        account: Account | None = None,
     ) -> None:
         super().__init__()
         self._clock = clock
@@ -106,7 +110,16 @@ class DPStream(beam.PTransform):
             if key_file is not None and key is not None:
                 raise UsageError("key", "excludes key_file", "keep one of the two")
             keys = KeySource(key if key_file is None else f"file:{key_file}")
-            run, _ = begin_run(plan, keys, store, shards, source=[source.encode()])
+            parts = [source.encode()]
+            run, _ = begin_run(plan, keys, store, shards, source=parts, account=account)
+            if account is None and lineage.remembered(run.open()) is not None:
+                raise PolicyError(
+                    "ledger",
+                    "this run was charged in a ledger, and DPStream names none",
+                    "give DPStream(account=...) that ledger",
+                )
+        elif account is not None:
+            raise UsageError("account", "is for a run that is begun here", "give it to begin_run")
         self._run = run
         if self._run.plan != plan:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")

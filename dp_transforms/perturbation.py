@@ -14,9 +14,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting.budget import Budget, StreamNoise
+from dpstream.accounting.aggregates import kind_of
+from dpstream.accounting.aggregates.base import Prefix, Prefixes
+from dpstream.accounting.budget import Budget
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
 from dpstream.state.store import KeyShard
 
@@ -80,58 +82,28 @@ def publish(
 ) -> Published:
     """Released columns of the slots at a window trigger."""
     # The selection stream continued has a leaf for each test; publications fall on tests.
-    units_leaf = trigger if plan.units_stream_apart else plan.selection_leaf(trigger)
+    design = plan.design
+    units_leaf = trigger if design.units_apart else design.selection_leaf(trigger)
     noise, unit_noise = paths.noise(states, slots, trigger, units_leaf)
-    noisy = [
-        ((states.values[slots, i] << DECODE_BITS) + n).astype(np.float64) * _UNIT
-        for i, n in enumerate(noise)
-    ]
+    streams = {
+        stream.name: Prefix(stream, _noisy(states.values[slots, i], drawn), spent.sd[trigger - 1])
+        for i, (stream, drawn, spent) in enumerate(
+            zip(plan.design.streams, noise, budget.values, strict=True)
+        )
+    }
+    units = None
+    if unit_noise is not None and budget.units is not None:
+        counted = _noisy(states.units[slots], unit_noise)
+        units = Prefix(None, counted, budget.units.sd[units_leaf - 1])
+    prefixes = Prefixes(streams, units)
     values: dict[str, Float64] = {}
     sds: dict[str, Float64] = {}
-    index = {stream.name: i for i, stream in enumerate(plan.value_streams)}
     for aggregate in plan.aggregates:
-        if aggregate.kind == "units" and unit_noise is not None and budget.units is not None:
-            exact = states.units[slots] << DECODE_BITS
-            values[aggregate.name] = (exact + unit_noise).astype(np.float64) * _UNIT
-            sds[aggregate.name] = _sd(budget.units, units_leaf, len(slots))
-        elif aggregate.kind == "count":
-            values[aggregate.name] = noisy[index["count"]]
-            sds[aggregate.name] = _sd(budget.values[index["count"]], trigger, len(slots))
-        elif aggregate.kind == "sum":
-            i = index[aggregate.name]
-            values[aggregate.name] = noisy[i] * aggregate.grid
-            sds[aggregate.name] = _sd(budget.values[i], trigger, len(slots)) * aggregate.grid
-        else:
-            i, c = index[aggregate.name], index["count"]
-            sd = budget.values[i].sd[trigger - 1], budget.values[c].sd[trigger - 1]
-            middle = plan.value_streams[i].mid
-            mean, error = ratio(aggregate, middle, noisy[i], noisy[c], sd)
-            values[aggregate.name], sds[aggregate.name] = mean, error
+        found = kind_of(aggregate).release(aggregate, prefixes)
+        values[aggregate.name], sds[aggregate.name] = found
     return Published(values, sds)
 
 
-def ratio(
-    aggregate: Aggregate, middle: int, total: Float64, count: Float64, sd: tuple[float, float]
-) -> tuple[Float64, Float64]:
-    """Mean and its sd from a noisy centred sum and a noisy count (first-order error).
-
-    Args:
-        middle: grid value that was subtracted from each record.
-        total, count: noisy prefixes; ``sd``: their sds, in grid units.
-
-    Returns:
-        Means within the clamp, NaN where the noisy count is below 1, and their sds.
-    """
-    lo, hi = aggregate.grid_bounds()
-    defined = count >= 1
-    safe = np.where(defined, count, 1.0)
-    offset = total / safe
-    mean = np.clip(middle + offset, lo, hi) * aggregate.grid
-    # Products and roots are rounded correctly on every processor; a power of a scalar is libm's.
-    spread = offset * sd[1]
-    error = np.sqrt(sd[0] * sd[0] + spread * spread) / safe * aggregate.grid
-    return np.where(defined, mean, np.nan), np.where(defined, error, np.nan)
-
-
-def _sd(noise: StreamNoise, trigger: int, rows: int) -> Float64:
-    return np.full(rows, noise.sd[trigger - 1])
+def _noisy(exact: Int64, noise: Int64) -> Float64:
+    """Exact integers plus noise in 2^-DECODE_BITS, as floats: the last integer operation."""
+    return np.asarray(((exact << DECODE_BITS) + noise).astype(np.float64) * _UNIT)

@@ -40,19 +40,21 @@ def predict(plan: Plan, needs: Needs, states: KeyShard, slots: Int64, trigger: i
     _first_pass(needs.needs, slots, statistic, leaf, needs.known, due)
     due += states.base[slots]
     last = plan.timeline.triggers
-    test = np.minimum(due * plan.select_every, last)
-    states.due[slots] = np.where(due <= plan.selection_leaves, test, NEVER)
+    test = np.minimum(due * plan.design.select_every, last)
+    states.due[slots] = np.where(due <= plan.design.tests, test, NEVER)
 
 
 def wait_for_test(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> None:
     """Between two tests: set ``due`` of unselected slots to the next one."""
-    test = min(plan.selection_leaf(trigger) * plan.select_every, plan.timeline.triggers)
+    test = min(
+        plan.design.selection_leaf(trigger) * plan.design.select_every, plan.timeline.triggers
+    )
     states.due[slots] = test
 
 
 def next_publication(plan: Plan, trigger: int) -> int:
     """The publication calendar of sticky mode: next public trigger after ``trigger``."""
-    every, last = plan.refresh_every, plan.timeline.triggers
+    every, last = plan.design.refresh_every, plan.timeline.triggers
     if trigger >= last:
         return NEVER
     return min((trigger // every + 1) * every, last)
@@ -60,4 +62,4 @@ def next_publication(plan: Plan, trigger: int) -> int:
 
 def publishes(plan: Plan, trigger: int) -> bool:
     """Whether all selected keys are published at this trigger (refresh, or window close)."""
-    return trigger % plan.refresh_every == 0 or trigger == plan.timeline.triggers
+    return trigger % plan.design.refresh_every == 0 or trigger == plan.timeline.triggers

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec
 
+from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
@@ -148,7 +149,9 @@ def seal(
 def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
     """The run id as releases show it: no insecure or unsound release looks like a sound one."""
     stamp = "INSECURE-" if identity.insecure else ""
-    return ("UNSOUND-" if plan.privacy.mode == "paper" else "") + stamp + identity.run_id
+    text = identity.calibration
+    sound = not text or calibrated(plan, text).budget.sound
+    return ("" if sound else "UNSOUND-") + stamp + identity.run_id
 
 
 class Gather(beam.DoFn):

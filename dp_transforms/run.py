@@ -4,7 +4,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -141,6 +141,16 @@ class Run(NamedTuple):
             ring.destroy()
 
 
+class Account(Protocol):
+    """Where a run is charged, before it draws; see ``pipelines.begin.LedgerAccount``."""
+
+    def check(self, plan: Plan) -> None:
+        """Refuse now what ``charge`` would refuse; writes no entry."""
+
+    def charge(self, run: Run) -> None:
+        """Charge a run whose store has committed its run id, once."""
+
+
 def begin_run(
     plan: Plan,
     keys: KeySource,
@@ -152,6 +162,7 @@ def begin_run(
     calibration: str | None = None,
     public: pa.Table | None = None,
     performance: Performance | None = None,
+    account: Account | None = None,
 ) -> tuple[Run, bool]:
     """Begin a run on a new store, or go on with the one an existing store holds.
 
@@ -163,18 +174,22 @@ def begin_run(
         run_id: a fixed run id, for tests only.
         calibration: the numbers of a run that begins here, if they are not to be computed; those
             of a run that goes on are never computed again.
+        account: charges the run once its run id is committed: a begin that is cut off has charged
+            nothing, or is found by its run id.  Without it nothing is charged here.
 
     Returns:
         (run, whether the store existed).
 
     Raises:
-        PolicyError: the store belongs to another plan, key or input.
+        PolicyError: the store belongs to another plan, key or input, or the account refuses.
     """
     if plan.public_keys is not None and public is None:
         raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
     with keys.ring() as ring:
         fingerprint, source_fingerprint = ring.fingerprint, ring.source_fingerprint(source)
     resumed = stores.exists(store)
+    if account is not None and not resumed:
+        account.check(plan)  # a refused charge leaves no store behind
     identity = RunIdentity(
         plan_hash=plan.hash,
         run_id=run_id or secrets.token_hex(16),
@@ -190,4 +205,7 @@ def begin_run(
     )
     settings = performance or Performance()
     bound = keys.of_run(found.run_id, fingerprint)
-    return Run(plan, bound, store, shards, found.run_id, public, settings), resumed
+    run = Run(plan, bound, store, shards, found.run_id, public, settings)
+    if account is not None:
+        account.charge(run)
+    return run, resumed

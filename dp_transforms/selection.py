@@ -57,7 +57,7 @@ class Needs:
         self, terms: Sequence[tuple[NoiseStream, int]], plan: Plan, budget: Budget, look_ahead: int
     ) -> None:
         assert budget.tau is not None and budget.statistic is not None
-        self._every, self._triggers = plan.select_every, plan.timeline.triggers
+        self._every, self._triggers = plan.design.select_every, plan.timeline.triggers
         self._paths = [(Paths(stream), coefficient) for stream, coefficient in terms]
         self._tau, self._statistic = budget.tau, budget.statistic
         self._weighted = budget.statistic.alone != 1
@@ -132,13 +132,13 @@ class Needs:
 
 def leaf_of(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> Int64:
     """Leaf of each slot's current round at a trigger (sticky rounds begin with the window)."""
-    return np.asarray(plan.selection_leaf(trigger) - states.base[slots].astype(np.int64))
+    return np.asarray(plan.design.selection_leaf(trigger) - states.base[slots].astype(np.int64))
 
 
 def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
     """Slots that are tested: more units than mu_count, and (sticky) not yet selected."""
     tested = states.units[slots] > plan.privacy.pre_threshold
-    if plan.privacy.mode == "sticky":
+    if not plan.design.restarts:
         tested &= states.round[slots] == 0
     return slots[tested]
 

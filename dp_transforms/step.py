@@ -192,7 +192,7 @@ class Stepper:
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER
         closes = trigger == self.plan.timeline.triggers
-        if self.plan.privacy.mode == "sticky":
+        if not self.plan.design.restarts:
             chosen, selected = self._sticky(states, window, slots, trigger)
         else:
             chosen, selected = self._rounds(states, window, slots, trigger)
@@ -202,7 +202,7 @@ class Stepper:
             releases = self._rows(states, chosen, published)
         else:
             releases = self._nothing
-        if self.plan.privacy.mode != "sticky":
+        if self.plan.design.restarts:
             self._restart(states, selected, trigger)
         changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
         return StepResult(
@@ -214,9 +214,9 @@ class Stepper:
     ) -> tuple[Int64, Int64]:
         """(slots to publish, slots newly selected) when selection lasts for the window."""
         newly = slots[:0]
-        if self.plan.selects:
+        if self.plan.design.selects:
             tested = candidates(self.plan, states, slots)
-            if self.plan.selects_at(trigger):
+            if self.plan.design.selects_at(trigger):
                 needs = self._needs(states, window)
                 passed = select(self.plan, needs, states, tested, trigger)
                 newly = tested[passed]
@@ -303,7 +303,7 @@ class Stepper:
             units = None
             if self.budget.units is not None:
                 # The count of units may be the selection stream continued.
-                role = "units" if self.plan.units_stream_apart else "selection"
+                role = "units" if self.plan.design.units_apart else "selection"
                 units = self._stream(window, role, self.budget.units)
             values = [self._stream(window, "value", noise) for noise in self.budget.values]
             states.scratch["paths"] = PublishedPaths(values, units)

@@ -23,8 +23,8 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
 from dpstream.dp_transforms.batches import Ids, ids_of, numbers
 from dpstream.dp_transforms.bounding import event_cuts, open_windows
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state.idtable import IdTable
 
 Int32 = npt.NDArray[np.int32]
@@ -81,8 +81,8 @@ class Tally:
         self._sample = keys.sample
         self._prefix = keys.name((b"choice sample", *run_name))
         self._histograms = tuple(histograms)
-        measured = [s for s in plan.value_streams if s.column is not None]
-        places = {s.name: (f"v{plan.value_streams.index(s)}", s.mid) for s in measured}
+        measured = [s for s in plan.design.streams if s.column is not None]
+        places = {s.name: (f"v{plan.design.streams.index(s)}", s.mid) for s in measured}
         self._columns = [(*places[h.name], np.array(h.candidates)) for h in histograms[1:]]
         self._units = IdTable()
         self._pairs = np.zeros(0, np.int64)
@@ -155,14 +155,10 @@ class Tally:
 def noisy(keys: KeyRing, run_name: tuple[bytes, ...], of: Histogram, counts: Int64) -> Int64:
     """(nodes,) A x + rounded Gaussians: the only way out for a histogram.
 
-    A node's name is (run name, digest of the sampler's table, histogram, number of the node);
-    the same name gives the same noise, so a run that is resumed says the same again.
+    A node's name is (run name, histogram, number of the node, sd); the same name gives the same
+    noise, so a run that is resumed says the same again.  Rounded, not discrete Gaussians: the
+    histograms of a question are one Gaussian-DP mechanism.
     """
     exact = encoder_matrix(of.cells) @ counts
-    sampler = RoundedGaussian(of.sigma)
-    name = keys.name((b"choice noise", *run_name, sampler.digest, of.name.encode()))
-    message = np.array([(1, 0), name], np.uint64)  # one block follows; streams' names have three
-    tweak = keys.tweak.mac(message, np.array([2]))
-    none = np.zeros(1, np.int64)
-    noise, _ = sampler.draw(keys.node, tweak, none, none + len(exact))
-    return np.asarray(exact + noise, np.int64)
+    noise = OneShot(keys, (b"choice noise", *run_name, of.name.encode()))
+    return np.asarray(exact + noise.rounded_gaussian(numbered(len(exact)), of.sigma), np.int64)

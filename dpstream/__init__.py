@@ -3,7 +3,8 @@
     import dpstream
 
     job = dpstream.load_job("job.toml")
-    out = records | dpstream.DPStream(job.plan, key="file:noise.key", store="sqlite:state.db")
+    run, _ = dpstream.begin(job)  # charged in the job's ledger
+    out = records | dpstream.DPStream(job.plan, run)
 
 The rest is below ``dpstream.accounting`` (mathematics), ``dpstream.state`` (stores and the
 ledger), ``dpstream.dp_transforms`` (the flow) and ``dpstream.pipelines`` (jobs, sources, sinks and
@@ -15,35 +16,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-    from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+    from dpstream.accounting.plan.fields import Aggregate, Field
+    from dpstream.accounting.plan.plan import Plan
+    from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
     from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
     from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
     from dpstream.pipelines.beam_yaml import DPStreamRows
+    from dpstream.pipelines.begin import LedgerAccount, begin
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.stream import Result, run_job
 
 #: Name -> module that defines it, below this package.
 _HOMES = {
-    "Aggregate": "accounting.plan.plan",
+    "Aggregate": "accounting.plan.fields",
     "DPStream": "dp_transforms.flow",
     "DPStreamRows": "pipelines.beam_yaml",
     "DpstreamError": "accounting.errors",
-    "Field": "accounting.plan.plan",
+    "Field": "accounting.plan.fields",
     "Job": "pipelines.jobs.job",
     "KeySource": "dp_transforms.run",
+    "LedgerAccount": "pipelines.begin",
     "Output": "dp_transforms.flow",
     "Performance": "dp_transforms.run",
     "Plan": "accounting.plan.plan",
     "PolicyError": "accounting.errors",
-    "Privacy": "accounting.plan.plan",
+    "Privacy": "accounting.plan.privacy",
     "ReadFiles": "pipelines.connectors.files.source",
     "Result": "pipelines.stream",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
+    "begin": "pipelines.begin",
     "begin_run": "dp_transforms.run",
     "load_job": "pipelines.jobs.job",
     "run_in_memory": "dp_transforms.flow",
@@ -58,6 +64,7 @@ __all__ = [
     "Field",
     "Job",
     "KeySource",
+    "LedgerAccount",
     "Output",
     "Performance",
     "Plan",
@@ -69,6 +76,7 @@ __all__ = [
     "RunError",
     "Timeline",
     "UsageError",
+    "begin",
     "begin_run",
     "load_job",
     "run_in_memory",

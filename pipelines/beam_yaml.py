@@ -26,7 +26,7 @@ from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.delivered import CountDelivered
 from dpstream.pipelines.connectors.files.formats import encode
 from dpstream.pipelines.connectors.files.source import ReadFiles
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteReleases
 from dpstream.pipelines.jobs.job import Job, load_job
 

@@ -1,16 +1,22 @@
-"""Begin a run: store, run id, charge and manifest, in the order that is the guarantee."""
+"""Begin a run: store, run id, charge and manifest, in the order that is the guarantee.
+
+Whoever runs a job calls `begin`; whoever has a plan and no job gives `DPStream` or `begin_run` a
+`LedgerAccount`, which charges by the same functions.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import covers_several, together
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
-from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
-from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.dp_transforms.run import Performance, Run, begin_run
+from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
     published_epoch,
@@ -18,11 +24,12 @@ from dpstream.pipelines.connectors.run_manifest import (
     refuse_lost_store,
     write_manifest,
 )
-from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.choice import Ledgered, check_choice, unit_in_words, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.tuning.check import check_choice, unit_in_words, unit_of
+from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
@@ -30,15 +37,6 @@ from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.store import RunIdentity
-
-
-def key_source(job: Job) -> KeySource:
-    """Where the job's noise key is."""
-    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
-        raise UsageError(
-            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
-        )
-    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 
 
 def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
@@ -126,7 +124,58 @@ def _refuse_private_in_sink(job: Job) -> None:
         raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
 
 
-def _check_charge(job: Job) -> None:
+class _Charged(NamedTuple):
+    """A plan and the ledger that its runs are charged in, of a job or without one."""
+
+    plan: Plan
+    ledger: LedgerConfig | None
+
+
+class LedgerAccount:
+    """A data set's account in a ledger, for runs that are begun without a job.
+
+    Args:
+        path: the ledger's file; it is made by the first charge.
+        data_set: the name it knows the data by.
+        epsilon, delta: the most that all runs on the data set together may spend per unit.
+        unit: what the data set calls the privacy unit, where plans find the same ids in columns of
+            different names (default: the unit's column).
+    """
+
+    def __init__(
+        self, path: str | Path, data_set: str, *, epsilon: float, delta: float,
+        unit: str | None = None,
+    ) -> None:  # fmt: skip
+        if not (epsilon > 0 and 0 < delta < 1):
+            raise UsageError("account", "a limit is epsilon > 0 and 0 < delta < 1", "correct it")
+        limit = Limit(epsilon=epsilon, delta=delta)
+        self._ledger = LedgerConfig(path=str(path), data_set=data_set, limit=limit, unit=unit)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse now what ``charge`` would refuse; writes no entry.
+
+        Raises:
+            PolicyError: beyond the limit.
+        """
+        _check_charge(_Charged(plan, self._ledger))
+
+    def charge(self, run: Run) -> None:
+        """Charge a begun run, once per run id and epoch; before any draw.
+
+        Raises:
+            PolicyError: beyond the limit, or the store is a copy, older than its ledger, or was
+                restored (only a job knows its sink, with which it has to be compared).
+        """
+        if run.open().restoring:
+            raise PolicyError(
+                "state.store",
+                "was restored, and has to be compared with what its run has published",
+                "go on with `dpstream run`",
+            )
+        charge(_Charged(run.plan, self._ledger), run)
+
+
+def _check_charge(job: Ledgered) -> None:
     """Refuse now what ``charge`` would refuse; writes no entry."""
     with opened_ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
@@ -135,7 +184,7 @@ def _check_charge(job: Job) -> None:
             ledger.check(spend, limit.epsilon, limit.delta)
 
 
-def charge(job: Job, run: Run) -> None:
+def charge(job: Ledgered, run: Run) -> None:
     """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
     store the one copy that goes on; see ``state.ledger.lineage``."""
     store = run.open()
@@ -169,23 +218,40 @@ def begun_epoch(job: Job, run_id: str) -> int:
     return max(begun)
 
 
+def leave(job: Job, run: Run) -> None:
+    """Tell the ledger that a run has ended, so that copies taken while it ran are refused.
+
+    A ledger that cannot be reached now only leaves copies of the running store unmarked.
+
+    Raises:
+        PolicyError: another copy of the store has gone on meanwhile.
+    """
+    with contextlib.suppress(RunError), opened_ledger(job) as ledger:
+        if ledger is not None:
+            tokens.leave(ledger, run.open())
+
+
 @contextlib.contextmanager
-def opened_ledger(job: Job) -> Iterator[Ledger | None]:
+def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
     """The job's ledger, if it names one."""
     if job.ledger is None:
         yield None
         return
-    if job.plan.privacy.mode == "paper":
-        raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
-        )
     with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
         yield ledger
 
 
-def spend_of(job: Job, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the job costs."""
+def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+    """What a run of the job costs.
+
+    Raises:
+        PolicyError: the run was begun with numbers that promise nothing.
+    """
     plan = job.plan
+    if not budget.sound:
+        raise PolicyError(
+            "ledger", "a mechanism without a guarantee cannot be charged", "use another store"
+        )
     return Charge(
         run_id=run_id,
         plan_hash=plan.hash,

@@ -19,7 +19,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines import compare
 from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.jobs.noise_key import new_key
 
 _COLUMNS = {
     "tailnum": pa.string(),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.guarantee import warnings_of
 from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
@@ -17,10 +17,11 @@ from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from dpstream.pipelines.begin import begin, opened_ledger
+from dpstream.pipelines.begin import begin, leave
 from dpstream.pipelines.connectors.backpressure import Brake
 from dpstream.pipelines.connectors.delivered import CountDelivered
-from dpstream.pipelines.connectors.inputs import Input, input_of
+from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.replay.source import Replay, replay_bounds
 from dpstream.pipelines.connectors.restored import (
     Catching,
@@ -31,7 +32,7 @@ from dpstream.pipelines.connectors.restored import (
     note_complete,
     publish_missing,
 )
-from dpstream.pipelines.connectors.sink import Sink, sink_of
+from dpstream.pipelines.connectors.sink import Sink
 from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteOrHold, WriteReleases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros
@@ -41,7 +42,6 @@ from dpstream.pipelines.runners.stillness import Stillness, Warn, quiet_seconds,
 from dpstream.pipelines.runners.table import Engine, make_runner
 from dpstream.pipelines.runners.waiting import wait_or_stop
 from dpstream.state import open as stores
-from dpstream.state.ledger import lineage as tokens
 from dpstream.state.retention import expire
 
 #: Told (steps done, steps in all); both are public.
@@ -104,7 +104,7 @@ def run_job(
         return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, {})
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.ends
-    _connect(pipeline, job, sink, run, source, reader, ends, engine.spreads)
+    _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted)
     try:
         with _started(pipeline, engine, progress, steps) as started:
             if not detach:
@@ -201,10 +201,7 @@ def _finish(job: Job, run: Run, source: Input, before: Any, behind: Sink | None)
         )
     if behind is not None:
         catch_up(run, behind)
-    # A ledger that cannot be reached now only leaves copies of the running store unmarked.
-    with contextlib.suppress(RunError), opened_ledger(job) as ledger:
-        if ledger is not None:
-            tokens.leave(ledger, run.open())
+    leave(job, run)
 
 
 def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
@@ -239,7 +236,7 @@ def _connect(
     source: Input,
     reader: Any,
     ends: bool,
-    spread: bool,
+    fitted: Callable[[Any], Any],
 ) -> None:
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
@@ -249,7 +246,7 @@ def _connect(
         forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), source.read(at.begin, Brake(run), spread)
+        clock, reader = WallClock(line, at.first), fitted(source.read(at.begin, Brake(run)))
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     if ends:

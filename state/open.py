@@ -98,7 +98,7 @@ class SqliteBackend(Backend):
 
     @override
     def open(self, plan: Plan) -> Store:
-        return SqliteStore(self.path, key_schema(plan), plan.sums)
+        return SqliteStore(self.path, key_schema(plan), plan.design.sums)
 
 
 class SpannerBackend(Backend):
@@ -159,7 +159,7 @@ class SpannerBackend(Backend):
         new = schema.claim(database)
         for failed in range((old or 0) + 1, new):  # their claims no longer count
             schema.clear(database, failed)
-        arguments = key_schema(plan), plan.sums, plan.window_sets, (identity, new)
+        arguments = key_schema(plan), plan.design.sums, plan.design.window_sets, (identity, new)
         yield SpannerStore(self.url, *arguments)
         confirm()
         schema.switch(database, old, new, identity)
@@ -168,7 +168,7 @@ class SpannerBackend(Backend):
     def open(self, plan: Plan) -> Store:
         from dpstream.state.spanner.store import SpannerStore
 
-        return SpannerStore(self.url, key_schema(plan), plan.sums, plan.window_sets)
+        return SpannerStore(self.url, key_schema(plan), plan.design.sums, plan.design.window_sets)
 
 
 def backend(url: str) -> Backend:

@@ -173,7 +173,7 @@ def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
                 "holds the state of a job with another plan",
                 "use the job file it was begun with",
             )
-        store = SqliteStore(copy, key_schema(plan), plan.sums)
+        store = SqliteStore(copy, key_schema(plan), plan.design.sums)
         try:
             yield store
         finally:
@@ -191,7 +191,7 @@ def _draft(
 ) -> None:
     """A complete store in one file that nobody uses yet."""
     create_store(draft, identity)
-    target = SqliteStore(draft, key_schema(plan), plan.sums)
+    target = SqliteStore(draft, key_schema(plan), plan.design.sums)
     try:
         if restoring:
             target.begin_restoring(anew=abandon is not None)
@@ -231,7 +231,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
         return None
     path = _path(url)
     with alone(path) as db, drafted(path) as draft:
-        source = SqliteStore(path, key_schema(plan), plan.sums, db)
+        source = SqliteStore(path, key_schema(plan), plan.design.sums, db)
         _draft(source, draft, _resharded(source.identity, plan, shards), plan, progress)
         return replace_file(path, draft)
 

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import run_in_memory

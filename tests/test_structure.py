@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,59 @@ def imports(source: str) -> set[str]:
 
 #: The one module of the flow that asks a cloud service, and only for the noise key.
 CLOUD = "dp_transforms/noise/secret_manager.py"
+
+
+def runtime_imports(source: str) -> set[str]:
+    """The same without those that only type checkers make."""
+
+    class Stripped(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> Any:
+            if ast.unparse(node.test) == "TYPE_CHECKING":
+                return node.orelse
+            return self.generic_visit(node)
+
+    return imports(ast.unparse(Stripped().visit(ast.parse(source))))
+
+
+def circles(modules: dict[str, str]) -> list[tuple[str, ...]]:
+    """Modules that import each other, over however many others; function-level imports count.
+
+    Args:
+        modules: the source of each module by its dotted name.
+    """
+    direct = {name: runtime_imports(source) & modules.keys() for name, source in modules.items()}
+
+    def reached(name: str) -> set[str]:
+        seen, left = set[str](), [name]
+        while left:
+            new = direct[left.pop()] - seen
+            seen |= new
+            left += new
+        return seen
+
+    beyond = {name: reached(name) for name in modules}
+    return sorted(
+        {tuple(sorted(n for n in seen if name in beyond[n])) for name, seen in beyond.items()
+         if name in seen}
+    )  # fmt: skip
+
+
+#: The systems that a job can read from and publish to, a folder each.
+CONNECTORS = f"{FACE}.pipelines.connectors."
+#: What a connector may use of others: a folder and a recording are files.
+OF_OTHERS = {"files"}
+#: Publishes a recording to any of them.
+PUBLISHES = {"replay.republish": {"folder", "kafka", "pubsub"}}
+
+
+def strange_connectors(name: str, source: str) -> list[str]:
+    """Imports of one connector by another."""
+    system = name.partition(".")[0]
+    allowed = {system, *OF_OTHERS, *PUBLISHES.get(name, ())}
+    systems = {path.name for path in (ROOT / "pipelines/connectors").iterdir() if path.is_dir()}
+    found = {n.removeprefix(CONNECTORS).split(".")[0] for n in imports(source)
+             if n.startswith(CONNECTORS)}  # fmt: skip
+    return sorted(found & systems - allowed)
 
 
 def layer_offences(package: str, source: str, path: str = "") -> list[str]:
@@ -152,6 +206,23 @@ def test_one_name_is_imported() -> None:
     assert offending(EVERYTHING, bare_imports) == {}
 
 
+def dotted(path: Path) -> str:
+    return f"{FACE}.{named(path).removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+
+
+def test_no_module_imports_itself_over_others() -> None:
+    assert circles({dotted(path): path.read_text() for path in sources(*LAYERS)}) == []
+
+
+def test_connectors_do_not_import_each_other() -> None:
+    folder = ROOT / "pipelines" / "connectors"
+    for path in sources("pipelines/connectors"):
+        system = path.relative_to(folder)
+        if len(system.parts) > 1:
+            name = ".".join(system.with_suffix("").parts)
+            assert strange_connectors(name, path.read_text()) == [], name
+
+
 def test_stages_do_not_import_each_other() -> None:
     for stage in STAGES:
         source = (ROOT / "dp_transforms" / f"{stage}.py").read_text()
@@ -234,7 +305,7 @@ def test_the_sample_names_tests() -> None:
     assert strangers("0 tests/test_structure.py::test_nothing_at_all\n") != []
 
 
-BAD: list[tuple[Callable[[str], list[str]], str]] = [
+BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (lambda s: layer_offences("accounting", s), "def f():\n    import apache_beam as beam\n"),
     (lambda s: layer_offences("accounting", s), "from dpstream.state.store import Store\n"),
     (lambda s: layer_offences("accounting", s), "import sqlite3\n"),
@@ -245,6 +316,9 @@ BAD: list[tuple[Callable[[str], list[str]], str]] = [
     (lambda s: layer_offences("dp_transforms", s, CLOUD), "import sqlite3\n"),
     (lambda s: layer_offences("pipelines", s), "from tests.streams import STEP\n"),
     (lambda s: layer_offences("state", s), "from dpstream import DPStream\n"),
+    (lambda s: strange_connectors("kafka.sink", s), f"from {CONNECTORS}pubsub.topic import X\n"),
+    (lambda s: strange_connectors("replay.source", s), f"from {CONNECTORS}kafka import x\n"),
+    (lambda s: circles({"a": s, "b": "def f():\n    import c\n", "c": "import a\n"}), "import b"),
     (bare_imports, "from state.store import Store\n"),
     (bare_imports, "def f():\n    import accounting.plan.plan\n"),
     (too_long, "x = 1\n" * 501),
@@ -258,6 +332,12 @@ BAD: list[tuple[Callable[[str], list[str]], str]] = [
     (unsteady, "shard = hash(key) % 4\n"),
     (unsteady, "x = np.random.default_rng()\n"),
 ]
+
+
+def test_a_circle_of_types_is_none() -> None:
+    typed = "if TYPE_CHECKING:\n    import a\n"
+    assert circles({"a": "import b\n", "b": typed}) == []
+    assert circles({"a": "import b\n", "b": "import a\n"}) == [("a", "b")]
 
 
 @pytest.mark.parametrize(("check", "source"), BAD)

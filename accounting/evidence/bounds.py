@@ -63,13 +63,12 @@ class Claim(msgspec.Struct, frozen=True):
 
 def claim_of(plan: Plan, budget: Budget) -> Claim:
     """The claim of a plan, as `accounting.guarantee` prints it."""
-    kept = budget.delta * 2 / 3 if plan.privacy.mode == "paper" else budget.delta
     return Claim(
         epsilon=budget.epsilon,
         delta=budget.delta,
         mu=budget.mu,
         slack=plan.privacy.contributions * budget.b,
-        delta_gaussian=kept * (1 - budget.theta),
+        delta_gaussian=budget.delta * (1 - budget.theta),
         tail=budget.b,
     )
 

@@ -13,10 +13,12 @@ import math
 import msgspec
 import numpy as np
 
+from dpstream.accounting.aggregates import COUNT, kind_of
 from dpstream.accounting.budget import Budget, StreamNoise
 from dpstream.accounting.evidence.distinguishability import Seen, calendar, layouts, spread
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Plan, ValueStream
+from dpstream.accounting.plan.fields import ValueStream
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Sds above the threshold at which others' records put a key that must be seen.
@@ -110,7 +112,7 @@ def designs(plan: Plan, budget: Budget) -> list[Design]:
     once per key in some column, C records of it on one key, one after the other."""
     best = _best(plan, budget)
     count = plan.privacy.contributions
-    if count == 1 or not any(c.once or plan.privacy.per_key_bound for c in best.columns):
+    if count == 1 or not any(c.once or plan.design.once_per_key for c in best.columns):
         return [best]
     starts = _starts(plan, np.arange(1, plan.timeline.triggers + 1))
     heap = msgspec.structs.replace(
@@ -120,7 +122,7 @@ def designs(plan: Plan, budget: Budget) -> list[Design]:
         extra=0,
         pattern=np.zeros(count, np.int64),
         when=np.array([starts[min(i, len(starts) - 1)] for i in range(count)]),
-        heavy=1 if plan.privacy.per_key_bound else count,
+        heavy=1 if plan.design.once_per_key else count,
     )
     return [best, heap.with_mu(plan)]
 
@@ -136,7 +138,7 @@ def others_needed(plan: Plan, budget: Budget, above: float) -> int:
 
 def _best(plan: Plan, budget: Budget) -> Design:
     feeds: tuple[int, ...] = (1,)
-    if plan.privacy.mode == "sticky":
+    if not plan.design.restarts:
         at = calendar(plan)
     else:
         last = plan.timeline.triggers
@@ -201,23 +203,23 @@ def _columns(
     plan: Plan, budget: Budget, at: Int64
 ) -> tuple[tuple[Column, ...], dict[str, tuple[float, float]], int]:
     """(columns to read, values to send, others that means need)."""
-    pairs = {s.name: (s, n) for s, n in zip(plan.value_streams, budget.values, strict=True)}
-    inputs = {s.column: _values(plan, budget, s.column) for s in plan.value_streams if s.column}
-    means = [a for a in plan.aggregates if a.kind == "mean"]
+    pairs = {s.name: (s, n) for s, n in zip(plan.design.streams, budget.values, strict=True)}
+    inputs = {s.column: _values(plan, budget, s.column) for s in plan.design.streams if s.column}
+    means = [a for a in plan.aggregates if kind_of(a).divides]
     needed = 0
     if means:
-        sd = float(pairs["count"][1].sd[at - 1].max())
+        sd = float(pairs[COUNT][1].sd[at - 1].max())
         needed = math.ceil(6 * sd) + plan.privacy.contributions + 1
     use_means = needed <= _MAX_OTHERS or len(means) == len(plan.aggregates)
     columns = []
     for a in plan.aggregates:
-        if a.kind == "mean" and not use_means:
+        if kind_of(a).divides and not use_means:
             continue
-        if a.kind == "units":
+        if kind_of(a).counts_units:
             assert budget.units is not None
             columns.append(Column(a.name, a.kind, 1.0, 0, budget.units, 1.0, 1.0, True))
             continue
-        stream, noise = pairs["count" if a.kind == "count" else a.name]
+        stream, noise = pairs.get(a.name) or pairs[COUNT]
         own, other = 1.0, 1.0
         if stream.column is not None:
             own, other = (_entered(stream, v) for v in inputs[stream.column])
@@ -234,7 +236,9 @@ def _values(plan: Plan, budget: Budget, column: str) -> tuple[float, float]:
     """(the unit's value, the others') of an input column: beyond all clamps on the side where
     its effect is largest; in the middle of the first mean, or as near to 0 as clamps allow."""
     pairs = [
-        (s, n) for s, n in zip(plan.value_streams, budget.values, strict=True) if s.column == column
+        (s, n)
+        for s, n in zip(plan.design.streams, budget.values, strict=True)
+        if s.column == column
     ]
     low = min(s.lo * s.grid for s, _ in pairs)
     high = max(s.hi * s.grid for s, _ in pairs)

@@ -61,9 +61,9 @@ def _tree_covariance(strategy: TreeStrategy, at: Int64) -> Float64:
 def calendar(plan: Plan) -> Int64:
     """Triggers of a window at which a key that is selected at once is published (sticky)."""
     last = plan.timeline.triggers
-    found = set(range(plan.refresh_every, last + 1, plan.refresh_every)) | {last}
-    if plan.selects:
-        first = min(plan.select_every, last)
+    found = set(range(plan.design.refresh_every, last + 1, plan.design.refresh_every)) | {last}
+    if plan.design.selects:
+        first = min(plan.design.select_every, last)
         found = {t for t in found if t > first} | {first}
     every = np.array(sorted(found))
     if len(every) <= MAX_PREFIXES:
@@ -81,7 +81,7 @@ class Seen:
     """
 
     def __init__(self, plan: Plan, noise: StreamNoise, at: Int64) -> None:
-        self._leaf_of = plan.selection_leaf if noise.name == "selection" else int
+        self._leaf_of = plan.design.selection_leaf if noise.name == "selection" else int
         leaves = np.array([self._leaf_of(int(t)) for t in at])
         self._leaves = leaves
         covariance = prefix_covariance(noise.strategy_object, leaves) * noise.sigma**2
@@ -110,6 +110,6 @@ def layouts(plan: Plan) -> Int64:
 
 def spread(plan: Plan, keys: int) -> tuple[int, int]:
     """(pairs that count on the first key, on each other key) of a unit that touches n keys."""
-    if plan.privacy.per_key_bound:
+    if plan.design.once_per_key:
         return 1, 1
     return plan.privacy.contributions - keys + 1, 1

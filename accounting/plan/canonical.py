@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+    from dpstream.accounting.plan.fields import Aggregate, Field
+    from dpstream.accounting.plan.plan import Plan
+    from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
 
 
@@ -82,7 +84,7 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         "refresh_every": privacy.refresh_every,
         "selection_share": privacy.selection_share,
         "final_flush": privacy.final_flush,
-        "allow_unsound": privacy.allow_unsound,
+        "allow_unsound": False,  # of a preset that is gone
         "per_key_bound": privacy.per_key_bound,
         "weights": weights and {"offset": weights.offset, "power": weights.power},
         "combine": privacy.combine,

@@ -51,7 +51,8 @@ import msgspec
 from dpstream.accounting.composition import Spend
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import duration
-from dpstream.accounting.plan.plan import FieldType, Plan
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.plan.plan import Plan
 
 _VERSION = "unit/1 "
 #: Relative error allowed for a product and a root.
@@ -139,13 +140,13 @@ def identity_of(plan: Plan, name: str | None = None) -> UnitIdentity:
 def together(plan: Plan) -> int | None:
     """The most units of one person whose effects are taken to add up; ``None``: all of them."""
     met = plan.timeline.periods_met
-    return None if plan.selects and met > 1 else met
+    return None if plan.design.selects and met > 1 else met
 
 
 def covers_several(plan: Plan) -> bool:
     """Whether anything is promised to a person of several units: not with thresholds of an older
     program under windows that meet several periods."""
-    return not plan.selects or plan.units_alone == plan.timeline.periods_met
+    return not plan.design.selects or plan.design.units_alone == plan.timeline.periods_met
 
 
 def several_mu(mu: float, units: int, together: int | None) -> float:

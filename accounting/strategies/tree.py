@@ -1,4 +1,4 @@
-"""Binary tree with bottom-up Honaker estimation, in exact integers (seed section 2.2, 4.1).
+"""Binary tree with bottom-up Honaker estimation, in exact integers (mechanism.md section 3).
 
 Leaf t of the tree completes the nodes of levels 0 .. tz(t) (tz = trailing zero bits), so the
 nodes in order of completion are numbered 0, 1, 2, ... and ``2t - popcount(t)`` of them are
@@ -65,7 +65,7 @@ class TreeStrategy(Strategy):
     @property
     @override
     def sd_factors(self) -> Float64:
-        # Var(I_l / (2^(l+1)-1)) = 1 / (2 (1 - 2^-(l+1))): equation (1) of the seed.
+        # Var(I_l / (2^(l+1)-1)) = 1 / (2 (1 - 2^-(l+1))): equation (1) of the paper.
         level = np.arange(self.levels, dtype=np.float64)
         variance = self._per_set_bit(0.5 / (1.0 - 2.0 ** -(level + 1.0)))
         return np.asarray(np.sqrt(variance) * (1 + 1e-15), dtype=np.float64)

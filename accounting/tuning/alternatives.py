@@ -24,7 +24,8 @@ from scipy.special import ndtr
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Plan, Privacy
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.weights import EVEN, MILD, STEEP
 
@@ -65,7 +66,7 @@ def compare(plan: Plan) -> list[Alternative]:
         Empty for plans that select no keys or are not sound, or that only a run from before can
         have: nothing to choose, or to compare with, there.
     """
-    if not plan.selects or plan.privacy.mode == "paper":
+    if not plan.design.selects:
         return []
     try:
         own = _evaluate(plan, allocate(plan))
@@ -161,7 +162,7 @@ def _reference(plan: Plan, budget: Budget) -> float:
 def _final_sd(plan: Plan, budget: Budget) -> float:
     """sd at close of the first published column, in records at the bound."""
     if budget.values:
-        return float(budget.values[0].sd[-1]) / plan.value_streams[0].sensitivity
+        return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
     assert budget.units is not None
     return float(budget.units.sd[-1])
 

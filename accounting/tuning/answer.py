@@ -149,7 +149,7 @@ class Chosen(msgspec.Struct, frozen=True):
         mu = math.sqrt(self.mu**2 + budget.mu**2) * (1 + 1e-12)
         delta = budget.delta + self.delta  # its float error is covered by the slack below
         total = None
-        if plan.privacy.mode != "paper" and delta > thresholds:
+        if budget.sound and delta > thresholds:
             total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
         words = (
             f"contributions{self._clamps()} chosen from the first {self.first} of this stream by "

@@ -22,7 +22,8 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.plan import Plan, ValueStream
+from dpstream.accounting.plan.fields import ValueStream
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import (
     DEAD_LETTER_SCHEMA,
     OFFSET,
@@ -86,7 +87,7 @@ class Canonicaliser:
         event, stamp = self._times(batch, reason)
         values = [
             self._value(batch, stream, reason)
-            for stream in plan.value_streams
+            for stream in plan.design.streams
             if stream.column is not None
         ]
         period = plan.timeline.period_of(event)

@@ -1,8 +1,8 @@
 """Uniform bits named by nodes: lanes of shared AES blocks, and one block of each node's own.
 
 With n lanes in a block, node v under tweak t has lane v mod n of the block AES(t xor (v div n))
-and, drawn only where these bits do not decide, its own block AES(t xor (v, 2^63)).  The upper
-word keeps the two kinds of input apart.
+and, drawn only where these bits do not decide, its own block AES(t xor (v, 2^63)), and after it
+AES(t xor (v, 2^63 + 1)) and so on.  The upper word keeps the kinds of input apart.
 """
 
 from typing import Any, NamedTuple
@@ -43,11 +43,11 @@ def shared_lanes(
     return Lanes(prf.blocks(blocks).view(kind).reshape(-1), shift, starts, size)
 
 
-def own_blocks(prf: Prf, tweaks: Ids, node: Int64) -> Ids:
-    """(n, 2) own block of node ``node[i]`` of the name ``tweaks[i]``."""
+def own_blocks(prf: Prf, tweaks: Ids, node: Int64, further: int = 0) -> Ids:
+    """(n, 2) own block of node ``node[i]`` of the name ``tweaks[i]``, or a further one of it."""
     own = tweaks.copy()
     own[:, 0] ^= node.astype(np.uint64)
-    own[:, 1] ^= _OWN_BLOCK
+    own[:, 1] ^= _OWN_BLOCK | np.uint64(further)
     return prf.blocks(own)
 
 

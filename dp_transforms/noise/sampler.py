@@ -1,11 +1,13 @@
-"""Exact rounded Gaussian by inverse CDF at a 128-bit uniform named by its node.
+"""Integer noise by inverse CDF at a 128-bit uniform named by its node, from a law's table.
 
-A draw is Z = round(N), N ~ Normal(0, sigma^2): for integer q, round(q + N) = q + Z, so the
-analytic Gaussian calibration holds exactly for every integer shift (mechanism.md section 5).
-A uniform has its top 32 bits from the node's lane of a shared block and, only where these do not
-decide, 96 further bits from the node's own block (``lanes``).  Thresholds are
-round(2^128 * Phi((k + 1/2)/sigma)) computed in ball arithmetic, so the total variation per draw
-is about (table entries) * 2^-129.
+The table comes from a distribution (``accounting.mechanisms``); this module only looks up.  A
+uniform has its top 32 bits from the node's lane of a shared block and, only where these do not
+decide, 96 further bits from the node's own block (``lanes``).  Where a table is exact and 128 bits
+leave an edge or a tail open, further blocks of the node settle it: once in about 2^128 draws for
+each entry, so that pure-DP claims need no delta.
+
+The rounded Gaussian's table is rounded to 2^-128 instead: its total variation per draw is about
+(table entries) * 2^-129 (mechanism.md section 5).
 """
 
 import hashlib
@@ -17,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dpstream.accounting.balls import precision
-from dpstream.accounting.limits import MAX_SIGMA
+from dpstream.accounting.mechanisms.laws import Uniform, settle
+from dpstream.accounting.mechanisms.tables import BITS, Table, rounded_gaussian
 from dpstream.dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
 
@@ -26,37 +28,35 @@ Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
 
-_BITS = 128
-_PRECISION = 256
 _GUIDE_BITS = 16
 _AMBIGUOUS = np.iinfo(np.int32).min
 
 
-class RoundedGaussian:
-    """Sampler of one sd.
+class TableSampler:
+    """Sampler of one table of a law.
 
     Args:
-        sigma: sd of the Gaussian before rounding, in grid units (0 < sigma <= MAX_SIGMA).
+        table: thresholds of the law (``accounting.mechanisms.tables``).
     """
 
-    def __init__(self, sigma: float) -> None:
-        if not 0 < sigma <= MAX_SIGMA:
-            raise ValueError("sigma is outside the sampler's range")
-        self.sigma = sigma
-        thresholds = _thresholds(sigma)
-        self.lowest = -(len(thresholds) // 2)
+    def __init__(self, table: Table) -> None:
+        thresholds = table.thresholds
+        self.lowest = table.lowest
+        self._law = table.law if table.exact else None
         self._high = np.array([t >> 64 for t in thresholds], np.uint64)
         self._low = np.array([t & (2**64 - 1) for t in thresholds], np.uint64)
-        self._top = np.array([t >> (_BITS - 32) for t in thresholds], np.uint32)
+        self._top = np.array([t >> (BITS - 32) for t in thresholds], np.uint32)
         self._first, self._last = _guide(thresholds)
         self._guide = np.where(
             self._first == self._last, self._first + self.lowest, _AMBIGUOUS
         ).astype(np.int32)
         #: draws are integers: no float error
         self.error = 0.0
+        #: names the table in the names of its nodes: another sd or law is other noise
         self.digest = hashlib.blake2b(
-            self._high.tobytes() + self._low.tobytes(), digest_size=16
+            self._high.tobytes() + self._low.tobytes(), digest_size=16, person=table.law.label
         ).digest()
 
     def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int32, Int64]:
@@ -103,29 +103,61 @@ class RoundedGaussian:
         _search(
             lane, bits, self._first, self._last, self._high, self._low, self.lowest, unsure, noise
         )
+        if self._law is not None:
+            for at in np.flatnonzero(self._open(lane, bits, noise[unsure])):
+                known = int(lane[at]) << 96 | int(bits[at, 1]) << 32 | int(bits[at, 0]) >> 32
+                further = _further(prf, tweaks[rows[at]], node[at], known)
+                noise[unsure[at]] = settle(self._law, further)
+
+    def _open(self, lane: Int64, bits: Ids, value: Int32) -> npt.NDArray[np.bool_]:
+        """Which 128-bit uniforms hold an edge or a tail of the law."""
+        high, low = _uniform(lane, bits)
+        # A tie is one below the next threshold, and below 2^128 where there is none.
+        next_ = value.astype(np.int64) - self.lowest
+        edge = next_ < self._high.size
+        next_ = np.where(edge, next_, 0)
+        tie_low = np.where(edge, self._low[next_], np.uint64(0)) - np.uint64(1)
+        borrow = (tie_low == np.uint64(2**64 - 1)).astype(np.uint64)
+        tie_high = np.where(edge, self._high[next_], np.uint64(0)) - borrow
+        tie = (high == tie_high) & (low == tie_low)
+        return np.asarray(tie | ((high == 0) & (low == 0)))
 
 
-def _thresholds(sigma: float) -> list[int]:
-    """round(2^128 Phi((k+1/2)/sigma)) for k = -K .. K-1, K past the 2^-130 tail."""
-    upper: list[int] = []
-    with precision(_PRECISION):
-        scale = flint.arb(sigma) * flint.arb(2).sqrt()
-        one = flint.arb(2) ** _BITS
-        while True:
-            tail = (flint.arb(2 * len(upper) + 1) / (2 * scale)).erfc() / 2 * one
-            value = int((tail + flint.arb("0.5")).floor().unique_fmpz())
-            if value == 0:
-                break
-            upper.append(value)
-    full = 1 << _BITS
-    # P[Z <= k] = 1 - P[Z > k]; the lower half mirrors the upper: k -> -k-1.
-    return list(reversed(upper)) + [full - value for value in upper]
+class RoundedGaussian(TableSampler):
+    """Sampler of one sd: Z = round(N), N ~ Normal(0, sigma^2).
+
+    Args:
+        sigma: sd of the Gaussian before rounding, in grid units (0 < sigma <= MAX_SIGMA).
+    """
+
+    def __init__(self, sigma: float) -> None:
+        super().__init__(rounded_gaussian(sigma))
+        self.sigma = sigma
+
+
+def _uniform(lane: Int64, bits: Ids) -> tuple[Words, Words]:
+    """32 bits of the lane, then the upper 96 bits of the node's own block, as two words."""
+    high = (lane.astype(np.uint64) << np.uint64(32)) | (bits[:, 1] >> np.uint64(32))
+    return high, (bits[:, 1] << np.uint64(32)) | (bits[:, 0] >> np.uint64(32))
+
+
+def _further(prf: Prf, tweak: Ids, node: int, known: int) -> Uniform:
+    """The uniform of one node, of 128 bits and as many further blocks as are asked for."""
+
+    def uniform(blocks: int) -> tuple[int, int]:
+        value, number = known, np.array([node])
+        for block in range(1, blocks + 1):
+            low, high = own_blocks(prf, tweak.reshape(1, 2), number, block)[0].tolist()
+            value = value << 128 | high << 64 | low
+        return value, 128 * (1 + blocks)
+
+    return uniform
 
 
 def _guide(thresholds: list[int]) -> tuple[Int32, Int32]:
     """For each value of the top 16 bits the first and last result index it can give."""
-    tops = np.array([t >> (_BITS - _GUIDE_BITS) for t in thresholds], np.int64)
-    exact = np.array([t & ((1 << (_BITS - _GUIDE_BITS)) - 1) == 0 for t in thresholds])
+    tops = np.array([t >> (BITS - _GUIDE_BITS) for t in thresholds], np.int64)
+    exact = np.array([t & ((1 << (BITS - _GUIDE_BITS)) - 1) == 0 for t in thresholds])
     cells = np.arange(1 << _GUIDE_BITS)
     # result index of U = number of thresholds <= U
     first = np.searchsorted(tops + ~exact, cells, side="right")

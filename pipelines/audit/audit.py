@@ -158,11 +158,11 @@ class _Work:
         self.designs = designs(self.plan, self.budget)
         # A published count that IS the selection stream shows the selection better than keys do.
         fused = self.budget.units is not None and self.budget.units is self.budget.selection
-        self.reads_selection = self.plan.selects and not fused
+        self.reads_selection = self.plan.design.selects and not fused
         few, each = min(_FEW, ask.trials), 2 * ask.trials
         self._few = few
         self._total = each * len(self.designs) + 2 * few
-        self._total += each * (self.reads_selection + self.plan.selects)
+        self._total += each * (self.reads_selection + self.plan.design.selects)
         self._done, self._progress = 0, progress
 
     def _told(self, trials: int) -> None:
@@ -171,7 +171,7 @@ class _Work:
 
     def _tail(self, first: bool) -> float:
         """The chance with which one family may prove too much."""
-        others = len(self.designs) + self.reads_selection + self.plan.selects
+        others = len(self.designs) + self.reads_selection + self.plan.design.selects
         doubt = 1 - self.ask.confidence
         return doubt * _FIRST if first else doubt * (1 - _FIRST) / others
 
@@ -204,12 +204,14 @@ class _Work:
 
     def alone(self) -> Alone | None:
         """Keys of too few units."""
-        if not self.plan.selects:
+        if not self.plan.design.selects:
             return None
         keys = 2 * self.ask.trials
         hits, _ = alone_released(self.runner, keys, self._told)
         at_least = rate_below(hits, keys, self._tail(False))
-        return Alone(hits, keys, at_least, self.plan.privacy.pre_threshold + self.plan.units_alone)
+        return Alone(
+            hits, keys, at_least, self.plan.privacy.pre_threshold + self.plan.design.units_alone
+        )
 
 
 def _words(design: Design) -> str:

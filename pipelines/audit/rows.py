@@ -12,9 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.accounting.aggregates import COUNT, KINDS
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.evidence.design import Design
-from dpstream.accounting.plan.plan import Field, Plan
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -149,11 +151,11 @@ def totals(design: Design, rows: Released) -> Float64:
     index = np.minimum(np.searchsorted(design.at, rows.trigger), len(design.at) - 1)
     known = design.expected()[index]
     fed = np.searchsorted(np.array(design.feeds), rows.trigger, side="right") * design.others
-    counts = next((c.name for c in design.columns if c.kind == "count"), None)
+    counts = next((c.name for c in design.columns if c.kind == COUNT), None)
     out = np.empty(known.shape)
     for i, column in enumerate(design.columns):
         value = rows.table.column(column.name).to_numpy().astype(np.float64) / column.grid
-        if column.kind == "mean":
+        if KINDS[column.kind].divides:
             count = fed if counts is None else rows.table.column(counts).to_numpy()
             value = np.nan_to_num((value - column.middle) * count, nan=0.0)
         out[:, i] = value - known[:, i]

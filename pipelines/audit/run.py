@@ -21,10 +21,10 @@ from dpstream.dp_transforms.flow import released_table, run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import begin_run
 from dpstream.pipelines.audit.rows import Int64, key_columns
-from dpstream.pipelines.begin import key_source
 from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import new_key, public_key_digest
+from dpstream.pipelines.jobs.keys import public_key_digest
+from dpstream.pipelines.jobs.noise_key import key_source, new_key
 from dpstream.pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
@@ -41,7 +41,7 @@ class Fixed(NamedTuple):
     insecure_test_run_id: str
 
 
-class Input(NamedTuple):
+class TrialInput(NamedTuple):
     """Rows of one run, and the numbers of the public keys where the plan has some."""
 
     table: pa.Table
@@ -60,10 +60,10 @@ def audited_plan(plan: Plan) -> Plan:
     if line.end is not None and line.windows <= _WINDOWS:
         return plan
     most = MAX_WINDOWS if line.end is None else min(line.windows, MAX_WINDOWS)
-    met = plan.units_alone
+    met = plan.design.units_alone
     if met == 1:
         return _on(plan, _WINDOWS)
-    if _on(plan, most).units_alone < met:
+    if _on(plan, most).design.units_alone < met:
         raise UsageError(
             "audit",
             f"none of the first {most} windows meets {met} privacy periods, as later ones do, and "
@@ -72,7 +72,8 @@ def audited_plan(plan: Plan) -> Plan:
         )
     # A later end takes nothing from any window.
     numbers = range(_WINDOWS, most + 1)
-    return _on(plan, numbers[bisect_left(numbers, met, key=lambda n: _on(plan, n).units_alone)])
+    first = bisect_left(numbers, met, key=lambda n: _on(plan, n).design.units_alone)
+    return _on(plan, numbers[first])
 
 
 def _on(plan: Plan, windows: int) -> Plan:
@@ -102,7 +103,7 @@ class Runner:
         if fixed is None:
             new_key(self._key)
 
-    def run(self, given: Input, again: bool = False) -> pa.Table:
+    def run(self, given: TrialInput, again: bool = False) -> pa.Table:
         """All releases of a new run.
 
         Args:
@@ -131,7 +132,7 @@ class Runner:
                 insecure_test_key=fixed.insecure_test_key if fixed else None,
                 insecure_test_run_id=run_id,
             ),
-            keys=KeysConfig(str(folder / "keys.csv") if not self.plan.selects else None),
+            keys=KeysConfig(str(folder / "keys.csv") if not self.plan.design.selects else None),
             state=replace(
                 self._job.state,
                 store=f"sqlite:{folder / 'state.db'}",
@@ -143,9 +144,9 @@ class Runner:
             choice=None,
         )
 
-    def _in_memory(self, job: Job, given: Input) -> pa.Table:
+    def _in_memory(self, job: Job, given: TrialInput) -> pa.Table:
         public = None
-        if not self.plan.selects:
+        if not self.plan.design.selects:
             public = canonical_public_keys(self.plan, pa.table(key_columns(self.plan, given.keys)))
         run, _ = begin_run(
             self.plan,
@@ -165,7 +166,7 @@ class Runner:
             raise RunError("audit", "synthetic records were refused", "run `dpstream doctor`")
         return released_table(releases)
 
-    def _through_beam(self, job: Job, given: Input) -> pa.Table:
+    def _through_beam(self, job: Job, given: TrialInput) -> pa.Table:
         pq.write_table(given.table, Path(job.path).with_name("rows.parquet"))
         if job.keys.public is not None:
             path = Path(job.keys.public)

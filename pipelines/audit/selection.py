@@ -25,7 +25,7 @@ from dpstream.pipelines.audit.rows import (
     rows_of,
     table_of,
 )
-from dpstream.pipelines.audit.run import Input, Runner
+from dpstream.pipelines.audit.run import Runner, TrialInput
 from dpstream.pipelines.audit.values import Told, chunks
 
 #: Tests that are told apart; simulated noise paths; rows of all trials together.
@@ -64,7 +64,7 @@ def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
     if weights is not None:
         ranks = weights.integers(plan.privacy.contributions)[:keys]
         adds = (statistic.weighted * ranks + statistic.counted).astype(np.float64)
-    tests = min(plan.selection_leaves, _TESTS)
+    tests = min(plan.design.tests, _TESTS)
     noise = _noise(plan, budget, tests, np.random.default_rng(seed))
     need = budget.tau[:tests] / (1 << DECODE_BITS) - others * statistic.alone
     return Crossing(
@@ -83,7 +83,7 @@ def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> 
     covariance = covariance * (budget.statistic.weighted * budget.selection.sigma) ** 2
     plain = plain_count(plan, budget.units, budget.values)
     if plain is not None:
-        at = np.minimum(leaves * plan.select_every, plan.timeline.triggers)
+        at = np.minimum(leaves * plan.design.select_every, plan.timeline.triggers)
         own = prefix_covariance(plain.strategy_object, at)
         covariance = covariance + own * (budget.statistic.counted * plain.sigma) ** 2
     root = np.linalg.cholesky(covariance + 1e-9 * np.trace(covariance) * np.eye(tests))
@@ -125,7 +125,7 @@ def selection_scores(
         rows = rows_of(
             plan, trials, added[trials], design.keys, pattern, first, design.others, [(0, 1)]
         )
-        out = runner.run(Input(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
+        out = runner.run(TrialInput(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
         passed = first_tests(plan, released(plan, out), trials, design.keys, tests)
         scores.append(
             np.take_along_axis(design.ratios[None], passed[:, :, None], 2)[:, :, 0].sum(1)
@@ -140,25 +140,25 @@ def first_tests(plan: Plan, rows: Released, trials: Int64, width: int, tests: in
     """(trials, width) number of the test at which each key appears, ``tests`` for none."""
     own = rows.window == 0
     first = np.full(len(trials) * width, tests, np.int64)
-    number = np.minimum(-(-rows.trigger[own] // plan.select_every) - 1, tests)
+    number = np.minimum(-(-rows.trigger[own] // plan.design.select_every) - 1, tests)
     np.minimum.at(first, rows.key[own] - trials[0] * width, number)
     return first.reshape(len(trials), width)
 
 
 def _inputs(plan: Plan) -> dict[str, tuple[float, float]]:
-    return {s.column: (0.0, 0.0) for s in plan.value_streams if s.column}
+    return {s.column: (0.0, 0.0) for s in plan.design.streams if s.column}
 
 
 def alone_released(runner: Runner, keys: int, told: Told) -> tuple[int, int]:
     """(keys ever released, rows fed) of so many keys that too few units have: one person's more
     than are never tested, each with its first pair, which counts most."""
     plan, hits, fed = runner.plan, 0, 0
-    few = plan.privacy.pre_threshold + plan.units_alone
+    few = plan.privacy.pre_threshold + plan.design.units_alone
     for trials in chunks(keys, few, plan.timeline.triggers):
         none = np.zeros(len(trials), np.bool_)
         nobody = np.zeros(0, np.int64)
         rows = rows_of(plan, trials, none, 1, nobody, nobody, few, [(0, 1)])
-        out = runner.run(Input(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
+        out = runner.run(TrialInput(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
         hits += len(np.unique(released(plan, out).key))
         fed += len(rows.unit)
         told(len(trials))

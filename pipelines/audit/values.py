@@ -19,7 +19,7 @@ from dpstream.pipelines.audit.rows import (
     table_of,
     totals,
 )
-from dpstream.pipelines.audit.run import Input, Runner
+from dpstream.pipelines.audit.run import Runner, TrialInput
 
 #: Rows, and released numbers, of one run of the flow; more trials take further runs.
 _ROWS = 1_500_000
@@ -77,7 +77,7 @@ def value_scores(
             )
             keys = (trials[:, None] * width + np.arange(width)).ravel()
             table = table_of(plan, rows, design.inputs)
-            out = runner.run(Input(table, keys), again=turn == "before")
+            out = runner.run(TrialInput(table, keys), again=turn == "before")
             read.append(read_trials(plan, design, released(plan, out), trials, width))
             fed += len(rows.unit)
         parts.append(Read(read[-1].scores, np.concatenate([r.features for r in read], axis=1)))

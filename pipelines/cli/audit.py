@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, print_json
 
 #: Exit code of an audit that refutes the plan's claim.
 REFUTED = 5
@@ -17,7 +17,7 @@ REFUTED = 5
         "dpstream audit job.toml --beam --trials 2000 --json",
     )
 )
-@click.argument("job", type=click.Path(path_type=Path))
+@JOB
 @click.option("--trials", default=10_000, show_default=True, help="Trials on each side.")
 @click.option("--confidence", default=0.99, show_default=True, help="Of the verdict.")
 @click.option("--seed", default=0, show_default=True, help="Of the synthetic data, not of noise.")

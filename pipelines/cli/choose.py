@@ -1,12 +1,12 @@
 """``dpstream choose``: C and clamps from the stream's first hours, or from other data."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpstream.accounting.figures import up
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.tuning.choose import Outcome
@@ -22,7 +22,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("job", type=click.Path(path_type=Path))
+@JOB
 @click.option("--out", type=click.Path(path_type=Path), help="The new job file, beside the old.")
 @click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
 @click.option("--epsilon", type=float, help="Budget of the choice, charged in the ledger.")
@@ -38,7 +38,7 @@ Examples:
 @click.option("--proxy-start", help="First instant of the proxy data (default: the job's).")
 @click.option("--resume", metavar="RUN_ID", help="Say again what this charged run said.")
 @click.option("--dry-run", is_flag=True, help="Only say cost and accuracy; reads no data.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@AS_JSON
 def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
     """Choose privacy.contributions and missing clamps by a charged private mechanism.
 
@@ -60,13 +60,13 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
         click.echo(_words(public), nl=False)
     if dry_run:
         if as_json:
-            click.echo(json.dumps(public))
+            print_json(public)
         return
     for warning in ledger_warnings(asked.job):
         click.echo(f"Warning: {warning}", err=True)
     outcome = run(asked)
     if as_json:
-        click.echo(json.dumps({**outcome._asdict(), "asked": public}))
+        print_json({**outcome._asdict(), "asked": public})
     else:
         click.echo(_told(outcome), nl=False)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
 
 _WHERE = {
     "file": "in a file",
@@ -25,7 +25,7 @@ def key() -> None:
 @AS_JSON
 def key_new(file: Path, as_json: bool) -> None:
     """Write a new random noise key that only you can read; never overwrites."""
-    from dpstream.pipelines.jobs.keys import new_key
+    from dpstream.pipelines.jobs.noise_key import new_key
 
     new_key(file)
     if as_json:
@@ -35,7 +35,7 @@ def key_new(file: Path, as_json: bool) -> None:
 
 
 @key.command("check", epilog=examples("dpstream key check job.toml"))
-@click.argument("job", type=click.Path(path_type=Path))
+@JOB
 @AS_JSON
 def key_check(job: Path, as_json: bool) -> None:
     """Say whether a job's key can be had here and whether its store was begun with it.
@@ -43,7 +43,7 @@ def key_check(job: Path, as_json: bool) -> None:
     Nothing of the key is shown: the fingerprint is a keyed hash that only tells keys apart.
     """
     from dpstream.pipelines.jobs.job import load_job
-    from dpstream.pipelines.jobs.key_check import check_key
+    from dpstream.pipelines.jobs.noise_key import check_key
 
     found = check_key(load_job(job))
     if as_json:

@@ -6,12 +6,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from typing_extensions import override
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+JOB = click.argument("job", type=click.Path(path_type=Path))
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
 
 
 @click.command(
@@ -15,7 +15,7 @@ from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
         "dpstream replay recorded.toml --to pubsub:projects/P/topics/T",
     )
 )
-@click.argument("job", type=click.Path(path_type=Path))
+@JOB
 @click.option(
     "--to", "target", required=True, help="folder:PATH, kafka:HOST:PORT/TOPIC, pubsub:TOPIC."
 )

@@ -7,12 +7,11 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.tables import FileKind
 
-JOB = click.argument("job", type=click.Path(path_type=Path))
 OPERATOR = "OPERATOR ONLY: sizes tell about the number of units and keys; do not publish."
 
 
@@ -109,7 +108,7 @@ def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool
     A release that is there already is left as it is; one with another content is refused. Without
     --out they go to the job's own sink: one that was emptied, or a new one.
     """
-    from dpstream.pipelines.connectors.sink import sink_of
+    from dpstream.pipelines.connectors.registry import sink_of
     from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_view import export, publish
 

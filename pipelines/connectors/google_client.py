@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.state.google_errors import may_pass
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
 LOOK_SECONDS = 30.0
@@ -32,19 +33,9 @@ def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
 
 def retry(seconds: float) -> Any:
     """What may pass is tried again for so long, at most ten seconds apart."""
-    from google.api_core import exceptions
-    from google.api_core.retry import Retry, if_exception_type
+    from google.api_core.retry import Retry
 
-    passing = if_exception_type(
-        exceptions.Aborted,
-        exceptions.Cancelled,
-        exceptions.DeadlineExceeded,
-        exceptions.InternalServerError,
-        exceptions.ResourceExhausted,
-        exceptions.ServiceUnavailable,
-        exceptions.Unknown,
-    )
-    return Retry(predicate=passing, initial=0.1, maximum=10.0, multiplier=1.5, timeout=seconds)
+    return Retry(predicate=may_pass(), initial=0.1, maximum=10.0, multiplier=1.5, timeout=seconds)
 
 
 def failed(field: str, error: BaseException | None, what: str) -> RunError:

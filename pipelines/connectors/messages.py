@@ -7,7 +7,7 @@ the same name, and a reader that keeps one value per name sees it once:
   form of the JSON Lines files;
 * the seal: name ``seal-000012-000005``, value = window, trigger, number of rows and a digest; also
   of a release without rows.  It is written after all rows are durable;
-* the manifest: name ``run`` (a further epoch: ``run-epoch-1``), value = `Manifest` of
+* the manifest: name ``run`` (a further epoch: ``run-epoch-1``), value = `RunManifest` of
   `pipelines.connectors.sink`.  Kafka puts the run's id behind that name; sinks that cannot be read
   back put it before every seal and manifest.
 
@@ -26,12 +26,12 @@ import pyarrow as pa
 
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.pipelines.connectors.files.formats import encode
-from dpstream.pipelines.connectors.sink import Manifest, Name, name_of_release
+from dpstream.pipelines.connectors.sink import Name, RunManifest, name_of_release
 
 ID_DIGITS = 32
 
 
-class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SealMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a seal says of its release."""
 
     kind: Literal["seal"]
@@ -41,7 +41,7 @@ class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
 
-class Messages(NamedTuple):
+class ReleaseMessages(NamedTuple):
     """A release as messages.
 
     Attributes:
@@ -55,18 +55,20 @@ class Messages(NamedTuple):
     ids: npt.NDArray[np.uint64]
     keys: list[str]
     values: list[bytes]
-    seal: Seal
+    seal: SealMessage
 
 
-def messages_of(batch: pa.RecordBatch) -> Messages:
+def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
     """The messages of a sealed release."""
     window, trigger = name_of_release(batch)
     values = encode(batch, "jsonl").split(b"\n")[:-1]
     ids = ids_of(batch.column("release_id"))
     digits = np.ascontiguousarray(ids).tobytes().hex()
     keys = [digits[i : i + ID_DIGITS] for i in range(0, len(digits), ID_DIGITS)]
-    seal = Seal("seal", window, trigger, len(values), digest_of(zip(keys, values, strict=True)))
-    return Messages((window, trigger), ids, keys, values, seal)
+    seal = SealMessage(
+        "seal", window, trigger, len(values), digest_of(zip(keys, values, strict=True))
+    )
+    return ReleaseMessages((window, trigger), ids, keys, values, seal)
 
 
 def digest_of(rows: Iterable[tuple[str, bytes]]) -> str:
@@ -93,7 +95,7 @@ def is_row(key: str) -> bool:
     return re.fullmatch(f"[0-9a-f]{{{ID_DIGITS}}}", key) is not None
 
 
-def text_of(what: Seal | Manifest) -> bytes:
+def text_of(what: SealMessage | RunManifest) -> bytes:
     """The value of a seal or a manifest."""
     return msgspec.json.encode(what)
 

@@ -13,7 +13,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.run_manifest import resealed
-from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.connectors.sink import ReadableSink, Sink, known_releases, known_unsealed
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
 
@@ -38,8 +38,8 @@ def catch_up(run: Run, sink: Sink) -> None:
     """
     store = run.open()
     done, first = store.completed(run.shards), store.marks.first
-    published = [(one.window, one.trigger) for one in sink.published()]
-    for window, trigger in [*published, *sink.unsealed()]:
+    published = [(one.window, one.trigger) for one in known_releases(sink)]
+    for window, trigger in [*published, *known_unsealed(sink)]:
         if window >= first and trigger > done.get(window, 0):
             raise PolicyError(
                 "state.store",
@@ -75,8 +75,8 @@ class Catching:
 
     def _look(self) -> int:
         line, first = self._run.plan.timeline, self._run.open().marks.first
-        names = [(one.window, one.trigger) for one in self._sink.published()]
-        names += self._sink.unsealed()
+        names = [(one.window, one.trigger) for one in known_releases(self._sink)]
+        names += known_unsealed(self._sink)
         return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
@@ -92,7 +92,7 @@ class Catching:
 
 def publish_missing(run: Run, sink: Sink) -> None:
     """Write what is committed and what the runner did not bring to the sink, if there is any."""
-    there = {(one.window, one.trigger) for one in sink.published()}
+    there = {(one.window, one.trigger) for one in known_releases(sink)}
     store = run.open()
     names = [n for n in committed_names(run, store) if n[0] >= store.marks.first]
     lost = [name for name in names if name not in there]
@@ -134,20 +134,24 @@ def complete(run: Run, sink: Sink) -> None:
         PolicyError: something else is published under one of the names.
     """
     noted = run.open().note(_PUBLISHED)
-    if noted is None or noted != sink.content():
+    if noted is None or noted != _content(sink):
         publish_committed(run, sink)
         note_complete(run, sink)
 
 
 def note_complete(run: Run, sink: Sink) -> None:
     """Remember the sink's content, if the run is finished and all of its releases are there."""
-    content = sink.content() if finished(run) else None
+    content = _content(sink) if finished(run) else None
     if content is None:
         return
-    store, there = run.open(), {(one.window, one.trigger) for one in sink.published()}
+    store, there = run.open(), {(one.window, one.trigger) for one in known_releases(sink)}
     dropped = store.marks.dropped
     if all(name in there for name in committed_names(run, store) if name[0] >= dropped):
         store.set_note(_PUBLISHED, content)
+
+
+def _content(sink: Sink) -> str | None:
+    return sink.content() if isinstance(sink, ReadableSink) else None
 
 
 def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

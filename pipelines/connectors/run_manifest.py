@@ -28,7 +28,16 @@ from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.flow import SealFactory
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.sink import FORMAT, Manifest, Published, Sink
+from dpstream.pipelines.connectors.sink import (
+    FORMAT,
+    PublishedRelease,
+    ReadableSink,
+    RunManifest,
+    Sink,
+    known_manifests,
+    known_releases,
+    known_unsealed,
+)
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
 
@@ -36,7 +45,7 @@ from dpstream.state.store import Store
 COMPARED_WINDOWS = 1_000
 
 
-def manifest_of(run: Run, kind: str) -> Manifest:
+def manifest_of(run: Run, kind: str) -> RunManifest:
     """The manifest a run gives its sink."""
     identity = run.open().identity
     return msgspec.convert(
@@ -48,13 +57,13 @@ def manifest_of(run: Run, kind: str) -> Manifest:
             "kind": kind,
             "rules": run.budget().rules,
         },
-        Manifest,
+        RunManifest,
     )
 
 
 def refuse_lost_store(sink: Sink) -> None:
     """A new store must not add to releases of a run it knows nothing of."""
-    if sink.used():
+    if isinstance(sink, ReadableSink) and sink.used():
         raise PolicyError(
             sink.field,
             "holds a run's releases, but the store is new: it was lost, moved or belongs elsewhere",
@@ -68,7 +77,9 @@ def refuse_emptied(run: Run, sink: Sink) -> None:
     Raises:
         PolicyError: they were delivered, and nothing was ever published here.
     """
-    if sink.readable and delivered_through(run.open()) and not sink.used():
+    if not isinstance(sink, ReadableSink):
+        return
+    if delivered_through(run.open()) and not sink.used():
         raise PolicyError(
             sink.field,
             "is empty, but the store says that releases were delivered: it was emptied, made again"
@@ -94,9 +105,9 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     """
     sink.prepare(replaying and not run.open().anew)
     _refuse_foreign(manifest_of(run, sink.kind), sink)
-    store, latest, caught_up = run.open(), dict[int, Published](), True
+    store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
     # In this order: what another worker publishes meanwhile is committed before.
-    published = list(sink.published())
+    published = known_releases(sink)
     line, first = run.plan.timeline, store.marks.first
     done = reached(store, line)
     for one in published:
@@ -112,11 +123,11 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
                 "is older than its sink: releases are published that it has not committed",
                 "bring back the newest store, or restore this one with `dpstream state restore`",
             )
-    if latest:
+    if latest and isinstance(sink, ReadableSink):
         newest = sorted(latest)[-COMPARED_WINDOWS:]
         _refuse_forked(run, store, sink, {window: latest[window] for window in newest})
     if replaying:  # the sink compares these with what is committed again
-        caught_up = caught_up and not any(window >= first for window, _ in sink.unsealed())
+        caught_up = caught_up and not any(window >= first for window, _ in known_unsealed(sink))
     return caught_up
 
 
@@ -157,13 +168,13 @@ def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch
 
 def published_epoch(sink: Sink, run_id: str) -> int:
     """The last epoch that a manifest of the run names; -1: none does."""
-    named = [found for found in sink.manifests() if found is not None]
+    named = [found for found in known_manifests(sink) if found is not None]
     mine = [found.epoch for found in named if found.run_id.rpartition("-")[2] == run_id]
     return max(mine, default=-1)
 
 
-def _refuse_foreign(mine: Manifest, sink: Sink) -> None:
-    for found in sink.manifests():
+def _refuse_foreign(mine: RunManifest, sink: Sink) -> None:
+    for found in known_manifests(sink):
         if found is None or found.format != FORMAT:
             raise PolicyError(
                 sink.field,
@@ -191,7 +202,9 @@ def _refuse_foreign(mine: Manifest, sink: Sink) -> None:
             )
 
 
-def _refuse_forked(run: Run, store: Store, sink: Sink, latest: dict[int, Published]) -> None:
+def _refuse_forked(
+    run: Run, store: Store, sink: ReadableSink, latest: dict[int, PublishedRelease]
+) -> None:
     """The last published release of every window says what all before it led to."""
     names = ((one.window, one.trigger) for one in latest.values())
     for one, batch in zip(latest.values(), resealed(run, store, names), strict=True):

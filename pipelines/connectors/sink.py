@@ -8,10 +8,10 @@ What it must keep:
 * a release counts as published once it is *sealed*, after all its rows are durable there;
 * the manifest is written before the first release.
 
-Sinks differ in what can be read back.  Where nothing can (``readable`` is false), a lost, foreign,
-older or forked store is not noticed by the sink: the store's own epoch and restore notes and the
-data set's ledger must do it, and a restored store, whose run has to be compared with what is
-published, is refused (see `pipelines.connectors.write_only`).
+Sinks differ in what can be read back.  Where nothing can (the sink is no `ReadableSink`), a lost,
+foreign, older or forked store is not noticed by the sink: the store's own epoch and restore notes
+and the data set's ledger must do it, and a restored store, whose run has to be compared with what
+is published, is refused (see `pipelines.connectors.write_only`).
 """
 
 from abc import ABC, abstractmethod
@@ -21,12 +21,9 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.shares import FIRST_RULES
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW
-from dpstream.dp_transforms.release import stamped_run_id
-from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import SinkKind
 
 FORMAT = 1
@@ -35,7 +32,7 @@ FORMAT = 1
 Name = tuple[int, int]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Whose releases a sink holds.
 
     Attributes:
@@ -55,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     rules: int = FIRST_RULES
 
 
-class Published(NamedTuple):
+class PublishedRelease(NamedTuple):
     """A sealed release in a sink; ``proof`` is what the sink compares by."""
 
     window: int
@@ -70,13 +67,11 @@ class Sink(ABC):
         kind: as ``sink.kind`` says.
         field: the field of the job file that names the place.
         another: words for a fresh place of the same kind.
-        readable: whether what is published can be listed and compared.
     """
 
     kind: SinkKind
     field: ClassVar[str]
     another: ClassVar[str]
-    readable: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -100,46 +95,12 @@ class Sink(ABC):
         """
 
     @abstractmethod
-    def used(self) -> bool:
-        """Whether a run has ever published here, or begun to."""
-
-    @abstractmethod
-    def manifests(self) -> list[Manifest | None]:
-        """Every manifest; ``None`` for one that cannot be read."""
-
-    @abstractmethod
-    def put_manifest(self, manifest: Manifest) -> None:
+    def put_manifest(self, manifest: RunManifest) -> None:
         """Write a manifest, durably; the same one again changes nothing.
 
         Raises:
             RunError: it cannot be written.
         """
-
-    @abstractmethod
-    def published(self) -> Iterator[Published]:
-        """Sealed releases in order of (window, trigger).
-
-        Raises:
-            PolicyError: it holds something that is no release.
-        """
-
-    def content(self) -> str | None:
-        """A digest of the names and bytes of all that is published, where that is cheap to tell:
-        two that are equal mean that nothing was changed, lost or added."""
-        return None
-
-    def unsealed(self) -> Iterator[Name]:
-        """Releases of which some rows are there and no seal, in order: someone was cut off, and
-        whoever goes on must write these rows again."""
-        return iter(())
-
-    @abstractmethod
-    def same(self, one: Published, batch: pa.RecordBatch) -> bool:
-        """Whether a published release has this content."""
-
-    @abstractmethod
-    def holds(self, batch: pa.RecordBatch) -> bool:
-        """Whether this release is published with this content."""
 
     @abstractmethod
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
@@ -163,36 +124,77 @@ class Sink(ABC):
         """Let go of clients; the next use opens them again."""
 
 
+class ReadableSink(Sink):
+    """A sink whose releases can be listed and compared."""
+
+    @abstractmethod
+    def used(self) -> bool:
+        """Whether a run has ever published here, or begun to."""
+
+    @abstractmethod
+    def manifests(self) -> list[RunManifest | None]:
+        """Every manifest; ``None`` for one that cannot be read."""
+
+    @abstractmethod
+    def published(self) -> Iterator[PublishedRelease]:
+        """Sealed releases in order of (window, trigger).
+
+        Raises:
+            PolicyError: it holds something that is no release.
+        """
+
+    def content(self) -> str | None:
+        """A digest of the names and bytes of all that is published, where that is cheap to tell:
+        two that are equal mean that nothing was changed, lost or added."""
+        return None
+
+    def unsealed(self) -> Iterator[Name]:
+        """Releases of which some rows are there and no seal, in order: someone was cut off, and
+        whoever goes on must write these rows again."""
+        return iter(())
+
+    @abstractmethod
+    def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
+        """Whether a published release has this content."""
+
+    @abstractmethod
+    def holds(self, batch: pa.RecordBatch) -> bool:
+        """Whether this release is published with this content."""
+
+
+def known_manifests(sink: Sink) -> list[RunManifest | None]:
+    """The manifests that a sink tells of: none where it cannot be read back."""
+    return sink.manifests() if isinstance(sink, ReadableSink) else []
+
+
+def known_releases(sink: Sink) -> list[PublishedRelease]:
+    """The published releases that a sink tells of: none where it cannot be read back."""
+    return list(sink.published()) if isinstance(sink, ReadableSink) else []
+
+
+def known_unsealed(sink: Sink) -> list[Name]:
+    """The releases without a seal that a sink tells of: none where it cannot be read back."""
+    return list(sink.unsealed()) if isinstance(sink, ReadableSink) else []
+
+
+def holds_release(sink: Sink, batch: pa.RecordBatch) -> bool:
+    """Whether this release is published with this content.
+
+    Raises:
+        PolicyError: the sink cannot be read back.
+    """
+    if isinstance(sink, ReadableSink):
+        return sink.holds(batch)
+    raise PolicyError(
+        "sink.kind",
+        f"'{sink.kind}' cannot be read back, so nothing shows that it holds a release",
+        "keep the releases in the store, or publish to a sink that can be read",
+    )
+
+
 def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
     """(window, trigger) of a sealed release."""
     metadata = batch.schema.metadata or {}
     if WINDOW not in metadata or TRIGGER not in metadata:
         raise RunError("sink", "got a release that names no window", "report this as a bug")
     return int(metadata[WINDOW]), int(metadata[TRIGGER])
-
-
-def sink_of(job: Job, run: Run | None = None) -> Sink:
-    """The sink of a job by its kind; its client's library is loaded where it is used.
-
-    Args:
-        job: whose ``[sink]`` says where.
-        run: whose releases it is to write; a sink that cannot be read back needs it for that.
-    """
-    sink = job.sink
-    run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
-    if sink.kind == "kafka":
-        from dpstream.pipelines.connectors.kafka.sink import KafkaSink
-
-        line = job.plan.timeline
-        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, line)
-    if sink.kind == "pubsub":
-        from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
-
-        return PubsubSink(sink.topic or "", run_id)
-    if sink.kind == "bigquery":
-        from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink
-
-        return BigQuerySink(sink.table or "", job.plan, run_id)
-    from dpstream.pipelines.connectors.files.sink import FileSink
-
-    return FileSink(sink.path, sink.kind, sink.guarded)

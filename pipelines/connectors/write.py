@@ -24,7 +24,7 @@ from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded, timed
 from dpstream.pipelines.connectors.files.formats import encode, put_once
-from dpstream.pipelines.connectors.sink import Sink, name_of_release, sink_of
+from dpstream.pipelines.connectors.sink import Sink, name_of_release
 from dpstream.pipelines.jobs.job import Job
 
 #: Dead letters held by one bundle before they are written.
@@ -102,11 +102,10 @@ class _WriteRelease(beam.DoFn):
 
 
 class WriteReleases(beam.PTransform):  # type: ignore[misc]
-    """Write sealed releases to a sink, or a job's; gives the (window, trigger) of each."""
+    """Write sealed releases to a sink; gives the (window, trigger) of each."""
 
-    def __init__(self, sink: Sink | Job, only_compare: bool = False) -> None:
+    def __init__(self, sink: Sink, only_compare: bool = False) -> None:
         super().__init__()
-        sink = sink if isinstance(sink, Sink) else sink_of(sink)
         self._dofn = _WriteRelease(sink, only_compare)
 
     def expand(self, releases: Any) -> Any:

@@ -10,7 +10,7 @@ restored store is refused.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -18,21 +18,21 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.connectors.messages import (
-    Messages,
+    ReleaseMessages,
     manifest_key,
     messages_of,
     seal_key,
     text_of,
 )
-from dpstream.pipelines.connectors.sink import Manifest, Name, Published, Sink
+from dpstream.pipelines.connectors.sink import Name, RunManifest, Sink
 
 
-class Release(NamedTuple):
+class OutgoingRelease(NamedTuple):
     """A release on its way out."""
 
     run_id: str
     batch: pa.RecordBatch
-    messages: Messages
+    messages: ReleaseMessages
 
 
 class Mark(NamedTuple):
@@ -60,13 +60,11 @@ class WriteOnlySink(Sink):
         run_id: whose releases come, as they show it; a manifest says it too.
     """
 
-    readable = False
-
     def __init__(self, run_id: str | None) -> None:
         self._run_id = run_id
 
     @abstractmethod
-    def _put_rows(self, releases: Sequence[Release]) -> None:
+    def _put_rows(self, releases: Sequence[OutgoingRelease]) -> None:
         """Write rows; on return they are durable."""
 
     @abstractmethod
@@ -84,7 +82,7 @@ class WriteOnlySink(Sink):
             )
 
     @override
-    def put_manifest(self, manifest: Manifest) -> None:
+    def put_manifest(self, manifest: RunManifest) -> None:
         self._run_id = run_id = manifest.run_id
         name = f"{run_id}/{manifest_key(manifest.epoch)}"
         self._put_marks([Mark("run", run_id, name, text_of(manifest))])
@@ -96,37 +94,13 @@ class WriteOnlySink(Sink):
         run_id = self._run_id
         if run_id is None:
             raise RunError("sink", "was not told whose releases these are", "report this as a bug")
-        releases = [Release(run_id, batch, messages_of(batch)) for batch in batches]
+        releases = [OutgoingRelease(run_id, batch, messages_of(batch)) for batch in batches]
         self._put_rows(releases)
         # Only now, that every row is acknowledged.
         self._put_marks([_seal(release) for release in releases])
         return [release.messages.name for release in releases]
 
-    @override
-    def used(self) -> bool:
-        return False
 
-    @override
-    def manifests(self) -> list[Manifest | None]:
-        return []
-
-    @override
-    def published(self) -> Iterator[Published]:
-        return iter(())
-
-    @override
-    def same(self, one: Published, batch: pa.RecordBatch) -> bool:
-        return False
-
-    @override
-    def holds(self, batch: pa.RecordBatch) -> bool:
-        raise PolicyError(
-            "sink.kind",
-            f"'{self.kind}' cannot be read back, so nothing shows that it holds a release",
-            "keep the releases in the store, or publish to a sink that can be read",
-        )
-
-
-def _seal(release: Release) -> Mark:
+def _seal(release: OutgoingRelease) -> Mark:
     name, seal = release.messages.name, release.messages.seal
     return Mark("seal", release.run_id, f"{release.run_id}/{seal_key(name)}", text_of(seal), name)

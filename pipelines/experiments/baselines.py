@@ -51,7 +51,9 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import DECODE_BITS, MAX_SIGMA
-from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.thresholds import isf, one_trigger_tail, thresholds
 from dpstream.dp_transforms.ingest.ids import typed_ids

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpstream.pipelines.experiments.modes import Mode
-from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.synth import DAY_MICROS
 
 COUNT = ({"name": "count", "kind": "count"},)

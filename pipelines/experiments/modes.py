@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import UsageError
 
+#: Algorithm 2 with the numbers that the paper prints (``experiments.paper``); unsound.
+PUBLISHED = "paper"
 _EQUAL = {"mode": "sticky", "weights": "uniform"}
 NAMED: dict[str, dict[str, Any]] = {
     "sticky": {"mode": "sticky"},
@@ -32,7 +34,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "fused": {**_EQUAL, "per_key_bound": 1},
     "rounds": {"mode": "rounds", "strategy": "tree"},
     "rounds+flush": {"mode": "rounds", "strategy": "tree", "final_flush": True},
-    "paper": {"mode": "paper", "allow_unsound": True},
+    PUBLISHED: {"mode": "rounds", "strategy": "tree"},
 }
 #: Set by options of their own, alike for all modes and baselines.
 _ELSEWHERE = {"epsilon", "delta", "contributions", "period", "key", "key_file"}
@@ -48,6 +50,11 @@ class Mode(NamedTuple):
     def kind(self) -> str:
         """What is published: ``fused`` publishes the selection itself, a count of users."""
         return "units" if self.name.partition(",")[0] == "fused" else "count"
+
+    @property
+    def published(self) -> bool:
+        """Whether the run is begun with the paper's own numbers, which promise nothing."""
+        return self.name.partition(",")[0] == PUBLISHED
 
     @property
     def slug(self) -> str:

@@ -77,16 +77,21 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
     raise kind(result["field"], result["rule"], result["fix"])
 
 
-def main(path: str) -> None:
-    """Run and measure one job."""
+def main(path: str, as_published: bool = False) -> None:
+    """Run and measure one job; ``as_published`` with the paper's own numbers, which are unsound."""
     logging.disable(logging.CRITICAL)
     from dpstream.pipelines.cli.parts import Bar
     from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.stream import run_job
 
     try:
+        job = load_job(path)
+        if as_published:
+            from dpstream.pipelines.experiments.paper import begin_as_published
+
+            begin_as_published(job)
         with Bar(hidden=not sys.stderr.isatty()) as bar:
-            result = measure(load_job(path), lambda job: run_job(job, progress=bar.update))
+            result = measure(job, lambda job: run_job(job, progress=bar.update))
     except DpstreamError as error:
         print(json.dumps(error.as_dict()))
         raise SystemExit(error.exit_code) from None
@@ -94,4 +99,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(str(Path(sys.argv[1])))
+    main(str(Path(sys.argv[1])), "--as-published" in sys.argv[2:])

@@ -27,6 +27,8 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.synth import DAY_MICROS
 
 ONE_RUN = "dpstream.pipelines.experiments.one_run"
+#: Its flag for the paper's own numbers.
+AS_PUBLISHED = "--as-published"
 Say = Callable[[str], None]
 Row = dict[str, Any]
 
@@ -90,7 +92,8 @@ def compare(contest: Contest, jobs: Sequence[Path], say: Say) -> list[Row]:
 def _run(setting: Setting, job: Path, say: Say) -> Row:
     where = {"triggers": setting.triggers, "contributions": setting.contributions}
     say(f"{setting.mode.name}: T = {setting.triggers}, C = {setting.contributions}")
-    return {"method": setting.mode.name, **where, **in_child(ONE_RUN, str(job))}
+    more = [AS_PUBLISHED] if setting.mode.published else []
+    return {"method": setting.mode.name, **where, **in_child(ONE_RUN, str(job), *more)}
 
 
 def _baseline(contest: Contest, name: str, data: Columns, truth: Truth, say: Say) -> Row:

@@ -100,7 +100,7 @@ def corpus(study: Study, say: Say) -> tuple[Path, Callable[[], None]]:
 
 def write_posts(
     params: reddit.Reddit, path: Path, source: Path | None, overwrite: bool = False
-) -> webis.Tally:
+) -> webis.PostCount:
     """Write Reddit records to a Parquet file: generated, or of the real corpus ``source``.
 
     Raises:
@@ -108,8 +108,8 @@ def write_posts(
     """
     if source is None:
         made = reddit.batches(params)
-        return webis.Tally(synth.write_batches(made, params.layout, path, overwrite))
-    tally = webis.Tally()
+        return webis.PostCount(synth.write_batches(made, params.layout, path, overwrite))
+    tally = webis.PostCount()
     with webis.open_corpus(source) as stream:
         posts = webis.batches(stream, params.layout, tally)
         synth.write_batches(webis.some(posts), params.layout, path, overwrite)

@@ -29,7 +29,7 @@ FIELDS = ("author", "subreddit")
 
 
 @dataclass
-class Tally:
+class PostCount:
     """What became of the lines of a corpus.
 
     Attributes:
@@ -66,7 +66,7 @@ def open_corpus(path: Path) -> Iterator[BinaryIO]:
         raise UsageError("--webis", "cannot be read", fix) from None
 
 
-def batches(stream: BinaryIO, layout: Synth, tally: Tally) -> Iterator[pa.RecordBatch]:
+def batches(stream: BinaryIO, layout: Synth, tally: PostCount) -> Iterator[pa.RecordBatch]:
     """The posts as records of ``layout.schema`` in corpus order; ``tally`` is counted up.
 
     Args:

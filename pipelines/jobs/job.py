@@ -15,10 +15,13 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.plan import Field, Plan, Privacy
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.pipelines.jobs.choice import check_choice
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.tables import (
     GIVEN_COLUMNS,
@@ -42,7 +45,6 @@ from dpstream.pipelines.jobs.text import (
     raise_decode_error,
     refuse_data_dependent,
 )
-from dpstream.pipelines.tuning.check import check_choice
 from dpstream.state import open as stores
 
 MAX_JOB_BYTES = 1 << 20
@@ -240,7 +242,7 @@ def _timeline(file: JobFile) -> Timeline:
 def _privacy(file: JobFile) -> Privacy:
     given = {name: getattr(file.privacy, name) for name in Privacy.__struct_fields__}
     given["weights"] = _weights(file)
-    given["strategy"] = file.privacy.strategy or ("tree" if file.privacy.mode == "paper" else "blt")
+    given["strategy"] = file.privacy.strategy or "blt"
     return Privacy(**given)
 
 

@@ -1,15 +1,12 @@
-"""The secret noise key's file, and the public key list.
+"""The public key list.
 
-The noise key is 32 random bytes, written once as hex in a file that only its owner can read.
-A public key list is a CSV file whose header names the key columns of the job; it may be compressed
+It is a CSV file whose header names the key columns of the job; it may be compressed
 as the files of a source may be.
 """
 
 import csv
 import hashlib
 import io
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,39 +14,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.plan.plan import Field
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan.fields import Field
 from dpstream.pipelines.connectors.files.compression import BrokenFileError, checked_codec, plain
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
-KEY_BYTES = 32
 Value = str | int | bool | bytes
 _ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
-
-
-def new_key(path: Path) -> None:
-    """Write a new noise key (hex, mode 0600, flushed to disk); never overwrites.
-
-    Raises:
-        PolicyError: the file exists (overwriting a key would orphan its store).
-        RunError: the file cannot be written.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise PolicyError(
-            "key file",
-            "exists, and the releases made with it cannot be continued with another key",
-            "choose another name",
-        ) from None
-    except OSError:
-        raise RunError("key file", "cannot be created", "check the folder") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_bytes(KEY_BYTES).hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_public_keys(job: "Job") -> pa.Table:

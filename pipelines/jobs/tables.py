@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.plan.plan import Aggregate, Field, Mode, StrategyName
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.privacy import Mode, StrategyName
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 
@@ -110,7 +111,7 @@ class TimeConfig(_Table, frozen=True):
 class PrivacyConfig(_Table, frozen=True):
     """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
-    ``strategy`` is ``blt`` (the paper preset's: ``tree``) unless given.  ``weights`` is a table,
+    ``strategy`` is ``blt`` unless given.  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).
 
     The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
@@ -130,7 +131,6 @@ class PrivacyConfig(_Table, frozen=True):
     refresh_every: int | None = None
     selection_share: float | None = None
     final_flush: bool = False
-    allow_unsound: bool = False
     per_key_bound: int | None = None
     weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
     combine: bool = False

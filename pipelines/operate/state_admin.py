@@ -14,11 +14,12 @@ from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
-from dpstream.pipelines.begin import begun_epoch, charge_restored, key_source, prepare
-from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.begin import begun_epoch, charge_restored, prepare
+from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import resealed
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.sink import holds_release, known_releases
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.operate.state_view import open_job_store, store_run
 from dpstream.pipelines.stream import Progress
@@ -94,7 +95,7 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
     sink = sink_of(job)
     try:
         for number, batch in enumerate(resealed(run, store, iter(names))):
-            if not sink.holds(batch):
+            if not holds_release(sink, batch):
                 window, trigger = names[number]
                 raise PolicyError(
                     sink.field,
@@ -236,7 +237,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     cuts = [int(line.cut_of(np.array([instant]))[0]), store.marks.abandoned]
     cuts += [store.unit_progress(shard).reach for shard in shards]
     cuts += [line.base(window) + trigger for window, _, trigger in store.progress()]
-    cuts += [line.base(window) + trigger for window, trigger, _ in sink_of(job).published()]
+    cuts += [line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))]
     return Abandon(max(1, *cuts), job.plan.privacy.contributions)
 
 

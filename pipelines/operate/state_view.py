@@ -12,12 +12,14 @@ from typing import Any
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.begin import begun_epoch, key_source
+from dpstream.pipelines.begin import begun_epoch
 from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.restored import publish_committed
 from dpstream.pipelines.connectors.run_manifest import check_sink, write_manifest
-from dpstream.pipelines.connectors.sink import Sink, sink_of
+from dpstream.pipelines.connectors.sink import ReadableSink, Sink
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import FileKind
 from dpstream.pipelines.stream import Progress
 from dpstream.state import open as stores
@@ -121,13 +123,13 @@ def publish(job: Job, progress: Progress | None = None) -> int:
 
 def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
     """A store that may lack what is published says nothing about what should be."""
-    store = run.open()
-    if store.restoring and (sink.used() or not sink.readable):
+    store, used = run.open(), sink.used() if isinstance(sink, ReadableSink) else None
+    if store.restoring and used is not False:
         raise PolicyError(
             "state.store", "was restored, and has not caught up with what is published",
             "run the job: it compares, and publishes what is missing",
         )  # fmt: skip
-    if not sink.readable and begun_epoch(job, run.run_id) > store.identity.epoch:
+    if used is None and begun_epoch(job, run.run_id) > store.identity.epoch:
         raise PolicyError(
             "state.store", "is older than its run, which goes on in a later epoch",
             "use the store that goes on",

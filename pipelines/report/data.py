@@ -35,7 +35,7 @@ DRAWN_TRIGGERS = 400
 _HELD_ROWS = 1_000_000
 
 
-class Release(NamedTuple):
+class ReleaseFile(NamedTuple):
     """One file of the sink: its window and trigger, where it is, how many keys it holds, and
     whether its CSV is guarded (see `pipelines.connectors.files.formulas`)."""
 
@@ -49,10 +49,10 @@ class Release(NamedTuple):
 class Inventory(NamedTuple):
     """All releases of a folder in the order (window, trigger), and the run ids they bear."""
 
-    releases: tuple[Release, ...]
+    releases: tuple[ReleaseFile, ...]
     run_ids: tuple[str, ...]
 
-    def by_window(self) -> Iterator[tuple[int, list[Release]]]:
+    def by_window(self) -> Iterator[tuple[int, list[ReleaseFile]]]:
         """(window, its releases), windows in order."""
         for window, group in groupby(self.releases, lambda release: release.window):
             yield window, list(group)
@@ -73,7 +73,7 @@ class Findings(NamedTuple):
     windows: Int64
     last_trigger: Int64
     keys: Int64
-    latest: tuple[Release, ...]
+    latest: tuple[ReleaseFile, ...]
     busiest: pa.Table
     series: tuple[pa.Table, ...]
     scatter: dict[str, tuple[Float64, Float64]]
@@ -123,7 +123,7 @@ def inventory(job: Job) -> Inventory:
             if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
                 raise _foreign()
         numbers = _number(path.parent.name), _number(path.stem)
-        found.append(Release(*numbers, path, rows, job.sink.guarded))
+        found.append(ReleaseFile(*numbers, path, rows, job.sink.guarded))
     line = job.plan.timeline
     beyond = line.end is not None and any(r.window >= line.windows for r in found)
     if beyond or any(not 1 <= r.trigger <= line.triggers for r in found):
@@ -146,14 +146,14 @@ def _foreign() -> UsageError:
     )
 
 
-def newest(plan: Plan, releases: Sequence[Release]) -> Iterator[pa.Table]:
+def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
     """The newest row of each key released in one window, in parts.
 
     Args:
         releases: the window's, in order of triggers.
     """
     schema = value_schema(plan)
-    if plan.privacy.mode != "sticky":
+    if plan.design.restarts:
         yield _newest_of_rounds(plan, releases)
         return
     # A selected key is published at every refresh: nothing older than the last one matters,
@@ -164,7 +164,7 @@ def newest(plan: Plan, releases: Sequence[Release]) -> Iterator[pa.Table]:
             return
 
 
-def _newest_of_rounds(plan: Plan, releases: Sequence[Release]) -> pa.Table:
+def _newest_of_rounds(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
     """A key can come again at any trigger: older rows are dropped now and then."""
     schema = value_schema(plan)
     held, rows, limit = [schema.empty_table()], 0, _HELD_ROWS
@@ -255,7 +255,7 @@ def _busiest(plan: Plan, table: pa.Table) -> pa.Table:
     return table.sort_by(order).slice(0, BUSIEST)
 
 
-def _series(plan: Plan, releases: Sequence[Release], keys: pa.Table) -> tuple[pa.Table, ...]:
+def _series(plan: Plan, releases: Sequence[ReleaseFile], keys: pa.Table) -> tuple[pa.Table, ...]:
     """The released rows of a few keys over one window's triggers."""
     if not keys.num_rows:
         return ()

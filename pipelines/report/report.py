@@ -16,7 +16,8 @@ from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import RULES
 from dpstream.dp_transforms.batches import key_fields
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.sink import known_manifests
 from dpstream.pipelines.jobs.committed import committed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import Findings, Inventory, collect, inventory
@@ -98,7 +99,7 @@ def _in_force(job: Job, found: Inventory) -> tuple[Plan, Budget]:
 def _rules(job: Job) -> int:
     """By which rules the run whose releases these are chose what the job leaves open."""
     with contextlib.closing(sink_of(job)) as sink:
-        named = [manifest.rules for manifest in sink.manifests() if manifest is not None]
+        named = [manifest.rules for manifest in known_manifests(sink) if manifest is not None]
     return min(named, default=RULES)
 
 

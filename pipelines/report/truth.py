@@ -14,7 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.aggregates import kind_of
+from dpstream.accounting.aggregates.base import Exact
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
 from dpstream.dp_transforms.bounding import Batch, expand, open_windows
 from dpstream.dp_transforms.ingest.records import (
@@ -83,7 +86,7 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
     """
     plan = job.plan
     names = ["window", *(f.name for f in key_fields(plan))]
-    groups = names + ["unit"] * (plan.units_aggregate is not None)
+    groups = names + ["unit"] * (plan.design.units_column is not None)
     held, rows, limit = [_no_totals(plan, groups)], 0, _HELD_ROWS
     for every in _pairs(job):
         pairs = every.filter(pc.less(every["window"], len(upto)))
@@ -98,7 +101,7 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
             rows = held[0].num_rows
             limit = max(_HELD_ROWS, 2 * rows)
     whole = _summed(pa.concat_tables(held), groups, held[0].schema)
-    if plan.units_aggregate is None:
+    if plan.design.units_column is None:
         return whole
     units = whole.append_column("_units", pa.array(np.ones(whole.num_rows, np.int64)))
     schema = pa.schema([f for f in units.schema if f.name != "unit"])
@@ -167,20 +170,14 @@ def _beside(plan: Plan, totals: pa.Table, shown: pa.Table) -> pa.Table:
 def _true(plan: Plan, aggregate: Aggregate, table: pa.Table) -> Float64:
     """The column's exact values; a mean over nothing is NaN."""
     records = floats(pc.fill_null(table["_n"], 0))
-    if aggregate.kind == "count":
-        return records
-    if aggregate.kind == "units":
-        return floats(pc.fill_null(table["_units"], 0))
-    index, stream = next(
-        (i, s)
-        for i, s in enumerate(plan.value_streams)
-        if s.column is not None and s.name == aggregate.name
-    )
-    total = floats(pc.fill_null(table[f"_v{index}"], 0)) + stream.mid * records
-    if aggregate.kind == "sum":
-        return total * stream.grid
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(total / records * stream.grid)
+    units = total = stream = None
+    if "_units" in table.column_names:
+        units = floats(pc.fill_null(table["_units"], 0))
+    for index, made in enumerate(plan.design.streams):
+        if made.column is not None and made.name == aggregate.name:
+            stream = made
+            total = floats(pc.fill_null(table[f"_v{index}"], 0)) + made.mid * records
+    return kind_of(aggregate).exact(stream, Exact(records, units, total))
 
 
 def _decades(plan: Plan, table: pa.Table) -> list[Decade]:

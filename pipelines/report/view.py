@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from dpstream.accounting.figures import duration
 from dpstream.accounting.guarantee import NOT_SOUND
-from dpstream.accounting.plan.plan import Aggregate
+from dpstream.accounting.plan.fields import Aggregate
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.report import charts
-from dpstream.pipelines.report.data import Release, floats, ranked_by
+from dpstream.pipelines.report.data import ReleaseFile, floats, ranked_by
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
     human,
@@ -167,7 +167,7 @@ def _keys_by(report: Report) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _by_trigger(latest: tuple[Release, ...]) -> dict[str, Any]:
+def _by_trigger(latest: tuple[ReleaseFile, ...]) -> dict[str, Any]:
     at = np.array([release.trigger for release in latest], np.int64)
     keys = np.array([release.keys for release in latest], np.int64)
     words = (

@@ -97,6 +97,10 @@ class Engine(NamedTuple):
     cancel: Callable[[], None] | None = None
     spreads: bool = True
 
+    def fitted(self, reader: Any) -> Any:
+        """A source's reader as this engine can run it: with one element where it must be."""
+        return reader if self.spreads else getattr(reader, "as_one", lambda: reader)()
+
     def check(self) -> None:
         """Refuse an engine that other machines can reach, once it runs.
 

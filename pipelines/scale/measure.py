@@ -6,12 +6,12 @@ from pathlib import Path
 
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import begin_run
-from dpstream.pipelines.begin import key_source
 from dpstream.pipelines.connectors.files.rows import Rows
 from dpstream.pipelines.connectors.files.source import pieces, positioned, read_piece
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.scale.rates import RATES, Figure
 from dpstream.pipelines.synth import Synth, generate
 from dpstream.state import open as stores

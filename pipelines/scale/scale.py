@@ -202,7 +202,7 @@ def _state_gib(
     windows = job.plan.timeline.windows_per_record
     if not spanner:
         return of_window * windows * rates["sqlite_bytes"].value / GIB
-    streams = 8 * len(job.plan.value_streams)
+    streams = 8 * len(job.plan.design.streams)
     text = 16 * len(job.plan.key)
     keys = windows * distinct(load.keys, of_window) * (ROW_BYTES + STATE_BYTES + streams + text)
     units = min(of_window, load.units or of_window) * (ROW_BYTES + ID_BYTES)

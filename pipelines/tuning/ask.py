@@ -147,7 +147,7 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
 
 def _with_it(plan: Plan) -> str:
     """What a period needs besides."""
-    if plan.timeline.slide == plan.timeline.window or not plan.selects:
+    if plan.timeline.slide == plan.timeline.window or not plan.design.selects:
         return ""
     return "; as windows slide and keys are selected, with privacy.periods_share_windows = true"
 
@@ -166,8 +166,4 @@ def _refuse_uncharged(job: Job) -> None:
             "ledger",
             "is required: a choice from the stream's own records is a release and is charged",
             "add [ledger] with path, data_set and limit, or choose from other data with --proxy",
-        )
-    if job.plan.privacy.mode == "paper":
-        raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another mode"
         )

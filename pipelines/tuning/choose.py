@@ -22,15 +22,16 @@ from dpstream.accounting.tuning.answer import Figures, Receipt, read_off, rule_i
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
 from dpstream.dp_transforms.tuning import noisy
-from dpstream.pipelines.begin import key_source, spend_of
+from dpstream.pipelines.begin import spend_of
 from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.jobs.choice import unit_in_words, unit_of
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import ChoiceConfig
 from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.tuning import file as choose_file
 from dpstream.pipelines.tuning.ask import Asked
-from dpstream.pipelines.tuning.check import unit_in_words, unit_of
 from dpstream.pipelines.tuning.own_data import refuse_own_data
 from dpstream.pipelines.tuning.read import tally
 from dpstream.state.ledger.answers import Answer, Register

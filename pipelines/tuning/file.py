@@ -15,7 +15,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.accounting.plan.plan import Aggregate
+from dpstream.accounting.plan.fields import Aggregate
 from dpstream.pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
 from dpstream.pipelines.jobs.tables import ChoiceConfig
 from dpstream.pipelines.jobs.text import parse_toml

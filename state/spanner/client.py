@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from google.api_core import exceptions
-from google.api_core.retry import Retry, if_exception_type
+from google.api_core.retry import Retry
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 from google.cloud import spanner
@@ -29,6 +29,7 @@ from google.cloud.spanner_v1.session import Session
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
+from dpstream.state.google_errors import may_pass
 from dpstream.state.spanner.seals import Sealing, format_of, opened, with_keys
 
 _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
@@ -37,18 +38,9 @@ _EMULATOR = "SPANNER_EMULATOR_HOST"
 _MULTIPLEXED = ("", "_PARTITIONED_OPS", "_FOR_RW")
 #: Spanner drops a session that nobody uses for an hour.
 _REST_SECONDS = 1_800.0
-_AGAIN = (
-    exceptions.Aborted,
-    exceptions.Cancelled,
-    exceptions.ServiceUnavailable,
-    exceptions.DeadlineExceeded,
-    exceptions.InternalServerError,
-    exceptions.Unknown,
-    exceptions.ResourceExhausted,
-)
 #: Attempts of one call, with pauses in between; other errors are not tried again.
 _RETRY = Retry(
-    predicate=if_exception_type(*_AGAIN),
+    predicate=may_pass(),
     initial=0.02,
     maximum=5.0,
     multiplier=2.0,

@@ -70,8 +70,8 @@ class SpannerStore(SpannerLife, Store):
     Args:
         url: ``spanner://PROJECT/INSTANCE/DATABASE``; it must be initialised.
         key_schema: Arrow schema of the key columns.
-        streams: integer sums kept per key (``Plan.sums``).
-        window_sets: a key's unit set lasts for the window (``Plan.window_sets``).
+        streams: integer sums kept per key (``Design.sums``).
+        window_sets: a key's unit set lasts for the window (``Design.window_sets``).
         successor: identity and number of a generation that is to be filled.
     """
 

@@ -2,7 +2,7 @@
 
 Key states are kept in memory per (window, shard); a step is written as one row that holds its
 releases (the outbox), its progress and the changed states as Arrow blobs.  Row-wise upserts
-would be an order of magnitude slower (components.md).  A cold start replays the log.
+would be an order of magnitude slower.  A cold start replays the log.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class SqliteStore(SqliteLife, Store):
     Args:
         path: the database file; it must exist (see ``create_store``).
         key_schema: Arrow schema of the key columns.
-        streams: integer sums kept per key (``Plan.sums``).
+        streams: integer sums kept per key (``Design.sums``).
         db: a connection to the file that is open already.
     """
 

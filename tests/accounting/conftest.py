@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 
 SECOND = 1_000_000

@@ -12,9 +12,10 @@ from dp_accounting import pld
 
 from dpstream.accounting import limits
 from dpstream.accounting.budget import Budget, allocate
-from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.gaussian import cdp_delta, delta_of
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import costs_of, value_costs
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import SelectionWeights
@@ -75,7 +76,7 @@ def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
             weights = plan.privacy.weights.integers(count).tolist()
             squares = Fraction(sum(w * w for w in sorted(weights)[::-1][:n]))
         cost += squares * Fraction(stream.col2) / Fraction(stream.sigma) ** 2
-    for value, noise in zip(plan.value_streams, budget.values, strict=bool(budget.values)):
+    for value, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
         spread = n if plan.privacy.per_key_bound else (count - n + 1) ** 2 + n - 1
         square = spread * Fraction(noise.col2)
         if plan.privacy.mode == "rounds" and n <= triggers:
@@ -92,7 +93,7 @@ def test_joint_condition_for_every_n(make_plan: Make, case: dict) -> None:
     squared = Fraction(budget.mu) ** 2
     spent = [split_cost(plan, budget, n) for n in range(1, plan.privacy.contributions + 1)]
     assert max(spent) <= squared
-    if plan.privacy.mode == "sticky":
+    if not plan.design.restarts:
         assert max(spent) >= squared * Fraction(999_999, 1_000_000)
 
     def smaller(noise: object) -> object:
@@ -114,7 +115,7 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
     plan = make_plan(**case)
     budget, privacy = allocate(plan), plan.privacy
     gaussian, failures = delta_of(privacy.epsilon, budget.mu), budget.b * privacy.contributions
-    if plan.selects and (plan.timeline.triggers > 1 or plan.privacy.weights):
+    if plan.design.selects and (plan.timeline.triggers > 1 or plan.privacy.weights):
         assert budget.theta == 0.4
         assert gaussian + failures <= privacy.delta
         assert failures == pytest.approx(0.4 * privacy.delta)
@@ -122,8 +123,8 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
         assert budget.theta == 0
         assert gaussian <= privacy.delta
         assert failures <= privacy.delta
-    assert (budget.tau is None) == (not plan.selects) == (budget.selection is None)
-    assert len(budget.values) == len(plan.value_streams)
+    assert (budget.tau is None) == (not plan.design.selects) == (budget.selection is None)
+    assert len(budget.values) == len(plan.design.streams)
 
 
 @pytest.mark.parametrize("mode", ["sticky", "rounds"])
@@ -134,7 +135,7 @@ def test_composition_agrees_with_pld(make_plan: Make, mode: str, n: int) -> None
     budget = allocate(plan)
     assert budget.selection is not None
     events = [budget.selection.sigma / math.sqrt(n * budget.selection.col2)]
-    for value, noise in zip(plan.value_streams, budget.values, strict=True):
+    for value, noise in zip(plan.design.streams, budget.values, strict=True):
         square = ((33 - n) ** 2 + n - 1) * noise.col2
         if mode == "rounds":
             square = noise.strategy_object.worst_split(n, 32)
@@ -235,24 +236,6 @@ def test_units_continue_the_selection_stream(make_plan: Make) -> None:
     assert counted.units is not None and counted.units.share > 0.99
 
 
-def test_paper_preset(make_plan: Make) -> None:
-    plan = make_plan(mode="paper", allow_unsound=True)
-    budget = allocate(plan)
-    selection, values = budget.selection, budget.values[0]
-    assert selection is not None and budget.tau is not None and selection.col2 == 7
-    rho_values = 32**2 * 7 / (2 * values.sigma**2)
-    rho_selection = 32 * 7 / (2 * selection.sigma**2)
-    for rho in (rho_values, rho_selection):
-        assert cdp_delta(rho, 3.0) <= 1e-9 / 3
-        assert cdp_delta(rho * 1.001, 3.0) > 1e-9 / 3
-    assert budget.mu**2 / 2 == pytest.approx(rho_values + rho_selection)
-    assert 32 * (math.exp(3) + 1) * budget.b == pytest.approx(1e-9 / 3)
-    assert allocate(make_plan(64, mode="paper", allow_unsound=True)).values[0].col2 == 6
-    assert allocate(make_plan(64)).values[0].col2 == 7
-    # The union over triggers is what it lacks: its failures exceed delta by far more.
-    assert 100 * 32 * budget.b > 1e-9
-
-
 def test_one_trigger_uses_the_whole_delta(make_plan: Make) -> None:
     budget = allocate(make_plan(1))
     assert budget.mu == pytest.approx(0.9744339, abs=1e-6)
@@ -319,8 +302,6 @@ def test_refusals(make_plan: Make) -> None:
     assert "coarser grid" in refused("aggregate.s.grid", aggregates=fine).fix
     coarse = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e4),)
     assert allocate(make_plan(aggregates=coarse)).values[0].sigma < limits.MAX_SIGMA
-    with pytest.raises(PolicyError):
-        allocate(make_plan(mode="paper"))
 
 
 def test_real_noise_too_wide_for_floats_is_refused(make_plan: Make) -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from dpstream.accounting import shares
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
-from dpstream.accounting.calibration import calibrate, calibrated
+from dpstream.accounting.calibration import calibrate, calibrated, committed_text
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import blt_table, make_strategy
 from dpstream.accounting.weights import SelectionWeights
+from tests.designs import redesigned
 
 Make = Callable[..., Plan]
 UNITS = Aggregate("people", "units")
@@ -24,7 +26,6 @@ CASES = {
     "blt": {"strategy": "blt", "aggregates": (SUM, MEAN)},
     "toeplitz": {"strategy": "toeplitz", "aggregates": (UNITS, SUM)},
     "rounds": {"mode": "rounds", "triggers": 24, "contributions": 6},
-    "paper": {"mode": "paper", "allow_unsound": True},
     "public": {"public_keys": "list", "aggregates": (UNITS, SUM)},
     "weights": {"weights": SelectionWeights(), "strategy": "blt", "aggregates": (UNITS, SUM)},
     "combined": {
@@ -40,7 +41,7 @@ def streams(budget: Budget) -> list[StreamNoise | None]:
 
 
 def check_same(ours: Budget, theirs: Budget) -> None:
-    plain = ("epsilon", "delta", "mu", "theta", "b", "assumptions", "rules")
+    plain = ("epsilon", "delta", "mu", "theta", "b", "assumptions", "rules", "sound")
     assert [getattr(ours, name) for name in plain] == [getattr(theirs, name) for name in plain]
     for a, b in zip(streams(ours), streams(theirs), strict=True):
         assert (a is None) == (b is None)
@@ -68,11 +69,21 @@ def test_read_back_to_the_bit(name: str, make_plan: Make) -> None:
     found = calibrated(plan, calibrate(plan))
     check_same(found.budget, given)
     assert (given.units is given.selection) == (found.budget.units is found.budget.selection)
-    assert (found.plan.refresh_every, found.plan.select_every) == (
-        plan.refresh_every,
-        plan.select_every,
+    assert (found.plan.design.refresh_every, found.plan.design.select_every) == (
+        plan.design.refresh_every,
+        plan.design.select_every,
     )
     found.plan.check()
+
+
+def test_numbers_without_a_guarantee_are_marked(make_plan: Make) -> None:
+    """And only they: the text of a sound run does not have the word."""
+    plan = make_plan(mode="rounds")
+    given = msgspec.structs.replace(allocate(plan), sound=False)
+    text = committed_text(plan, given)
+    check_same(calibrated(plan, text).budget, given)
+    assert '"unsound":true' in text and "unsound" not in calibrate(plan)
+    assert text.replace(',"unsound":true', "") == calibrate(plan)
 
 
 def test_a_later_program_changes_nothing(make_plan: Make) -> None:
@@ -83,8 +94,7 @@ def test_a_later_program_changes_nothing(make_plan: Make) -> None:
     with (
         mock.patch.dict(blt_table.EXPONENTIALS, other),
         mock.patch.object(shares, "knee", lambda costs: 0.5),
-        mock.patch.object(Plan, "refresh_every", 7),
-        mock.patch.object(Plan, "select_every", 7),
+        redesigned(refresh_every=7, select_every=7),
     ):
         assert make_strategy("blt", 250).parameters.tolist() == [0.5, 0.3]
         calibrated.cache_clear()

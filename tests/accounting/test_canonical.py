@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpstream.accounting.plan.plan import Aggregate, Field, Plan, Privacy
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
 
@@ -58,7 +60,7 @@ PLANS: dict[str, Plan] = {
     "tree": of(strategy="tree", theta=0.25),
     "toeplitz": of(strategy="toeplitz", pre_threshold=3, refresh_every=4, select_every=2),
     "rounds": of(mode="rounds", final_flush=True),
-    "paper": of(mode="paper", strategy="tree", allow_unsound=True),
+    "rounds of trees": of(mode="rounds", strategy="tree", theta=0.3, pre_threshold=2),
     "share": of(selection_share=0.8),
     "weights": of(weights=SelectionWeights()),
     "combined": of(per_key_bound=1, weights=WEIGHTS, combine=True, epsilon=0.5, delta=1e-6),

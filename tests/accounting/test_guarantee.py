@@ -1,4 +1,4 @@
-"""The page a plan prints: complete, consistent with the budget, honest about ``paper``."""
+"""The page a plan prints: complete, consistent with the budget, honest where none holds."""
 
 import json
 import math
@@ -12,7 +12,8 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.guarantee import NOT_SOUND, describe, text
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 
 Make = Callable[..., Plan]
 SECOND = 1_000_000
@@ -109,9 +110,9 @@ def test_text_is_short_and_complete(make_plan: Make, case: dict) -> None:
     assert ("once-selected" in page) == bool(case.get("final_flush"))
 
 
-def test_paper_says_that_it_does_not_hold(make_plan: Make) -> None:
-    plan = make_plan(mode="paper", allow_unsound=True)
-    budget = allocate(plan)
+def test_numbers_without_a_guarantee_say_so(make_plan: Make) -> None:
+    plan = make_plan(mode="rounds")
+    budget = msgspec.structs.replace(allocate(plan), sound=False)
     figures = describe(plan, budget)
     assert NOT_SOUND == "as published: the stated guarantee does NOT hold"
     assert text(plan, budget).startswith(f"Guarantee   {NOT_SOUND}")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
 from dpstream.accounting.weights import SelectionWeights
 
@@ -50,7 +51,7 @@ def test_other_kinds_have_no_bend(count: int, make_plan: Make) -> None:
         {"per_key_bound": 1},
     ):
         plan = make_plan(24, contributions=count, **kind)
-        u, v = _direction(plan) if plan.units_stream_apart else (0.0, 1.0)
+        u, v = _direction(plan) if plan.design.units_apart else (0.0, 1.0)
         rest = [costs_of(plan).largest(share, u, v) for share in (0.0, 0.2, 2 / 3, 0.8, 0.95)]
         assert rest == pytest.approx([rest[0] * left for left in (1.0, 0.8, 1 / 3, 0.2, 0.05)])
     short, long = (make_plan(t, contributions=count, weights=weights) for t in (1, 250))

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.plan.plan import Aggregate, Field, Plan
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.plan import Plan
 
 Make = Callable[..., Plan]
 MEAN = Aggregate("delay", "mean", "d", (-60.0, 180.0), 0.5)
@@ -23,15 +24,15 @@ def test_grid_bounds_snap_inward_exactly() -> None:
 
 
 def test_value_streams(make_plan: Make) -> None:
-    only_mean = make_plan(aggregates=(MEAN,)).value_streams
+    only_mean = make_plan(aggregates=(MEAN,)).design.streams
     assert [s.name for s in only_mean] == ["count", "delay"]
     mean = only_mean[1]
     assert (mean.lo, mean.hi, mean.mid, mean.sensitivity, mean.grid) == (-120, 360, 120, 240, 0.5)
-    both = make_plan(aggregates=(Aggregate("n", "count", share=2.0), MEAN, SUM)).value_streams
+    both = make_plan(aggregates=(Aggregate("n", "count", share=2.0), MEAN, SUM)).design.streams
     assert [(s.name, s.share) for s in both] == [("count", 2.0), ("delay", 1.0), ("total", 1.0)]
     assert both[2].sensitivity == 9 and both[2].mid == 0
-    assert make_plan(aggregates=(Aggregate("u", "units"),)).value_streams == ()
-    odd = make_plan(aggregates=(Aggregate("m", "mean", "x", (0.0, 5.0)),)).value_streams[1]
+    assert make_plan(aggregates=(Aggregate("u", "units"),)).design.streams == ()
+    odd = make_plan(aggregates=(Aggregate("m", "mean", "x", (0.0, 5.0)),)).design.streams[1]
     assert odd.sensitivity == max(odd.hi - odd.mid, odd.mid - odd.lo) == 3
 
 
@@ -40,7 +41,7 @@ def test_the_larger_end_of_a_clamp_is_its_sensitivity(make_plan: Make, kind: str
     """Also where it is the lower one: a sum clamped to [-9, 3] moves by 9."""
     for clamp in ((-9.0, 3.0), (-9.0, -1.0), (-3.0, 9.0), (1.0, 9.0), (-5.0, 0.0), (-8.0, 3.0)):
         aggregate = Aggregate("v", kind, "x", clamp)  # type: ignore[arg-type]
-        stream = make_plan(aggregates=(aggregate,)).value_streams[-1]
+        stream = make_plan(aggregates=(aggregate,)).design.streams[-1]
         values = range(int(clamp[0]), int(clamp[1]) + 1)
         assert stream.sensitivity == max(abs(value - stream.mid) for value in values)
         if kind == "sum":
@@ -49,13 +50,14 @@ def test_the_larger_end_of_a_clamp_is_its_sensitivity(make_plan: Make, kind: str
 
 def test_derived_switches(make_plan: Make) -> None:
     plan = make_plan()
-    assert plan.selects and plan.counts_units and not plan.keeps_counting_units
+    assert plan.design.selects and plan.design.unit_sets == "until selected"
     public = make_plan(public_keys="list")
-    assert not public.selects and not public.counts_units
+    assert not public.design.selects and public.design.unit_sets == "none"
     units = make_plan(public_keys="list", aggregates=(Aggregate("u", "units"),))
-    assert units.counts_units and units.keeps_counting_units
-    assert [make_plan(t).refresh_every for t in (1, 100, 250, 1000)] == [1, 1, 2, 10]
-    assert make_plan(refresh_every=7).refresh_every == 7
+    assert units.design.unit_sets == "window" and units.design.units_apart
+    assert make_plan(mode="rounds").design.unit_sets == "round"
+    every = [make_plan(t).design.refresh_every for t in (1, 100, 250, 1000)]
+    assert every == [1, 1, 2, 10] and make_plan(refresh_every=7).design.refresh_every == 7
 
 
 def test_hash_covers_every_public_parameter(make_plan: Make) -> None:
@@ -120,14 +122,10 @@ def test_refusals(make_plan: Make, field: str, case: dict) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_keys_and_paper(make_plan: Make) -> None:
+def test_keys(make_plan: Make) -> None:
     plan = make_plan()
     with pytest.raises(UsageError, match=r"schema\.key"):
         msgspec.structs.replace(plan, key=()).check()
-    with pytest.raises(PolicyError) as caught:
-        make_plan(mode="paper").check()
-    assert caught.value.exit_code == 3
-    assert make_plan(mode="paper", allow_unsound=True).check().privacy.mode == "paper"
 
 
 def test_errors_travel_between_processes() -> None:

@@ -44,7 +44,7 @@ def blocks(t: int) -> list[tuple[int, int]]:
 
 
 def honaker(level: int, first: int) -> dict[tuple[int, int], Fraction]:
-    """Weights of the seed's bottom-up estimate of one node, c_j on each node j levels down."""
+    """Weights of the paper's bottom-up estimate of one node, c_j on each node j levels down."""
     total = sum(Fraction(1, 2**j) for j in range(level + 1))
     return {
         (level - j, first + i * 2 ** (level - j)): Fraction(1, 2**j) / total

@@ -14,9 +14,9 @@ from dpstream.accounting.thresholds import (
     fixed_point,
     isf,
     one_trigger_tail,
-    published_thresholds,
     thresholds,
 )
+from dpstream.pipelines.experiments.paper import published_thresholds
 
 SCALE = 1 << DECODE_BITS
 mpmath.mp.dps = 50

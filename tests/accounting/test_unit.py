@@ -10,7 +10,8 @@ import pytest
 
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import Field, Plan
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.plan.unit import (
     UnitIdentity,

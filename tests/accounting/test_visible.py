@@ -15,7 +15,8 @@ from dpstream.accounting.evidence.distinguishability import (
     prefix_covariance,
 )
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import STRATEGIES, make_strategy
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.test_conformance import decode_matrix

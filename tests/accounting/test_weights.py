@@ -12,7 +12,8 @@ from scipy.stats import norm
 from dpstream.accounting.budget import allocate, plain_count
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import costs_of, divide
 from dpstream.accounting.weights import (
     WEIGHT_BITS,
@@ -168,7 +169,6 @@ def test_refusals(make_plan: Make) -> None:
     refused("privacy.combine", combine=True, weights=SelectionWeights(), per_key_bound=1,
             aggregates=(SUM,))  # fmt: skip
     refused("privacy.strategy", triggers=4097, strategy="toeplitz")
-    refused("privacy.strategy", mode="paper", allow_unsound=True, strategy="blt")
     wide = (Aggregate("s", "sum", "x", (0.0, 1e4)),)
     refused("aggregate.s.grid", aggregates=wide, strategy="toeplitz")
     assert allocate(make_plan(aggregates=wide, strategy="blt")).values

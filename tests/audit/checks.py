@@ -57,7 +57,7 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         spent = delta_of(budget.epsilon, budget.mu) + plan.privacy.contributions * budget.b
         if spent > budget.delta:
             yield "budget: the deltas do not add up"
-    if plan.ranked and not _ranked(trace):
+    if plan.design.ranked and not _ranked(trace):
         yield "rank: not the number of the unit's pairs admitted before"
     runs = replay(mechanism, trace.rows)
     yield from _against(mechanism, trace, runs)
@@ -184,7 +184,7 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
             longer = here if len(here) > len(there) else there
             split = longer[min(len(here), len(there))]
         upto = triggers if split is None else split
-        before, started, number = (0, (0,) * mechanism.plan.sums), 0, 0
+        before, started, number = (0, (0,) * mechanism.plan.design.sums), 0, 0
         for trigger in range(1, upto + 1):
             now = trace.counts.get((window, page, trigger))
             if now is None:
@@ -204,7 +204,7 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
                 )
                 inputs[mechanism.leaf(units, trigger - started) - 1] += now[0] - before[0]
             before = now
-            if plan.privacy.mode != "sticky" and trigger in here:
+            if plan.design.restarts and trigger in here:
                 before, started, number = (0, now[1]), trigger, number + 1
     return out
 

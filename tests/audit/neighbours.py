@@ -10,7 +10,8 @@ import functools
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from tests.streams import COUNT, MEAN, START, STEP, SUM, UNITS, make_plan, positioned
 

@@ -82,7 +82,7 @@ def begin(plan: Plan, folder: Path, shards: int, keys: KeySource = KEYS) -> Run:
     """A run on a new store below ``folder``."""
     number = len(list(folder.glob("s*.db")))
     public = None
-    if not plan.selects:
+    if not plan.design.selects:
         public = canonical_public_keys(plan, pa.table({"page": list(PUBLIC)}))
     url = f"sqlite:{folder / f's{number}.db'}"
     return begin_run(plan, keys, url, shards, run_id=RUN_ID, public=public)[0]

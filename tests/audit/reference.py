@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Plan, ValueStream
+from dpstream.accounting.plan.fields import ValueStream
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
@@ -48,7 +49,7 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _thresholds_of(self.plan))
-        object.__setattr__(self, "values", self.plan.value_streams)
+        object.__setattr__(self, "values", self.plan.design.streams)
         object.__setattr__(self, "weights", weights_of(self.plan))
         object.__setattr__(self, "every", tests_every(self.plan))
         object.__setattr__(self, "drawn", {})
@@ -74,9 +75,9 @@ class Mechanism:
     @property
     def plain_units(self) -> str | None:
         """The stream that holds exact counts of units, if there is one."""
-        if self.plan.selects and self.weights is None:
+        if self.plan.design.selects and self.weights is None:
             return "selection"
-        return "units" if self.plan.units_aggregate is not None else None
+        return "units" if self.plan.design.units_column is not None else None
 
     def unit_amounts(self, rank: int) -> dict[str, int]:
         """What a unit that counts for the first time adds to each stream of units."""
@@ -90,15 +91,15 @@ class Mechanism:
         """The published stream that a combined statistic uses."""
         if not self.plan.privacy.combine:
             return None
-        return "units" if self.plan.units_aggregate is not None else "value count"
+        return "units" if self.plan.design.units_column is not None else "value count"
 
     @property
     def labels(self) -> set[tuple[str, str]]:
         """(role, name) of every stream that has noise."""
         out = {("value", spec.name) for spec in self.values}
-        if self.plan.selects:
+        if self.plan.design.selects:
             out.add(("selection", "selection"))
-        if self.plan.units_aggregate is not None and self.plain_units == "units":
+        if self.plan.design.units_column is not None and self.plain_units == "units":
             out.add(("units", "units"))
         return out
 
@@ -168,7 +169,7 @@ def page_id(page: str) -> np.ndarray:
 def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript) -> Streams:
     """x of every tree, given which keys were selected when."""
     plan = mechanism.plan
-    sticky = plan.privacy.mode == "sticky"
+    sticky = not plan.design.restarts
     out: Streams = {}
     counted: set[tuple[int, str, int, bytes]] = set()
 
@@ -179,10 +180,10 @@ def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript
 
     for row in sorted(rows, key=lambda r: (r.leaf, r.rank)):
         earlier = [t for t in transcript.get((row.window, row.page), []) if t < row.leaf]
-        closed = sticky and bool(earlier) and not plan.keeps_counting_units
+        closed = sticky and bool(earlier) and not plan.design.window_sets
         number, base = (0, 0) if sticky or not earlier else (len(earlier), earlier[-1])
         place = (row.window, row.page, number, row.unit)
-        first = plan.counts_units and not closed and place not in counted
+        first = plan.design.unit_sets != "none" and not closed and place not in counted
         if first:
             counted.add(place)
             for stream, amount in mechanism.unit_amounts(row.rank).items():
@@ -211,7 +212,7 @@ def replay(mechanism: Mechanism, rows: Iterable[Row]) -> dict[tuple[int, str], K
     by_key: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
         by_key.setdefault((row.window, row.page), []).append(row)
-    if not plan.selects:
+    if not plan.design.selects:
         for window in range(plan.timeline.windows):
             for page in PUBLIC:
                 by_key.setdefault((window, page), [])
@@ -220,7 +221,7 @@ def replay(mechanism: Mechanism, rows: Iterable[Row]) -> dict[tuple[int, str], K
 
 def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -> KeyRun:
     plan, triggers, run = mechanism.plan, mechanism.plan.timeline.triggers, KeyRun()
-    sticky = plan.privacy.mode == "sticky"
+    sticky = not plan.design.restarts
     values, streams = {}, streams_of(mechanism, rows, {})
     for spec in mechanism.values:
         name = f"value {spec.name}"
@@ -232,8 +233,8 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
     inputs_of = {s: [0] * mechanism.leaves(s) for s in ("selection", "units")}
     for trigger in range(1, triggers + 1):
         for row in sorted((r for r in rows if r.leaf == trigger), key=lambda r: r.rank):
-            closed = sticky and run.selected and not plan.keeps_counting_units
-            if plan.counts_units and not closed and row.unit not in counted:
+            closed = sticky and run.selected and not plan.design.window_sets
+            if plan.design.unit_sets != "none" and not closed and row.unit not in counted:
                 counted.add(row.unit)
                 units += 1
                 for stream, amount in mechanism.unit_amounts(row.rank).items():
@@ -250,7 +251,7 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
             return noisy[mechanism.leaf(stream, place[1]) - 1]
 
         passed = False
-        may = plan.selects and mechanism.tested(trigger) and not (sticky and run.selected)
+        may = plan.design.selects and mechanism.tested(trigger) and not (sticky and run.selected)
         if may and units > plan.privacy.pre_threshold:
             place = number, trigger - base
             plain = None
@@ -264,11 +265,11 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
             if not sticky:
                 base, number, units, counted = trigger, number + 1, 0, set()
                 inputs_of = {s: [0] * mechanism.leaves(s) for s in inputs_of}
-        rounds = len(run.selected) if plan.selects else 1
+        rounds = len(run.selected) if plan.design.selects else 1
         run.marks.append((rounds, base))
         if _published(plan, run, trigger, passed):
             people = None
-            if plan.units_aggregate is not None:
+            if plan.design.units_column is not None:
                 assert mechanism.plain_units is not None
                 people = noisy_units(mechanism.plain_units, (0, trigger))
             run.published[trigger] = _columns(plan, at, people)
@@ -288,9 +289,9 @@ def _passes(mechanism: Mechanism, leaf: int, selection: int, plain: int | None) 
 def _published(plan: Plan, run: KeyRun, trigger: int, passed: bool) -> bool:
     """The public calendar: a selected key is published whether it has data or not."""
     closing = trigger == plan.timeline.triggers
-    chosen = bool(run.selected) or not plan.selects
-    if plan.privacy.mode == "sticky":
-        return passed or (chosen and (closing or trigger % plan.refresh_every == 0))
+    chosen = bool(run.selected) or not plan.design.selects
+    if not plan.design.restarts:
+        return passed or (chosen and (closing or trigger % plan.design.refresh_every == 0))
     return passed or (chosen and closing and plan.privacy.final_flush)
 
 
@@ -307,7 +308,7 @@ def _columns(plan: Plan, noisy: Mapping[str, int], units: int | None) -> dict[st
         elif aggregate.kind == "sum":
             out[aggregate.name] = noisy[aggregate.name] / scale * aggregate.grid
         elif noisy["count"] >= 1 << DECODE_BITS:
-            spec = next(s for s in plan.value_streams if s.name == aggregate.name)
+            spec = next(s for s in plan.design.streams if s.name == aggregate.name)
             middle = spec.mid + noisy[aggregate.name] / noisy["count"]
             out[aggregate.name] = min(max(middle, spec.lo), spec.hi) * aggregate.grid
         else:

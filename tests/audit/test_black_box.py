@@ -16,10 +16,11 @@ from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.pipelines.audit.audit import Ask, Result, audit, visible_epsilon
 from dpstream.pipelines.audit.run import Fixed
 from dpstream.pipelines.audit.view import text
+from dpstream.pipelines.experiments.paper import published_budget
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.audit.sabotage import Twin, with_tau
 from tests.audit.twins import TWINS
-from tests.budgets import budgets
+from tests.budgets import budgeted, budgets
 from tests.statistical.trials import smaller_noise
 
 FIXED = Fixed("11" * 32, "2a" * 16)
@@ -255,10 +256,14 @@ def test_broken_mechanisms_are_refuted(tmp_path: Path, name: str) -> None:
 def test_published_mechanism_breaks_its_own_threshold(tmp_path: Path) -> None:
     """The paper's tau has no union over triggers: at a large delta it shows."""
     job = make_job(
-        tmp_path, mode='"paper"', allow_unsound="true", epsilon=0.5, delta=0.1, contributions=1,
+        tmp_path, mode='"rounds"', strategy='"tree"', epsilon=0.5, delta=0.1, contributions=1,
         triggers=24,
     )  # fmt: skip
-    result = run(job, CI)
+    with (
+        mock.patch.object(step, "calibrated", budgeted(published_budget)),
+        mock.patch("dpstream.pipelines.audit.audit.allocate", published_budget),
+    ):
+        result = run(job, CI)
     assert result.alone is not None and result.alone.at_least > result.claim.tail
     assert "alone" in text(result) and "REFUTED" in text(result)
 

@@ -20,11 +20,12 @@ from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing, Secret
 from dpstream.dp_transforms.noise.references import read_key
 from dpstream.dp_transforms.run import KeySource
-from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.jobs import noise_key
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
@@ -87,7 +88,7 @@ def what_travels(job: Job) -> bytes:
     run, _ = begin(job)
     pipeline = beam.Pipeline(runner=FnApiRunner())
     output = (pipeline | ReadFiles(job)).records | DPStream(run.plan, run)
-    _ = output.releases | sinks.WriteReleases(job)
+    _ = output.releases | sinks.WriteReleases(sink_of(job))
     budget = allocate(job.plan)
     parts: list[object] = [job, run, run.keys, vars(run.keys), run.plan, run.open().identity]
     parts += [describe(job.plan, budget), text(job.plan, budget)]
@@ -183,7 +184,7 @@ class KeepsChild(KeepsKey):
 def test_a_source_that_keeps_the_key_is_caught(
     job: Job, monkeypatch: pytest.MonkeyPatch, twin: type[KeySource]
 ) -> None:
-    monkeypatch.setattr(beginning, "KeySource", twin)
+    monkeypatch.setattr(noise_key, "KeySource", twin)
     run, _ = begin(job)
     assert key_hits(pickle.dumps(run))
     pipeline = beam.Pipeline(runner=FnApiRunner())

@@ -14,8 +14,8 @@ from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.audit import run as audit_run
 from dpstream.pipelines.audit import values as audit_values
 from dpstream.pipelines.cli import main as module
-from dpstream.pipelines.connectors import inputs
-from dpstream.pipelines.jobs import keys
+from dpstream.pipelines.connectors.files import source as files_source
+from dpstream.pipelines.jobs import noise_key
 from dpstream.pipelines.operate import doctor, ledger_view, state_view
 from dpstream.pipelines.report import data as report_data
 from dpstream.pipelines.report import report
@@ -61,13 +61,13 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (AUDIT, audit_run, "begin_run"),
     (AUDIT, audit_values, "read_trials"),
     ((*AUDIT, "--beam"), audit_run, "run_job"),
-    (("run", JOB), inputs, "fingerprint_parts"),
+    (("run", JOB), files_source, "fingerprint_parts"),
     (("run", JOB), beginning, "begin_run"),
     (("run", JOB), Ledger, "charge_within"),
     (("run", JOB), beginning, "check_sink"),
     (("run", JOB), beginning, "write_manifest"),
     (("ledger", "show", JOB), ledger_view, "read_ledger"),
-    (("key", "new", "{out}/noise.key"), keys, "new_key"),
+    (("key", "new", "{out}/noise.key"), noise_key, "new_key"),
     (("doctor",), doctor, "examine"),
 ]
 

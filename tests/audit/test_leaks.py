@@ -30,6 +30,7 @@ from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.stream import run_job
 from dpstream.state import arrow
 from dpstream.state import open as stores
@@ -207,7 +208,7 @@ def test_pipeline_and_its_pickles(tmp_path: Path) -> None:
     run, _ = begin(job)
     pipeline = beam.Pipeline(runner=FnApiRunner())
     output = (pipeline | ReadFiles(job)).records | DPStream(run.plan, run)
-    _ = output.releases | sinks.WriteReleases(job)
+    _ = output.releases | sinks.WriteReleases(sink_of(job))
     graph = pipeline.to_runner_api().SerializeToString()
     assert not hits(opened(graph))
     assert not hits(pickle.dumps((run, run.plan, job.plan))) and not hits(repr(run))

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.thresholds import published_thresholds
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.pipelines.experiments.paper import published_thresholds
 from dpstream.state.idtable import PairSet
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau

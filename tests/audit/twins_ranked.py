@@ -10,12 +10,13 @@ import numpy as np
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.design import Design
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
 from tests.budgets import budgets
+from tests.designs import redesigned
 
 
 def _rounded_up(real: Any) -> Any:
@@ -71,7 +72,7 @@ def _every_record_of_a_key(real: Any) -> Any:
 
     def aggregate(plan: Any, *rest: Any) -> Any:
         free = msgspec.structs.replace(plan.privacy, per_key_bound=None)
-        with mock.patch.object(Plan, "keeps_counting_units", True):
+        with redesigned(unit_sets="window"):
             return real(msgspec.structs.replace(plan, privacy=free), *rest)
 
     return aggregate
@@ -197,14 +198,14 @@ def _one_lane(real: Any) -> Any:
 @contextlib.contextmanager
 def _units_from_the_selection_stream() -> Iterator[None]:
     """Weights or not, the count of units is the selection stream's noise continued."""
-    with mock.patch.object(Plan, "units_stream_apart", False):
+    with redesigned(units_from="selection"):
         yield
 
 
 @contextlib.contextmanager
 def _tested_at_every_trigger() -> Iterator[None]:
     """The thresholds' union is over few tests, but every trigger is one."""
-    with mock.patch.object(Plan, "selects_at", lambda plan, trigger: True):
+    with mock.patch.object(Design, "selects_at", lambda design, trigger: True):
         yield
 
 

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.dp_transforms.ingest.ids import typed_ids
-from dpstream.pipelines.begin import key_source
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.experiments.one_run import in_child
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.synth import DAY_MICROS
 from dpstream.state.idtable import shard_of
 from tests.bench.common import emit, machine

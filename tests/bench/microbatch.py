@@ -34,10 +34,10 @@ from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.dp_transforms.step import Stepper
-from dpstream.pipelines.begin import key_source
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.state import open as stores
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables

@@ -200,7 +200,7 @@ def watched(world: World) -> Iterator[None]:
     """Counts, and decisions whose positions are about to go, are noted."""
 
     def forget(store: Store, shard: int, cut: int) -> None:
-        still_there(store, shard, world.plan.ranked, world.gone)
+        still_there(store, shard, world.plan.design.ranked, world.gone)
         really(store, shard, cut)
 
     really = SqliteStore.forget_positions
@@ -269,7 +269,9 @@ def placed(world: World, made: dict[Record, Decision]) -> Placed:
     batch, out = _filled(world, made), Placed()
     for row in np.flatnonzero(batch.pairs).tolist():
         pairs = expand(world.plan, world.records, np.array([row]), batch)
-        ranks = pairs.column("rank").to_pylist() if world.plan.ranked else [0] * pairs.num_rows
+        ranks = (
+            pairs.column("rank").to_pylist() if world.plan.design.ranked else [0] * pairs.num_rows
+        )
         columns = (pairs.column(c).to_pylist() for c in ("window", "leaf"))
         out[world.serials[row]] = list(zip(*columns, ranks, strict=True))
     return out

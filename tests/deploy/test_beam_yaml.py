@@ -62,19 +62,19 @@ def run_yaml(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def commands(text: str) -> str:
-    """The commands of the example in the text of a README."""
-    [found] = re.findall(r"^```sh beam-yaml\n(.*?)^```$", text, flags=re.M | re.S)
+    """The commands of the example in the text of its guide."""
+    [found] = re.findall(r"^<!-- beam-yaml -->\n```sh\n(.*?)^```$", text, flags=re.M | re.S)
     return str(found)
 
 
-def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     """As they stand, on what git has; nothing else is needed, and dead letters are told of."""
     listed = subprocess.run(["git", "ls-files", "deploy"], cwd=ROOT, capture_output=True, text=True,
                             check=True)  # fmt: skip
     for name in listed.stdout.splitlines():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)
-    text = commands((tmp_path / "deploy" / "README.md").read_text())
+    text = commands((ROOT / "docs" / "guides" / "beam-yaml.md").read_text())
     assert text.startswith("cd deploy/beam_yaml\n") and len(text.splitlines()) == 4
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(

@@ -68,7 +68,7 @@ def test_the_runtime_has_what_workers_need() -> None:
         package = re.split(r"[\[<>=]", name)[0]
         assert package in runtime, requirement
         assert not pin or runtime[package] == pin, requirement
-    assert set(extras) - {"demo", "peers", "test", "dev"} == {
+    assert set(extras) - {"demo", "peers", "test", "docs", "dev"} == {
         "spanner", "gcp-secrets", "pubsub", "kafka", "yaml", "bigquery"
     }, "a new extra is for images too, or for development"  # fmt: skip
 

@@ -94,7 +94,7 @@ class _Key:
                 self.weighted += weights[pair.rank]
             if first or not plan.privacy.per_key_bound:
                 columns = iter(pair.values)
-                for i, stream in enumerate(plan.value_streams):
+                for i, stream in enumerate(plan.design.streams):
                     self.streams[i] += 1 if stream.column is None else next(columns)
 
     def statistic(self, plan: Plan, budget: Budget) -> int:
@@ -119,7 +119,7 @@ def refreshes_every(plan: Plan) -> int:
 
 def tests_every(plan: Plan) -> int:
     """Triggers between two tests of a key (sticky)."""
-    if plan.privacy.mode != "sticky":
+    if plan.design.restarts:
         return 1
     return plan.privacy.select_every or refreshes_every(plan)
 
@@ -141,10 +141,10 @@ def exhaustive(
         cells[pair.window, pair.leaf][pair.key].append(pair)
     out = {}
     for window in range(line.windows):
-        keys = {k: _Key([0] * len(plan.value_streams), round=1) for k in public}
+        keys = {k: _Key([0] * len(plan.design.streams), round=1) for k in public}
         for t in range(1, line.triggers + 1):
             for key, fed in cells[window, t].items():
-                keys.setdefault(key, _Key([0] * len(plan.value_streams))).feed(plan, fed)
+                keys.setdefault(key, _Key([0] * len(plan.design.streams))).feed(plan, fed)
             selected = set(_selected(plan, keys, noise, window, key_ids, t))
             chosen = _calendar(plan, keys, selected, t)
             out[window, t] = [
@@ -195,7 +195,7 @@ def _calendar(plan: Plan, keys: Mapping[str, _Key], selected: set[str], t: int) 
     last = t == plan.timeline.triggers
     every = refreshes_every(plan)
     chosen = set(selected)
-    if plan.privacy.mode == "sticky":
+    if not plan.design.restarts:
         for key in selected:
             keys[key].round = 1
         if last or t % every == 0:
@@ -210,7 +210,7 @@ def _figures(
 ) -> dict[str, tuple[float | None, float | None]]:
     budget = budget_of(plan)
     noisy, sd = {}, {}
-    for i, stream in enumerate(plan.value_streams):
+    for i, stream in enumerate(plan.design.streams):
         drawn = noise.path("value", budget.values[i], window, key_id)
         noisy[stream.name] = ((state.streams[i] << 8) + int(drawn[t - 1])) / 256
         sd[stream.name] = float(budget.values[i].sd[t - 1])

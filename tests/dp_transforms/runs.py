@@ -138,7 +138,7 @@ def rows_of(plan: Plan, sealed: dict[tuple[int, int], bytes]) -> Released:
 
 
 def stream_of(plan: Plan, seed: int = 1) -> Stream:
-    if plan.ranked:  # units with many records, several of them of one key in one micro-batch
+    if plan.design.ranked:  # units with many records, several of them of one key in one micro-batch
         return generate(plan, seed, records=2500, users=320, keys=40, heavy=True)
     return generate(plan, seed)
 

@@ -75,7 +75,14 @@ class Case:
 
     def expected(self, pairs: Iterable[Pair]) -> list[Row]:
         return sorted(
-            (p.window, p.leaf, *[p.rank] * self.plan.ranked, self.unit_id[p.unit], p.key, *p.values)
+            (
+                p.window,
+                p.leaf,
+                *[p.rank] * self.plan.design.ranked,
+                self.unit_id[p.unit],
+                p.key,
+                *p.values,
+            )
             for p in pairs
         )
 
@@ -112,7 +119,7 @@ def test_all_at_once_equals_the_reference(case: Case, seed: int) -> None:
 
 def test_a_unit_never_gets_more_than_c_pairs(case: Case) -> None:
     got = case.deliver(case.row, case.plan.timeline.last_cut)
-    per_unit = Counter(row[2 + case.plan.ranked] for row in got)
+    per_unit = Counter(row[2 + case.plan.design.ranked] for row in got)
     assert max(per_unit.values()) == case.plan.privacy.contributions
     # The same reference without the bound admits more: the figure above is the bound's doing.
     slow = SlowBound(case.plan, case.accepted)
@@ -235,7 +242,7 @@ def test_other_units_do_not_matter(case: Case, ring: KeyRing, store_paths: Itera
     assert len(rest) < 0.8 * len(case.row)
     stores.close_all()
     case.run = begin(case.plan, next(store_paths), shards=1)
-    at = 2 + case.plan.ranked
+    at = 2 + case.plan.design.ranked
     assert case.deliver(rest, last) == [row for row in everyone if row[at] not in heavy]
 
 
@@ -271,7 +278,7 @@ def test_stamp_order_sorts_ties_by_position() -> None:
 
 def test_ranks_of_a_unit_are_its_pairs_in_the_order_of_stamps(case: Case) -> None:
     """0, 1, 2, ... whatever the delivery; forgetting them is noticed by the reference."""
-    if not case.plan.ranked:
+    if not case.plan.design.ranked:
         return
     got = case.deliver(shuffled(case.row, 4), case.plan.timeline.last_cut)
     by_unit: dict[object, list[object]] = {}

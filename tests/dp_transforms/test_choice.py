@@ -19,11 +19,10 @@ from dpstream.accounting.tuning.question import (
     design,
     encoder_matrix,
 )
-from dpstream.dp_transforms import tuning as module
 from dpstream.dp_transforms.bounding import open_windows
 from dpstream.dp_transforms.ingest.records import Canonicaliser
+from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.state.idtable import IdTable
 from tests.streams import MEAN, STEP, SUM, Stream, generate, make_plan
@@ -239,7 +238,8 @@ def test_noise_has_the_stated_scale_and_twins_do_not(ring: KeyRing, index: int) 
     assert stats.kstest(noise.ravel() / of.sigma, "norm").pvalue > 1e-4
     corr = np.corrcoef(noise.T)
     assert np.abs(corr - np.eye(len(corr))).max() < 6 / np.sqrt(150)
-    half = mock.patch.object(module, "RoundedGaussian", lambda sigma: RoundedGaussian(sigma / 2))
+    real = OneShot.rounded_gaussian
+    half = mock.patch.object(OneShot, "rounded_gaussian", lambda *a: real(*a[:2], a[2] / 2))
     with half:
         assert scale_p(many(ring, of, 150), of.sigma) < LEAST_P
 

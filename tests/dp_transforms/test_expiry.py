@@ -219,7 +219,7 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
     live = Live(begin(plan, tmp_path / "a.db", SHARDS), expires=False)
     drive(live, records, 1, upto, 0)
     records = records.filter(pa.array(stamp_cut(plan, records) <= upto))
-    schema, sums = stores.key_schema(plan), plan.sums
+    schema, sums = stores.key_schema(plan), plan.design.sums
     with contextlib.ExitStack() as stack:
         old, new = (
             stack.enter_context(contextlib.closing(SqliteStore(tmp_path / "a.db", schema, sums)))
@@ -241,7 +241,7 @@ def abandoned(live: Live, folder: Path, cut: int) -> Live:
     """The run in a new epoch, everything up to the cut given up."""
     source, plan = live.store, live.run.plan
     create_store(folder / "new.db", msgspec.structs.replace(source.identity, epoch=1))
-    new = SqliteStore(folder / "new.db", stores.key_schema(plan), plan.sums)
+    new = SqliteStore(folder / "new.db", stores.key_schema(plan), plan.design.sums)
     copy_store(source, new, plan.timeline, None, Abandon(cut, plan.privacy.contributions))
     new.close()
     stores.close_all()

@@ -1,5 +1,6 @@
 """Modes in which the order of a unit's pairs matters: one record a key, weights, combined."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state import open as stores
 from tests.budgets import budgeted
+from tests.designs import redesigned
 from tests.dp_transforms.exhaustive import LATTICE, slow_weights
 from tests.dp_transforms.reference import admitted
 from tests.dp_transforms.runs import (
@@ -108,9 +110,7 @@ def unranked(real: Any) -> Any:
         plan = msgspec.structs.replace(
             plan, privacy=msgspec.structs.replace(privacy, weights=None, per_key_bound=None)
         )
-        with pytest.MonkeyPatch.context() as patch:
-            if kept:
-                patch.setattr(Plan, "keeps_counting_units", True)
+        with redesigned(unit_sets="window") if kept else contextlib.nullcontext():
             return real(plan, *rest)
 
     return fresh_units
@@ -135,8 +135,7 @@ def per_key_ignored(real: Any) -> Any:
 
     def aggregate(plan: Plan, *rest: Any) -> Any:
         privacy = msgspec.structs.replace(plan.privacy, per_key_bound=None)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Plan, "keeps_counting_units", True)
+        with redesigned(unit_sets="window"):
             return real(msgspec.structs.replace(plan, privacy=privacy), *rest)
 
     return aggregate

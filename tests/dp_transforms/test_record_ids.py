@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.plan import Field, Plan
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import Canonicaliser

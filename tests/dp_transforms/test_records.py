@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.plan import Aggregate, Plan
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.ingest.records import (
     Canonicaliser,
     canonical_public_keys,
@@ -65,7 +66,7 @@ def test_clamp_and_grid(
 ) -> None:
     figure = Aggregate("f", kind, "value", clamp, grid)  # type: ignore[arg-type]
     plan = make_plan(aggregates=(figure,))
-    stream = plan.value_streams[-1]
+    stream = plan.design.streams[-1]
     lo, hi = figure.grid_bounds()
     points = range(lo - 3, hi + 4)
     got = grid_values(plan, values + [float(Fraction(str(grid)) * k) for k in points])

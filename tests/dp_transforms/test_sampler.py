@@ -14,10 +14,10 @@ from scipy import stats
 
 from dpstream.accounting.budget import StreamNoise, allocate, encoder_of
 from dpstream.accounting.limits import MAX_SIGMA
-from dpstream.accounting.thresholds import published_thresholds
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.pipelines.experiments.paper import published_thresholds
 from tests.streams import STEP, make_plan
 
 Int64 = npt.NDArray[np.int64]

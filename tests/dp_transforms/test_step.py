@@ -215,7 +215,7 @@ def test_a_unit_counts_once_per_round_over_micro_batches(
 )
 def test_selected_keys_follow_the_public_calendar(name: str, store_paths: Iterator[str]) -> None:
     plan = PLANS[name]
-    last, every = plan.timeline.triggers, plan.refresh_every
+    last, every = plan.timeline.triggers, plan.design.refresh_every
     got = run(plan, store_paths)
     first_seen: dict[tuple[int, str], int] = {}
     for (window, trigger), rows in sorted(got.items()):

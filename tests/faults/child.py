@@ -96,7 +96,7 @@ def batches_of(plan: Plan, seed: int | None = None, rows: int = 97) -> list[pa.R
 def begin_job(name: str, store: str) -> Run:
     """Begin or resume the job on a store."""
     plan = plan_of(name)
-    return begin(plan, store, SHARDS, None if plan.selects else public_table(plan, PUBLIC))
+    return begin(plan, store, SHARDS, None if plan.design.selects else public_table(plan, PUBLIC))
 
 
 def work(name: str, store: str, out: Path, in_beam: bool, seed: int | None = None) -> None:

@@ -23,7 +23,7 @@ from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.files.rows import Rows
 from dpstream.pipelines.connectors.files.source import pieces, positioned, read_piece
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.state import open as stores

@@ -19,7 +19,7 @@ Releases = dict[tuple[int, int], bytes]
 def job(name: str, store: str | Path, shards: int = 2) -> Run:
     """Begin or resume the job on a store."""
     plan = plan_of(name)
-    return begin(plan, store, shards, None if plan.selects else public_table(plan, PUBLIC))
+    return begin(plan, store, shards, None if plan.design.selects else public_table(plan, PUBLIC))
 
 
 def released(run: Run, batches: list[pa.RecordBatch]) -> Releases:

@@ -27,7 +27,7 @@ def resharded(run: Run, target: Path, shards: int) -> Run:
     source = run.open()
     identity = msgspec.structs.replace(source.identity, shards=shards)
     create_store(target, identity)
-    new = SqliteStore(target, stores.key_schema(run.plan), run.plan.sums)
+    new = SqliteStore(target, stores.key_schema(run.plan), run.plan.design.sums)
     copy_store(source, new, run.plan.timeline)
     new.close()
     stores.close_all()

@@ -1,4 +1,4 @@
-"""Direct numpy simulation of the mechanism on the synthetic data of the seed's Table 1.
+"""Direct numpy simulation of the mechanism on the synthetic data of the paper's Table 1.
 
 Independent of the product's flow: own data generator, own admission, own Honaker estimator
 (inverse-variance weights, floats), numpy's normal noise.  Only sigma and tau come from
@@ -19,14 +19,18 @@ import numpy.typing as npt
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Aggregate, Field, Kind, Plan, Privacy
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.fields import KindName as Kind
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.pipelines.experiments.paper import published_budget
 
 Float64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger]
-Mode = Literal["paper", "rounds", "sticky"]
+Mode = Literal["rounds", "sticky"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,8 +272,8 @@ class Design:
             bool(plan.privacy.per_key_bound) or not budget.values,
             plan.privacy.mode,
             plan.privacy.pre_threshold,
-            plan.refresh_every,
-            plan.select_every,
+            plan.design.refresh_every,
+            plan.design.select_every,
             plan.privacy.final_flush,
         )
 
@@ -380,7 +384,7 @@ def table1_plan(triggers: int, contributions: int = 32, **privacy: object) -> Pl
 
 
 DESIGNS: tuple[dict[str, object], ...] = (
-    {"mode": "paper", "strategy": "tree", "allow_unsound": True},
+    {"mode": "rounds", "strategy": "tree", "published": True},
     {"mode": "rounds", "strategy": "tree"},
     {"mode": "rounds", "strategy": "tree", "final_flush": True},
     {"mode": "rounds", "strategy": "blt"},
@@ -413,9 +417,11 @@ def main() -> None:
     print(json.dumps({"raw": len(raw), "bounded": len(bounded)}), flush=True)
     for triggers in args.triggers:
         for privacy in DESIGNS:
-            plan = table1_plan(triggers, **privacy)
+            given = dict(privacy)
+            spend = published_budget if given.pop("published", False) else allocate
+            plan = table1_plan(triggers, **given)
             begin = time.monotonic()
-            design = Design.of(plan, allocate(plan))
+            design = Design.of(plan, spend(plan))
             result = simulate(design, bounded, raw, args.keys, args.seed + 1)
             figures = dataclasses.asdict(result) | {"seconds": time.monotonic() - begin}
             settings = {k: str(v) for k, v in privacy.items()}

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import open_ledger
 

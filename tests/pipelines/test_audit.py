@@ -203,14 +203,14 @@ def test_the_windows_of_an_audit_are_counted_at_once_and_bounded(
     found = {}
     for days in (1, 2, 7, 30, 365):
         long = on_windows(plan, windows, **lengths, period=days * 24 * hour)
-        assert long.units_alone == 2
+        assert long.design.units_alone == 2
         began = time.perf_counter()
         if days > 7:
             with pytest.raises(UsageError, match="first 200 windows meets 2 privacy periods"):
                 audited_plan(long)
         else:
             short = audited_plan(long)
-            assert short.units_alone == 2
+            assert short.design.units_alone == 2
             found[days] = short.timeline.windows
         assert time.perf_counter() - began < 5
         # Without thresholds that allow for several units two windows are enough.
@@ -226,13 +226,15 @@ def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> No
     job = changed(make_job(), days, ("contributions = 4", f"contributions = 4\n{shared}"))
     assert job.plan.timeline.periods_met == 2
     short = audited_plan(job.plan)
-    assert (short.timeline.windows, short.units_alone) == (2, 2)
+    assert (short.timeline.windows, short.design.units_alone) == (2, 2)
     sliding = changed(
         make_job(), days, ("contributions = 4", f"contributions = 4\n{shared}"),
         ('window = "1d"', 'window = "12h"\nslide = "6h"'),
     ).plan  # fmt: skip
     short = audited_plan(sliding)
-    assert short.units_alone == sliding.units_alone == 2 and short.timeline.windows == 4
+    assert (
+        short.design.units_alone == sliding.design.units_alone == 2 and short.timeline.windows == 4
+    )
     whole = sliding.timeline.windows
     ends = (audited_plan(on_windows(sliding, n)).timeline.windows for n in range(1, whole + 1))
     assert list(ends) == [1, 2, 2, *[4] * (whole - 3)]

@@ -18,7 +18,7 @@ from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.files.sink import manifest_path
-from dpstream.pipelines.connectors.sink import Manifest
+from dpstream.pipelines.connectors.sink import RunManifest
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
@@ -188,9 +188,9 @@ def test_many_begin_at_once(place: Place) -> None:
 
 def test_the_manifest_is_a_function_of_plan_and_run(done: Place) -> None:
     text = (done.folder / "out" / "run.json").read_bytes()
-    found = msgspec.json.decode(text, type=Manifest)
+    found = msgspec.json.decode(text, type=RunManifest)
     plan, run_id = done.job().plan, done.entries()[0].run_id
-    assert found == Manifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet", rules=2)
+    assert found == RunManifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet", rules=2)
     table = pq.read_table(done.folder / "out" / "window-000001" / "trigger-000004.parquet")
     assert set(table["run_id"].to_pylist()) == {found.run_id}
     # Begun again, elsewhere, or exported: the same bytes.
@@ -208,7 +208,7 @@ def test_a_sink_from_before_there_were_manifests_is_named(done: Place) -> None:
 
 def edited(place: Place, **fields: Any) -> None:
     path = place.folder / "out" / "run.json"
-    found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    found = msgspec.json.decode(path.read_bytes(), type=RunManifest)
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, **fields)))
 
 

@@ -176,17 +176,10 @@ def test_beyond_the_limit_nothing_is_charged_or_read(job: Path) -> None:
     assert entries(job) == 0 and not job.with_name("new.toml").exists()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "field"),
-    [
-        (JOB[JOB.index("[ledger]") : JOB.index("[sink]")], "", "ledger"),
-        ("[privacy]", '[privacy]\nmode = "paper"\nallow_unsound = true', "ledger"),
-    ],
-)
-def test_what_cannot_be_charged_is_refused(job: Path, old: str, new: str, field: str) -> None:
-    job.write_text(JOB.replace(old, new))
+def test_what_cannot_be_charged_is_refused(job: Path) -> None:
+    job.write_text(JOB.replace(JOB[JOB.index("[ledger]") : JOB.index("[sink]")], ""))
     result = choose(job, "new.toml", "--json")
-    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == field
+    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "ledger"
 
 
 # --- receipts -------------------------------------------------------------------------------------
@@ -275,9 +268,9 @@ def test_dry_run_reads_no_data_and_costs_nothing(job: Path) -> None:
     assert entries(job) == 0 and list(job.parent.glob("*.toml")) == [job]
 
 
-def test_the_readme_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", readme, re.MULTILINE)
+def test_the_guides_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tuning.md").read_text()
+    lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", guide, re.MULTILINE)
     assert len(lines) >= 2
     monkeypatch.chdir(job.parent)
     (job.parent / "last-year.csv").write_text(records(50))

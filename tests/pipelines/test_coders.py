@@ -13,12 +13,12 @@ from apache_beam import coders
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.pipelines import stream
-from dpstream.pipelines.connectors.inputs import input_of
 from dpstream.pipelines.connectors.kafka.source import KafkaInput
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.replay.source import Replay
-from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.runners.table import Engine
 from dpstream.state import open as stores
 from tests.pipelines.test_unbounded_cli import job_file
 
@@ -68,9 +68,9 @@ def collections(job: Job, kind: str) -> dict[str, list[Any]]:
     reader: Any = None
     if source.bounded:
         reader = source.read() if kind == "files" else Replay(job)
-    pipeline = beam.Pipeline()
+    pipeline, fitted = beam.Pipeline(), Engine(None, None, True, False, ends, spreads=ends).fitted
     stream._connect(
-        pipeline, job, sink_of(job, run), run, source, reader, source.bounded and ends, ends
+        pipeline, job, sink_of(job, run), run, source, reader, source.bounded and ends, fitted
     )
     proto, context = pipeline.to_runner_api(return_context=True)
     found: dict[str, list[Any]] = {}

@@ -21,7 +21,7 @@ from dpstream.pipelines.connectors.folder.names import find, is_name, place
 from dpstream.pipelines.connectors.folder.source import FolderInput
 from dpstream.pipelines.connectors.folder.store import Folder, normal_url
 from dpstream.pipelines.connectors.folder.watch import LOOK_BACK, MARGIN, Settled, nothing_seen
-from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import load_job
 from tests.folders import (
     CANARY,

@@ -13,7 +13,8 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.jobs.job import Job, decode_job, load_job
-from dpstream.pipelines.jobs.keys import new_key, read_public_keys
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.jobs.text import duration_micros, instant_micros
 
 JOB = """
@@ -209,10 +210,10 @@ def test_data_dependent_settings_exit_3(tmp_path: Path, anchor: str, line: str) 
     assert line.split(" ", maxsplit=1)[0] in caught.value.field
 
 
-def test_the_unsound_preset_needs_a_word(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError):
-        load(tmp_path, 'mode = "sticky"', 'mode = "paper"')
-    assert load(tmp_path, 'mode = "sticky"', 'mode = "paper"\nallow_unsound = true')
+def test_there_is_no_unsound_mode(tmp_path: Path) -> None:
+    for new in ('mode = "paper"', 'mode = "rounds"\nallow_unsound = true'):
+        with pytest.raises(UsageError):
+            load(tmp_path, 'mode = "sticky"', new)
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def test_public_keys_name_a_set(tmp_path: Path) -> None:
     assert first.plan.public_keys == other_order.plan.public_keys
     digests = {j.plan.public_keys for j in (first, another, shifted)}
     assert len(digests) == 3
-    assert not first.plan.selects
+    assert not first.plan.design.selects
     table = read_public_keys(shifted)
     assert table.to_pylist() == [
         {"origin": "EWR", "carrier": "UA"},

@@ -21,8 +21,8 @@ from dpstream.pipelines.connectors.files.lines import MAX_LINE_BYTES
 from dpstream.pipelines.connectors.files.rows import Rows
 from dpstream.pipelines.connectors.kafka import messages as kafka_messages
 from dpstream.pipelines.connectors.kafka import source as source_kafka
-from dpstream.pipelines.connectors.kafka.client import Kafka
-from dpstream.pipelines.connectors.kafka.messages import Messages, parts
+from dpstream.pipelines.connectors.kafka.broker import Kafka
+from dpstream.pipelines.connectors.kafka.messages import PartitionMessages, parts
 from dpstream.pipelines.connectors.unbounded import ProgressTracker
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
@@ -90,7 +90,9 @@ def test_one_message_decides_nothing_about_others() -> None:
     def outcome(chosen: list[int]) -> dict[int, Any]:
         n = len(chosen)
         kinds = np.array([1 if i % 5 == 4 else 2 for i in chosen])
-        given = Messages(np.array(chosen), kinds, np.arange(n), [values[i] for i in chosen])
+        given = PartitionMessages(
+            np.array(chosen), kinds, np.arange(n), [values[i] for i in chosen]
+        )
         out: dict[int, Any] = {}
         for part in parts(given, objects, ["user", "_append_time"]):
             if isinstance(part, Rows):

@@ -9,9 +9,9 @@ import confluent_kafka
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.inputs import input_of
-from dpstream.pipelines.connectors.kafka.options import CERTIFICATES, check_options, looked_up
+from dpstream.pipelines.connectors.kafka.client import CERTIFICATES, check_options, looked_up
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.replay import republish
 from tests.pipelines.kafka_jobs import kafka_job
 

@@ -12,10 +12,12 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 from confluent_kafka.admin import NewPartitions
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.pipelines.connectors.inputs import input_of
 from dpstream.pipelines.connectors.kafka import reader as kafka_reader
-from dpstream.pipelines.connectors.kafka.client import Kafka, check_topic
+from dpstream.pipelines.connectors.kafka.broker import Kafka, check_topic
+from dpstream.pipelines.connectors.kafka.reader import Reader
 from dpstream.pipelines.connectors.kafka.source import KafkaInput, _Watch
+from dpstream.pipelines.connectors.pool import ReaderPool
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.unbounded import Progress, ProgressTracker
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
@@ -137,7 +139,7 @@ def test_refusals(
     error: type[DpstreamError],
     rule: str,
 ) -> None:
-    monkeypatch.setattr("dpstream.pipelines.connectors.kafka.client.START_SECONDS", 1.0)
+    monkeypatch.setattr("dpstream.pipelines.connectors.kafka.broker.START_SECONDS", 1.0)
     monkeypatch.setenv("MECH", SECRET)
     job = kafka_job(tmp_path, servers or kafka.servers, topic, more)
     with pytest.raises(error, match=rule) as caught:
@@ -235,17 +237,21 @@ def test_readers_are_kept_and_closed(kafka: Broker, drive: Drive) -> None:
     topic = kafka.topic()
     kafka.produce(topic, [record(i) for i in range(10)])
     client = drive(topic).dofn.kafka
-    readers = kafka_reader.Readers()
-    with readers.lend(client, 0) as first:
+    readers = ReaderPool[Reader]()
+
+    def lend(partition: int) -> Any:
+        return readers.lend(partition, lambda: Reader(client, partition))
+
+    with lend(0) as first:
         first.seek(0)
         while not first.take(10, 0.1).messages:
             pass
-    with readers.lend(client, 0) as second, readers.lend(client, 0) as third:
+    with lend(0) as second, lend(0) as third:
         assert second is first, "goes on"
         assert third is not first, "one caller at a time"
     first.used -= 100
     third.used -= 100
-    with pytest.raises(ValueError), readers.lend(client, 1):
+    with pytest.raises(ValueError), lend(1):
         raise ValueError
     assert first._consumer is None, "unused ones are closed"
     assert not any(readers._free.values()), "a reader that failed is not used again"

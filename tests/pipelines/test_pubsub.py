@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.connectors.inputs import input_of
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub import messages as pubsub_messages
 from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
 from dpstream.pipelines.connectors.pubsub.puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests import guarded
 from tests.drive import Drive, letters_of
@@ -323,7 +323,7 @@ def test_a_subscription_that_is_deleted_ends_the_job(
         for _ in range(100):
             puller.take(10, 0.1, 0.1)
     puller.close()
-    assert grpc.StatusCode.NOT_FOUND not in pubsub_puller._AWAY
+    assert grpc.StatusCode.NOT_FOUND.name not in pubsub_puller.PASSING
 
 
 def test_a_reader_that_paused_takes_no_silence_for_proof(

@@ -150,7 +150,7 @@ class Endless(io.RawIOBase):
 
 
 def test_the_corpus_is_streamed() -> None:
-    source, tally = Endless(30_000), webis.Tally()
+    source, tally = Endless(30_000), webis.PostCount()
     layout = Reddit(row_group_rows=5_000).layout
     left = []
     for batch in webis.batches(source, layout, tally):  # type: ignore[arg-type]

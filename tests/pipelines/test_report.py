@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpstream.accounting.budget import allocate
+from dpstream.accounting.calibration import committed_text
 from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.pipelines.jobs.job import Job
@@ -116,19 +118,19 @@ def test_names_of_columns_can_be_any_text(make_job: MakeJob, tmp_path: Path) -> 
     assert "<b " not in text and name in page.of("th") and name in page.of("h3")
 
 
-@pytest.mark.parametrize("mode", ["sticky", "paper"])
+@pytest.mark.parametrize("sound", [True, False])
 @pytest.mark.parametrize("insecure", [False, True])
 def test_banner_of_stamped_runs(
-    make_job: MakeJob, tmp_path: Path, mode: str, insecure: bool
+    make_job: MakeJob, tmp_path: Path, sound: bool, insecure: bool
 ) -> None:
     job = secure(make_job())
-    if mode == "paper":
-        job = edit(job, ("contributions = 4", 'contributions = 4\nmode = "paper"\nallow_unsound = true'))  # fmt: skip  # noqa: E501
-    identity = RunIdentity(job.plan.hash, RUN, 0, 4, "", "", "", insecure)
+    budget = msgspec.structs.replace(allocate(job.plan), sound=sound)
+    numbers = committed_text(job.plan, budget)
+    identity = RunIdentity(job.plan.hash, RUN, 0, 4, "", "", "", insecure, calibration=numbers)
     put(job, 1, [row("a", 50.0)], run_id=stamped_run_id(job.plan, identity))
     page, text, figures = report(job, tmp_path)
     check_page(page, text)
-    wanted = [s for s, yes in zip(STAMPS, (mode == "paper", insecure), strict=True) if yes]
+    wanted = [s for s, yes in zip(STAMPS, (not sound, insecure), strict=True) if yes]
     assert figures["stamps"] == wanted and figures["run_ids"] == [RUN]
     banners = [a for a in page.every("div") if a.get("class") == "bad"]
     assert len(banners) == len(wanted) and all(a["role"] == "alert" for a in banners)
@@ -189,7 +191,7 @@ def test_public_keys_and_a_single_trigger(make_job: MakeJob, tmp_path: Path) -> 
 def test_template_is_installed_with_the_package() -> None:
     root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())
-    listed = project["tool"]["setuptools"]["package-data"]["pipelines"]
+    listed = project["tool"]["setuptools"]["package-data"]["dpstream.pipelines"]
     packed = {path for pattern in listed for path in (root / "pipelines").glob(pattern)}
     assert set((root / "pipelines" / "templates").iterdir()) <= packed
     assert any(name.startswith("jinja2") for name in project["project"]["dependencies"])

@@ -2,7 +2,9 @@
 
 import stat
 from pathlib import Path
+from typing import Any
 
+import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
@@ -10,14 +12,18 @@ from apache_beam.options.pipeline_options import (
     PrismRunnerOptions,
     StandardOptions,
 )
+from apache_beam.pipeline import PipelineVisitor
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error, forget_error, guarded
+from dpstream.pipelines.connectors.kafka.broker import Kafka
+from dpstream.pipelines.connectors.kafka.source import ReadKafka
 from dpstream.pipelines.runners import flink_jobs, parts
 from dpstream.pipelines.runners import settings as runner_settings
 from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.runners.table import RUNNERS, make_runner
 from tests.emulator import free_port
+from tests.pipelines.kafka_jobs import kafka_job
 
 CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]
 SAMPLING = "--experiments=enable_data_sampling"
@@ -65,6 +71,37 @@ def test_what_each_engine_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) 
     cloud = make_runner("DataflowRunner", CLOUD).options.view_as(GoogleCloudOptions)
     assert cloud.dataflow_service_options == ["streaming_mode_exactly_once"]
     assert cloud.enable_streaming_engine
+
+
+@pytest.mark.parametrize("name", sorted(RUNNERS))
+def test_one_watermark_one_element(name: str, tmp_path: Path) -> None:
+    """Prism keeps one watermark for a source, that of the partition it heard of last."""
+    job = kafka_job(tmp_path, "127.0.0.1:1", "t", "")
+    reader = ReadKafka(job, Kafka.of(job.source), "topic-id", 0)
+    engine = make_runner(name, CLOUD if name == "DataflowRunner" else [])
+    fitted = engine.fitted(reader)
+    assert isinstance(fitted, ReadKafka)
+    names = [type(dofn).__name__ for dofn in dofns(fitted)]
+    spread = ["_Watch", "_ReadPartition"]
+    assert names == (["_ReadTopic"] if name == "PrismRunner" else spread)
+    other = beam.Create([1])
+    assert engine.fitted(other) is other, "one element is all it has"
+
+
+def dofns(reader: ReadKafka) -> list[Any]:
+    """Of a reader's own stages."""
+    pipeline = beam.Pipeline()
+    _ = pipeline | reader
+    found = list[Any]()
+
+    class Visitor(PipelineVisitor):
+        def visit_transform(self, node: Any) -> None:
+            dofn = getattr(node.transform, "dofn", None)
+            if type(dofn).__module__.startswith("dpstream."):
+                found.append(dofn)
+
+    pipeline.visit(Visitor())
+    return found
 
 
 def test_a_persons_flags_stay(tools: Path) -> None:

@@ -27,7 +27,7 @@ from dpstream.pipelines.connectors.bigquery import table as bigquery_table
 from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink, ddl
 from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
 from dpstream.pipelines.connectors.messages import digest_of, messages_of
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import open as stores
 from tests.bigquery_server import (

@@ -17,9 +17,9 @@ from dpstream.pipelines.connectors.kafka import sink as sink_kafka
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
-from dpstream.pipelines.connectors.messages import Messages, is_row, messages_of, seal_key
+from dpstream.pipelines.connectors.messages import ReleaseMessages, is_row, messages_of, seal_key
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.run_manifest import write_manifest
-from dpstream.pipelines.connectors.sink import sink_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.operate.state_view import export, publish
@@ -104,7 +104,7 @@ def test_a_twin_with_new_names_at_each_attempt_is_caught(
 ) -> None:
     real = messages_of
 
-    def random_names(batch: pa.RecordBatch) -> Messages:
+    def random_names(batch: pa.RecordBatch) -> ReleaseMessages:
         messages = real(batch)
         return messages._replace(keys=[secrets.token_hex(16) for _ in messages.keys])
 
@@ -122,7 +122,7 @@ def test_a_twin_with_other_values_at_each_attempt_is_caught(
 ) -> None:
     real = messages_of
 
-    def stamped(batch: pa.RecordBatch) -> Messages:
+    def stamped(batch: pa.RecordBatch) -> ReleaseMessages:
         messages = real(batch)
         values = [v.replace(b'"trigger":', b'"trigger": ') for v in messages.values]
         return messages._replace(values=values)

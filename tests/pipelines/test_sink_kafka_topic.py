@@ -14,12 +14,12 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.connectors.kafka.library import answer, refuse
+from dpstream.pipelines.connectors.kafka.client import answer
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import refuse_unfit
-from dpstream.pipelines.connectors.kafka.topic import Described, KafkaTopic
+from dpstream.pipelines.connectors.kafka.topic import Described, KafkaTopic, refuse
 from dpstream.pipelines.connectors.messages import is_row
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_sinks import (

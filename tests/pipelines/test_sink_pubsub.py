@@ -22,11 +22,11 @@ from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import write_only
 from dpstream.pipelines.connectors.files.formats import rows_of_text
-from dpstream.pipelines.connectors.messages import Messages, digest_of, lines, messages_of
+from dpstream.pipelines.connectors.messages import ReleaseMessages, digest_of, lines, messages_of
 from dpstream.pipelines.connectors.pubsub import topic as pubsub_topic
 from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
 from dpstream.pipelines.connectors.pubsub.topic import HELD_MESSAGES, Message, PubsubTopic
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import state_admin
 from dpstream.state import open as stores
@@ -170,7 +170,7 @@ def test_a_twin_with_new_names_at_each_attempt_is_caught(
 ) -> None:
     real = messages_of
 
-    def random_names(batch: pa.RecordBatch) -> Messages:
+    def random_names(batch: pa.RecordBatch) -> ReleaseMessages:
         messages = real(batch)
         return messages._replace(keys=[secrets.token_hex(16) for _ in messages.keys])
 

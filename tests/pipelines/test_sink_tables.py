@@ -2,10 +2,18 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.sink import (
+    ReadableSink,
+    holds_release,
+    known_manifests,
+    known_releases,
+    known_unsealed,
+)
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.report.data import inventory
 from tests.published import Published
@@ -73,7 +81,9 @@ def test_files_are_as_before(place: Published) -> None:
 @pytest.mark.parametrize("sink", [PUBSUB, BIGQUERY])
 def test_what_cannot_be_read_back_says_so(place: Published, sink: str) -> None:
     found = sink_of(place.job(sink))
-    assert not found.readable and not found.used() and not found.manifests()
-    assert list(found.published()) == [] and list(found.unsealed()) == []
+    assert not isinstance(found, ReadableSink)
+    assert known_manifests(found) == known_releases(found) == known_unsealed(found) == []
+    with pytest.raises(PolicyError, match="cannot be read back"):
+        holds_release(found, pa.record_batch({}))
     with pytest.raises(PolicyError, match="--abandon"):
         found.prepare(restoring=True)

@@ -29,7 +29,8 @@ from dpstream.pipelines.connectors.files.sink import (
     write_release,
     write_releases,
 )
-from dpstream.pipelines.connectors.sink import Published, name_of_release
+from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.sink import PublishedRelease, name_of_release
 from dpstream.pipelines.connectors.write import (
     WriteDeadLetters,
     WriteReleases,
@@ -186,7 +187,7 @@ def test_every_bit_of_a_parquet_release_is_noticed_and_mended(
     assert found["other"] == 0 and found["same"] <= 20 and found["damaged"] > 2_000, found
     path.write_bytes(flipped(whole, 100))
     assert not compare_release(tmp_path, "parquet", batch)
-    assert FileSink(tmp_path, "parquet").same(Published(3, 4, path), batch)
+    assert FileSink(tmp_path, "parquet").same(PublishedRelease(3, 4, path), batch)
     assert path.read_bytes() == whole
     assert "window 3, trigger 4 was damaged" in capsys.readouterr().err
 
@@ -236,7 +237,7 @@ def test_what_a_restored_store_is_compared_with_is_not_mended(tmp_path: Path) ->
     sink = FileSink(tmp_path, "parquet")
     sink.prepare(restoring=True)
     for attempt in (
-        lambda: sink.same(Published(3, 4, path), batch),
+        lambda: sink.same(PublishedRelease(3, 4, path), batch),
         lambda: sink.write([batch], only_compare=True),
     ):
         with pytest.raises(RunError, match="damaged"):
@@ -444,7 +445,7 @@ def test_through_beam(make_job: MakeJob, kind: str) -> None:
     dead = [letters((0, i, "malformed")) for i in range(20)]
     for _ in range(2):
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-            _ = pipeline | "R" >> create(batches) | WriteReleases(job)
+            _ = pipeline | "R" >> create(batches) | WriteReleases(sink_of(job))
             _ = pipeline | "D" >> create(dead) | WriteDeadLetters(job)
     sink = Path(job.sink.path)
     assert len(files(sink)) == 9
@@ -458,7 +459,7 @@ def test_a_changed_release_stops_a_pipeline(make_job: MakeJob) -> None:
     job = make_job(sink="jsonl")
     write_release(Path(job.sink.path), "jsonl", release(0, 1, ["CANARY"]))
     with pytest.raises(Exception) as caught, beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _ = pipeline | create([release(0, 1, ["CANARY", "b"])]) | WriteReleases(job)
+        _ = pipeline | create([release(0, 1, ["CANARY", "b"])]) | WriteReleases(sink_of(job))
     assert "PolicyError: sink.path: holds another release" in str(caught.value)
     assert "CANARY" not in str(caught.value)
 

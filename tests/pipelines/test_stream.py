@@ -12,7 +12,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import new_key
+from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.pipelines.stream import run_job
@@ -87,9 +87,9 @@ def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
 def test_a_file_that_changes_during_the_run_is_noticed(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpstream.pipelines.connectors import inputs
+    from dpstream.pipelines.connectors.files import source as files_source
 
-    real = inputs.stamps
+    real = files_source.stamps
     seen: list[object] = []
 
     def stamps(checked: Job) -> object:
@@ -99,7 +99,7 @@ def test_a_file_that_changes_during_the_run_is_noticed(
         seen.append(found)
         return found
 
-    monkeypatch.setattr(inputs, "stamps", stamps)
+    monkeypatch.setattr(files_source, "stamps", stamps)
     with pytest.raises(PolicyError, match="changed while it was read"):
         run_job(job)
 

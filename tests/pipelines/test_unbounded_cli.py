@@ -15,7 +15,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors import restored
-from dpstream.pipelines.connectors.sink import sink_of
+from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import open as stores
 from tests.flowing import Flowing

@@ -33,6 +33,8 @@ def test_every_row_is_in_its_cut_locally(tmp_path: Path, local: list[str]) -> No
             result.wait_until_finish()
 
 
+# Threads of Beam's workers in this process end with the error that the test is about.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_refusal_of_a_stage_comes_out(tmp_path: Path, local: list[str]) -> None:
     forget_error()
     flags = [*local, "--number_of_execution_retries=0"]

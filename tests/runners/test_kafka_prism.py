@@ -14,7 +14,7 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
-from dpstream.pipelines.connectors.inputs import input_of
+from dpstream.pipelines.connectors.registry import input_of
 from tests.drive import letters_of
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import kafka_job, record, users_of
@@ -81,7 +81,7 @@ def test_every_message_once(kafka: Broker, tmp_path: Path) -> None:
     kafka.produce(topic, sent, 0)
     kafka.produce(topic, [record(i) for i in range(7)], 1)
     source = input_of(kafka_job(tmp_path, kafka.servers, topic, settle="200ms"))
-    with running(source.read(spread=False)) as (seen, _):
+    with running(source.read().as_one()) as (seen, _):
         wait_for(lambda: given(seen) == 5_007)
         kafka.produce(topic, [record(7)], 1)
         kafka.grow(topic, 3)
@@ -100,7 +100,7 @@ def test_the_watermark_goes_on_without_messages(kafka: Broker, tmp_path: Path) -
     source = input_of(kafka_job(tmp_path, kafka.servers, topic, settle="100ms"))
     with _LOCK:
         _FIRED.clear()
-    with running(Ticking(source.read(spread=False))):
+    with running(Ticking(source.read().as_one())):
         wait_for(lambda: len(_FIRED) >= 15)
     with _LOCK:
         fired = list(_FIRED)
@@ -117,7 +117,7 @@ def test_the_slowest_partition_holds_the_watermark(kafka: Broker, tmp_path: Path
         kafka.produce(topic, [record(i) for i in range(400 * partition)], partition)
     source = input_of(kafka_job(tmp_path, kafka.servers, topic, batch_rows=50))
     bell = time.time_ns() // 1_000 + 200_000  # no message says that much
-    with running(source.read(spread=False), bell) as (seen, _):
+    with running(source.read().as_one(), bell) as (seen, _):
         wait_for(lambda: seen.rung is not None)
         assert seen.rung == 6_000
 
@@ -127,7 +127,7 @@ def outage(kafka: Broker, tmp_path: Path, seconds: float) -> None:
     topic = kafka.topic(2)
     kafka.produce(topic, [record(i) for i in range(100)], 0)
     source = input_of(kafka_job(tmp_path, kafka.servers, topic))
-    with running(source.read(spread=False)) as (seen, result):
+    with running(source.read().as_one()) as (seen, result):
         wait_for(lambda: given(seen) == 100)
         kafka.stop()
         try:

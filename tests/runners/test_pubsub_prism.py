@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dpstream.pipelines.connectors.inputs import input_of
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub.source import PULLERS
+from dpstream.pipelines.connectors.registry import input_of
 from tests.drive import letters_of
 from tests.pipelines.test_pubsub import MakePubSubJob, make_pubsub_job, row
 from tests.pubsub_emulator import Emulator

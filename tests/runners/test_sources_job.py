@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -79,8 +80,11 @@ def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bo
     """The sabotaged restart begins at the clock."""
     if sabotaged:
         init = Markers.__init__
-        now = lambda self, folder, begin=0: init(self, folder, begin and time.time_ns() // 1000)  # noqa: E731
-        monkeypatch.setattr(Markers, "__init__", now)
+
+        def at_the_clock(self: Markers, folder: Any, begin: int = 0, behind: int = 0) -> None:
+            init(self, folder, begin and time.time_ns() // 1000, behind)
+
+        monkeypatch.setattr(Markers, "__init__", at_the_clock)
     folder = tmp_path / "in"
     folder.mkdir()
 

@@ -79,7 +79,7 @@ def decisions(
             record = int(found.partition[row]), int(found.offset[row]), unit
             if record in mine:
                 raise Problem("a position is admitted twice")
-            rank = int(found.rank[row]) if plan.ranked and found.rank is not None else None
+            rank = int(found.rank[row]) if plan.design.ranked and found.rank is not None else None
             mine[record] = Decision(int(found.pairs[row]), int(found.cut[row]), rank)
         if any(gone.get(record, decision) != decision for record, decision in mine.items()):
             raise Problem("what has expired is decided again")

@@ -162,7 +162,7 @@ class World(Habits):
     def keeps(self, store: Store, shard: int) -> None:
         """Positions of a shard are about to go: the check at the end needs them."""
         before = len(self.kept)
-        still_there(store, shard, self.plan.ranked, self.kept)
+        still_there(store, shard, self.plan.design.ranked, self.kept)
         self.totals["expired"] += len(self.kept) - before
         self.fresh = True
 

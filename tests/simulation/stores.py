@@ -29,7 +29,7 @@ class SqliteFile(Bench):
         create_store(path, identity)
 
     def open(self) -> Store:
-        return SqliteStore(self._path, key_schema(self._plan), self._plan.sums)
+        return SqliteStore(self._path, key_schema(self._plan), self._plan.design.sums)
 
     def close(self) -> None:
         """Every handle is closed by its process."""
@@ -43,7 +43,7 @@ def sqlite(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
 def limited(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
     """The model, with room for few rows in a commit."""
     rows = (1, 2, 1, 3, 1 << 30)[seed // 2 % 5]
-    return Database(identity, key_schema(plan), plan.sums, rows, seed)
+    return Database(identity, key_schema(plan), plan.design.sums, rows, seed)
 
 
 class SpannerDatabase(Bench):
@@ -72,7 +72,7 @@ class SpannerDatabase(Bench):
                 self.hook("after", "commit")
 
         plan = self._plan
-        store = Hooked(self._url, key_schema(plan), plan.sums, plan.window_sets)
+        store = Hooked(self._url, key_schema(plan), plan.design.sums, plan.design.window_sets)
         store.hook = lambda when, what: None
         return store
 

@@ -1,4 +1,4 @@
-"""The real pipeline against a direct simulation of the same mechanism on the seed's data.
+"""The real pipeline against a direct simulation of the same mechanism on the paper's data.
 
 The simulation shares nothing with the flow but sigma and tau: own data generator, admission,
 Honaker estimator and noise.  Keys, L1 and L2 must agree; the sabotaged twin (sigma of another
@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.accounting.budget import allocate
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.pipelines.connectors.files.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.experiments.one_run import in_child
+from dpstream.pipelines.experiments.paper import published_budget
+from dpstream.pipelines.experiments.runs import AS_PUBLISHED, ONE_RUN
 from dpstream.pipelines.experiments.truth import Truth, load
 from dpstream.pipelines.synth import Synth, generate
 from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
@@ -22,7 +25,7 @@ from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan
 KINDS: dict[str, dict[str, object]] = {
     "sticky,strategy=tree,weights=uniform": {"strategy": "tree"},
     "rounds,strategy=tree": {"strategy": "tree", "mode": "rounds"},
-    "paper,strategy=tree": {"strategy": "tree", "mode": "paper", "allow_unsound": True},
+    "paper": {"strategy": "tree", "mode": "rounds"},
     "strategy=toeplitz,weights=uniform": {"strategy": "toeplitz"},
     "strategy=blt,weights=uniform": {"strategy": "blt"},
     "strategy=blt,weights={offset=3.0,power=0.5}": {
@@ -67,7 +70,8 @@ def test_pipeline_agrees_with_the_simulation(
     generate(Synth(users=users, keys=keys, seed=5), data)
     frame = Frame(data, "int", tmp_path / "runs", 6.0, 1e-9)
     job = write_job(frame, Setting(parse_mode(kind), triggers, 32))
-    in_child("dpstream.pipelines.experiments.one_run", str(job))
+    published = parse_mode(kind).published
+    in_child(ONE_RUN, str(job), *([AS_PUBLISHED] if published else []))
     truth = Truth(load(data, users=False), triggers)
     got = errors(truth, read_releases(job.parent / "releases"))
 
@@ -75,13 +79,12 @@ def test_pipeline_agrees_with_the_simulation(
     bounded = admit(ranked(raw), 32)
     privacy = KINDS[kind]
     plan = table1_plan(triggers, **privacy)
-    from dpstream.accounting.budget import allocate
-
-    design = Design.of(plan, allocate(plan))
+    spend = published_budget if published else allocate
+    design = Design.of(plan, spend(plan))
     expected = simulate(design, bounded, raw, keys, seed=3)
     for name in ("keys", "l1", "l2"):
         assert got[name] == pytest.approx(getattr(expected, name), rel=tolerance), name
 
     weaker = table1_plan(triggers, epsilon=4.5, **privacy)
-    other = simulate(Design.of(weaker, allocate(weaker)), bounded, raw, keys, seed=3)
+    other = simulate(Design.of(weaker, spend(weaker)), bounded, raw, keys, seed=3)
     assert got["keys"] != pytest.approx(other.keys, rel=tolerance)

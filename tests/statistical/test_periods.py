@@ -115,9 +115,9 @@ def true_mu(plan: Plan, case: tuple[int, int, int, int], units: int) -> float:
     }
     value = sum(
         of[noise.name] * stream.sensitivity**2
-        for stream, noise in zip(plan.value_streams, budget.values, strict=True)
+        for stream, noise in zip(plan.design.streams, budget.values, strict=True)
     )
-    layouts = range(1, count + 1) if plan.selects else (1,)
+    layouts = range(1, count + 1) if plan.design.selects else (1,)
     squares = [
         n * of.get("selection", 0.0) + ((count - n + 1) ** 2 + n - 1) * value for n in layouts
     ]
@@ -237,7 +237,7 @@ def test_a_run_from_before_goes_on_and_promises_less() -> None:
 def test_thresholds_rise_by_what_the_other_units_add(options: dict[str, object]) -> None:
     for case, met in (((4, 4, 1, 0), 4), ((4, 2, 3, 0), 2), ((4, 4, 4, 0), 1), ((3, 1, 2, 2), 2)):
         plan = relation(*case, **options)
-        assert plan.units_alone == plan.timeline.periods_met == met
+        assert plan.design.units_alone == plan.timeline.periods_met == met
         budget, usual = allocate(plan), allocate(without(plan), budgets.FIRST_RULES)
         assert budget.tau is not None and usual.tau is not None and budget.statistic is not None
         rise = (budget.tau - usual.tau) / 256

@@ -43,7 +43,7 @@ def released(
             "value": pa.array(np.zeros(len(part))),
         }
         batches.append(positioned(rows, 0, offset))
-    public = None if plan.selects else public_table(plan, range(len(counts)))
+    public = None if plan.design.selects else public_table(plan, range(len(counts)))
     run = begin(plan, folder / f"t{len(list(folder.iterdir()))}.db", shards, public)
     try:
         releases, _ = run_in_memory(run, batches)

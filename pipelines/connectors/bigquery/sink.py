@@ -28,7 +28,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.connectors.bigquery.rows import SEAL_SCHEMA, bigquery_type, rows_of
 from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
-from dpstream.pipelines.connectors.write_only import Mark, Release, WriteOnlySink
+from dpstream.pipelines.connectors.write_only import Mark, OutgoingRelease, WriteOnlySink
 
 #: A column's name in BigQuery (those with a leading ``_`` are its own for the most part) that is a
 #: field's name in Protocol Buffers as well.
@@ -84,7 +84,7 @@ class BigQuerySink(WriteOnlySink):
         self._tables.look(self._seals, SEAL_SCHEMA)
 
     @override
-    def _put_rows(self, releases: Sequence[Release]) -> None:
+    def _put_rows(self, releases: Sequence[OutgoingRelease]) -> None:
         rows = (row for release in releases for row in rows_of(release.batch))
         self._tables.append(self._table, self._schema, rows)
 

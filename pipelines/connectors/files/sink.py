@@ -29,11 +29,17 @@ from dpstream.pipelines.connectors.files.formats import (
     remove_drafts,
     sync_folders,
 )
-from dpstream.pipelines.connectors.sink import Manifest, Name, Published, Sink, name_of_release
+from dpstream.pipelines.connectors.sink import (
+    Name,
+    PublishedRelease,
+    ReadableSink,
+    RunManifest,
+    name_of_release,
+)
 from dpstream.pipelines.jobs.tables import SinkKind
 
 
-class FileSink(Sink):
+class FileSink(ReadableSink):
     """Files below a folder.
 
     Args:
@@ -70,11 +76,11 @@ class FileSink(Sink):
         return bool(_manifest_files(self.folder)) or any(release_files(self.folder))
 
     @override
-    def manifests(self) -> list[Manifest | None]:
+    def manifests(self) -> list[RunManifest | None]:
         return [_read(path) for path in _manifest_files(self.folder)]
 
     @override
-    def put_manifest(self, manifest: Manifest) -> None:
+    def put_manifest(self, manifest: RunManifest) -> None:
         data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
         try:
             put_once(manifest_path(self.folder, manifest.epoch), data)
@@ -82,7 +88,7 @@ class FileSink(Sink):
             raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
 
     @override
-    def published(self) -> Iterator[Published]:
+    def published(self) -> Iterator[PublishedRelease]:
         for path in release_files(self.folder):
             numbers = [part.rpartition("-")[2] for part in (path.parent.name, path.stem)]
             if not all(n.isdecimal() for n in numbers):
@@ -91,7 +97,7 @@ class FileSink(Sink):
                     "holds a file that is no release of this run",
                     "use an empty folder",
                 )
-            yield Published(int(numbers[0]), int(numbers[1]), path)
+            yield PublishedRelease(int(numbers[0]), int(numbers[1]), path)
 
     @override
     def content(self) -> str | None:
@@ -106,7 +112,7 @@ class FileSink(Sink):
         return whole.hexdigest()
 
     @override
-    def same(self, one: Published, batch: pa.RecordBatch) -> bool:
+    def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
         try:
             return _compared(one.proof, batch, self._repairs, self.guard)
         except OSError:
@@ -252,8 +258,8 @@ def _manifest_files(folder: Path) -> list[Path]:
     return [*folder.glob("run.json"), *sorted(folder.glob("run-epoch-*.json"))]
 
 
-def _read(path: Path) -> Manifest | None:
+def _read(path: Path) -> RunManifest | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return msgspec.json.decode(path.read_bytes(), type=RunManifest)
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
         return None

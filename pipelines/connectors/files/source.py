@@ -14,10 +14,12 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
+from typing_extensions import override
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.pipelines.connectors.backpressure import Brake
 from dpstream.pipelines.connectors.files.compression import (
     checked_codec,
     plain,
@@ -29,6 +31,7 @@ from dpstream.pipelines.connectors.files.input_manifest import (
     fingerprint_parts,
     manifest,
     named,
+    stamps,
     unreadable,
 )
 from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
@@ -43,6 +46,7 @@ from dpstream.pipelines.connectors.files.small import (
     read_texts,
 )
 from dpstream.pipelines.connectors.files.texts import read_text
+from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.jobs.job import Job
 
 __all__ = [
@@ -265,3 +269,23 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
             | "Spread" >> beam.Reshuffle()
             | "Read" >> reading(self._dofn)
         )
+
+
+class FilesInput(Input):
+    """Files that are all there."""
+
+    bounded = True
+
+    @override
+    def identity(self) -> list[bytes]:
+        return [
+            f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(self.job)
+        ]
+
+    @override
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+        return ReadFiles(self.job)
+
+    @override
+    def state(self) -> Any:
+        return stamps(self.job)

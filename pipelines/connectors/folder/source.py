@@ -61,7 +61,7 @@ class FolderInput(Input):
         return [b"folder", self.folder.url.encode(), str(self.job.source.format).encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         self._check()
         return ReadFolder(self.job, begin, brake)
 

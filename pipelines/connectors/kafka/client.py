@@ -1,228 +1,197 @@
-"""Kafka's client as source and start checks use it: settings, questions to the broker, errors.
+"""Kafka's client library as sources and sinks use it: options, making clients, answers, errors.
 
-librdkafka connects again by itself.  Its log is switched off, and what it says about an error
-never leaves: a text of it may quote addresses or settings.
+``options`` of a job are settings of librdkafka, secrets by reference.  A literal secret would stand
+in the job file and be shipped to the workers with the pipeline, so settings that hold one must name
+an environment variable: ``env:NAME``.  Settings that make the client load code, run a command, or
+open files other than certificates are refused: whoever may write a job's options must not get more
+than the job.
+
+librdkafka connects, retries and backs off by itself; nothing is tried again here but what it leaves
+to its user (`has_no_leader`).  Its log is switched off, and errors name its codes only: what it
+says about an error may quote addresses, settings or what was sent.
 """
 
-import functools
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
+from dpstream.accounting.errors import UsageError
+
+_ENV = "env:"
+#: What the names of librdkafka's settings with secrets end in.
+_SECRET = ("password", "passphrase", "secret", ".pem", "oauthbearer.config")
+#: Files that a client may read.
+CERTIFICATES = frozenset(
+    f"{name}.location"
+    for name in ("ssl.key", "ssl.certificate", "ssl.ca", "ssl.crl", "ssl.keystore", "https.ca")
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
-
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
-from dpstream.pipelines.connectors.kafka.options import check_options, looked_up
-from dpstream.pipelines.jobs.tables import SourceConfig
-
-#: Seconds a question may take at the start, and from a worker (which asks again later).
-START_SECONDS, ASK_SECONDS = 30.0, 3.0
-_GRACE_SECONDS = 5.0
-#: Settings that decide what is read, or would let the client print or load something.
-_OURS = {
-    "bootstrap.servers": "",
-    "metadata.broker.list": "",
-    "isolation.level": "read_committed",
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "auto.offset.reset": "error",
-    "enable.partition.eof": True,
-    "log_level": 0,
-    "debug": "",
-    "plugin.library.paths": "",
-}
-#: Settings that ``source.options`` may change.
-_USUAL = {
-    "client.id": "dpstream",
-    "group.id": "dpstream",  # asked for by the client; nothing is committed to it
-    "queued.max.messages.kbytes": "32768",
-    "max.partition.fetch.bytes": "4194304",  # one partition is all a consumer reads
-    "fetch.queue.backoff.ms": "20",
-    "reconnect.backoff.max.ms": "2000",
-}
+#: Others that name files, and plugins, engines and providers, which are code.  Functions cannot be
+#: given as text: the client refuses them.
+_REACHING = re.compile(
+    r".*\.(location|file|path|paths|cmd)|plugin\..*|ssl\.engine\..*|ssl\.providers"
+    r"|offset\.store\.method"
+)
+#: Kerberos: the client runs ``kinit`` in a shell, with some of these settings in its line.
+_KERBEROS = "sasl.kerberos."
+_MECHANISMS = ("sasl.mechanism", "sasl.mechanisms")
 
 
-class Kafka(msgspec.Struct, frozen=True):
-    """A topic and how to reach it; public.
+def check_options(table: str, options: Mapping[str, str], ours: Iterable[str]) -> None:
+    """Refuse settings that a guarantee rests on, and secrets that are written out.
 
-    Attributes:
-        servers: ``host:port,host:port``.
-        topic: its name.
-        options: settings of librdkafka; a value ``env:NAME`` is looked up where it is used.
+    Args:
+        table: ``source`` or ``sink``, for the message.
+        options: of the job.
+        ours: names that dpstream sets.
+
+    Raises:
+        UsageError: names the option.
     """
+    fixed = set(ours)
+    for name, value in options.items():
+        if name in fixed or name.startswith("log"):
+            raise UsageError(f"{table}.options.{name}", "is set by dpstream", "remove it")
+        _refuse_reaching(table, name)
+        if name.endswith(_SECRET) and not value.startswith(_ENV):
+            raise UsageError(
+                f"{table}.options.{name}",
+                "is a secret, and a literal would travel with the pipeline",
+                "write env:NAME and set that variable on the launcher and on every worker",
+            )
+    _refuse_kerberos(table, options)
 
-    servers: str
-    topic: str
-    options: tuple[tuple[str, str], ...] = ()
 
-    @classmethod
-    def of(cls, source: SourceConfig) -> "Kafka":
-        """The topic of a job's source.
+def looked_up(table: str, options: Mapping[str, str]) -> dict[str, str]:
+    """The settings with their secrets: never to be shown.
 
-        Raises:
-            UsageError: see `kafka_options.check_options`.
-        """
-        check_options("source", source.options, _OURS)
-        options = tuple(sorted(source.options.items()))
-        return cls(source.servers or "", source.topic or "", options)
+    Raises:
+        UsageError: a variable is not set here.
+    """
+    found = {}
+    for name, value in options.items():
+        variable = value.removeprefix(_ENV)
+        if variable != value and variable not in os.environ:
+            raise UsageError(
+                f"{table}.options.{name}",
+                "names an environment variable that is not set",
+                "set it on the launcher and on every worker",
+            )
+        found[name] = os.environ[variable] if variable != value else value
+    _refuse_kerberos(table, found)
+    return found
 
-    def __repr__(self) -> str:
-        return f"Kafka({self.topic!r})"
 
-    def settings(self) -> dict[str, Any]:
-        """What the client is told, with secrets: never to be shown."""
-        ours = {name: value for name, value in _OURS.items() if value != ""}
-        return {
-            **_USUAL,
-            **looked_up("source", dict(self.options)),
-            **ours,
-            "bootstrap.servers": self.servers,
-        }
-
-    def consumer(self) -> Consumer:
-        """A new consumer with nothing assigned."""
-        return _made(Consumer, self.settings())
-
-    def admin(self) -> AdminClient:
-        """The process's client for questions."""
-        return _admin(self)
-
-    def partition(self, number: int, offset: int = 0) -> TopicPartition:
-        """A place in the topic."""
-        return TopicPartition(self.topic, number, offset)
-
-    def cluster_id(self) -> str:
-        """The cluster's own name."""
-        asked = self.admin().describe_cluster(request_timeout=START_SECONDS)
-        return str(_answer(asked, START_SECONDS).cluster_id)
-
-    def described(self, seconds: float = START_SECONDS) -> tuple[str, int]:
-        """(id of the topic, number of partitions): a topic made again has another id.
-
-        Raises:
-            KafkaException: no answer, or no such topic.
-        """
-        names = TopicCollection([self.topic])
-        found = self.admin().describe_topics(names, request_timeout=seconds)
-        topic = _answer(found[self.topic], seconds)
-        return str(topic.topic_id), len(topic.partitions)
-
-    def config(self) -> dict[str, str]:
-        """The topic's settings.
-
-        Raises:
-            KafkaException: no answer, or no such topic.
-        """
-        resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
-        asked = self.admin().describe_configs([resource], request_timeout=START_SECONDS)
-        found = _answer(asked[resource], START_SECONDS)
-        return {name: str(entry.value) for name, entry in found.items()}
-
-    def earliest(self, partition: int) -> int:
-        """First offset that is still there."""
-        return self._offset(partition, OffsetSpec.earliest())
-
-    def end(self, partition: int) -> int:
-        """The offset after the last message, whether its transaction is committed or not.
-
-        A consumer that reads committed messages would be told the end of those: messages of an
-        open transaction, stamped already, would come after a watermark that trusts it.
-        """
-        return self._offset(partition, OffsetSpec.latest())
-
-    def at(self, partition: int, millis: int) -> int:
-        """First offset with an append time of ``millis`` or later, else the end."""
-        end = self.end(partition)  # asked first: what comes in between is read
-        found = self._offset(partition, OffsetSpec.for_timestamp(millis))
-        return end if found < 0 else found
-
-    def _offset(self, partition: int, spec: OffsetSpec) -> int:
-        place = self.partition(partition)
-        found = self.admin().list_offsets(
-            {place: spec},
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=ASK_SECONDS,
+def _refuse_reaching(table: str, name: str) -> None:
+    """Refuse a setting that reaches beyond the connection."""
+    if name not in CERTIFICATES and (name.startswith(_KERBEROS) or _REACHING.fullmatch(name)):
+        raise UsageError(
+            f"{table}.options.{name}",
+            "would load code, run a command or open files of this machine",
+            "remove it; certificates go into ssl.*.location",
         )
-        return int(_answer(found[place], ASK_SECONDS).offset)
 
 
-def _answer(asked: Any, seconds: float) -> Any:
-    """What the client found; its own limit comes first, ours is for a client that hangs."""
+def _refuse_kerberos(table: str, options: Mapping[str, str]) -> None:
+    """Refuse the mechanism that runs a command; it is what the client takes if none is named."""
+    protocol = options.get("security.protocol", "").upper()
+    named = [name for name in _MECHANISMS if name in options]
+    asked = protocol.startswith("SASL") and not named
+    if asked or any(options[name].upper() == "GSSAPI" for name in named):
+        raise UsageError(
+            f"{table}.options.sasl.mechanism",
+            "must be named, and not GSSAPI, which runs a command",
+            "use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER",
+        )
+
+
+#: Settings of producers, and of consumers, that would make a client of another kind warn.
+PRODUCERS_OWN = {
+    *("message.timeout.ms", "delivery.timeout.ms", "linger.ms", "compression.type"),
+    *("batch.size", "batch.num.messages", "queue.buffering.max.messages"),
+    *("queue.buffering.max.kbytes", "message.max.bytes", "retry.backoff.ms"),
+}
+CONSUMERS_OWN = {
+    *("isolation.level", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"),
+    *("enable.partition.eof", "group.id", "queued.max.messages.kbytes"),
+    *("max.partition.fetch.bytes", "fetch.wait.max.ms", "fetch.queue.backoff.ms"),
+}
+_GRACE_SECONDS = 5.0
+
+
+def library(field: str = "sink.kind") -> Any:
+    """The client library, loaded where it is used.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError:
+        raise UsageError(field, "needs Kafka's client", "pip install 'dpstream[kafka]'") from None
+    return confluent_kafka
+
+
+#: What is said of options that the client does not take: field, rule, fix.
+REFUSED = ("sink.options", "are refused by Kafka's client", "correct their names and values")
+
+
+def make_client(
+    kind: str, settings: Mapping[str, Any], refused: tuple[str, str, str] = REFUSED
+) -> Any:
+    """A client of the library's.
+
+    Args:
+        kind: ``admin``, ``producer`` or ``consumer``.
+        settings: with secrets looked up.
+        refused: what is said of settings that the client does not take.
+
+    Raises:
+        UsageError: the library is not installed, or refuses a setting.
+    """
+    kafka = library()
+    make = {
+        "admin": kafka.admin.AdminClient,
+        "producer": kafka.Producer,
+        "consumer": kafka.Consumer,
+    }[kind]
+    try:
+        return make(dict(settings))
+    except (kafka.KafkaException, ValueError, TypeError, AttributeError):
+        raise UsageError(*refused) from None
+
+
+def answer(asked: Any, seconds: float) -> Any:
+    """What the client found; its own limit comes first, a longer one is for a client that hangs."""
     try:
         return asked.result(seconds + _GRACE_SECONDS)
     except TimeoutError:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+        kafka = library()
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
 
 
-@functools.cache
-def _admin(kafka: Kafka) -> AdminClient:
-    settings = kafka.settings()
-    known = {n: v for n, v in settings.items() if n not in _CONSUMERS_OWN}
-    return _made(AdminClient, known)
+def name_of(error: Any) -> str:
+    """The public name of a client's error, or of what its exception carries; never its text."""
+    for found in (error, *getattr(error, "args", ())[:1]):
+        if callable(name := getattr(found, "name", None)):
+            return str(name())
+    return type(error).__name__
 
 
-#: Settings of a consumer that would make another client warn.
-_CONSUMERS_OWN = {
-    *("isolation.level", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"),
-    *("enable.partition.eof", "group.id", "queued.max.messages.kbytes"),
-    "max.partition.fetch.bytes",
-    "fetch.queue.backoff.ms",
-}
+def passes(error: Any) -> bool:
+    """Whether the client itself tries again what has failed with this error."""
+    codes = library().KafkaError
+    passing = (codes._ALL_BROKERS_DOWN, codes._TRANSPORT, codes._RESOLVE)
+    return bool(error.retriable()) or error.code() in passing
 
 
-def _made(kind: Any, settings: dict[str, Any]) -> Any:
-    try:
-        return kind(settings)
-    except (KafkaException, ValueError, TypeError):
-        raise UsageError(
-            "source.options", "are not accepted by Kafka's client", "see librdkafka's settings"
-        ) from None
-
-
-def name_of(error: BaseException) -> str:
-    """The public name of a client's error, never its text."""
-    known = error.args and isinstance(error.args[0], KafkaError)
-    return str(error.args[0].name()) if known else type(error).__name__
-
-
-def refused_at_start(error: BaseException) -> DpstreamError:
-    """What a person can do about a client's error at the start."""
-    name = name_of(error)
-    if name == "UNKNOWN_TOPIC_OR_PART":
-        return UsageError("source.topic", "is not on the broker", "create it, or correct the name")
-    return RunError(
-        "source.servers", f"did not answer ({name})", "check the address and source.options"
+def has_no_leader(error: Exception) -> bool:
+    """A topic that was just made has no leaders yet, or a broker has not heard of its newest one;
+    the client does not ask again here."""
+    return name_of(error) in (
+        "NOT_LEADER_FOR_PARTITION",
+        "LEADER_NOT_AVAILABLE",
+        "UNKNOWN_LEADER_EPOCH",
+        "FENCED_LEADER_EPOCH",
     )
-
-
-def check_topic(config: dict[str, str], topic: str) -> None:
-    """Refuse topics on which one user's messages can change what becomes of others'.
-
-    Raises:
-        UsageError: stamps are the producers', or messages are removed by their keys.
-    """
-    alter = f"kafka-configs --alter --topic {topic} --add-config"
-    if config.get("message.timestamp.type") != "LogAppendTime":
-        raise UsageError(
-            "source.topic",
-            "has message.timestamp.type=CreateTime, so that producers choose the stamps",
-            f"{alter} message.timestamp.type=LogAppendTime",
-        )
-    if "compact" in _words(config.get("cleanup.policy", "")):
-        raise UsageError(
-            "source.topic",
-            "has cleanup.policy=compact, so that a message removes earlier ones with its key",
-            f"{alter} cleanup.policy=delete",
-        )
-
-
-def _words(text: str) -> Iterable[str]:
-    return map(str.strip, text.split(","))

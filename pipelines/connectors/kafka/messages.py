@@ -21,7 +21,7 @@ APPEND_TIME = "_append_time"
 _INSTANT = pa.timestamp("us", "UTC")
 
 
-class Messages(NamedTuple):
+class PartitionMessages(NamedTuple):
     """n messages in the order of their offsets.
 
     Attributes:
@@ -37,7 +37,7 @@ class Messages(NamedTuple):
     values: list[bytes | None]
 
     @classmethod
-    def of(cls, messages: Sequence[Any]) -> "Messages":
+    def of(cls, messages: Sequence[Any]) -> "PartitionMessages":
         """The client's messages, without a Python loop over them."""
         offsets = np.fromiter(map(methodcaller("offset"), messages), np.int64, len(messages))
         pairs = np.array(list(map(methodcaller("timestamp"), messages)), np.int64).reshape(-1, 2)
@@ -51,7 +51,7 @@ class Messages(NamedTuple):
         return int(given.max()) if len(given) else -1
 
 
-def parts(messages: Messages, objects: Objects, columns: Sequence[str]) -> Iterator[Part]:
+def parts(messages: PartitionMessages, objects: Objects, columns: Sequence[str]) -> Iterator[Part]:
     """Rows and refused positions of messages.
 
     Args:
@@ -76,7 +76,7 @@ def parts(messages: Messages, objects: Objects, columns: Sequence[str]) -> Itera
         yield from runs(offsets, pa.RecordBatch.from_pydict({c: named[c] for c in columns}))
 
 
-def _refused(messages: Messages, texts: list[bytes], good: Any) -> Refused:
+def _refused(messages: PartitionMessages, texts: list[bytes], good: Any) -> Refused:
     """Why each message that is not good is none; the first reason that holds."""
     bad = np.flatnonzero(~good)
     sizes = np.array([len(texts[i]) for i in bad])

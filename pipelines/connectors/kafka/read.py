@@ -9,9 +9,8 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.batches import key_fields, release_schema
 from dpstream.pipelines.connectors.files.formats import rows_of_text
-from dpstream.pipelines.connectors.kafka.register import decoded, no_release
-from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
-from dpstream.pipelines.connectors.messages import Seal, digest_of, is_row, lines
+from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, decoded, no_release
+from dpstream.pipelines.connectors.messages import SealMessage, digest_of, is_row, lines
 from dpstream.pipelines.connectors.sink import Name
 from dpstream.pipelines.jobs.job import Job
 
@@ -31,7 +30,7 @@ def read_kafka_releases(job: Job) -> pa.Table:
     """
     sink, plan = job.sink, job.plan
     topic = KafkaTopic(sink.servers or "", sink.topic or "", sink.options)
-    rows, seals = dict[str, bytes](), dict[Name, Seal]()
+    rows, seals = dict[str, bytes](), dict[Name, SealMessage]()
     # Seals first: the rows of a seal that is there are there, and a live topic grows.
     described = topic.describe()
     others = range(1, described.partitions)
@@ -42,7 +41,7 @@ def read_kafka_releases(job: Job) -> pa.Table:
             if rows.setdefault(key, value) != value:
                 raise _two_values()
         if key.startswith("seal-"):
-            seal = decoded(value, Seal)
+            seal = decoded(value, SealMessage)
             if seal is None or seals.setdefault((seal.window, seal.trigger), seal) != seal:
                 raise no_release()
     schema = release_schema(plan)
@@ -64,7 +63,11 @@ def _table(rows: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
 
 
 def _sealed(
-    table: pa.Table, rows: Mapping[str, bytes], seals: Mapping[Name, Seal], job: Job, goes: bool
+    table: pa.Table,
+    rows: Mapping[str, bytes],
+    seals: Mapping[Name, SealMessage],
+    job: Job,
+    goes: bool,
 ) -> pa.Table:
     """The rows of sealed releases, in order, each release held against its seal.
 

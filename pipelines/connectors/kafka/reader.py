@@ -1,22 +1,22 @@
 """Reads one partition of a Kafka topic from any offset on, and keeps its place between calls.
 
-A worker goes on with the same reader from bundle to bundle (`Readers`), because a consumer
+A worker goes on with the same reader from bundle to bundle (`READERS`), because a consumer
 fetches ahead; the place a bundle begins at comes from the runner, and a reader that stands
 elsewhere moves there.
 """
 
 import contextlib
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.connectors.kafka.client import Kafka, name_of
+from dpstream.pipelines.connectors.kafka.broker import Kafka
+from dpstream.pipelines.connectors.kafka.client import name_of
+from dpstream.pipelines.connectors.pool import ReaderPool
 
 #: Messages asked for at once, and bytes after which a batch is handed on.
 _ASK_FOR = 2_000
@@ -32,8 +32,6 @@ _DENIED = (
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError._AUTHENTICATION,
 )
-#: A reader that nobody used for so long is closed: its partition is read elsewhere.
-_UNUSED_SECONDS = 60.0
 
 
 class Taken(NamedTuple):
@@ -178,46 +176,4 @@ class Reader:
             self._consumer = None
 
 
-class Readers:
-    """The readers of a worker process that are not in use, by topic and partition."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: defaultdict[tuple[Kafka, int], list[Reader]] = defaultdict(list)
-
-    @contextlib.contextmanager
-    def lend(self, kafka: Kafka, partition: int) -> Iterator[Reader]:
-        """A reader, to be sent where it is needed (`Reader.seek`); one that fails is closed."""
-        with self._lock:
-            free = self._free[kafka, partition]
-            reader = free.pop() if free else Reader(kafka, partition)
-            unused = self._unused()
-        for old in unused:
-            old.close()
-        try:
-            yield reader
-        except BaseException:
-            reader.close()
-            raise
-        reader.used = time.monotonic()
-        with self._lock:
-            self._free[kafka, partition].append(reader)
-
-    def _unused(self) -> list[Reader]:
-        since = time.monotonic() - _UNUSED_SECONDS
-        out = []
-        for key, free in list(self._free.items()):
-            out += [reader for reader in free if reader.used < since]
-            self._free[key] = [reader for reader in free if reader.used >= since]
-        return out
-
-    def close(self) -> None:
-        """Close all that are not in use."""
-        with self._lock:
-            readers = [reader for free in self._free.values() for reader in free]
-            self._free.clear()
-        for reader in readers:
-            reader.close()
-
-
-READERS = Readers()
+READERS = ReaderPool[Reader]()

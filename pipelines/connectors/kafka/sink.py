@@ -23,17 +23,32 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MICROS_PER_SECOND
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.pipelines.connectors.kafka.library import FIXED, patience
-from dpstream.pipelines.connectors.kafka.options import check_options
-from dpstream.pipelines.connectors.kafka.register import (
+from dpstream.pipelines.connectors.kafka.client import check_options
+from dpstream.pipelines.connectors.kafka.topic import (
+    FIXED,
+    LOOK_SECONDS,
+    Described,
+    KafkaTopic,
     Register,
     decoded,
     manifest_name,
     no_release,
+    patience,
 )
-from dpstream.pipelines.connectors.kafka.topic import LOOK_SECONDS, Described, KafkaTopic
-from dpstream.pipelines.connectors.messages import Messages, is_row, messages_of, seal_key, text_of
-from dpstream.pipelines.connectors.sink import Manifest, Name, Published, Sink, name_of_release
+from dpstream.pipelines.connectors.messages import (
+    ReleaseMessages,
+    is_row,
+    messages_of,
+    seal_key,
+    text_of,
+)
+from dpstream.pipelines.connectors.sink import (
+    Name,
+    PublishedRelease,
+    ReadableSink,
+    RunManifest,
+    name_of_release,
+)
 
 
 class _RowName(msgspec.Struct):
@@ -43,7 +58,7 @@ class _RowName(msgspec.Struct):
     trigger: int
 
 
-class KafkaSink(Sink):
+class KafkaSink(ReadableSink):
     """A topic.
 
     Args:
@@ -88,20 +103,20 @@ class KafkaSink(Sink):
         return self._topic.written()
 
     @override
-    def manifests(self) -> list[Manifest | None]:
+    def manifests(self) -> list[RunManifest | None]:
         return self._known().manifests
 
     @override
-    def put_manifest(self, manifest: Manifest) -> None:
+    def put_manifest(self, manifest: RunManifest) -> None:
         self._refuse_taken(manifest)
         if manifest not in self._register.manifests:
             self._topic.send([(manifest_name(manifest), text_of(manifest), 0)])
             self._refuse_taken(manifest)  # of two that came at once the broker knows the first
 
     @override
-    def published(self) -> Iterator[Published]:
+    def published(self) -> Iterator[PublishedRelease]:
         for name, digest in sorted(self._known().seals.items()):
-            yield Published(*name, digest)
+            yield PublishedRelease(*name, digest)
 
     @override
     def unsealed(self) -> Iterator[Name]:
@@ -110,7 +125,7 @@ class KafkaSink(Sink):
         yield from sorted(self._loose)
 
     @override
-    def same(self, one: Published, batch: pa.RecordBatch) -> bool:
+    def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
         return bool(one.proof == messages_of(batch).seal.digest)
 
     @override
@@ -150,7 +165,7 @@ class KafkaSink(Sink):
     def _patience(self) -> float:
         return patience(self._topic.options)
 
-    def _refuse_taken(self, mine: Manifest) -> None:
+    def _refuse_taken(self, mine: RunManifest) -> None:
         if self._known().owner not in (None, mine.run_id):
             raise PolicyError(
                 self.field,
@@ -158,7 +173,7 @@ class KafkaSink(Sink):
                 f"write this run's releases to {self.another}",
             )
 
-    def _refuse_changed(self, release: Messages, restoring: bool) -> None:
+    def _refuse_changed(self, release: ReleaseMessages, restoring: bool) -> None:
         """A published value never changes; a restored store is also held against the rows of a
         release that was cut off before its seal."""
         sealed = self._register.seals.get(release.name)
@@ -200,7 +215,7 @@ class KafkaSink(Sink):
         return found
 
 
-def _rows(release: Messages, partitions: int) -> Iterator[tuple[str, bytes, int]]:
+def _rows(release: ReleaseMessages, partitions: int) -> Iterator[tuple[str, bytes, int]]:
     """Rows with their partitions: by release id, away from the seals' where there are several."""
     spread = np.zeros(len(release.keys), np.int64)
     if partitions > 1:

@@ -17,8 +17,10 @@ a message takes to its replicas.  A message that breaks this is late, not lost (
 rule 0).  New partitions are found while the job runs (`_Watch`), by the same argument.
 """
 
+import functools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -38,13 +40,13 @@ from dpstream.pipelines.connectors.files.jsonl import Objects
 from dpstream.pipelines.connectors.files.rows import Reason, Refused, refuse
 from dpstream.pipelines.connectors.files.source import DEAD_LETTER, positioned, reading, refusal
 from dpstream.pipelines.connectors.inputs import Input
-from dpstream.pipelines.connectors.kafka.client import (
+from dpstream.pipelines.connectors.kafka.broker import (
     ASK_SECONDS,
     Kafka,
     check_topic,
     refused_at_start,
 )
-from dpstream.pipelines.connectors.kafka.messages import APPEND_TIME, Messages, parts
+from dpstream.pipelines.connectors.kafka.messages import APPEND_TIME, PartitionMessages, parts
 from dpstream.pipelines.connectors.kafka.reader import READERS, Reader, Taken
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
@@ -84,8 +86,8 @@ class KafkaInput(Input):
         return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
-        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake, spread)
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake)
 
     def _topic_id(self) -> str:
         return str(self._asked(self.kafka.described)[0])
@@ -161,7 +163,7 @@ class _ReadPartition(beam.DoFn):
         if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
-        with READERS.lend(self.kafka, element) as reader:
+        with self._reader(element) as reader:
             stands = self._begins(reader, tracker)
             if stands is None:
                 return
@@ -180,6 +182,10 @@ class _ReadPartition(beam.DoFn):
                 if bundle.add(len(taken.messages)):
                     tracker.defer_remainder()
                     return
+
+    def _reader(self, partition: int) -> AbstractContextManager[Reader]:
+        key = self.kafka, partition
+        return READERS.lend(key, functools.partial(Reader, *key))
 
     def _begins(self, reader: Reader, tracker: Any) -> int | None:
         """The offset to go on from; ``None``: not known yet, or another one goes on."""
@@ -200,7 +206,7 @@ class _ReadPartition(beam.DoFn):
 
     def _outputs(self, taken: Taken, partition: int, watermark: Any) -> Iterator[Any]:
         self._objects = self._objects or Objects(self.data_columns)
-        messages, now = Messages.of(taken.messages), _now(watermark)
+        messages, now = PartitionMessages.of(taken.messages), _now(watermark)
         for part in parts(messages, self._objects, self.columns):
             if isinstance(part, Refused):
                 yield _dead(part, partition, now)
@@ -247,7 +253,7 @@ class _ReadTopic(_ReadPartition):
         while True:
             before = self._rows
             for number in range(len(stands.parts)):
-                with READERS.lend(self.kafka, number) as reader:
+                with self._reader(number) as reader:
                     taken, stands = self._taken(reader, number, stands)
                     if not tracker.try_claim(stands):
                         return
@@ -322,7 +328,7 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.
         brake: keeps it from running ahead of the releases.
-        spread: an element for each partition, or one for all.
+        spread: an element for each partition, or one for all (see `as_one`).
     """
 
     def __init__(
@@ -338,6 +344,11 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         self._spread = spread
         self._job, self._kafka, self._topic_id = job, kafka, topic_id
         self._begin, self._brake = begin, brake
+
+    def as_one(self) -> "ReadKafka":
+        """The same reader with one element, and so one watermark, for all partitions."""
+        given = self._job, self._kafka, self._topic_id, self._begin, self._brake
+        return ReadKafka(*given, spread=False)
 
     @override
     def expand(self, begin: Any) -> Any:

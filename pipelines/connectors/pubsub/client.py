@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.pipelines.connectors.google_client import retry
 
 try:
     from google.api_core import exceptions
-    from google.api_core.retry import Retry, if_transient_error
     from google.cloud.pubsub_v1 import SubscriberClient
 except ImportError:
     raise UsageError(
@@ -100,10 +100,7 @@ def acknowledge(subscription: str, ack_ids: Sequence[str]) -> None:
 
 
 def _patience() -> dict[str, Any]:
-    return {
-        "timeout": START_SECONDS,
-        "retry": Retry(predicate=if_transient_error, timeout=START_SECONDS),
-    }
+    return {"timeout": START_SECONDS, "retry": retry(START_SECONDS)}
 
 
 def _unusable(rule: str, fix: str) -> UsageError:

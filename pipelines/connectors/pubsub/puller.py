@@ -15,6 +15,7 @@ from google.pubsub_v1.types import PullRequest, PullResponse
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors.pubsub.client import client
+from dpstream.state.google_errors import PASSING
 
 #: Messages of one pull (the service's most), and how long it waits (then it is asked again).
 PULL_MESSAGES, PULL_SECONDS = 1_000, 90.0
@@ -27,15 +28,6 @@ GAP_SECONDS = 0.25
 #: Ages of messages are looked at over that time.
 HORIZON_SECONDS = 10.0
 _PULL = "/google.pubsub.v1.Subscriber/Pull"
-_AWAY = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNKNOWN,
-)
 
 
 class Ages:
@@ -182,7 +174,7 @@ class Puller:
         self._ages.failed(now)
         self._lost_since = self._lost_since or now
         self._pause_until = now + PAUSE_SECONDS
-        if code not in _AWAY or now - self._lost_since > LOST_SECONDS:
+        if code.name not in PASSING or now - self._lost_since > LOST_SECONDS:
             raise RunError(
                 "source.subscription",
                 f"cannot be pulled ({code.name})",

@@ -18,7 +18,7 @@ from typing_extensions import override
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.pipelines.connectors.pubsub.topic import Message, PubsubTopic
 from dpstream.pipelines.connectors.sink import Name
-from dpstream.pipelines.connectors.write_only import Mark, Release, WriteOnlySink
+from dpstream.pipelines.connectors.write_only import Mark, OutgoingRelease, WriteOnlySink
 
 
 class PubsubSink(WriteOnlySink):
@@ -54,7 +54,7 @@ class PubsubSink(WriteOnlySink):
         self._topic.look()
 
     @override
-    def _put_rows(self, releases: Sequence[Release]) -> None:
+    def _put_rows(self, releases: Sequence[OutgoingRelease]) -> None:
         self._topic.send(row for release in releases for row in _rows(release))
 
     @override
@@ -73,7 +73,7 @@ class PubsubSink(WriteOnlySink):
         self._topic.close()
 
 
-def _rows(release: Release) -> list[Message]:
+def _rows(release: OutgoingRelease) -> list[Message]:
     messages = release.messages
     order = _order(release.run_id, messages.name)
     common = {"kind": "row", **_attributes(release.run_id, messages.name)}

@@ -15,8 +15,6 @@ watermark wait for another unit's late one, and so decide that one's leaf (mecha
 """
 
 import functools
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +32,7 @@ from dpstream.pipelines.connectors.files.jsonl import Objects
 from dpstream.pipelines.connectors.files.rows import Refused
 from dpstream.pipelines.connectors.files.source import DEAD_LETTER, positioned, reading, refusal
 from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.pool import UNUSED_SECONDS, ReaderPool
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub.messages import (
     LETTERS,
@@ -57,8 +56,6 @@ from dpstream.pipelines.jobs.text import duration_micros
 READERS = 4
 #: A bundle takes so long; after the first messages it waits so long for more.
 TAKE_SECONDS, MORE_SECONDS = 0.1, 0.03
-#: A puller that was not used for so long is closed.
-UNUSED_SECONDS = 60.0
 _FINALIZER = beam.DoFn.BundleFinalizerParam
 
 
@@ -81,46 +78,14 @@ class PubSubInput(Input):
         return [b"pubsub", self.subscription.encode(), found.topic.encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None, spread: bool = True) -> Any:
+    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
         found = pubsub_client.described(self.subscription)
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)
         return ReadPubSub(self.job, begin > 0, found.ack_deadline, brake)
 
 
-class _Pullers:
-    """The pullers of this process: a reader keeps its pull from bundle to bundle."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: dict[tuple[str, int], Puller] = {}
-
-    def take(self, subscription: str, reader: int, hold: float) -> Puller:
-        """A reader's puller, for one caller at a time; ``hold``: of a new one."""
-        with self._lock:
-            found = self._free.pop((subscription, reader), None)
-        self.close(UNUSED_SECONDS)
-        return found or Puller(subscription, hold)
-
-    def give(self, subscription: str, reader: int, puller: Puller) -> None:
-        """Keep it for the next bundle."""
-        with self._lock:
-            other = self._free.pop((subscription, reader), None)
-            self._free[subscription, reader] = puller
-        if other is not None:
-            other.close()
-
-    def close(self, unused: float = 0.0) -> None:
-        """Let those go that were not used for some seconds: their readers are elsewhere."""
-        now = time.monotonic()
-        with self._lock:
-            old = [key for key, puller in self._free.items() if now - puller.used >= unused]
-            pullers = [self._free.pop(key) for key in old]
-        for puller in pullers:
-            puller.close()
-
-
-PULLERS = _Pullers()
+PULLERS = ReaderPool[Puller](keep=1)
 
 
 class _ReadMessages(beam.DoFn):
@@ -159,14 +124,10 @@ class _ReadMessages(beam.DoFn):
             return
         done = tracker.current_restriction().after
         hold = self._ack_deadline if self._again or done is not None else 0
-        puller = PULLERS.take(self._subscription, element, hold)
-        puller.stands(done or 0, self._ack_deadline)
-        try:
+        make = functools.partial(Puller, self._subscription, hold)
+        with PULLERS.lend((self._subscription, element), make) as puller:
+            puller.stands(done or 0, self._ack_deadline)
             taken = puller.take(self._batch_rows, TAKE_SECONDS, MORE_SECONDS)
-        except BaseException:
-            puller.close()
-            raise
-        PULLERS.give(self._subscription, element, puller)
         if taken.messages:
             if not tracker.try_claim((done or 0) + len(taken.messages)):
                 return

@@ -19,11 +19,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.connectors.files.rows import Rows
 from dpstream.pipelines.connectors.folder.close import close_files, rfc3339
 from dpstream.pipelines.connectors.folder.store import Folder
-from dpstream.pipelines.connectors.kafka.options import check_options, looked_up
+from dpstream.pipelines.connectors.kafka.client import (
+    REFUSED,
+    check_options,
+    library,
+    looked_up,
+    make_client,
+)
 from dpstream.pipelines.connectors.pubsub.topic import Message, PubsubTopic
 from dpstream.pipelines.connectors.replay.index import recording_of
 from dpstream.pipelines.connectors.replay.source import Reels
@@ -63,7 +69,7 @@ class Target(ABC):
         """
 
 
-class Published(NamedTuple):
+class Republished(NamedTuple):
     """What was published: exact, for the operator."""
 
     rows: int
@@ -97,7 +103,7 @@ def target_of(text: str, options: Mapping[str, str] | None = None) -> Target:
     )
 
 
-def republish(job: Job, target: Target, speed: float | None) -> Published:
+def republish(job: Job, target: Target, speed: float | None) -> Republished:
     """Publish all rows of a job's files.
 
     Args:
@@ -129,7 +135,7 @@ def republish(job: Job, target: Target, speed: float | None) -> Published:
         target.tick()
         time.sleep(0 if speed is None else _PAUSE_SECONDS)
     target.close()
-    return Published(rows, refused, time.monotonic() - begun)
+    return Republished(rows, refused, time.monotonic() - begun)
 
 
 def json_rows(batch: pa.RecordBatch) -> Iterator[bytes]:
@@ -191,12 +197,7 @@ class IntoKafka(Target):
     """
 
     def __init__(self, servers: str, topic: str, options: Mapping[str, str] | None = None) -> None:
-        try:
-            from confluent_kafka import Producer
-        except ImportError:
-            raise UsageError(
-                "--to", "needs Kafka's client", "pip install 'dpstream[kafka]'"
-            ) from None
+        library("--to")  # or it is named as missing
         settings = {
             "bootstrap.servers": servers, "log_level": 0, "linger.ms": 20, "acks": "all",
             "enable.idempotence": True, "message.timeout.ms": int(FLUSH_SECONDS * 1000),
@@ -204,14 +205,8 @@ class IntoKafka(Target):
         given = options or {}
         check_options("--option", given, {*settings, *_ALIASES})
         self._topic, self._failed = topic, 0
-        try:
-            self._producer = Producer({**settings, **looked_up("--option", given)})
-        except DpstreamError:
-            raise
-        except Exception:  # of several kinds; their text quotes values
-            raise UsageError(
-                "--option", "are refused by Kafka's client", "correct their names and values"
-            ) from None
+        settings |= looked_up("--option", given)
+        self._producer = make_client("producer", settings, ("--option", *REFUSED[1:]))
 
     @override
     def put(self, batch: pa.RecordBatch) -> None:

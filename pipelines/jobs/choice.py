@@ -6,7 +6,7 @@ chosen by looking at the data, and then nobody has paid for it.
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ from dpstream.state.ledger.open import open_ledger
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.jobs.tables import ChoiceConfig
+    from dpstream.pipelines.jobs.tables import ChoiceConfig, LedgerConfig
 
 _AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it wrote"
 
@@ -32,7 +32,19 @@ def unit_in_words(plan: Plan) -> str:
     return f"{plan.unit.column} per period of {plan.timeline.period / 1e6:g} s"
 
 
-def unit_of(job: "Job") -> UnitIdentity:
+class Ledgered(Protocol):
+    """What has a plan, and a ledger that its runs are charged in: a job, for one."""
+
+    @property
+    def plan(self) -> Plan:
+        """The public plan."""
+
+    @property
+    def ledger(self) -> "LedgerConfig | None":
+        """The ledger, if one is named."""
+
+
+def unit_of(job: Ledgered) -> UnitIdentity:
     """The privacy unit as the job's ledger knows it."""
     return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
 

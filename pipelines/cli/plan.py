@@ -1,11 +1,12 @@
-"""``dpstream plan JOB --scale``: what a stated load needs, and its cost."""
+"""``dpstream plan``: what a job promises and costs; with ``--scale`` what a stated load needs."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import options, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, options, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -37,7 +38,59 @@ SCALE = options(
 )  # fmt: skip
 
 
-def show(job: "Job", given: dict[str, object], as_json: bool) -> None:
+@click.command(
+    epilog=examples(
+        "dpstream plan job.toml",
+        "dpstream plan job.toml --json",
+        "dpstream plan job.toml --scale --keys 1000000 --records-per-day 100000000",
+    )
+)
+@JOB
+@click.option(
+    "--changed-keys",
+    type=click.IntRange(1),
+    help="Keys that get data at one trigger, for the number of shards on Spanner.",
+)
+@SCALE
+@AS_JSON
+def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load: Any) -> None:
+    """Print what a job promises, what it costs and what would serve it better; reads no data.
+
+    Of a run that was begun on the job's store file the figures are those committed then.
+    """
+    import msgspec
+
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import describe, text
+    from dpstream.accounting.tuning import alternatives
+    from dpstream.pipelines.jobs.choice import chosen_of
+    from dpstream.pipelines.jobs.committed import committed
+    from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.scale import shards
+
+    loaded = load_job(job)
+    if scale:
+        _scaled(loaded, load, as_json)
+        return
+    checked, chosen = loaded.plan, chosen_of(loaded)
+    state_figures = shards.describe(loaded, changed_keys)
+    begun = committed(loaded)
+    planned, budget = begun[1:] if begun else (checked, allocate(checked))
+    others = alternatives.compare(checked)
+    if as_json:
+        figures = describe(planned, budget, chosen) | {"plan_hash": checked.hash}
+        figures["run_id"] = begun.run_id if begun else None
+        more = {"state": state_figures} if state_figures else {}
+        print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
+    else:
+        whole = text(planned, budget, chosen)
+        if begun:
+            whole += f"Figures     of run {begun.run_id}, committed when it began\n"
+        whole += shards.text(state_figures)
+        click.echo(whole + alternatives.text(others), nl=False)
+
+
+def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
     """Print the estimate for the options above."""
     import msgspec
 

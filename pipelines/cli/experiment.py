@@ -1,4 +1,4 @@
-"""``dpstream experiment ...`` and ``dpstream generate reddit``: thin doors to the package."""
+"""``dpstream experiment``: the paper's tables and figures."""
 
 import sys
 import tempfile
@@ -187,34 +187,3 @@ def _print(result: dict[str, Any]) -> None:
         where = (str(row["triggers"]), str(row["contributions"]), row["method"])
         table.add_row(*where, *(f"{f:,.0f}" for f in figures), f"{row['seconds']:.1f}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
-
-
-@click.command(
-    epilog=examples(
-        "dpstream generate reddit posts.parquet --users 100000",
-        "dpstream generate reddit posts.parquet --webis corpus-webis-tldr-17.zip",
-    )
-)
-@click.argument("out", type=_FILE)
-@click.option("--users", type=_SIZE, default=1_400_000, show_default=True, help="2.7 posts each.")
-@click.option("--webis", type=_FILE, help="Convert the real corpus (JSON Lines or its zip).")
-@click.option("--seed", default=0, show_default=True, help="Same seed, same records.")
-@click.option("--row-group-rows", default=1_000_000, show_default=True)
-@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
-@AS_JSON
-def reddit(out: Path, webis: Path | None, overwrite: bool, as_json: bool, **sizes: int) -> None:
-    """Write Reddit posts of one day: shaped like Webis-TLDR-17, or that corpus itself."""
-    from dpstream.pipelines.experiments.reddit import Reddit
-    from dpstream.pipelines.experiments.studies import write_posts
-
-    tally = write_posts(Reddit(**sizes).check(), out, webis, overwrite)
-    if as_json:
-        print_json({"posts": tally.posts, "bad_lines": tally.malformed, "unnamed": tally.unnamed})
-        return
-    click.echo(f"{tally.posts:,} posts in {out.name}")
-    if tally.malformed or tally.unnamed:
-        click.echo(
-            f"Left out: {tally.malformed:,} lines that are no JSON object, "
-            f"{tally.unnamed:,} without author or subreddit.",
-            err=True,
-        )

@@ -1,0 +1,78 @@
+"""MEAN: a noisy centred sum over a noisy count, both published mechanisms of their own."""
+
+import numpy as np
+from typing_extensions import override
+
+from dpstream.accounting.aggregates.base import (
+    COUNT,
+    Exact,
+    Float64,
+    Kind,
+    Prefixes,
+    bounded_stream,
+    needs_bounds,
+    own,
+)
+from dpstream.accounting.plan.fields import Aggregate, ValueStream
+
+
+class Mean(Kind):
+    """The sum is of (value - middle), so that L is half of the clamp's width; the quotient is
+    post-processing (mechanism.md section 4)."""
+
+    uses_count = True
+    divides = True
+
+    @override
+    def check(self, aggregate: Aggregate, where: str) -> None:
+        needs_bounds(aggregate, where)
+
+    @override
+    def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
+        lo, hi = aggregate.grid_bounds()
+        return bounded_stream(aggregate, (lo + hi) // 2)
+
+    @override
+    def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
+        stream, total = own(aggregate, prefixes)
+        count = prefixes.streams[COUNT]
+        sd = float(total.sd), float(count.sd)
+        return ratio(aggregate, stream.mid, total.values, count.values, sd)
+
+    @override
+    def expected_sd(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, str]:
+        stream, total = own(aggregate, prefixes)
+        sd = np.hypot(total.sd, stream.sensitivity * prefixes.streams[COUNT].sd) * stream.grid
+        return sd, (
+            "divided by the key's number of records, for values at the bounds (the worst case)"
+        )
+
+    @override
+    def exact(self, stream: ValueStream | None, truth: Exact) -> Float64:
+        if stream is None or truth.total is None:
+            raise ValueError("no exact sum")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(truth.total / truth.records * stream.grid)
+
+
+def ratio(
+    aggregate: Aggregate, middle: int, total: Float64, count: Float64, sd: tuple[float, float]
+) -> tuple[Float64, Float64]:
+    """Mean and its sd from a noisy centred sum and a noisy count (first-order error).
+
+    Args:
+        middle: grid value that was subtracted from each record.
+        total, count: noisy prefixes; ``sd``: their sds, in grid units.
+
+    Returns:
+        Means within the clamp, NaN where the noisy count is below 1, and their sds.
+    """
+    lo, hi = aggregate.grid_bounds()
+    defined = count >= 1
+    safe = np.where(defined, count, 1.0)
+    offset = total / safe
+    mean = np.clip(middle + offset, lo, hi) * aggregate.grid
+    # Products and roots are rounded correctly on every processor; a power of a scalar is libm's.
+    spread = offset * sd[1]
+    error = np.sqrt(sd[0] * sd[0] + spread * spread) / safe * aggregate.grid
+    return np.where(defined, mean, np.nan), np.where(defined, error, np.nan)

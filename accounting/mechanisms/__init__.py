@@ -1,0 +1,1 @@
+"""Laws of integer noise and their tables: pure numbers, from which samplers draw."""

@@ -1,0 +1,158 @@
+"""Laws of integer noise in ball arithmetic: their lower half, and the exact inverse of their CDF.
+
+All laws are symmetric about 0, so the lower half says everything.  What each is used for, with
+noise added to an integer query (mechanism.md section 5):
+
+* ``RoundedGaussianLaw``: Z = round(N).  For integer q, round(q + N) = q + round(N), so q + Z is
+  post-processing of the Gaussian mechanism and Gaussian DP holds for every shift, whatever the sd.
+* ``DiscreteLaplaceLaw`` (two-sided geometric): P[Z = k] is proportional to e^(-|k| / scale).  A
+  shift by s changes no probability by more than e^(s / scale): with L1 sensitivity s and scale
+  s / epsilon it is epsilon-DP, with no delta, if it is sampled exactly.
+* ``DiscreteGaussianLaw``: P[Z = k] is proportional to e^(-k^2 / (2 sigma^2)).  It is
+  (L2^2 / (2 sigma^2))-zCDP (Canonne, Kamath and Steinke 2020, theorem 4), but NOT Gaussian DP:
+  for mu-GDP claims only the rounded Gaussian will do.
+
+Total variation.  If draws come from a law whose total variation distance from the stated one is
+at most t, then n draws on both neighbours cost at most (1 + e^epsilon) n t of delta.  That is
+2^-100 and less for the tables, but it is not 0: pure DP and zCDP would become approximate.  So
+the last two laws are always sampled exactly, by ``settle``.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import flint
+
+from dpstream.accounting.balls import precision
+
+#: The first bits of a uniform and how many they are, of its first n + 1 draws.
+Uniform = Callable[[int], tuple[int, int]]
+
+
+class Law(Protocol):
+    """A symmetric law on the integers; its numbers are balls of the current precision.
+
+    Attributes:
+        label: sets the digests of its tables apart; at most 16 bytes, empty for the first law.
+    """
+
+    label: ClassVar[bytes]
+
+    def lower(self) -> Iterator[Any]:
+        """P[Z <= -1], P[Z <= -2], and so on, for ever."""
+        ...
+
+    def invert(self, uniform: Any) -> int | None:
+        """Z at a ball within [0, 1/2], or ``None`` where it holds more than one Z."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundedGaussianLaw:
+    """round(N) of a Gaussian N of sd ``sigma``."""
+
+    sigma: float
+    label: ClassVar[bytes] = b""
+
+    def lower(self) -> Iterator[Any]:
+        """P[Z <= -k] = erfc((2 k - 1) / (2 sqrt(2) sigma)) / 2."""
+        scale, odd = flint.arb(self.sigma) * flint.arb(2).sqrt(), 1
+        while True:
+            yield (flint.arb(odd) / (2 * scale)).erfc() / 2
+            odd += 2
+
+    def invert(self, uniform: Any) -> int | None:
+        """-floor(sigma sqrt(2) erfinv(1 - 2 u) + 1/2): an edge has probability 0."""
+        scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
+        return _negative((scale * (1 - 2 * uniform).erfinv() + flint.arb("0.5")).floor())
+
+
+@dataclass(frozen=True)
+class DiscreteLaplaceLaw:
+    """The two-sided geometric law: P[Z = k] = (1 - q) / (1 + q) q^|k| with q = e^(-1 / scale)."""
+
+    scale: float
+    label: ClassVar[bytes] = b"discrete Laplace"
+
+    def lower(self) -> Iterator[Any]:
+        """P[Z <= -k] = q^k / (1 + q)."""
+        ratio = (-1 / flint.arb(self.scale)).exp()
+        value = 1 / (1 + ratio)
+        while True:
+            value *= ratio
+            yield value
+
+    def invert(self, uniform: Any) -> int | None:
+        """The largest k with u <= q^k / (1 + q), negated."""
+        scale = flint.arb(self.scale)
+        at_least = -uniform.log() - (1 + (-1 / scale).exp()).log()
+        return _negative((scale * at_least).floor())
+
+
+@dataclass(frozen=True)
+class DiscreteGaussianLaw:
+    """P[Z = k] proportional to e^(-k^2 / (2 sigma^2)); ``sigma`` is a parameter, not the sd."""
+
+    sigma: float
+    label: ClassVar[bytes] = b"discrete Gauss"
+
+    def lower(self) -> Iterator[Any]:
+        """Tails of the series over its sum; what is cut off widens the balls."""
+        tails = self._tails()
+        total = 1 + 2 * tails[0]
+        for tail in tails:
+            yield tail / total
+        while True:
+            yield flint.arb(0).union(tails[-1] / total)
+
+    def invert(self, uniform: Any) -> int | None:
+        """Found by comparing with each tail in turn: only for what a table leaves open."""
+        last = 0
+        for k, tail in enumerate(self.lower(), 1):
+            if uniform > tail:
+                return -last
+            if not uniform < tail:
+                return None
+            last = k
+        raise AssertionError("the tails never end")
+
+    def _tails(self) -> list[Any]:
+        """Sums of e^(-j^2 / (2 sigma^2)) over j >= k for k = 1, 2, ..."""
+        twice = 2 * flint.arb(self.sigma) ** 2
+        bits = flint.ctx.prec + 16
+        terms = math.ceil(self.sigma * math.sqrt(2 * math.log(2) * bits)) + 1
+        # From the first term that is left out on, each is at most this part of the one before.
+        ratio = (-flint.arb(2 * terms + 3) / twice).exp()
+        beyond = (-(flint.arb(terms + 1) ** 2) / twice).exp() / (1 - ratio)
+        tail, tails = flint.arb(0).union(beyond), []
+        for j in range(terms, 0, -1):
+            tail += (-(flint.arb(j) ** 2) / twice).exp()
+            tails.append(tail)
+        return tails[::-1]
+
+
+def settle(law: Law, uniform: Uniform) -> int:
+    """Z at a real uniform of as many bits as it takes: the exact inverse of the law's CDF.
+
+    Args:
+        uniform: its first bits, as (integer, number of bits), after n further draws.
+    """
+    further = 0
+    while True:
+        value, bits = uniform(further)
+        upper = value >> (bits - 1)
+        if upper:
+            value = (1 << bits) - 1 - value
+        with precision(2 * bits + 128):
+            scale = flint.arb(2) ** bits
+            found = law.invert((flint.arb(value) / scale).union(flint.arb(value + 1) / scale))
+        if found is not None:
+            return -found if upper else found
+        further += 1
+
+
+def _negative(whole: Any) -> int | None:
+    found = whole.unique_fmpz()
+    return None if found is None else -int(found)

@@ -1,0 +1,134 @@
+"""What the settings of a plan mean together: resolved once, read by budget, step and guarantee.
+
+A job's mode, its key list, its columns and the options of selection decide a handful of things
+about the flow.  They are decided here and nowhere else.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from dpstream.accounting.aggregates import kind_of, streams_of
+from dpstream.accounting.plan.fields import Aggregate, ValueStream
+
+if TYPE_CHECKING:
+    from dpstream.accounting.plan.plan import Plan
+
+#: How long the exact set of a key's units is kept: not at all (public keys without a count of
+#: units), until the key is selected, until its round ends, or until the window closes.
+UnitSets = Literal["none", "until selected", "round", "window"]
+#: Where a published count of units gets its noise: none is published, it is the selection stream
+#: continued, or it has a stream of its own.
+UnitsFrom = Literal["none", "selection", "own stream"]
+
+
+class Design(msgspec.Struct, frozen=True):
+    """A plan, resolved.
+
+    Attributes:
+        selects: keys are selected (there is no public list).
+        restarts: every release of a key ends its round, and the next begins at zero (mode
+            ``rounds``); else a key is selected once a window and then published to its end.
+        flushes: with rounds, every key selected once or more is published at window close.
+        unit_sets: how long the exact set of a key's units is kept.
+        units_from: where a published count of units gets its noise.
+        once_per_key: only the first record of a (unit, window, key) counts.
+        ranked: the order of a unit's pairs matters after BOUND.
+        weighted: selection counts a unit's pairs with falling weights.
+        combined: selection tests the weighted count together with the published plain count.
+        units_column: the count-of-units column, if any.
+        streams: the noisy running sums behind the columns.
+        sums: integers kept per key: the streams, and the weighted count of units.
+        units_alone: the most units that one person can be in a (key, round), as thresholds allow
+            for.
+        triggers: T, triggers of a window.
+        refresh_every: triggers between two publications of a selected key.
+        select_every: triggers between two tests of a key; the last trigger is always one.
+    """
+
+    selects: bool
+    restarts: bool
+    flushes: bool
+    unit_sets: UnitSets
+    units_from: UnitsFrom
+    once_per_key: bool
+    ranked: bool
+    weighted: bool
+    combined: bool
+    units_column: Aggregate | None
+    streams: tuple[ValueStream, ...]
+    sums: int
+    units_alone: int
+    triggers: int
+    refresh_every: int
+    select_every: int
+
+    @property
+    def units_apart(self) -> bool:
+        """Whether a published count of units has a stream of its own."""
+        return self.units_from == "own stream"
+
+    @property
+    def window_sets(self) -> bool:
+        """Whether a key's unit set is kept until its window closes."""
+        return self.unit_sets == "window"
+
+    @property
+    def tests(self) -> int:
+        """Tests of a key in one window = leaves of the selection stream."""
+        return -(-self.triggers // self.select_every)
+
+    def selection_leaf(self, trigger: int) -> int:
+        """Leaf of the selection stream that holds a trigger's data: the next test, 1-based."""
+        return -(-trigger // self.select_every)
+
+    def selects_at(self, trigger: int) -> bool:
+        """Whether keys are tested at a trigger."""
+        return trigger % self.select_every == 0 or trigger == self.triggers
+
+
+def design_of(plan: "Plan") -> Design:
+    """Resolve a plan."""
+    privacy, triggers = plan.privacy, plan.timeline.triggers
+    selects = plan.public_keys is None
+    once_per_key = bool(privacy.per_key_bound)
+    weighted = privacy.weights is not None
+    counted = next((a for a in plan.aggregates if kind_of(a).counts_units), None)
+    restarts = privacy.mode == "rounds"
+    refresh_every = privacy.refresh_every or max(1, triggers // 100)
+    select_every = 1 if restarts else min(privacy.select_every or refresh_every, triggers)
+    streams = streams_of(plan.aggregates)
+    return Design(
+        selects=selects,
+        restarts=restarts,
+        flushes=privacy.final_flush,
+        unit_sets=_unit_sets(selects, restarts, counted is not None or once_per_key),
+        units_from=_units_from(counted, selects, weighted),
+        once_per_key=once_per_key,
+        ranked=weighted or once_per_key,
+        weighted=weighted,
+        combined=privacy.combine,
+        units_column=counted,
+        streams=streams,
+        sums=len(streams) + weighted,
+        units_alone=plan.timeline.periods_met if privacy.periods_share_windows else 1,
+        triggers=triggers,
+        refresh_every=refresh_every,
+        select_every=select_every,
+    )
+
+
+def _unit_sets(selects: bool, restarts: bool, counting: bool) -> UnitSets:
+    """``counting``: units are counted after the selection too."""
+    if restarts:
+        return "round"
+    if counting:
+        return "window"
+    return "until selected" if selects else "none"
+
+
+def _units_from(counted: Aggregate | None, selects: bool, weighted: bool) -> UnitsFrom:
+    """The selection stream goes on as the count of units only if it is a plain count."""
+    if counted is None:
+        return "none"
+    return "selection" if selects and not weighted else "own stream"

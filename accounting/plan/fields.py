@@ -1,0 +1,67 @@
+"""The parts of a plan that name columns: identifiers, published columns, the sums behind them."""
+
+import math
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+FieldType = Literal["string", "int", "bool", "bytes"]
+KindName = Literal["count", "sum", "mean", "units"]
+
+
+class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column that identifies something (the unit, a part of the key), with its type."""
+
+    column: str
+    type: FieldType = "string"
+
+
+class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One published column.
+
+    Attributes:
+        name: column of the release.
+        kind: ``count`` of records, ``sum`` or ``mean`` of ``column`` clamped to ``clamp`` on
+            multiples of ``grid``, ``units`` = count of distinct units of the window.
+        share: weight in the division of the value budget (default: equal).
+    """
+
+    name: str
+    kind: KindName
+    column: str | None = None
+    clamp: tuple[float, float] | None = None
+    grid: float = 1.0
+    share: float | None = None
+
+    def grid_bounds(self) -> tuple[int, int]:
+        """(lo, hi) in grid units, snapped inward; exact in rationals."""
+        if self.clamp is None:
+            raise ValueError("only sum and mean have bounds")
+        grid = Fraction(str(self.grid))
+        return (
+            math.ceil(Fraction(str(self.clamp[0])) / grid),
+            math.floor(Fraction(str(self.clamp[1])) / grid),
+        )
+
+
+class ValueStream(msgspec.Struct, frozen=True):
+    """One noisy running sum behind the aggregates.
+
+    Attributes:
+        name: ``count`` or the name of the aggregate it was made for.
+        column: input column, ``None`` for the constant 1 of a count.
+        lo, hi: clamp in grid units; ``mid`` is subtracted after clamping.
+        sensitivity: L = the most one record adds, in grid units.
+        grid: size of a grid unit.
+        share: weight of this stream in the value budget.
+    """
+
+    name: str
+    column: str | None
+    lo: int
+    hi: int
+    mid: int
+    sensitivity: int
+    grid: float
+    share: float

@@ -1,0 +1,103 @@
+"""What a job promises, and how its budget is divided."""
+
+from typing import Literal
+
+import msgspec
+
+from dpstream.accounting import limits
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.weights import SelectionWeights
+
+Mode = Literal["sticky", "rounds"]
+StrategyName = Literal["tree", "toeplitz", "blt"]
+
+
+class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is promised and how the budget is divided.
+
+    Attributes:
+        epsilon, delta: the guarantee for one unit (per period, if the timeline has one).
+        contributions: C, admitted (record, window) pairs of a unit.
+        mode: ``sticky`` (a key is selected once a window, then always published) or
+            ``rounds`` (Algorithm 2: select, release, restart).
+        strategy: how prefixes are noised.
+        theta: share of delta kept for the thresholds.
+        pre_threshold: mu_count; a key is tested only with more units than this.
+        refresh_every: triggers between publications of a selected key (sticky).
+        selection_share: share of mu^2 for key selection (default: best for the mode).
+        final_flush: rounds mode publishes every once-selected key at window close.
+        per_key_bound: 1 = one record per (unit, window, key) counts (sticky); value columns
+            then need sqrt(C) times less noise.
+        weights: decaying weights of a unit's pairs in selection (sticky).
+        combine: test the weighted count together with the published plain count.
+        select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
+            Fewer tests need less noise and lower thresholds; a key appears that much later.
+        periods_share_windows: a window may meet several privacy periods though keys are selected
+            (``Timeline.periods_met`` above 1): one person is several units in a key then, so
+            thresholds rise until that many publish nothing by themselves.
+    """
+
+    epsilon: float
+    delta: float
+    contributions: int
+    mode: Mode = "sticky"
+    strategy: StrategyName = "blt"
+    theta: float = 0.4
+    pre_threshold: int = 0
+    refresh_every: int | None = None
+    selection_share: float | None = None
+    final_flush: bool = False
+    per_key_bound: int | None = None
+    weights: SelectionWeights | None = None
+    combine: bool = False
+    select_every: int | None = None
+    periods_share_windows: bool = False
+
+    def check(self) -> None:
+        """Refuse budgets that are no guarantee."""
+        if not 0 < self.epsilon <= limits.MAX_EPSILON:
+            raise UsageError(
+                "privacy.epsilon",
+                f"must be positive and finite, at most {limits.MAX_EPSILON:g}",
+                "write e.g. 1.0",
+            )
+        if not 0 < self.delta < 1:
+            raise UsageError("privacy.delta", "must lie strictly between 0 and 1", "write 1e-9")
+        if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:
+            raise UsageError(
+                "privacy.contributions",
+                f"must be a whole number from 1 to {limits.MAX_CONTRIBUTIONS}",
+                "choose how many records of one unit may count",
+            )
+        if not 0 < self.theta < 1:
+            raise UsageError("privacy.theta", "must lie strictly between 0 and 1", "write 0.4")
+        if not 0 <= self.pre_threshold <= limits.MAX_PAIRS:
+            raise UsageError(
+                "privacy.pre_threshold", "must be a whole number, 0 or more", "write 0"
+            )
+        if self.refresh_every is not None and self.refresh_every < 1:
+            raise UsageError("privacy.refresh_every", "must be 1 or more", "omit it")
+        if self.selection_share is not None and not 0 < self.selection_share < 1:
+            raise UsageError("privacy.selection_share", "must lie between 0 and 1", "omit it")
+        self._check_selection()
+
+    def _check_selection(self) -> None:
+        if self.per_key_bound not in (None, 1):
+            raise UsageError(
+                "privacy.per_key_bound", "must be 1 or omitted", "raise contributions instead"
+            )
+        if self.select_every is not None and self.select_every < 1:
+            raise UsageError("privacy.select_every", "must be 1 or more", "omit it")
+        for name in ("per_key_bound", "weights", "combine", "select_every"):
+            if getattr(self, name) and self.mode != "sticky":
+                raise UsageError(
+                    f"privacy.{name}", "needs mode 'sticky' (one selection a window)", "omit it"
+                )
+        if self.weights is not None:
+            self.weights.check(self.contributions)
+        if self.combine and not (self.weights and self.per_key_bound):
+            raise UsageError(
+                "privacy.combine",
+                "adds a weighted stream to plain counts of units, so it needs both",
+                "set weights and per_key_bound = 1, or omit it",
+            )

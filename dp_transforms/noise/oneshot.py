@@ -1,0 +1,230 @@
+"""One-shot draws: n independent integers of as many sds, exact, without a table for each sd.
+
+For answers that are given once (a histogram, a table, a query) every cell may have its own sd.
+Three laws (``accounting.mechanisms.laws``; mechanism.md section 5): the rounded Gaussian for
+Gaussian-DP claims, the discrete Gaussian for zCDP ones, the discrete Laplace for pure ones.
+
+**Names.**  A draw's name is (name of the answer, law, item, scale).  The same name is the same
+noise, whatever else is drawn beside it and in whatever order; so one answer must ask for an item
+once, and noise of two answers differs because their names do.  The scale is part of it: one
+uniform under two sds would be noise that can be solved for.  The name is a keyed CBC-MAC like
+those of streams, over (3, 0), a keyed digest, the item and (scale, 1).
+
+**Exactness.**  A uniform U is real: its first 64 bits are one word of AES(name xor (attempt, 0)),
+its further bits the blocks AES(name xor (attempt, j)), which are drawn only where the first do
+not decide.  Rounded Gaussian and discrete Laplace are the inverse of their CDF at U in floats,
+with a bound on all float errors and on what the further bits can change; where an integer's edge
+is within the bound, balls decide (``settle``).  The discrete Gaussian is drawn as in Canonne,
+Kamath and Steinke 2020 (algorithm 3): a discrete Laplace Y of scale t = floor(sigma) + 1 is
+taken with probability exp(-(|Y| - sigma^2 / t)^2 / (2 sigma^2)), which a second real uniform
+decides in the same two ways; about three in four are taken.  No float error and no cut tail is
+left: total variation 0, given uniform AES blocks.
+
+Working memory is that of ``_AT_ONCE`` draws, whatever is asked for.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flint
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from dpstream.accounting.balls import precision
+from dpstream.accounting.limits import MAX_REAL_SIGMA
+from dpstream.accounting.mechanisms.laws import (
+    DiscreteGaussianLaw,
+    DiscreteLaplaceLaw,
+    Law,
+    RoundedGaussianLaw,
+    Uniform,
+    settle,
+)
+from dpstream.dp_transforms.noise.prf import KeyRing
+
+Ids = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+#: Smallest and largest scale; above, balls would have to decide more than one draw in eight.
+LEAST_SCALE, MAX_SCALE = 2.0**-10, MAX_REAL_SIGMA
+#: Float errors of the two inverses in scales; tests measure at most a quarter of them.
+NORMAL_ERROR, LOG_ERROR = 2.0**-46, 2.0**-44
+_AT_ONCE = 1 << 16
+#: Upper word of the inputs of blocks that hold further bits of the uniform that accepts.
+_ACCEPTS = 1 << 32
+
+
+def numbered(count: int, first: int = 0) -> Ids:
+    """(count, 2) items that are the public numbers ``first``, ``first + 1`` and so on."""
+    items = np.zeros((count, 2), np.uint64)
+    items[:, 0] = np.arange(first, first + count)
+    return items
+
+
+class OneShot:
+    """The noise of one answer.
+
+    Args:
+        keys: key ring of the deployment.
+        name: parts that name the answer and the data: run id (committed before the first draw),
+            digest of the question, column.
+    """
+
+    def __init__(self, keys: KeyRing, name: Sequence[bytes]) -> None:
+        self._node, self._tweak = keys.node, keys.tweak
+        laws: tuple[type[Law], ...] = (RoundedGaussianLaw, DiscreteGaussianLaw, DiscreteLaplaceLaw)
+        parts = {law: (b"one-shot noise", law.label, *name) for law in laws}
+        self._prefix = {law: keys.name(part) for law, part in parts.items()}
+
+    def rounded_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:
+        """(n,) round(N), N of sd ``sigma``.
+
+        Args:
+            items: (n, 2) what each draw belongs to: ``numbered``, or keyed ids; each once.
+            sigma: (n,) sds or one for all, LEAST_SCALE <= sigma <= MAX_SCALE.
+
+        Raises:
+            ValueError: a scale is outside this range.
+        """
+        return self._draw(RoundedGaussianLaw, items, sigma, self._rounded)
+
+    def discrete_laplace(self, items: Ids, scale: Float64 | float) -> Int64:
+        """(n,) integers k with chance proportional to e^(-|k| / scale); see above."""
+        return self._draw(DiscreteLaplaceLaw, items, scale, self._laplace)
+
+    def discrete_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:
+        """(n,) integers k with chance proportional to e^(-k^2 / (2 sigma^2)); see above."""
+        return self._draw(DiscreteGaussianLaw, items, sigma, self._gaussian)
+
+    def _draw(
+        self,
+        law: type[Law],
+        items: Ids,
+        scale: Float64 | float,
+        kernel: Callable[[Ids, Float64], Int64],
+    ) -> Int64:
+        scales = np.broadcast_to(np.asarray(scale, np.float64), len(items))
+        if not ((scales >= LEAST_SCALE) & (scales <= MAX_SCALE)).all():
+            raise ValueError("a scale is outside the range of one-shot draws")
+        out = np.empty(len(items), np.int64)
+        for begin in range(0, len(items), _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            some = np.ascontiguousarray(scales[part])
+            out[part] = kernel(self._names(law, items[part], some), some)
+        return out
+
+    def _names(self, law: type[Law], items: Ids, scales: Float64) -> Ids:
+        """(n, 2) MACs of the names: the blocks that all of them begin with are done once."""
+        head = self._tweak.blocks(np.array([(3, 0)], np.uint64)) ^ self._prefix[law]
+        names = self._tweak.blocks(self._tweak.blocks(head) ^ items)
+        names[:, 0] ^= scales.view(np.uint64)
+        names[:, 1] ^= np.uint64(1)
+        return self._tweak.blocks(names)
+
+    def _rounded(self, names: Ids, sigma: Float64) -> Int64:
+        word = self._node.blocks(names)[:, 0]
+        low, tail = _folded(word)
+        found = sigma * -ndtri(tail)
+        # d ndtri / d tail <= 1.26 / tail, and U may be half a unit of the word beside ``tail``.
+        error = sigma * (NORMAL_ERROR + 2.0**-64 / tail)
+        value, open_ = _floor(found + 0.5, error, low)
+        value = np.where(low == word, -value, value)
+        for row in np.flatnonzero(open_):
+            law = RoundedGaussianLaw(float(sigma[row]))
+            value[row] = settle(law, self._uniform(names[row], 0, int(word[row])))
+        return value
+
+    def _laplace(self, names: Ids, scale: Float64, attempt: int = 0) -> Int64:
+        return self._inverse(names, scale, self._base(names, attempt)[:, 0], attempt)
+
+    def _inverse(self, names: Ids, scale: Float64, word: Ids, attempt: int) -> Int64:
+        """Discrete Laplace at the uniforms that begin with ``word``."""
+        low, tail = _folded(word)
+        found = scale * (-np.log(tail) - np.log1p(np.exp(-1 / scale)))
+        error = scale * (LOG_ERROR + 2.0**-64 / tail)
+        value, open_ = _floor(found, error, low)
+        value = np.where(low == word, -value, value)
+        for row in np.flatnonzero(open_):
+            law = DiscreteLaplaceLaw(float(scale[row]))
+            value[row] = settle(law, self._uniform(names[row], attempt, int(word[row])))
+        return value
+
+    def _gaussian(self, names: Ids, sigma: Float64) -> Int64:
+        out = np.empty(len(names), np.int64)
+        left, attempt = np.arange(len(names)), 0
+        while left.size:
+            name, sd = names[left], sigma[left]
+            words = self._base(name, attempt)
+            scale = np.floor(sd) + 1
+            value = self._inverse(name, scale, words[:, 0], attempt)
+            taken = self._accepted(name, sd, np.abs(value), words[:, 1], attempt)
+            out[left[taken]] = value[taken]
+            left, attempt = left[~taken], attempt + 1
+        return out
+
+    def _accepted(self, names: Ids, sigma: Float64, size: Int64, word: Ids, attempt: int) -> Bool:
+        """Whether the uniforms of ``word`` are below exp(-(size - sigma^2/t)^2 / (2 sigma^2))."""
+        middle = sigma * (sigma / (np.floor(sigma) + 1))
+        exponent = (size - middle) ** 2 / (2 * sigma**2)
+        chance = np.exp(-exponent)
+        # The difference errs by a few ulps of its terms, which the square and exp pass on.
+        relative = np.expm1(((size + middle) / sigma) ** 2 * 2.0**-49 + 2.0**-48)
+        uniform = (word + 0.5) * 2.0**-64
+        taken = uniform < chance
+        open_ = np.abs(uniform - chance) <= chance * relative + 2.0**-63 + uniform * 2.0**-51
+        for row in np.flatnonzero(open_):
+            bits = self._uniform(names[row], attempt, int(word[row]), _ACCEPTS)
+            taken[row] = _below(float(sigma[row]), int(size[row]), bits)
+        return np.asarray(taken)
+
+    def _base(self, names: Ids, attempt: int) -> Ids:
+        if attempt:
+            names = names.copy()
+            names[:, 0] ^= np.uint64(attempt)
+        return self._node.blocks(names)
+
+    def _uniform(self, name: Ids, attempt: int, word: int, kind: int = 0) -> Uniform:
+        """One uniform: a word and as many further blocks as are asked for."""
+
+        def uniform(blocks: int) -> tuple[int, int]:
+            value = word
+            for block in range(1, blocks + 1):
+                at = np.array([(attempt, kind | block)], np.uint64) ^ name
+                low, high = self._node.blocks(at)[0].tolist()
+                value = value << 128 | high << 64 | low
+            return value, 64 + 128 * blocks
+
+        return uniform
+
+
+def _folded(word: Ids) -> tuple[Ids, Float64]:
+    """The lower half of the uniforms, as words and as floats in (0, 1/2]."""
+    low = np.minimum(word, ~word)
+    return low, (low + 0.5) * 2.0**-64
+
+
+def _floor(found: Float64, error: Float64, low: Ids) -> tuple[Int64, Bool]:
+    """Floors, and which of them the error leaves open; so is every tail beyond the word."""
+    below = np.floor(found - error)
+    return np.floor(found).astype(np.int64), (below != np.floor(found + error)) | (low == 0)
+
+
+def _below(sigma: float, size: int, uniform: Uniform) -> bool:
+    """Whether a real uniform is below the chance of taking a proposal, in balls."""
+    further = 0
+    while True:
+        value, bits = uniform(further)
+        with precision(2 * bits + 128):
+            unit: Any = flint.arb(2) ** bits
+            ball = (flint.arb(value) / unit).union(flint.arb(value + 1) / unit)
+            square = flint.arb(sigma) ** 2
+            middle = square / (int(sigma) + 1)
+            chance = (-((size - middle) ** 2) / (2 * square)).exp()
+            if ball < chance:
+                return True
+            if ball >= chance:
+                return False
+        further += 1

@@ -1,0 +1,35 @@
+"""``dpstream demo``: a year of real flights, from the plan to a picture."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from dpstream.pipelines.cli.parts import Bar, examples
+
+
+@click.command(epilog=examples("dpstream demo", "dpstream demo --folder flights"))
+@click.option(
+    "--folder",
+    default="demo",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where data, job file, key and releases go.",
+)
+def demo(folder: Path) -> None:
+    """Run a year of real flights through a stream and hold it against the truth."""
+    from rich.console import Console
+
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import text
+    from dpstream.pipelines.demo import prepare, show
+    from dpstream.pipelines.jobs.committed import committed
+    from dpstream.pipelines.stream import run_job
+
+    job = prepare(folder)
+    begun = committed(job)
+    promised = text(*begun[1:]) if begun else text(job.plan, allocate(job.plan))
+    click.echo(promised)
+    with Bar(hidden=False) as bar:
+        run_job(job, progress=bar.update)
+    show(job, promised, Console(file=sys.stdout))

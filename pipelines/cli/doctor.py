@@ -1,0 +1,40 @@
+"""``dpstream doctor``: what this machine can run."""
+
+import sys
+from typing import Any
+
+import click
+
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+
+
+@click.command(epilog=examples("dpstream doctor", "dpstream doctor --json"))
+@AS_JSON
+def doctor(as_json: bool) -> None:
+    """Say what this machine can run."""
+    from dpstream.pipelines.operate.doctor import examine
+
+    report = examine()
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+    if not report["ready"]:
+        raise SystemExit(RunError.exit_code)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("part", "state", title=f"Python {report['python']}")
+    for name, version in {**report["packages"], **report["optional"]}.items():
+        table.add_row(name, version or "missing")
+    for name, found in {**report["runners"], **report["emulators"]}.items():
+        table.add_row(name, (found if isinstance(found, str) else "found") if found else "missing")
+    disk = report["disk"]
+    table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")
+    Console(file=sys.stdout).print(table)
+    for line in report["verdict"]:
+        click.echo(line)

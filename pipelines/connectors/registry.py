@@ -1,0 +1,66 @@
+"""Which connector a job's source and sink are: the one place that maps their kinds to classes.
+
+A connector, with its client's library, is loaded when a job asks for it.
+"""
+
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.jobs.job import Job
+
+
+def input_of(job: Job) -> Input:
+    """The input of a job by its kind.
+
+    Raises:
+        UsageError: the source cannot be used as the job says, or its package is missing.
+    """
+    kind = job.source.kind
+    if kind == "kafka":
+        try:
+            from dpstream.pipelines.connectors.kafka.source import KafkaInput
+        except ModuleNotFoundError:
+            raise UsageError(
+                "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
+            ) from None
+        return KafkaInput(job)
+    if kind == "folder":
+        from dpstream.pipelines.connectors.folder.source import FolderInput
+
+        return FolderInput(job)
+    if kind == "pubsub":
+        from dpstream.pipelines.connectors.pubsub.source import PubSubInput
+
+        return PubSubInput(job)
+    from dpstream.pipelines.connectors.files.source import FilesInput
+
+    return FilesInput(job)
+
+
+def sink_of(job: Job, run: Run | None = None) -> Sink:
+    """The sink of a job by its kind.
+
+    Args:
+        job: whose ``[sink]`` says where.
+        run: whose releases it is to write; a sink that cannot be read back needs it for that.
+    """
+    sink = job.sink
+    run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
+    if sink.kind == "kafka":
+        from dpstream.pipelines.connectors.kafka.sink import KafkaSink
+
+        line = job.plan.timeline
+        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, line)
+    if sink.kind == "pubsub":
+        from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
+
+        return PubsubSink(sink.topic or "", run_id)
+    if sink.kind == "bigquery":
+        from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink
+
+        return BigQuerySink(sink.table or "", job.plan, run_id)
+    from dpstream.pipelines.connectors.files.sink import FileSink
+
+    return FileSink(sink.path, sink.kind, sink.guarded)

@@ -1,0 +1,111 @@
+"""The mechanism as published, for comparison on public data only: its guarantee does not hold.
+
+The product has no such mode.  A job in mode ``rounds`` with strategy ``tree`` is begun here with
+the numbers that the paper prints in the place of those that ``accounting.budget`` would give.
+They are committed with the run id like those of any run, are marked as unsound there, cannot be
+charged to a ledger, and every release shows the mark.
+"""
+
+import math
+
+import numpy as np
+
+from dpstream.accounting.budget import ASSUMPTIONS, Budget, StreamNoise, check_ranges, encoder_of
+from dpstream.accounting.calibration import committed_text
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import cdp_rho
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.shares import RULES
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.thresholds import fixed_point, isf
+from dpstream.accounting.weights import Statistic
+from dpstream.dp_transforms.run import Run, begin_run
+from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
+
+
+def begin_as_published(job: Job) -> Run:
+    """Begin the run of a job with the paper's numbers; ``run_job`` then goes on with it.
+
+    Raises:
+        UsageError: the job is not in mode ``rounds`` with strategy ``tree``, or names a ledger.
+    """
+    if job.ledger is not None:
+        raise UsageError("ledger", "cannot be charged for a run without a guarantee", "remove it")
+    calibration = committed_text(job.plan, published_budget(job.plan))
+    parts = input_of(job).identity()
+    url, shards = job.state.store or "", job.state.shards
+    run, _ = begin_run(
+        job.plan, key_source(job), url, shards, source=parts, calibration=calibration
+    )
+    return run
+
+
+def published_budget(plan: Plan) -> Budget:
+    """The mechanism as published (sections 3.3, 4.4, 5, Appendix B of the paper); NOT sound.
+
+    Values: (epsilon/2, delta/3), C L on one leaf.  Selection: (epsilon/2, 2 delta/3), C
+    rounds composed in zCDP, of which delta/3 goes to the trees and delta/3 to the thresholds
+    of all C rounds, (e^(epsilon/2) + 1) beta C = delta/3 (theorem 3.1), with no union over
+    triggers.  The reported mu is that of both zCDP costs together, sqrt(2 rho).
+
+    Simulated at full scale (10M users, 1M keys, C = 32) this reading gives 27,971 keys, L1
+    17.82M, L2 49,955 at T = 100 with restarted trees indexed by window trigger (Table 1:
+    28,338, 17.74M, 50,039), and 28.0k, 17.53M with trees restarted at leaf 1.
+
+    Raises:
+        UsageError: the plan is not of that mechanism.
+    """
+    privacy, streams = plan.privacy, plan.design.streams
+    if privacy.mode != "rounds" or privacy.strategy != "tree" or not plan.design.selects:
+        raise UsageError("privacy.mode", "must be 'rounds' with strategy 'tree'", "correct it")
+    half, third, count = privacy.epsilon / 2, privacy.delta / 3, privacy.contributions
+    rho = 2 * cdp_rho(half, third)
+    mu = math.sqrt(2 * rho)
+    selection = _stream(plan, "selection", math.sqrt(count), 0.5, mu)
+    weight = sum(stream.share for stream in streams)
+    values = tuple(
+        _stream(plan, s.name, count * float(s.sensitivity), 0.5 * s.share / weight, mu)
+        for s in streams
+    )
+    tail = third / (count * (math.exp(half) + 1))
+    tau = published_thresholds(tail, privacy.pre_threshold, selection.sd)
+    rounding = selection.strategy_object.rounding
+    budget = Budget(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        mu=mu,
+        theta=1 / 3,
+        b=tail,
+        selection=selection,
+        units=None,
+        values=values,
+        statistic=Statistic(1, 0, 1, selection.sd, np.asarray(rounding)),
+        tau=tau,
+        assumptions=ASSUMPTIONS,
+        weights=None,
+        rules=RULES,
+        sound=False,
+    )
+    check_ranges(plan, budget)
+    return budget
+
+
+def published_thresholds(tail: float, mu_count: int, sd: Float64) -> Int64:
+    """The paper's time-dependent tau (section 3.3, equation 4): no union, no rounding bound.
+
+    Understates the failure probability by a factor of about T (mechanism.md rule 7).
+    """
+    return fixed_point(mu_count + sd * isf(math.log(tail)))
+
+
+def _stream(plan: Plan, name: str, leaf: float, share: float, mu: float) -> StreamNoise:
+    """Noise of one stream, by theorem 2.3: ceil(log2 T) nodes, one less than a leaf touches at
+    T = 2^k.  ``leaf``: the L2 effect of one unit on the leaves."""
+    triggers = plan.timeline.triggers
+    encoder = encoder_of(plan.privacy.strategy, triggers)
+    col2 = float(max(1, (triggers - 1).bit_length()))
+    sensitivity = leaf * math.sqrt(col2)
+    sigma = sensitivity / (math.sqrt(share) * mu)
+    return StreamNoise(name, encoder, col2, sensitivity, share, sigma)

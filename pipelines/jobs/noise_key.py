@@ -1,0 +1,73 @@
+"""The secret noise key of a job: making one, where it is, and whether it is the one of its store.
+
+A key is 32 random bytes, written once as hex in a file that only its owner can read.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state import open as stores
+
+KEY_BYTES = 32
+
+
+def new_key(path: Path) -> None:
+    """Write a new noise key (hex, mode 0600, flushed to disk); never overwrites.
+
+    Raises:
+        PolicyError: the file exists (overwriting a key would orphan its store).
+        RunError: the file cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise PolicyError(
+            "key file",
+            "exists, and the releases made with it cannot be continued with another key",
+            "choose another name",
+        ) from None
+    except OSError:
+        raise RunError("key file", "cannot be created", "check the folder") from None
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_bytes(KEY_BYTES).hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def key_source(job: Job) -> KeySource:
+    """Where the job's noise key is."""
+    if job.privacy.reference is None and job.privacy.insecure_test_key is None:
+        raise UsageError(
+            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
+        )
+    return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
+
+
+def check_key(job: Job) -> dict[str, str]:
+    """Read the key as a worker would, hold it against the store, and destroy it.
+
+    Returns:
+        ``where`` (``file``, ``env``, ``gcp`` or ``insecure_test_key``), ``store`` (``new`` or
+        ``fits``) and the key's ``fingerprint``, which tells keys apart and nothing else.
+
+    Raises:
+        UsageError, PolicyError, RunError: no key can be had, the store is of another plan, or
+            was begun with another key.
+    """
+    keys, url = key_source(job), job.state.store or ""
+    with keys.ring() as ring:
+        fingerprint = ring.fingerprint
+    store = "new"
+    if stores.exists(url):
+        if stores.identity_of(url, job.plan).key_fingerprint != fingerprint:
+            raise PolicyError(
+                "privacy.key",
+                "is not the key this store was begun with",
+                "use the run's own key; to rotate it, begin a new run: a new store, charged again",
+            )
+        store = "fits"
+    return {"where": keys.kind, "store": store, "fingerprint": fingerprint}

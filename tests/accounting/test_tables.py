@@ -1,0 +1,109 @@
+"""Tables of laws at 128 bits: which uniforms mean what, for every threshold and its neighbours."""
+
+import bisect
+import hashlib
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.limits import MAX_SIGMA
+from dpstream.accounting.mechanisms.laws import settle
+from dpstream.accounting.mechanisms.tables import (
+    FULL,
+    LEAST_TABLE_SCALE,
+    LEAST_TABLE_SIGMA,
+    MAX_TABLE_SCALE,
+    Table,
+    discrete_gaussian,
+    discrete_laplace,
+    rounded_gaussian,
+)
+
+EXACT = [
+    *(discrete_laplace(scale) for scale in (LEAST_TABLE_SCALE, 0.3, 1.0, 3.7, 25.0)),
+    *(discrete_gaussian(sigma) for sigma in (LEAST_TABLE_SIGMA, 0.3, 1.0, 3.7, 25.0)),
+]
+
+
+def from_128_bits(table: Table, u: int) -> int | None:
+    """The value of the law at u if its 128 bits decide."""
+
+    def uniform(further: int) -> tuple[int, int]:
+        if further:
+            raise LookupError
+        return u, 128
+
+    try:
+        return settle(table.law, uniform)
+    except LookupError:
+        return None
+
+
+def wrong(table: Table, thresholds: list[int]) -> int:
+    """How many uniforms beside thresholds mean another value than the law has."""
+    found = 0
+    some = thresholds if len(thresholds) < 60 else thresholds[:: len(thresholds) // 60]
+    for threshold in some:
+        for u in (threshold - 2, threshold, threshold + 1):
+            index = bisect.bisect_right(thresholds, u)
+            tie = thresholds[index] - 1 if index < len(thresholds) else FULL - 1
+            if 0 < u < FULL and u != tie:
+                found += from_128_bits(table, u) != table.lowest + index
+    return found
+
+
+@pytest.mark.parametrize("table", EXACT, ids=lambda t: str(t.law))
+def test_what_a_table_decides_is_exact(table: Table) -> None:
+    """Decided from 128 bits alone, so no further bits are asked for."""
+    thresholds = table.thresholds
+    assert thresholds == sorted(thresholds) and len(thresholds) % 2 == 0
+    assert wrong(table, thresholds) == 0
+    # The lower half twins the upper: P[Z <= -k] = P[Z >= k].
+    assert [FULL + 1 - t for t in reversed(thresholds)] == thresholds
+
+
+@pytest.mark.parametrize("table", EXACT, ids=lambda t: str(t.law))
+def test_ties_are_open(table: Table) -> None:
+    """What the table leaves open holds an edge or a tail: its 128 bits do not decide."""
+    thresholds = table.thresholds
+    some = thresholds if len(thresholds) < 40 else thresholds[:: len(thresholds) // 40]
+    for u in (0, FULL - 1, *(t - 1 for t in some)):
+        asked: list[int] = []
+
+        def uniform(further: int, u: int = u, asked: list[int] = asked) -> tuple[int, int]:
+            asked.append(further)
+            return (u << 128 * further) + (1 << 128 * further) // 3, 128 * (1 + further)
+
+        settle(table.law, uniform)
+        assert asked == [0, 1]
+
+
+@pytest.mark.parametrize("table", EXACT[2:4] + EXACT[7:9], ids=lambda t: str(t.law))
+def test_a_shifted_or_rounded_table_is_caught(table: Table) -> None:
+    lower, upper = table.thresholds[: -table.lowest], table.thresholds[-table.lowest :]
+    assert wrong(table, [t + 2 for t in lower] + upper) > 0
+    assert wrong(table, lower + [t - 2 for t in upper]) > 0
+    assert wrong(table, lower[1:] + upper[:-1]) > 0
+
+
+def test_the_rounded_gaussians_table_is_what_it_always_was() -> None:
+    """Its digest is in the names of all noise that was ever released."""
+    table = rounded_gaussian(3.7)
+    words = [
+        np.array(part, np.uint64)
+        for part in zip(*(divmod(t, 1 << 64) for t in table.thresholds), strict=True)
+    ]
+    digest = hashlib.blake2b(words[0].tobytes() + words[1].tobytes(), digest_size=16).hexdigest()
+    assert (
+        digest == "90b047e7bf50c5ca8542b4a4d70abb79" and not table.exact and table.law.label == b""
+    )
+
+
+def test_scales_outside_the_range_are_refused() -> None:
+    nan = float("nan")
+    for scale in (0.0, -1.0, nan, LEAST_TABLE_SCALE * 0.99, MAX_TABLE_SCALE * 1.01):
+        with pytest.raises(ValueError, match="range"):
+            discrete_laplace(scale)
+    for sigma in (0.0, -1.0, nan, LEAST_TABLE_SIGMA * 0.99, MAX_SIGMA * 1.01):
+        with pytest.raises(ValueError, match="range"):
+            discrete_gaussian(sigma)

@@ -1,0 +1,171 @@
+"""Every command and job file that the documentation shows: run, loaded and planned, or parsed."""
+
+import importlib.util
+import re
+import runpy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import duckdb
+import pytest
+import tomlkit
+from click.testing import CliRunner
+
+import dpstream
+from dpstream.accounting.budget import allocate
+from dpstream.state import open as stores
+from tests.docs.pages import PAGES, README, ROOT, blocks, generator, inline, lines, named
+
+CLI: click.Group = generator().found("command")
+FIRST_JOB = ROOT / "docs" / "start" / "first-job.md"
+WITH_RUNS = [p for p in PAGES if any(b.mark == "run" for b in blocks(p.read_text()))]
+#: Pages whose blocks go on where the README's job has run.
+AFTER_README = [p for p in WITH_RUNS if p not in (README, FIRST_JOB)]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Any:
+    yield
+    stores.close_all()
+
+
+def shown(words: list[str]) -> str:
+    """Call a command as a shell would; gives what it said."""
+    result = CliRunner().invoke(CLI, words)
+    assert result.exit_code == 0, (words, result.output)
+    return result.output
+
+
+def run(path: Path, language: str, text: str, ran: list[list[str]]) -> None:
+    """Run a block in the current folder, but for commands that were run there already."""
+    if language == "sh":
+        for words in lines(text):
+            assert words[0] == "dpstream", f"{named(path)}: only dpstream is run"
+            if words not in ran:
+                shown(words[1:])
+                ran.append(words)
+    elif language == "sql":
+        assert duckdb.sql(text).fetchall(), named(path)
+    else:
+        assert language == "python", f"{named(path)}: nothing runs {language}"
+        Path("shown.py").write_text(text)
+        runpy.run_path("shown.py")
+
+
+def run_page(path: Path, ran: list[list[str]]) -> None:
+    for mark, language, text in blocks(path.read_text()):
+        if mark == "run":
+            run(path, language, text, ran)
+        elif mark.startswith("file: "):
+            file = Path(mark[6:])
+            assert not file.exists() or file.read_text() == text, f"{named(path)}: another {file}"
+            file.write_text(text)
+
+
+def test_what_is_marked_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first job; then README, which shows the same job; then the guides, on that folder."""
+    monkeypatch.chdir(tmp_path)
+    ran: list[list[str]] = []
+    run_page(FIRST_JOB, ran)
+    again, releases = (
+        {f.name: f.read_bytes() for f in sorted((tmp_path / d).rglob("trigger-*"))}
+        for d in ("again", "releases")
+    )
+    assert len(releases) == 4 and again == releases and (tmp_path / "report.html").exists()
+    for path in (README, *AFTER_README):
+        run_page(path, ran)
+    assert len(AFTER_README) >= 3 and len(ran) >= 8
+
+
+def whole_job(text: str) -> str:
+    """The README's job with the tables of a fragment in the place of its own."""
+    base = next(b.text for b in blocks(README.read_text()) if b.mark == "file: job.toml")
+    tables, given = tomllib.loads(base), tomllib.loads(text)
+    if {"source", "schema", "privacy", "sink"} <= set(given):
+        return text
+    if given.get("source", {}).get("kind") in ("folder", "kafka", "pubsub"):
+        tables["time"]["max_skew"] = "1s"
+    return tomlkit.dumps(tables | given)
+
+
+JOBS = [(named(p), b.text) for p in PAGES for b in blocks(p.read_text()) if b.language == "toml"]
+
+
+@pytest.mark.parametrize(("page", "text"), JOBS, ids=[f"{n}-{i}" for i, (n, _) in enumerate(JOBS)])
+def test_job_files(page: str, text: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(whole_job(text))
+    plan = dpstream.load_job(job).plan
+    assert allocate(plan).mu > 0
+
+
+def test_a_fragment_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(whole_job('[sink]\nkind = "bigquery"\ntabel = "p.d.t"\n'))
+    with pytest.raises(dpstream.UsageError):
+        dpstream.load_job(job)
+
+
+def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the words name, and what is left of them."""
+    command: click.Command = CLI
+    while isinstance(command, click.Group) and words:
+        found = command.commands.get(words[0])
+        assert found is not None, words
+        command, words = found, words[1:]
+    return command, words
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+
+
+def unknown(words: list[str]) -> list[str]:
+    """Flags that the command does not have; Beam's may follow `run`."""
+    command, rest = leaf(words)
+    passed = command.context_settings.get("ignore_unknown_options")
+    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    return [f for f in flags if f not in options(command) and not passed]
+
+
+def check(words: list[str]) -> None:
+    """A command line of a block that is not run."""
+    if words[0] == "dpstream":
+        command, rest = leaf(words[1:])
+        assert not isinstance(command, click.Group), words
+        command.make_context("dpstream", list(rest))
+    elif words[0] == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert set(words[1:]) <= set(targets), words
+    elif words[0] == "python" and words[1] != "-m" and "/" in words[1]:
+        assert (ROOT / words[1]).exists(), words
+    elif words[:2] == ["python", "-m"]:
+        assert importlib.util.find_spec(words[2]) is not None, words
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_commands_that_are_shown(path: Path) -> None:
+    text = path.read_text()
+    for block in blocks(text):
+        assert block.language in ("sh", "toml", "python", "sql", ""), "say what a block is"
+        assert "dpstream " not in block.text or block.language in ("sh", "toml", "python")
+        for words in lines(block.text) if block.language == "sh" else ():
+            check(words)
+        if block.language == "python":
+            compile(block.text, named(path), "exec")
+    for span in inline(text):
+        if re.match(r"dpstream [a-z]+\b(?! \.\.\.)", span) and "..." not in span:
+            assert not unknown(span.split()[1:]), span
+        if span.startswith(("make ", "python deploy/", "python -m ")):
+            check(span.split("; ")[0].split())
+
+
+@pytest.mark.parametrize(
+    "line", ["dpstream plam job.toml", "dpstream run", "dpstream key new", "make tests",
+             "python deploy/none.py", "python -m tests.bench.none"],
+)  # fmt: skip
+def test_a_command_that_is_wrong_is_seen(line: str) -> None:
+    with pytest.raises((AssertionError, click.UsageError)):
+        check([*line.split(), "--none"] if line == "dpstream key new" else line.split())

@@ -1,0 +1,372 @@
+"""One-shot draws: plain references, exact decisions, shapes at all sds, names, and sabotage."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import flint
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpstream.accounting.balls import precision
+from dpstream.accounting.mechanisms.laws import (
+    DiscreteGaussianLaw,
+    DiscreteLaplaceLaw,
+    Law,
+    RoundedGaussianLaw,
+    settle,
+)
+from dpstream.dp_transforms.noise import oneshot
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+from dpstream.dp_transforms.noise.prf import KeyRing
+from tests.dp_transforms.laws import LEAST_P, masses, shape_p
+
+Ids = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+RUN = (b"\x22" * 16, b"question")
+LAWS: dict[str, type[Law]] = {
+    "rounded_gaussian": RoundedGaussianLaw,
+    "discrete_laplace": DiscreteLaplaceLaw,
+    "discrete_gaussian": DiscreteGaussianLaw,
+}
+NAMES = list(LAWS)
+SCALES = (0.3, 1.0, 3.7, 60.0)
+
+
+def drawn(
+    ring: KeyRing, law: str, scale: Float64 | float, count: int, first: int = 0, run: object = RUN
+) -> Int64:
+    noise: Int64 = getattr(OneShot(ring, run), law)(numbered(count, first), scale)  # type: ignore[arg-type]
+    return noise
+
+
+# --- exactness ---------------------------------------------------------------------------------
+
+
+def aes_of(ring: KeyRing, block: tuple[int, int]) -> tuple[int, int]:
+    low, high = ring.node.blocks(np.array([block], np.uint64))[0].tolist()
+    return low, high
+
+
+def reference(ring: KeyRing, law: str, item: tuple[int, int], scale: float) -> int:
+    """One draw from the definition: a CBC-MAC as name, the exact inverse, rejection in balls."""
+    prefix = ring.name((b"one-shot noise", LAWS[law].label, *RUN))
+    bits = int(np.float64(scale).view(np.uint64))
+    message = np.array([(3, 0), prefix, item, (bits, 1)], np.uint64)
+    low, high = ring.tweak.mac(message, np.array([4]))[0].tolist()
+
+    def uniform(attempt: int, word: int, kind: int) -> Callable[[int], tuple[int, int]]:
+        def more(blocks: int) -> tuple[int, int]:
+            value = word
+            for block in range(1, blocks + 1):
+                a, b = aes_of(ring, (low ^ attempt, high ^ (kind << 32 | block)))
+                value = value << 128 | b << 64 | a
+            return value, 64 + 128 * blocks
+
+        return more
+
+    attempt = 0
+    while True:
+        first, second = aes_of(ring, (low ^ attempt, high))
+        if law != "discrete_gaussian":
+            return settle(LAWS[law](scale), uniform(0, first, 0))  # type: ignore[call-arg]
+        wide = int(scale) + 1
+        value = settle(DiscreteLaplaceLaw(float(wide)), uniform(attempt, first, 0))
+        with mpmath.workdps(60):
+            off = abs(value) - mpmath.mpf(scale) ** 2 / wide
+            chance = mpmath.exp(-(off**2) / (2 * mpmath.mpf(scale) ** 2))
+            if mpmath.mpf(second) / mpmath.mpf(2) ** 64 < chance:
+                return value
+        attempt += 1
+
+
+@pytest.mark.parametrize("law", NAMES)
+def test_draws_equal_a_plain_reference(ring: KeyRing, law: str) -> None:
+    rng = np.random.default_rng(1)
+    items = rng.integers(0, 2**64, (60, 2), np.uint64)
+    scales = np.exp(rng.uniform(np.log(1e-3), np.log(1e9), 60))
+    scales[:4] = (2.0**-10, 1.0, 7.0, 2.0**40)
+    found = getattr(OneShot(ring, RUN), law)(items, scales)
+    for item, scale, value in zip(items.tolist(), scales.tolist(), found.tolist(), strict=True):
+        assert value == reference(ring, law, tuple(item), scale)
+
+
+def float_error(law: str, word: int, scale: float) -> float:
+    """|float inverse - exact inverse| in scales, at the middle of a word's uniforms."""
+    words = np.array([word], np.uint64)
+    seen = []
+    with mock.patch.object(oneshot, "_floor", side_effect=lambda found, *_: seen.append(found)):
+        shot, names = object.__new__(OneShot), np.zeros((1, 2), np.uint64)
+        node = mock.Mock(blocks=lambda _: np.array([(word, 0)], np.uint64))
+        shot._node = node
+        with pytest.raises(TypeError):  # nothing is floored
+            if law == "rounded_gaussian":
+                shot._rounded(names, np.array([scale]))
+            else:
+                shot._inverse(names, np.array([scale]), words, 0)
+    low = min(word, 2**64 - 1 - word)
+    with precision(300):
+        tail, wide = (flint.arb(low) + flint.arb("0.5")) / flint.arb(2) ** 64, flint.arb(scale)
+        if law == "rounded_gaussian":
+            exact = wide * flint.arb(2).sqrt() * (1 - 2 * tail).erfinv() + flint.arb("0.5")
+        else:
+            exact = wide * (-tail.log() - (1 + (-1 / wide).exp()).log())
+        return float(abs(exact - flint.arb(float(seen[0][0]))) / wide)
+
+
+@settings(max_examples=300)
+@given(
+    word=st.integers(0, 2**64 - 1) | st.integers(0, 64).map(lambda k: (1 << k) - 1),
+    scale=st.floats(2.0**-3, 2.0**40),
+)
+def test_float_errors_are_a_quarter_of_what_is_allowed(word: int, scale: float) -> None:
+    # Adding a half rounds by 2^-54 of a small scale's noise; the floor of it is exact there.
+    assert float_error("rounded_gaussian", word, scale) < oneshot.NORMAL_ERROR / 4
+    assert float_error("discrete_laplace", word, scale) < oneshot.LOG_ERROR / 4
+
+
+@contextmanager
+def balls_counted() -> Iterator[list[int]]:
+    """How often floats do not decide."""
+    found = [0, 0]
+    real, below = oneshot.settle, oneshot._below
+
+    def settled(*args: object) -> int:
+        found[0] += 1
+        return real(*args)  # type: ignore[arg-type]
+
+    def is_below(*args: object) -> bool:
+        found[1] += 1
+        return below(*args)  # type: ignore[arg-type]
+
+    with (
+        mock.patch.object(oneshot, "settle", settled),
+        mock.patch.object(oneshot, "_below", is_below),
+    ):
+        yield found
+
+
+@pytest.mark.parametrize("law", NAMES)
+def test_balls_decide_what_floats_leave_open(ring: KeyRing, law: str) -> None:
+    """With errors claimed a million times larger, more is settled and nothing changes."""
+    scales = np.exp(np.random.default_rng(5).uniform(np.log(0.3), np.log(1e4), 3000))
+    with balls_counted() as few:
+        plain = drawn(ring, law, scales, 3000)
+    wide = {"NORMAL_ERROR": 2.0**-20, "LOG_ERROR": 2.0**-20}
+    with balls_counted() as many, mock.patch.multiple(oneshot, **wide):
+        assert (drawn(ring, law, scales, 3000) == plain).all()
+    assert few[0] <= 1 and few[1] == 0 and many[0] > 3
+
+
+def test_a_tie_of_the_second_uniform_is_decided_by_its_further_bits() -> None:
+    """exp(-gamma) to 64 bits, then one bit up or down: the proposal is dropped or taken."""
+    for sigma, size in ((0.3, 0), (3.7, 2), (1e6, 12_345_678)):
+        with mpmath.workdps(120):
+            middle = mpmath.mpf(sigma) ** 2 / (int(sigma) + 1)
+            chance = mpmath.exp(-((size - middle) ** 2) / (2 * mpmath.mpf(sigma) ** 2))
+            word = int(chance * 2**64)
+            more = int(chance * mpmath.mpf(2) ** 192) - (word << 128)
+        names, words = np.zeros((1, 2), np.uint64), np.array([word], np.uint64)
+        for bits, taken in ((more - 1, True), (more + 1, False)):
+            shot = object.__new__(OneShot)
+            asked = []
+
+            def blocks(at: Ids, bits: int = bits, asked: list[Ids] = asked) -> Ids:
+                asked.append(at)
+                return np.array([(bits & (2**64 - 1), bits >> 64)], np.uint64)
+
+            shot._node = mock.Mock(blocks=blocks)
+            sds, sizes = np.array([sigma]), np.array([size])
+            assert shot._accepted(names, sds, sizes, words, 3).tolist() == [taken]
+            assert [at.tolist() for at in asked] == [[[3, 1 << 32 | 1]]]
+
+
+# --- shape --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=16)
+def sample(law: str, scale: float, count: int = 400_000) -> Int64:
+    return drawn(KeyRing(b"\x09" * 32), law, scale, count)
+
+
+@pytest.mark.parametrize("law", NAMES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_shapes(law: str, scale: float) -> None:
+    noise = sample(law, scale)
+    assert shape_p(noise, masses(LAWS[law], scale)) > LEAST_P
+    for other in set(NAMES) - {law}:
+        # The two Gaussians differ by 1/12 in variance: too little to be seen at large sds.
+        alike = scale > 1 and "discrete_laplace" not in (law, other)
+        assert alike or shape_p(noise, masses(LAWS[other], scale)) < LEAST_P
+    if scale > 0.5:
+        assert shape_p(noise, masses(LAWS[law], 0.98 * scale)) < LEAST_P
+        assert shape_p(noise, masses(LAWS[law], 1.02 * scale)) < LEAST_P
+
+
+def moments(law: str, scale: float) -> tuple[float, float]:
+    """Variance and fourth moment of a law."""
+    if scale > 1000:
+        if law == "discrete_laplace":
+            return 2 * scale**2, 24 * scale**4
+        return scale**2, 3 * scale**4
+    mass = masses(LAWS[law], scale)
+    k = np.arange(-(len(mass) // 2), len(mass) // 2 + 1).astype(np.float64)
+    return float((mass * k**2).sum()), float((mass * k**4).sum())
+
+
+def moments_fit(law: str, noise: Int64, scale: float) -> bool:
+    """Mean and variance within 5 sds of chance."""
+    variance, fourth = moments(law, scale)
+    plain = noise.astype(np.float64)
+    if abs(plain.mean()) > 5 * np.sqrt(variance / noise.size):
+        return False
+    return bool(
+        abs((plain**2).mean() - variance) < 5 * np.sqrt((fourth - variance**2) / noise.size)
+    )
+
+
+@pytest.mark.parametrize("law", NAMES)
+def test_moments_from_small_to_large_sds_drawn_at_once(ring: KeyRing, law: str) -> None:
+    scales = np.array([0.3, 1.0, 2.9, 30.0, 900.0, 3e4, 1e6])
+    count = 400_000
+    noise = drawn(ring, law, np.tile(scales, count), len(scales) * count).reshape(count, -1)
+    for column, scale in zip(noise.T, scales.tolist(), strict=True):
+        assert moments_fit(law, column, scale)
+    # 2% of the sd are seen, at every sd from 1 on.
+    less = drawn(ring, law, np.tile(0.98 * scales, count), len(scales) * count).reshape(count, -1)
+    for column, scale in zip(less.T[1:], scales[1:].tolist(), strict=True):
+        assert not moments_fit(law, column, scale)
+    corr = np.corrcoef((noise / scales).T)
+    assert np.abs(corr - np.eye(len(scales))).max() < 6 / np.sqrt(count)
+
+
+# --- names --------------------------------------------------------------------------------
+
+
+def correlated(a: Int64, b: Int64) -> bool:
+    return bool(abs(np.corrcoef(a, b)[0, 1]) > 6 / np.sqrt(a.size))
+
+
+OTHERS: dict[str, Callable[[KeyRing, str], Int64]] = {
+    "run": lambda ring, law: drawn(ring, law, 25.0, 20_000, run=(b"\x23" * 16, RUN[1])),
+    "question": lambda ring, law: drawn(ring, law, 25.0, 20_000, run=(RUN[0], b"other")),
+    "parts joined": lambda ring, law: drawn(ring, law, 25.0, 20_000, run=(RUN[0] + RUN[1],)),
+    "items": lambda ring, law: drawn(ring, law, 25.0, 20_000, first=20_000),
+    "upper words": lambda ring, law: getattr(OneShot(ring, RUN), law)(
+        numbered(20_000)[:, ::-1], 25.0
+    ),
+    "scale": lambda ring, law: drawn(ring, law, 25.0 + 2.0**-40, 20_000),
+    "key": lambda _, law: drawn(KeyRing(b"\x12" * 32), law, 25.0, 20_000),
+    "law": lambda ring, law: drawn(ring, NAMES[NAMES.index(law) - 1], 25.0, 20_000),
+}
+
+
+@pytest.mark.parametrize("law", NAMES)
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_name_is_other_noise(ring: KeyRing, law: str, other: str) -> None:
+    noise = drawn(ring, law, 25.0, 20_000)
+    differs = OTHERS[other](ring, law)
+    assert not correlated(noise[1:], differs[1:])
+    assert (noise == differs)[1:].mean() < 0.05
+
+
+@pytest.mark.parametrize("law", NAMES)
+def test_the_same_name_is_the_same_noise_in_any_company(ring: KeyRing, law: str) -> None:
+    scales = np.exp(np.random.default_rng(2).uniform(-1, 9, 1000))
+    whole = drawn(ring, law, scales, 1000)
+    assert (drawn(ring, law, scales, 1000) == whole).all()
+    rows = np.random.default_rng(3).permutation(1000)[:300]
+    shot = OneShot(ring, RUN)
+    assert (getattr(shot, law)(numbered(1000)[rows], scales[rows]) == whole[rows]).all()
+    with mock.patch.object(oneshot, "_AT_ONCE", 7):
+        assert (drawn(ring, law, scales, 1000) == whole).all()
+    assert not correlated(whole[1:], whole[:-1])
+    assert drawn(ring, law, scales[:0], 0).size == 0
+
+
+VECTORS = {
+    "rounded_gaussian": [1, -6, -405, -47290, 822847938054],
+    "discrete_laplace": [0, 1, 140, 189554, -448403832242],
+    "discrete_gaussian": [0, -2, -874, 1578207, 1058132751999],
+}
+
+
+@pytest.mark.parametrize("law", NAMES)
+def test_known_answers(law: str) -> None:
+    """Under a fixed key: an answer that was begun before must be given again to the bit."""
+    noise = drawn(KeyRing(bytes(range(32))), law, np.array([0.3, 3.7, 1000.0, 1e6, 2.0**40]), 5)
+    assert noise.tolist() == VECTORS[law]
+
+
+def test_scales_outside_the_range_are_refused(ring: KeyRing) -> None:
+    for law in NAMES:
+        for wrong in (0.0, -1.0, float("nan"), float("inf"), 2.0**41, 2.0**-11):
+            with pytest.raises(ValueError, match="range"):
+                drawn(ring, law, np.array([1.0, wrong]), 2)
+
+
+# --- sabotage ------------------------------------------------------------------------------------
+
+
+def sound(ring: KeyRing, law: str) -> bool:
+    """The checks above in one: scale, names, independence."""
+    noise, scale = drawn(ring, law, 25.0, 400_000), 25.0
+    other = drawn(ring, law, 25.0, 400_000, run=(b"\x23" * 16, RUN[1]))
+    return (
+        moments_fit(law, noise, scale)
+        and shape_p(noise, masses(LAWS[law], scale)) > LEAST_P
+        and not correlated(noise, other)
+        and np.unique(noise).size > 30
+    )
+
+
+@contextmanager
+def too_small() -> Iterator[None]:
+    real = OneShot._draw
+
+    def draw(self: OneShot, law: type[Law], items: Ids, scale: float, kernel: object) -> Int64:
+        return real(self, law, items, 0.98 * scale, kernel)  # type: ignore[arg-type]
+
+    with mock.patch.object(OneShot, "_draw", draw):
+        yield
+
+
+@contextmanager
+def nameless() -> Iterator[None]:
+    """The answer's name is forgotten: two answers have the same noise."""
+    with mock.patch.object(KeyRing, "name", lambda *_: np.zeros(2, np.uint64)):
+        yield
+
+
+@contextmanager
+def one_for_all() -> Iterator[None]:
+    """The item is forgotten: all cells have one draw."""
+    real = OneShot._names
+    with mock.patch.object(
+        OneShot, "_names", lambda self, law, items, s: real(self, law, 0 * items, s)
+    ):
+        yield
+
+
+@contextmanager
+def all_taken() -> Iterator[None]:
+    """Proposals are never refused: a Laplace law where a Gaussian is told."""
+    with mock.patch.object(
+        OneShot, "_accepted", lambda _, names, *__: np.ones(len(names), np.bool_)
+    ):
+        yield
+
+
+@pytest.mark.parametrize("law", NAMES)
+def test_sabotaged_draws_are_caught(ring: KeyRing, law: str) -> None:
+    assert sound(ring, law)
+    for twin in (too_small, nameless, one_for_all, all_taken):
+        with twin():
+            assert sound(ring, law) is (twin is all_taken and law != "discrete_gaussian")
+    assert sound(ring, law)

@@ -1,0 +1,116 @@
+"""A run that is begun in Python is charged as a job's is: once, before any draw, or refused."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import dpstream
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.begin import LedgerAccount, begin
+from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.state import open as stores
+from dpstream.state.retention_store import BEGIN, RESTORE
+from tests.audit.replays import Place, new_place
+from tests.pipelines.test_begin import CutOff, cut_off
+
+
+@pytest.fixture(autouse=True)
+def closed_stores() -> Iterator[None]:
+    yield
+    stores.close_all()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    place = new_place(tmp_path / "place")
+    (place.folder / "book").mkdir()
+    new_key(place.folder / "noise.key")
+    return place
+
+
+def account(place: Place, epsilon: float = 30.0) -> LedgerAccount:
+    path = place.folder / "book" / "ledger.db"
+    return dpstream.LedgerAccount(path, "visits", epsilon=epsilon, delta=0.05)
+
+
+def stream(place: Place, store: str = "own.db", **options: Any) -> dpstream.DPStream:
+    """As a program does it, each time in a process of its own."""
+    try:
+        return dpstream.DPStream(
+            place.job().plan, key=f"file:{place.folder / 'noise.key'}", source="visits, version 1",
+            store=f"sqlite:{place.folder / store}", **options,
+        )  # fmt: skip
+    finally:
+        stores.close_all()
+
+
+def test_it_is_charged_once(place: Place) -> None:
+    run = stream(place, account=account(place))._run
+    assert [entry.run_id for entry in place.entries()] == [run.run_id]
+    assert stream(place, account=account(place))._run.run_id == run.run_id
+    assert len(place.entries()) == 1
+
+
+def test_it_costs_what_the_jobs_run_costs(place: Place) -> None:
+    """But for the run ids the two entries are the same."""
+    stream(place, account=account(place))
+    (one,) = place.entries()
+    shutil.rmtree(place.folder / "book")
+    begin(place.job())
+    (other,) = place.entries()
+    assert one.run_id != other.run_id
+    assert msgspec.structs.replace(one, run_id=other.run_id) == other
+
+
+def test_a_refused_charge_leaves_nothing(place: Place) -> None:
+    with pytest.raises(PolicyError, match="limit"):
+        stream(place, account=account(place, epsilon=10.0))
+    assert not (place.folder / "own.db").exists() and place.entries() == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_cut_off_at_the_charge_it_is_charged_once(place: Place, after: bool) -> None:
+    with cut_off(LedgerAccount, "charge", 1, after), pytest.raises(CutOff):
+        stream(place, account=account(place))
+    assert len(place.entries()) == after
+    run = stream(place, account=account(place))._run
+    assert [entry.run_id for entry in place.entries()] == [run.run_id]
+
+
+def test_a_charged_run_names_its_ledger_again(place: Place) -> None:
+    stream(place, account=account(place))
+    with pytest.raises(PolicyError, match="was charged in a ledger"):
+        stream(place)
+
+
+def test_a_copy_of_the_store_is_refused(place: Place) -> None:
+    stream(place, account=account(place))
+    shutil.copy(place.folder / "own.db", place.folder / "copy.db")
+    stream(place, account=account(place))
+    with pytest.raises(PolicyError, match=r"state\.store"):
+        stream(place, "copy.db", account=account(place))
+
+
+def test_a_restored_store_goes_on_as_a_job(place: Place) -> None:
+    run = stream(place, account=account(place))._run
+    run.open().set_note(RESTORE, BEGIN)
+    with pytest.raises(PolicyError, match="was restored"):
+        stream(place, account=account(place))
+
+
+def test_a_begun_run_is_charged_by_who_began_it(place: Place) -> None:
+    run, _ = dpstream.begin(place.job())
+    dpstream.DPStream(run.plan, run)
+    assert len(place.entries()) == 1
+    with pytest.raises(UsageError, match="is for a run that is begun here"):
+        dpstream.DPStream(run.plan, run, account=account(place))
+
+
+@pytest.mark.parametrize("limit", [(0.0, 0.1), (1.0, 0.0), (1.0, 1.0)])
+def test_a_limit_is_one(limit: tuple[float, float]) -> None:
+    with pytest.raises(UsageError, match="epsilon > 0"):
+        dpstream.LedgerAccount("l.db", "visits", epsilon=limit[0], delta=limit[1])

@@ -1,0 +1,60 @@
+"""The mechanism as published: its figures, and that nothing it releases looks sound."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.gaussian import cdp_delta
+from dpstream.pipelines.connectors.files.formats import read_releases
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
+from dpstream.pipelines.experiments.modes import parse_mode
+from dpstream.pipelines.experiments.paper import begin_as_published, published_budget
+from dpstream.pipelines.jobs.job import LedgerConfig, load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.synth import Synth, generate
+from tests.oracle.simulation import table1_plan
+
+
+def test_the_figures_of_the_paper() -> None:
+    budget = published_budget(table1_plan(100, mode="rounds"))
+    selection, values = budget.selection, budget.values[0]
+    assert selection is not None and budget.tau is not None and selection.col2 == 7
+    rho_values = 32**2 * 7 / (2 * values.sigma**2)
+    rho_selection = 32 * 7 / (2 * selection.sigma**2)
+    for rho in (rho_values, rho_selection):
+        assert cdp_delta(rho, 3.0) <= 1e-9 / 3 * (1 + 1e-9)
+        assert cdp_delta(rho * 1.001, 3.0) > 1e-9 / 3
+    assert budget.mu**2 / 2 == pytest.approx(rho_values + rho_selection)
+    assert 32 * (math.exp(3) + 1) * budget.b == pytest.approx(1e-9 / 3)
+    assert published_budget(table1_plan(64, mode="rounds")).values[0].col2 == 6
+    # The union over triggers is what it lacks: its failures exceed delta by far more.
+    assert 100 * 32 * budget.b > 1e-9 and not budget.sound
+
+
+@pytest.mark.parametrize("privacy", [{}, {"mode": "rounds", "strategy": "blt"}])
+def test_another_mechanism_is_refused(privacy: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        published_budget(table1_plan(100, **privacy))
+
+
+def test_a_run_is_marked_and_never_charged(tmp_path: Path) -> None:
+    data = tmp_path / "records.parquet"
+    generate(Synth(users=3_000, keys=300, seed=5), data)
+    setting = Setting(parse_mode("paper"), 4, 8)
+    job = load_job(write_job(Frame(data, "int", tmp_path / "runs", 6.0, 1e-5), setting))
+    charged = msgspec.structs.replace(job, ledger=LedgerConfig(str(tmp_path / "l.db"), "d", 9.0))
+    with pytest.raises(UsageError, match="ledger"):
+        begin_as_published(charged)
+    run = begin_as_published(job)
+    assert not run.budget().sound
+    with pytest.raises(PolicyError, match="without a guarantee"):
+        run_job(charged)
+    said: list[str] = []
+    run_job(job, warn=said.append)
+    releases = read_releases(job.path.parent / "releases")
+    assert releases.num_rows
+    assert set(releases["run_id"].to_pylist()) == {f"UNSOUND-{run.run_id}"}
+    assert any("does NOT hold" in words for words in said)
