@@ -16,7 +16,7 @@ spends would compose better; their owners may charge a mu of their own instead, 
 delta, rho = epsilon^2 / 2 (Bun and Steinke 2016, proposition 1.4): a record that pays a pure
 budget and a zCDP budget has spent (rho + epsilon^2 / 2)-zCDP.
 
-**zCDP** (mechanism.md section 5: the discrete Gaussian "of zCDP claims").  The rho parts are one
+**zCDP** (mechanism.md section 5, the discrete Gaussian "of zCDP claims").  The rho parts are one
 mechanism with the sum of their rho (Bun and Steinke 2016, lemma 2.3, adaptive).  A mu-GDP mechanism
 is a function of N(0, 1) against N(mu, 1), so that it is mu^2/2-zCDP as well; nothing leads back: a
 rho-zCDP mechanism need not be sqrt(2 rho)-GDP, and is never counted as if it were.  With R =
@@ -29,6 +29,11 @@ sum rho_i and delta_Z the best conversion of zCDP (Canonne, Kamath and Steinke 2
 the second because the rho part is itself (x, delta_Z(x; R))-DP, a plain part like those above.
 Every x gives a valid bound, so the search for the least need not be exact.  Without a rho part
 nothing differs from the first paragraph.
+
+**In any order.**  Spends may be interleaved, each question chosen by the answers before it: their
+composition is then concurrent, and costs no more (Vadhan and Zhang 2023).  That what is spent may
+be chosen on the way as well is proven for mu alone and for rho alone; where kinds are mixed, the
+theorems that are cited here take each kind's share of the limit as fixed beforehand.
 """
 
 import functools

@@ -7,8 +7,8 @@ many there are.  What another process has written since is checked from the last
 new entries must continue the chain and add up to the seal; a table of tokens or answers whose sum
 moved is added up again.  A file that another process changed without moving the seal, as no
 program does, is checked as a whole, and refused.  Bits that the disk loses below an open ledger
-are noticed by whoever opens it next, `dpstream ledger show` and `dpstream plan` among them; they
-change no decision of whoever had read them before.
+are noticed by whoever opens it next (`dpstream run`, `choose`, `ledger show`); they change no
+decision of whoever had read them before.
 """
 
 import contextlib

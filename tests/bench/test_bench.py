@@ -1,5 +1,7 @@
 """The parts of the benchmarks that measure nothing: fits, missing peers, errors of counts."""
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.jobs.job import load_job
-from tests.bench import cliffs, figures, front, growth, peer_runs, peers, week
+from dpstream.state.ledger.file import lines
+from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, peers, week
 from tests.oracle.simulation import admit, ranked, table1_records
 
 AT = [1, 2, 4, 8]
@@ -177,3 +180,11 @@ def test_figures_off_their_record_are_named() -> None:
     assert [line.rpartition(": ")[0] for line in wrong] == [
         "a, default: keys", "a: cpu", "a: memory", "new: cpu", "old: cpu"
     ]  # fmt: skip
+
+
+def test_both_ways_of_a_ledger_charge_what_they_say(tmp_path: Path) -> None:
+    found = ledger.bench(tmp_path, 40, 2, zcdp=True)
+    assert found["entries"] == 40 and found["ratio_cpu"] > 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "40-True.db")) as db:
+        # One to compose, two by the one, one and four by both in turn, three in the old way.
+        assert len(list(lines(db))) == 40 + 1 + 2 + 1 + 4 + 3

@@ -5,6 +5,7 @@ register's class, so that sabotaged registers run through the same ones.
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from unittest import mock
@@ -34,15 +35,15 @@ class Killed(BaseException):
 class Draws:
     """Draws answers, each with other noise, after a look at what stands in the ledger by then."""
 
-    def __init__(self, open_again: Open) -> None:
-        self.open, self.runs = open_again, list[str]()
+    def __init__(self, open_again: Open, noise: str = "first") -> None:
+        self.open, self.noise, self.runs = open_again, noise, list[str]()
 
     def __call__(self, run_id: str) -> bytes:
         with contextlib.closing(self.open()) as ledger:
             found = ledger.book().find(run_id)
             assert found is not None, "rows are read before the charge"
         self.runs.append(run_id)
-        return f"answer {len(self.runs)} of {run_id}\0\xff".encode("latin-1")
+        return f"{self.noise} answer {len(self.runs)} of {run_id}\0\xff".encode("latin-1")
 
 
 @contextlib.contextmanager
@@ -79,32 +80,63 @@ def asked_again(open_again: Open, make: type[Register]) -> None:
 POINTS = ("append", "ask", "begun", "draw", "answer", "committed")
 
 
-def killed(open_again: Open, make: type[Register]) -> None:
+def in_process(work: Callable[[], object]) -> None:
+    """It dies by an exception that nobody catches."""
+    with pytest.raises(Killed):
+        work()
+
+
+def in_a_fork(work: Callable[[], object]) -> None:
+    """It dies as by SIGKILL: nothing is rolled back, closed or written any more."""
+    pid = os.fork()
+    if not pid:
+        with mock.patch(f"{__name__}.die", lambda: os._exit(9)):
+            work()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def die() -> None:
+    raise Killed
+
+
+def killed(
+    open_again: Open,
+    make: type[Register],
+    dies: Callable[[Callable[[], object]], None] = in_process,
+) -> None:
     """Killed at any point: what was charged is charged once, and goes on under its run id."""
+    limit = (99.0, 1e-3)
     for number, point in enumerate(POINTS):
         request, run = f"asked {point}", 2 * number + 1
-        before, draw = charged(open_again), Draws(open_again)
-        with pytest.raises(Killed), register(open_again, make) as answers, dying(answers, point):
-            answers.answered(charge(run), request, (99.0, 1e-3), dying_draw(draw, point))
+        before, draw = charged(open_again), Draws(open_again, "second")
+
+        def first(point: str = point, request: str = request, run: int = run) -> None:
+            with register(open_again, make) as answers, dying(answers, point):
+                drawn = dying_draw(Draws(open_again), point)
+                answers.answered(charge(run), request, limit, drawn)
+
+        dies(first)
         paid = charged(open_again)[len(before) :]
         lost = point in ("append", "ask")
         assert paid == ([] if lost else [charge(run).run_id]), point
         with register(open_again, make) as answers:
-            answer = answers.answered(charge(run + 1), request, (99.0, 1e-3), draw)
+            answer = answers.answered(charge(run + 1), request, limit, draw)
         assert answer.charged is lost, point
         assert charged(open_again)[len(before) :] == [answer.run_id], point
         assert answer.run_id == charge(run + lost).run_id, point
         # Whoever died behind the commit was answered already.
-        assert len(draw.runs) == (2 if point == "answer" else 1), point
-        assert draw(answer.run_id) != answer.receipt
+        assert answer.receipt.startswith(b"first" if point == "committed" else b"second"), point
+        assert len(draw.runs) == (point != "committed"), point
         assert ask(open_again, make, 99, request, draw).receipt == answer.receipt, point
 
 
 def dying_draw(draw: Draws, point: str) -> Callable[[str], bytes]:
     def dies(run_id: str) -> bytes:
-        raise Killed
+        die()
+        return b""
 
-    return dies if point == "draw" else draw  # type: ignore[return-value]
+    return dies if point == "draw" else draw
 
 
 @contextlib.contextmanager
@@ -116,7 +148,7 @@ def dying(answers: Register, point: str) -> Iterator[None]:
 
         def dies(*given: object) -> None:
             real(*given)
-            raise Killed
+            die()
 
         with mock.patch.object(ledger, point, dies):
             yield
@@ -129,7 +161,7 @@ def dying(answers: Register, point: str) -> Iterator[None]:
                 yield
             left[0] -= 1
             if not left[0]:
-                raise Killed
+                die()
 
         with mock.patch.object(ledger, "transaction", ends):
             yield

@@ -19,6 +19,7 @@ from tests.state.ledger.conformance import (
     Open,
     asked_again,
     charge,
+    in_a_fork,
     killed,
     two_at_once,
 )
@@ -38,6 +39,10 @@ def ledger(again: Open) -> Iterator[Ledger]:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_register(again: Open, scenario: Callable[[Open, type[Register]], None]) -> None:
     scenario(again, Register)
+
+
+def test_a_process_that_is_gone_at_any_point(again: Open) -> None:
+    killed(again, Register, in_a_fork)
 
 
 Draw = Callable[[str], bytes]
