@@ -35,7 +35,7 @@ MAX_GRID_VALUE = 1 << 32
 MAX_PAIRS = 1 << 22
 #: Decoded prefixes are integers in units of 2^-DECODE_BITS of the grid.
 DECODE_BITS = 8
-#: Rows of an Arrow batch at the door; 20,000 was measured as the knee.
+#: Rows of an Arrow batch at ingest; 20,000 was measured as the knee.
 DEFAULT_BATCH_ROWS = 20_000
 MAX_BATCH_ROWS = 1_000_000
 #: Rows gathered over all shards before a split, so that pieces do not shrink.

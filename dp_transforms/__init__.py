@@ -1,7 +1,8 @@
 """The flow: records -> BOUND -> AGGREGATE -> SELECT -> PERTURB -> RELEASE, columnar.
 
-``DPStream`` joins the stages; each stage is a module with a pure twin (see ``flow.py``).  Names are
-loaded when they are asked for: who only checks a job does not wait for Beam.
+``DPStream`` joins the stages; each stage is a module with a pure function behind it (see
+``flow.py``).  Names are loaded when they are asked for: who only checks a job does not wait for
+Beam.
 """
 
 import importlib

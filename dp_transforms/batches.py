@@ -33,7 +33,8 @@ DEAD_LETTER_SCHEMA = pa.schema(
 PARTITION, OFFSET = b"dpstream.partition", b"dpstream.offset"
 ROWS = b"dpstream.rows"
 WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
-#: Metadata of a pulse of the public clock (see `dp_transforms.beam.clock`), and of a shard's step.
+#: Metadata of a clock tick of the public clock (see `dp_transforms.beam.clock`), and of a shard's
+#: step.
 FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through"
 SHARD = b"dpstream.shard"
 
@@ -127,7 +128,7 @@ def value_columns(plan: Plan) -> list[str]:
 
 
 def record_schema(plan: Plan) -> pa.Schema:
-    """Canonical records: what the door hands to BOUND.
+    """Canonical records: what ingest hands to BOUND.
 
     ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``event_cut``: global trigger index of
     the event time, only where the stamp is another column; ``partition``/``offset``: position;

@@ -29,7 +29,7 @@ from dpstream.dp_transforms.batches import (
     record_schema,
     split_by_shard,
 )
-from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock
 from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, unit_ids
 from dpstream.dp_transforms.beam.workers import Threads
@@ -56,7 +56,7 @@ from dpstream.state.retention import expire
 #: release step one runner tick later, when BOUND's outputs are there.
 RELEASE_TICKS = 1
 #: Announced cuts that one callback takes of a stream that is behind its clock.
-STRIDE = 8
+CATCH_UP_CUTS = 8
 
 
 class Output(NamedTuple):
@@ -64,7 +64,7 @@ class Output(NamedTuple):
 
     releases: beam.PCollection
     dead_letter: beam.PCollection
-    pulses: beam.PCollection
+    clock_ticks: beam.PCollection
 
 
 class DPStream(beam.PTransform):
@@ -137,45 +137,47 @@ class DPStream(beam.PTransform):
         threads = Threads()
         if bounded and isinstance(clock, Announced):
             threads = Threads(run.performance.threads, run.run_id)
-        door = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
-        typed = beam.ParDo(door).with_output_types(pa.RecordBatch, **{Records.DEAD: pa.RecordBatch})
+        ingest = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
+        typed = beam.ParDo(ingest).with_output_types(
+            pa.RecordBatch, **{Records.DEAD: pa.RecordBatch}
+        )
         records = pcoll | "Records" >> typed.with_outputs(Records.DEAD, main="records")
-        pulses = pcoll.pipeline | "Clock" >> clock
-        stride = None if bounded else STRIDE
-        admitted = (records.records, pulses) | Bound(run, stride, threads)
-        releases = (admitted, pulses) | Release(run, stride, threads)
-        return Output(releases, records[Records.DEAD], pulses)
+        clock_ticks = pcoll.pipeline | "Clock" >> clock
+        catch_up_cuts = None if bounded else CATCH_UP_CUTS
+        admitted = (records.records, clock_ticks) | Bound(run, catch_up_cuts, threads)
+        releases = (admitted, clock_ticks) | Release(run, catch_up_cuts, threads)
+        return Output(releases, records[Records.DEAD], clock_ticks)
 
 
 class Bound(beam.PTransform):
-    """(Canonical records, pulses) -> admitted (record, window) pairs, sharded by key.
+    """(Canonical records, clock ticks) -> admitted (record, window) pairs, sharded by key.
 
     Args:
         run: the run.
-        stride: see ``HoldUntilCut``; ``None`` for bounded input.
+        catch_up_cuts: see ``BufferUntilCut``; ``None`` for bounded input.
         threads: that split, and that shards are bounded on.
     """
 
     def __init__(
         self,
         run: Run,
-        stride: int | None = None,
+        catch_up_cuts: int | None = None,
         threads: Threads = Threads(),  # noqa: B008
     ) -> None:
         super().__init__()
-        self._run, self._stride, self._threads = run, stride, threads
+        self._run, self._catch_up_cuts, self._threads = run, catch_up_cuts, threads
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
-        run, (records, pulses) = self._run, pcolls
+        run, (records, clock_ticks) = self._run, pcolls
         schema, typed = record_schema(run.plan), tuple[int, pa.RecordBatch]
         # Beam would pickle records of a type that it does not know, past the coder of batches.
         by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, self._threads))
-        hold = beam.ParDo(self.hold())
+        hold = beam.ParDo(self.buffer())
         held = (
             (
                 records | "ByUnit" >> by_unit.with_output_types(typed),
-                pulses | "UnitPulses" >> _to_shards(run, schema),
+                clock_ticks | "UnitTicks" >> _to_shards(run, schema),
             )
             | "UnitInput" >> beam.Flatten()
             | "Bound" >> hold.with_output_types(pa.RecordBatch if self._gathers else typed)
@@ -192,68 +194,70 @@ class Bound(beam.PTransform):
 
         What leaves a stream's stage must leave it in its timer's own call.
         """
-        return self._stride is None
+        return self._catch_up_cuts is None
 
-    def hold(self) -> HoldUntilCut:
+    def buffer(self) -> BufferUntilCut:
         """The stage itself."""
         run = self._run
-        return HoldUntilCut(
+        return BufferUntilCut(
             run.plan.timeline,
             BoundCallback(run, self._gathers),
-            stride=self._stride,
+            catch_up_cuts=self._catch_up_cuts,
             anew=True,
             threads=self._threads,
         )
 
 
 class Release(beam.PTransform):
-    """(Admitted pairs by key shard, pulses) -> sealed releases.
+    """(Admitted pairs by key shard, clock ticks) -> sealed releases.
 
     Args:
         run: the run.
-        stride: see ``HoldUntilCut``; ``None`` for bounded input.
+        catch_up_cuts: see ``BufferUntilCut``; ``None`` for bounded input.
         threads: that steps of shards are taken on.
     """
 
     def __init__(
         self,
         run: Run,
-        stride: int | None = None,
+        catch_up_cuts: int | None = None,
         threads: Threads = Threads(),  # noqa: B008
     ) -> None:
         super().__init__()
-        self._run, self._stride, self._threads = run, stride, threads
+        self._run, self._catch_up_cuts, self._threads = run, catch_up_cuts, threads
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
-        run, (admitted, pulses) = self._run, pcolls
+        run, (admitted, clock_ticks) = self._run, pcolls
         typed = tuple[tuple[int, int], pa.RecordBatch]
-        gather = beam.GroupByKey() if self._stride is None else beam.ParDo(Gather(run.shards))
+        gather = (
+            beam.GroupByKey() if self._catch_up_cuts is None else beam.ParDo(Gather(run.shards))
+        )
         return (
-            (admitted, pulses | "KeyPulses" >> _to_shards(run, admitted_schema(run.plan)))
+            (admitted, clock_ticks | "KeyTicks" >> _to_shards(run, admitted_schema(run.plan)))
             | "KeyInput" >> beam.Flatten()
-            | "Release" >> beam.ParDo(self.hold()).with_output_types(typed)
+            | "Release" >> beam.ParDo(self.buffer()).with_output_types(typed)
             | "Gather" >> gather
             | "Seal" >> beam.ParDo(Seal(SealFactory(run))).with_output_types(pa.RecordBatch)
         )
 
-    def hold(self) -> HoldUntilCut:
+    def buffer(self) -> BufferUntilCut:
         """The stage itself."""
         run, line = self._run, self._run.plan.timeline
-        return HoldUntilCut(
+        return BufferUntilCut(
             line,
-            ReleaseCallback(run, self._stride is None),
+            ReleaseCallback(run, self._catch_up_cuts is None),
             RELEASE_TICKS,
-            stride=self._stride,
+            catch_up_cuts=self._catch_up_cuts,
             threads=self._threads,
             calls=-(-line.window // line.slide),
         )
 
 
 def _to_shards(run: Run, schema: pa.Schema) -> beam.PTransform:
-    """Pulses for every shard, so that shards without data take their steps too."""
-    pulses = beam.ParDo(ToShards(run.shards, schema))
-    return pulses.with_output_types(tuple[int, pa.RecordBatch])
+    """Clock ticks for every shard, so that shards without data take their steps too."""
+    clock_ticks = beam.ParDo(ToShards(run.shards, schema))
+    return clock_ticks.with_output_types(tuple[int, pa.RecordBatch])
 
 
 class BoundCallback:
@@ -381,14 +385,15 @@ class SealFactory:
 def run_in_memory(
     run: Run, source: Iterable[pa.RecordBatch]
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """The pure twin of ``DPStream``: the same stages without Beam, for tests and simulation.
+    """The pure function behind ``DPStream``: the same stages without Beam, for tests and
+    simulation.
 
     Returns:
         (sealed releases in order of (cut, window), dead letters).
     """
-    twin = CanonicaliserFactory(run.plan, run.keys, run.public)()
+    canonical = CanonicaliserFactory(run.plan, run.keys, run.public)()
     decide, release, sealed = BoundCallback(run)(), ReleaseCallback(run)(), SealFactory(run)()
-    parts = [twin(batch) for batch in source]
+    parts = [canonical(batch) for batch in source]
     records = concat([good for good, _ in parts], record_schema(run.plan))
     upto = run.plan.timeline.last_cut
     unit_shard = shard_of(ids_of(records.column("unit")), run.shards)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numba import njit
 
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.selection import Needs, leaf_of
+from dpstream.dp_transforms.selection import NoisyThresholds, leaf_of
 from dpstream.state.store import NEVER, KeyShard
 
 Int32 = npt.NDArray[np.int32]
@@ -32,7 +32,9 @@ def _first_pass(
                 break
 
 
-def predict(plan: Plan, needs: Needs, states: KeyShard, slots: Int64, trigger: int) -> None:
+def predict(
+    plan: Plan, needs: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
+) -> None:
     """Set ``due`` of tested, unselected slots after trigger ``trigger``."""
     leaf = leaf_of(plan, states, slots, trigger)
     due = np.empty(len(slots), np.int64)

@@ -192,7 +192,7 @@ class Gather(beam.DoFn):
 
 
 class Seal(beam.DoFn):
-    """Thin Beam twin of ``seal`` behind a GroupByKey on (window, trigger)."""
+    """Thin transform around ``seal`` behind a GroupByKey on (window, trigger)."""
 
     def __init__(self, make: Callable[[], Callable[..., pa.RecordBatch]]) -> None:
         self._make = make

@@ -36,7 +36,7 @@ Int64 = npt.NDArray[np.int64]
 def _need(
     needs: Int32, slots: Int64, leaf: Int64, upto: Int64, noise: Int64, tau: Int64
 ) -> None:  # pragma: no cover - compiled
-    """Needs of leaves ``leaf .. upto``; leaf t goes to column t mod horizon, so nothing moves."""
+    """Noisy thresholds of leaves ``leaf .. upto``; leaf t is in column t mod horizon."""
     horizon = needs.shape[1]
     for i in range(slots.size):
         for t in range(leaf[i], upto[i] + 1):
@@ -44,7 +44,7 @@ def _need(
             needs[slots[i], t % horizon] = min(max(need, 0), 2147483647)
 
 
-class Needs:
+class NoisyThresholds:
     """``need`` of the next leaves of each key's round, each noise node drawn once.
 
     Args:
@@ -117,7 +117,7 @@ class Needs:
         return total
 
     def at(self, slots: Int64, leaf: Int64) -> Int64:
-        """Needs of one covered leaf each."""
+        """Noisy thresholds of one covered leaf each."""
         return self.needs[slots, leaf % self.horizon].astype(np.int64)
 
     def _grow(self, size: int) -> None:
@@ -143,7 +143,9 @@ def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
     return slots[tested]
 
 
-def select(plan: Plan, needs: Needs, states: KeyShard, slots: Int64, trigger: int) -> Bool:
+def select(
+    plan: Plan, needs: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
+) -> Bool:
     """Which candidates pass at window trigger ``trigger``."""
     leaf = leaf_of(plan, states, slots, trigger)
     needs.ensure(states, slots, leaf)

@@ -1,4 +1,4 @@
-"""One step of one (window, key shard, trigger): the pure twin of the whole flow behind BOUND.
+"""One step of one (window, key shard, trigger): the pure function of the flow behind BOUND.
 
 Order of a step: aggregate the micro-batch; look at the keys it touched and at the keys that
 are due; select; publish what the calendar says; predict.  Nothing is visible before
@@ -29,7 +29,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.perturbation import Published, PublishedPaths, publish
 from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
-from dpstream.dp_transforms.selection import Needs, candidates, select
+from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
 from dpstream.state.idtable import shard_of
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 
@@ -283,7 +283,7 @@ class Stepper:
         states.due[slots] = 1
         return slots
 
-    def _needs(self, states: KeyShard, window: int) -> Needs:
+    def _needs(self, states: KeyShard, window: int) -> NoisyThresholds:
         if "needs" not in states.scratch:
             budget = self.budget
             assert budget.selection is not None and budget.statistic is not None
@@ -294,8 +294,8 @@ class Stepper:
                 # The stream that is published: same name, same noise.
                 role = "units" if plain is budget.units else "value"
                 terms.append((self._stream(window, role, plain), budget.statistic.counted))
-            states.scratch["needs"] = Needs(terms, self.plan, budget, self._look_ahead)
-        needs: Needs = states.scratch["needs"]
+            states.scratch["needs"] = NoisyThresholds(terms, self.plan, budget, self._look_ahead)
+        needs: NoisyThresholds = states.scratch["needs"]
         return needs
 
     def _paths(self, states: KeyShard, window: int) -> PublishedPaths:

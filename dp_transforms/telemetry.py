@@ -1,4 +1,5 @@
-"""The only module of the flow that logs or counts, with an allow-list; and the door for errors.
+"""The only module of the flow that logs or counts, with an allow-list; and the one way out for
+errors.
 
 Beam puts the text of an exception into logs and job messages, and an exception of a library
 can quote a record.  ``guarded`` wraps every DoFn method and the coder: what leaves is the

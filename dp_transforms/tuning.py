@@ -3,10 +3,10 @@
 Sensitivity: see ``accounting.tuning.question``.  What is relied on there is made here: a unit (a
     keyed 128-bit id, compared on all bits; with a privacy period the pair (user, period)) is in
     exactly one cell of the pairs' histogram, and at most m of its records are in a column's
-    histogram.  Which m: those with the smallest coins, a keyed MAC of (run, unit, position).  A
-    position may shift when another unit's records are put before it; coins are independent and
-    fresh for each run, so this permutes equals and changes no distribution (a coupling; it would
-    not hold for "the first m by position in the file").
+    histogram.  Which m: those with the smallest sampling keys, a keyed MAC of (run, unit,
+    position).  A position may shift when another unit's records are put before it; sampling keys
+    are independent and fresh for each run, so this permutes equals and changes no distribution (a
+    coupling; it would not hold for "the first m by position in the file").
 
 Memory is one row per unit of the first hours, not per record: 24 + m (16 + 4 columns) bytes
 and the id table.
@@ -36,33 +36,35 @@ _EMPTY = np.iinfo(np.uint64).max
 
 @njit(cache=True, nogil=True)
 def _keep(
-    slots: Int64, coins: Ids, cells: Int32, kept_coins: Ids, kept_cells: Int32
+    slots: Int64, sampling_keys: Ids, cells: Int32, kept_sampling_keys: Ids, kept_cells: Int32
 ) -> None:  # pragma: no cover - compiled
-    """Keep the m records with the smallest coins of each slot; (S, m, 2) and (S, m, K)."""
-    places = kept_coins.shape[1]
+    """Keep the m records with the smallest sampling keys of each slot; (S, m, 2) and (S, m, K)."""
+    places = kept_sampling_keys.shape[1]
     for i in range(slots.size):
         slot = slots[i]
         worst = 0
         for k in range(1, places):
-            high, low = kept_coins[slot, k, 1], kept_coins[slot, k, 0]
-            top, bottom = kept_coins[slot, worst, 1], kept_coins[slot, worst, 0]
+            high, low = kept_sampling_keys[slot, k, 1], kept_sampling_keys[slot, k, 0]
+            top, bottom = kept_sampling_keys[slot, worst, 1], kept_sampling_keys[slot, worst, 0]
             if high > top or (high == top and low > bottom):
                 worst = k
-        top, bottom = kept_coins[slot, worst, 1], kept_coins[slot, worst, 0]
-        if coins[i, 1] < top or (coins[i, 1] == top and coins[i, 0] < bottom):
-            kept_coins[slot, worst, 0] = coins[i, 0]
-            kept_coins[slot, worst, 1] = coins[i, 1]
+        top, bottom = kept_sampling_keys[slot, worst, 1], kept_sampling_keys[slot, worst, 0]
+        if sampling_keys[i, 1] < top or (
+            sampling_keys[i, 1] == top and sampling_keys[i, 0] < bottom
+        ):
+            kept_sampling_keys[slot, worst, 0] = sampling_keys[i, 0]
+            kept_sampling_keys[slot, worst, 1] = sampling_keys[i, 1]
             for c in range(cells.shape[1]):
                 kept_cells[slot, worst, c] = cells[i, c]
 
 
 class Tally:
-    """Pairs and sampled values per unit; the pure twin of a group-by, batch after batch.
+    """Pairs and sampled values per unit; the pure function behind a group-by, batch after batch.
 
     Args:
         plan: the plan the records were made canonical with; its timeline ends with the first
-            hours, so that no later event time passes the door.
-        keys: key ring for the coins.
+            hours, so that no later event time passes ingest.
+        keys: key ring for the sampling keys.
         run_name: run id and digest of the question, committed before the first draw.
         histograms: what is counted: ``CONTRIBUTIONS`` first, then value streams by name.
         values_per_unit: m.
@@ -86,7 +88,7 @@ class Tally:
         self._columns = [(*places[h.name], np.array(h.candidates)) for h in histograms[1:]]
         self._units = IdTable()
         self._pairs = np.zeros(0, np.int64)
-        self._coins = np.empty((0, values_per_unit, 2), np.uint64)
+        self._sampling_keys = np.empty((0, values_per_unit, 2), np.uint64)
         self._cells = np.empty((0, values_per_unit, len(self._columns)), np.int32)
 
     def add(self, records: pa.RecordBatch) -> None:
@@ -103,9 +105,9 @@ class Tally:
         np.add.at(self._pairs, slots, windows)
         if self._columns:
             counted = windows > 0
-            coins = self._coins_of(units, records)[counted]
+            sampling_keys = self._sampling_keys_of(units, records)[counted]
             cells = self._cells_of(records)[counted]
-            _keep(slots[counted], coins, cells, self._coins, self._cells)
+            _keep(slots[counted], sampling_keys, cells, self._sampling_keys, self._cells)
 
     def counts(self) -> list[Int64]:
         """(cells,) exact histogram of each figure: PRIVATE, for ``noisy`` only."""
@@ -118,8 +120,8 @@ class Tally:
             found.append(np.bincount(kept[kept >= 0], minlength=of.cells))
         return [counts.astype(np.int64) for counts in found]
 
-    def _coins_of(self, units: Ids, records: pa.RecordBatch) -> Ids:
-        """(n, 2) keyed coins of records."""
+    def _sampling_keys_of(self, units: Ids, records: pa.RecordBatch) -> Ids:
+        """(n, 2) sampling keys of records."""
         message = np.empty((records.num_rows, 4, 2), np.uint64)
         message[:, 0] = (np.uint64(3), np.uint64(0))  # blocks that follow: a fixed length
         message[:, 1] = self._prefix
@@ -145,11 +147,11 @@ class Tally:
             return
         size = max(size, 2 * have, 1024)
         self._pairs = np.concatenate([self._pairs, np.zeros(size - have, np.int64)])
-        coins = np.full((size, *self._coins.shape[1:]), _EMPTY, np.uint64)
-        coins[:have] = self._coins
+        sampling_keys = np.full((size, *self._sampling_keys.shape[1:]), _EMPTY, np.uint64)
+        sampling_keys[:have] = self._sampling_keys
         cells = np.full((size, *self._cells.shape[1:]), -1, np.int32)
         cells[:have] = self._cells
-        self._coins, self._cells = coins, cells
+        self._sampling_keys, self._cells = sampling_keys, cells
 
 
 def noisy(keys: KeyRing, run_name: tuple[bytes, ...], of: Histogram, counts: Int64) -> Int64:

@@ -18,7 +18,7 @@ from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.begin import begin, leave
-from dpstream.pipelines.connectors.backpressure import Brake
+from dpstream.pipelines.connectors.backpressure import Backpressure
 from dpstream.pipelines.connectors.delivered import CountDelivered
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.registry import input_of, sink_of
@@ -33,7 +33,7 @@ from dpstream.pipelines.connectors.restored import (
     publish_missing,
 )
 from dpstream.pipelines.connectors.sink import Sink
-from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteOrHold, WriteReleases
+from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteOrBuffer, WriteReleases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros
 from dpstream.pipelines.runners.errors import coded
@@ -241,19 +241,19 @@ def _connect(
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
     line, clock = run.plan.timeline, None
     if isinstance(reader, Replay):
-        reader.brake(Brake(run))
+        reader.backpressure(Backpressure(run))
         clock = _replayed(reader, job)
         forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), fitted(source.read(at.begin, Brake(run)))
+        clock, reader = WallClock(line, at.first), fitted(source.read(at.begin, Backpressure(run)))
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     if ends:
         writing = WriteReleases(sink, only_compare=run.open().restoring)
         written = output.releases | "Releases" >> writing
     else:
-        written, held = output.releases | "Releases" >> WriteOrHold(sink, run)
+        written, held = output.releases | "Releases" >> WriteOrBuffer(sink, run)
     _ = written | "Counted" >> CountDelivered(line)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     refused = dead | "DeadLetters" >> WriteDeadLetters(job)
@@ -261,7 +261,7 @@ def _connect(
         keep = job.state.keep_releases
         kept = None if keep is None else duration_micros("state.keep_releases", keep)
         delivered = Delivered(run, Catching(run, sink), kept)
-        _ = (written, held, refused, output.pulses) | "Delivered" >> delivered
+        _ = (written, held, refused, output.clock_ticks) | "Delivered" >> delivered
 
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:

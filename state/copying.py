@@ -75,7 +75,7 @@ def copy_store(
             committed a step in part only.
     """
     for name in NOTES:
-        target.set_note(name, source.note(name))
+        target.set_metadata(name, source.metadata(name))
     if abandon is not None:
         old, first = source.marks, abandon.windows(line)
         epochs = (*old.epochs, (source.identity.epoch, first))

@@ -75,14 +75,14 @@ def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
     Args:
         remember: write the note, if many have become complete since.
     """
-    noted = int(store.note(_COMPLETE) or 0)
+    noted = int(store.metadata(_COMPLETE) or 0)
     window = max(noted, store.marks.first)
     completed = store.completed(store.identity.shards, window)
     while completed.get(window, 0) == line.triggers:
         del completed[window]
         window += 1
     if remember and window >= noted + _NOTED:
-        store.swap_note(_COMPLETE, str(noted) if noted else None, str(window))
+        store.swap_metadata(_COMPLETE, str(noted) if noted else None, str(window))
     return Reached(window, completed)
 
 

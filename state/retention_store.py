@@ -142,51 +142,51 @@ class LifeStore(ABC):
     """What a store must do for its own life; inherited by ``Store``."""
 
     @abstractmethod
-    def note(self, name: str) -> str | None:
+    def metadata(self, name: str) -> str | None:
         """A small public text that the store keeps beside its state, ``None`` if there is none."""
 
     @abstractmethod
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+    def swap_metadata(self, name: str, old: str | None, new: str | None) -> bool:
         """Replace a note durably if it is still ``old`` (``None``: absent); whether it was."""
 
-    def set_note(self, name: str, new: str | None) -> None:
+    def set_metadata(self, name: str, new: str | None) -> None:
         """Replace a note whatever it was."""
-        while not self.swap_note(name, self.note(name), new):
+        while not self.swap_metadata(name, self.metadata(name), new):
             pass
 
     @property
     def marks(self) -> Marks:
         """Windows that take no more steps."""
-        text = self.note(MARKS)
+        text = self.metadata(MARKS)
         return Marks() if text is None else msgspec.json.decode(text, type=Marks)
 
     @marks.setter
     def marks(self, marks: Marks) -> None:
         """Replaced as a whole."""
-        self.set_note(MARKS, msgspec.json.encode(marks).decode())
+        self.set_metadata(MARKS, msgspec.json.encode(marks).decode())
 
     @property
     def leads(self) -> dict[int, list[Lead]]:
         """Window -> how far its shards were at each reshard in its midst."""
-        text = self.note(_LEADS)
+        text = self.metadata(_LEADS)
         return {} if text is None else msgspec.json.decode(text, type=dict[int, list[Lead]])
 
     @leads.setter
     def leads(self, leads: dict[int, list[Lead]]) -> None:
         """Replaced as a whole."""
-        self.set_note(_LEADS, msgspec.json.encode(leads).decode() if leads else None)
+        self.set_metadata(_LEADS, msgspec.json.encode(leads).decode() if leads else None)
 
     @property
     def restoring(self) -> bool:
         """Restored from a backup and not yet up to what the sink has: nothing new is published
         before everything that was published has been compared."""
-        return self.note(RESTORE) is not None
+        return self.metadata(RESTORE) is not None
 
     @property
     def anew(self) -> bool:
         """Restored into a new epoch that has not begun: nothing was ever published of what it
         will release."""
-        return self.note(RESTORE) == ANEW
+        return self.metadata(RESTORE) == ANEW
 
     def begin_restoring(self, anew: bool = False) -> None:
         """Mark the store as restored on purpose; the next begin accepts it for this run.
@@ -194,11 +194,11 @@ class LifeStore(ABC):
         Args:
             anew: what was open is given up; see ``anew`` above.
         """
-        self.set_note(RESTORE, ANEW if anew else BEGIN)
+        self.set_metadata(RESTORE, ANEW if anew else BEGIN)
 
     def finish_restoring(self) -> None:
         """All published releases are committed again."""
-        self.set_note(RESTORE, None)
+        self.set_metadata(RESTORE, None)
 
     @abstractmethod
     def progress(self, first: int = 0) -> list[tuple[int, int, int]]:

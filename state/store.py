@@ -344,11 +344,11 @@ class Store(LifeStore):
 
     def token(self) -> str:
         """Random text that every begin renews, at first empty (``state.ledger.lineage``)."""
-        return self.note("token") or ""
+        return self.metadata("token") or ""
 
     def renew_token(self, old: str, new: str) -> bool:
         """Replace the token durably if it is still ``old``; returns whether it was."""
-        return self.swap_note("token", old or None, new)
+        return self.swap_metadata("token", old or None, new)
 
     @abstractmethod
     def close(self) -> None:

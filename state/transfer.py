@@ -197,7 +197,7 @@ def _draft(
             target.begin_restoring(anew=abandon is not None)
         copy_store(source, target, plan.timeline, progress, abandon)
         if not restoring:
-            target.set_note(DELIVERED, source.note(DELIVERED))
+            target.set_metadata(DELIVERED, source.metadata(DELIVERED))
     finally:
         target.close()
     check_file(draft)
@@ -227,7 +227,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
             # A run that was not stopped publishes on: the next one has to catch up with it.
             target.begin_restoring()
             copy_store(there, target, plan.timeline, progress)
-            target.set_note(DELIVERED, there.note(DELIVERED))
+            target.set_metadata(DELIVERED, there.metadata(DELIVERED))
         return None
     path = _path(url)
     with alone(path) as db, drafted(path) as draft:

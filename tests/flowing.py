@@ -1,6 +1,6 @@
 """The streaming form in one process, cut by cut: its real callbacks without a runner.
 
-BOUND, RELEASE, the seal, the sink's DoFn and DELIVERED get what `HoldUntilCut` would give them
+BOUND, RELEASE, the seal, the sink's DoFn and DELIVERED get what `BufferUntilCut` would give them
 when a source's watermark passes one cut after the other.  A new ``Flowing`` on a store is a new
 pipeline: nothing is held, and it begins where the store says.
 """
@@ -21,7 +21,7 @@ from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.restored import Catching
 from dpstream.pipelines.connectors.sink import Name, Sink
-from dpstream.pipelines.connectors.write import WriteOrHold
+from dpstream.pipelines.connectors.write import WriteOrBuffer
 from dpstream.state.idtable import shard_of
 
 Batches = list[pa.RecordBatch]
@@ -44,9 +44,9 @@ class Flowing:
         self.resume = resume_point(run)
         self.decide, self.release = BoundCallback(run)(), ReleaseCallback(run)()
         self.seal = SealFactory(run)()
-        self.writer = WriteOrHold(sink, run)._dofn
+        self.writer = WriteOrBuffer(sink, run)._dofn
         self.delivered = DeliveredCallback(run, outlet or Catching(run, sink), keep)()
-        self.door = CanonicaliserFactory(run.plan, run.keys, run.public)()
+        self.ingest = CanonicaliserFactory(run.plan, run.keys, run.public)()
         self.bound, self.at = 0, self.resume.first - 1
         self.units: dict[int, Batches] = defaultdict(list)
         self.keys: dict[int, Batches] = defaultdict(list)
@@ -57,7 +57,7 @@ class Flowing:
     def feed(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Source batches on their way to BOUND."""
         for batch in batches:
-            records, _ = self.door(batch)
+            records, _ = self.ingest(batch)
             shard = shard_of(ids_of(records.column("unit")), self.run.shards)
             for number, part in split_by_shard(records, shard, self.run.shards):
                 self.units[number].append(part)

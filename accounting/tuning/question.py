@@ -7,9 +7,9 @@ Sensitivity (before any code).  Neighbours differ in all records of one unit.
 
 * ``contributions``: a unit falls in exactly one cell, that of its number of (record, window)
   pairs in the first hours.  The histogram x moves by one unit vector: L2 = 1.
-* a value column: of each unit at most m values are counted, picked by keyed coins of its own
+* a value column: of each unit at most m values are counted, picked by sampling keys of its own
   records.  x moves by a vector v >= 0 with sum(v) <= m, all of it in one cell at worst:
-  L2 = m (not sqrt(m)).  The coins of all other units stay what they are: they are fresh per
+  L2 = m (not sqrt(m)).  The sampling keys of all other units stay what they are: they are fresh per
   run and independent of the data, so that giving a record that moved to another position the
   coin it had before is a coupling that changes no distribution.
 

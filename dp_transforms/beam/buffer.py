@@ -32,7 +32,7 @@ from apache_beam.transforms.window import GlobalWindows
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.beam.clock import instant, pulse_of
+from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
 from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.telemetry import deliveries, guarded
 
@@ -58,7 +58,7 @@ class Held(NamedTuple):
 ShardCallback = Callable[[int, Iterable[pa.RecordBatch], int, int], Held]
 
 
-class HoldUntilCut(beam.DoFn):
+class BufferUntilCut(beam.DoFn):
     """Holds the batches of a shard until a cut is complete, then hands them to a callback.
 
     Args:
@@ -66,7 +66,8 @@ class HoldUntilCut(beam.DoFn):
         make: builds the worker-side callback.
         ticks: milliseconds between the cut's instant and the timer's: a stage must fire after
             the one that feeds it.
-        stride: most cuts of a pulse that one callback steps through, when the last of them is
+        catch_up_cuts: most cuts of a clock tick that one callback steps through, when the last of
+            them is
             complete; ``None``: all.  A stage that keeps up has one to do.  Bounded input is read
             before any timer fires, and its bag only once.
         anew: begin with ``since = 0``: rows of cuts before the first one are still asked for.
@@ -77,7 +78,7 @@ class HoldUntilCut(beam.DoFn):
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
     #: [since, done, armed, begin, through, begin, through, ...]: emitted through, stepped
-    #: through, cut of the timer that is set (or ``done``), and what pulses have announced.
+    #: through, cut of the timer that is set (or ``done``), and what clock ticks have announced.
     PROGRESS = ReadModifyWriteStateSpec("progress", ListCoder(VarIntCoder()))
     CUT = TimerSpec("cut", TimeDomain.WATERMARK)
 
@@ -87,14 +88,14 @@ class HoldUntilCut(beam.DoFn):
         make: Callable[[], ShardCallback],
         ticks: int = 0,
         *,
-        stride: int | None = None,
+        catch_up_cuts: int | None = None,
         anew: bool = False,
         threads: Threads = Threads(),  # noqa: B008 - immutable
         calls: int = 1,
     ) -> None:
         self._calls = calls
         self._line, self._make, self._ticks = line, make, ticks
-        self._stride, self._anew, self._threads = stride, anew, threads
+        self._catch_up_cuts, self._anew, self._threads = catch_up_cuts, anew, threads
 
     @guarded("hold")
     def setup(self) -> None:
@@ -117,14 +118,14 @@ class HoldUntilCut(beam.DoFn):
         progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
         timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
     ) -> None:
-        """Keep the batch; a pulse arms the shard's timer, unless it is armed."""
+        """Keep the batch; a clock tick arms the shard's timer, unless it is armed."""
         _, batch = element
         if batch.num_rows:
             rows.add(batch)
-        pulse = pulse_of(batch)
-        if pulse is None:
+        clock_tick = clock_tick_of(batch)
+        if clock_tick is None:
             return
-        first, begin, through = pulse
+        first, begin, through = clock_tick
         before = first - 1
         since, done, armed, *announced = progress.read() or [
             0 if self._anew else before, before, before
@@ -139,9 +140,9 @@ class HoldUntilCut(beam.DoFn):
     def _arm(self, timer: Any, done: int, announced: list[int]) -> int:
         """Set the timer for the next cut to stop at, if it is known."""
         if not announced or announced[0] > done + 1:
-            return done  # a pulse is missing; on its way, it holds the watermark
+            return done  # a clock tick is missing; on its way, it holds the watermark
         through = announced[1]
-        cut = through if self._stride is None else min(through, done + self._stride)
+        cut = through if self._catch_up_cuts is None else min(through, done + self._catch_up_cuts)
         timer.set(instant(self._line, cut, self._ticks))
         return cut
 

@@ -6,11 +6,11 @@ known, of the plan alone), never of a record; and it decides only when a step ma
 that drains a pipeline lifts its watermarks to infinity: steps of cuts that nobody announced are
 then left for the run that goes on.
 
-A *pulse* is ``(first, begin, through)``: cuts ``begin`` .. ``through`` may be stepped through;
-``first`` is the first cut of the pipeline.  Every shard gets each pulse as an empty batch with
+A *clock tick* is ``(first, begin, through)``: cuts ``begin`` .. ``through`` may be stepped through;
+``first`` is the first cut of the pipeline.  Every shard gets each clock tick as an empty batch with
 the three numbers in its schema's metadata.  All shards of all stages stop at the same cuts, which
-the pulses alone decide: a stage that stood at other cuts than those before it would step through
-a cut whose rows are still to come.  A runner may deliver pulses in any order.
+the clock ticks alone decide: a stage that stood at other cuts than those before it would step
+through a cut whose rows are still to come.  A runner may deliver clock ticks in any order.
 """
 
 import time
@@ -29,7 +29,7 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
 from dpstream.dp_transforms.telemetry import guarded
 
-Pulse = tuple[int, int, int]
+ClockTick = tuple[int, int, int]
 #: Runners keep time in milliseconds.
 TICK = 1_000
 #: A clock without end; about 10^10 cuts.
@@ -57,9 +57,9 @@ class Announced(beam.PTransform):
         self.first, self.through = first, through
 
     def expand(self, begin: Any) -> beam.PCollection:
-        """One pulse."""
-        pulses = beam.Create([(self.first, self.first, self.through)], reshuffle=False)
-        return begin | pulses.with_output_types(Pulse)
+        """One clock tick."""
+        clock_ticks = beam.Create([(self.first, self.first, self.through)], reshuffle=False)
+        return begin | clock_ticks.with_output_types(ClockTick)
 
 
 class WallClock(beam.PTransform):
@@ -67,7 +67,7 @@ class WallClock(beam.PTransform):
 
     Args:
         line: public time axis.
-        first: first cut to announce; those of the past come in one pulse.
+        first: first cut to announce; those of the past come in one clock tick.
         now: the clock, in seconds since the epoch.
     """
 
@@ -78,8 +78,8 @@ class WallClock(beam.PTransform):
         self._beat = _Beat(line, first, now)
 
     def expand(self, begin: Any) -> beam.PCollection:
-        """A pulse a cut, for as long as the pipeline lives or until the plan's last cut."""
-        beats = beam.ParDo(self._beat).with_output_types(Pulse)
+        """A clock tick a cut, for as long as the pipeline lives or until the plan's last cut."""
+        beats = beam.ParDo(self._beat).with_output_types(ClockTick)
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Beat" >> beats
 
 
@@ -106,7 +106,7 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
     """Announces cuts as they are reached; the restriction is the cuts that are left.
 
     Its watermark stays before the timers of the next cut, so that none of them fires before its
-    pulse is there.
+    clock tick is there.
     """
 
     def __init__(self, line: Timeline, first: int, now: Callable[[], float]) -> None:
@@ -181,13 +181,13 @@ def give_back(tracker: Any, seconds: float) -> None:
 
 
 class ToShards(beam.DoFn):
-    """A pulse -> an empty batch for every shard."""
+    """A clock tick -> an empty batch for every shard."""
 
     def __init__(self, shards: int, schema: pa.Schema) -> None:
         self._shards, self._schema = shards, schema
 
     @guarded("clock")
-    def process(self, element: Pulse) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def process(self, element: ClockTick) -> Iterator[tuple[int, pa.RecordBatch]]:
         """One for each."""
         first, begin, through = element
         marks = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
@@ -196,8 +196,8 @@ class ToShards(beam.DoFn):
             yield shard, batch
 
 
-def pulse_of(batch: pa.RecordBatch) -> Pulse | None:
-    """The pulse that an element of a shard carries, if it is one."""
+def clock_tick_of(batch: pa.RecordBatch) -> ClockTick | None:
+    """The clock tick that an element of a shard carries, if it is one."""
     marks = batch.schema.metadata
     if not marks or THROUGH not in marks:
         return None

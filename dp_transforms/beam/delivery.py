@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import concat, numbers
-from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import ToShards
-from dpstream.dp_transforms.flow import STRIDE
+from dpstream.dp_transforms.flow import CATCH_UP_CUTS
 from dpstream.dp_transforms.run import Run
 from dpstream.state.copying import DELIVERED
 from dpstream.state.retention import drop_delivered, reached, settled_cut
@@ -48,7 +48,7 @@ class Outlet(Protocol):
 
 
 class Delivered(beam.PTransform):
-    """(What the sink wrote, names it held back, what the dead letters' sink gave, pulses) ->
+    """(What the sink wrote, names it held back, what the dead letters' sink gave, clock ticks) ->
     nothing, but the note is kept.
 
     The sinks' watermarks pass a cut when all of its releases, and all that was refused before
@@ -68,7 +68,7 @@ class Delivered(beam.PTransform):
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """One shard, which writes down each cut."""
-        written, held, refused, pulses = pcolls
+        written, held, refused, clock_ticks = pcolls
         typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
         marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
@@ -77,16 +77,16 @@ class Delivered(beam.PTransform):
                 written | "Written" >> beam.Map(named, True).with_output_types(typed),
                 held | "Held" >> beam.Map(named, False).with_output_types(typed),
                 refused | "Refused" >> nothing,
-                pulses | "Pulses" >> marks,
+                clock_ticks | "ClockTicks" >> marks,
             )
             | beam.Flatten()
-            | "Delivered" >> beam.ParDo(self.hold()).with_output_types(typed)
+            | "Delivered" >> beam.ParDo(self.buffer()).with_output_types(typed)
         )
 
-    def hold(self) -> HoldUntilCut:
+    def buffer(self) -> BufferUntilCut:
         """The stage itself."""
         line = self._run.plan.timeline
-        return HoldUntilCut(line, self._make, DELIVERED_TICKS, stride=STRIDE)
+        return BufferUntilCut(line, self._make, DELIVERED_TICKS, catch_up_cuts=CATCH_UP_CUTS)
 
 
 def _nothing(element: Any) -> tuple[()]:
@@ -122,10 +122,10 @@ class DeliveredCallback:
                 outlet.publish(sorted(absent))
             if restoring:
                 store.finish_restoring()
-            before = store.note(DELIVERED)
+            before = store.metadata(DELIVERED)
             if upto > int(before or 0):
                 # Should another worker have been faster, its cut is as good.
-                store.swap_note(DELIVERED, before, str(upto))
+                store.swap_metadata(DELIVERED, before, str(upto))
             if keep is not None:
                 drop_delivered(store, line, upto, keep)
             return Held(iter(()), later)
@@ -181,7 +181,7 @@ class Resume(NamedTuple):
 
 def delivered_through(store: Store) -> int:
     """Last cut through which all releases have reached the sink; 0: none."""
-    return int(store.note(DELIVERED) or 0)
+    return int(store.metadata(DELIVERED) or 0)
 
 
 def forget_delivered(store: Store) -> None:
@@ -190,10 +190,10 @@ def forget_delivered(store: Store) -> None:
     Whether its sink still has what an earlier attempt wrote is not known, so the end of that
     attempt is not the end of this one.
     """
-    before = store.note(DELIVERED)
+    before = store.metadata(DELIVERED)
     if before is not None:
         # Should an earlier attempt still live and note a cut now, its releases are there.
-        store.swap_note(DELIVERED, before, None)
+        store.swap_metadata(DELIVERED, before, None)
 
 
 def resume_point(run: Run) -> Resume:

@@ -1,4 +1,4 @@
-"""RECORDS: everything is made canonical once, at the door.
+"""RECORDS: everything is made canonical once, at ingest.
 
 A source batch becomes canonical records (schema ``batches.record_schema``) and dead letters.
 Whether and how a record is accepted is a function of this record and the plan alone, so a
@@ -51,7 +51,7 @@ REASONS = ("unit", "key", "time", "late", "value", "not_public", "record_id")
 
 
 class Canonicaliser:
-    """Pure twin of ``Records``: source batch -> (records, dead letters).
+    """Pure function behind ``Records``: source batch -> (records, dead letters).
 
     Args:
         plan: the public plan.
@@ -211,7 +211,7 @@ def _numbers(text: bytes) -> Int64:
 
 
 class Records(beam.DoFn):
-    """Thin Beam twin of ``Canonicaliser``: main output records, side output ``dead``."""
+    """Thin transform around ``Canonicaliser``: main output records, side output ``dead``."""
 
     DEAD = "dead"
 
@@ -247,9 +247,9 @@ class Records(beam.DoFn):
             else:
                 yield GlobalWindows.windowed_value(output, MIN_TIMESTAMP)
 
-    def _canonical(self, element: pa.RecordBatch, twin: Canonicaliser) -> Iterator[Any]:
+    def _canonical(self, element: pa.RecordBatch, canonicaliser: Canonicaliser) -> Iterator[Any]:
         with timed("records"):
-            records, dead = twin(element)
+            records, dead = canonicaliser(element)
         count("operator_records_in", element.num_rows)
         count("operator_dead_letters", dead.num_rows)
         for reason in REASONS if dead.num_rows else ():

@@ -91,7 +91,8 @@ class Runner:
         job: the job; of it only the plan, the types of its columns and the number of shards are
             used, never its key, input, store, sink or ledger.
         folder: an empty folder of the audit's own.
-        through_beam: run the whole pipeline from Parquet to Parquet, not its twin in memory.
+        through_beam: run the whole pipeline from Parquet to Parquet, not its pure function in
+            memory.
         fixed: for tests.
     """
 

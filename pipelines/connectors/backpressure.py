@@ -2,26 +2,26 @@
 
 Not every runner slows a source down when the stages behind it are busy (Prism does not): all of
 a recording, or of a backlog, would then wait in memory, and be looked through at every cut.  The
-brake delays reading and decides nothing.
+backpressure delays reading and decides nothing.
 """
 
 import time
 from typing import Any
 
 from dpstream.dp_transforms.beam.delivery import released_through
-from dpstream.dp_transforms.flow import STRIDE
+from dpstream.dp_transforms.flow import CATCH_UP_CUTS
 from dpstream.dp_transforms.run import Run
 
 #: Rows, about, that may be ahead; and cuts, however few rows they have.
 ROWS_AHEAD = 200_000
-CUTS_AHEAD = 2 * STRIDE
+CUTS_AHEAD = 2 * CATCH_UP_CUTS
 #: Time between two questions to the store.
 ASK_SECONDS = 0.05
 #: How long a source that is held waits.
 HELD_SECONDS = 0.02
 
 
-class Brake:
+class Backpressure:
     """Says when a source should wait, from its watermark and what the store has released.
 
     Args:

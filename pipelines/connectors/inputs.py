@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-from dpstream.pipelines.connectors.backpressure import Brake
+from dpstream.pipelines.connectors.backpressure import Backpressure
 from dpstream.pipelines.jobs.job import Job
 
 
@@ -28,7 +28,7 @@ class Input(ABC):
         """
 
     @abstractmethod
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         """A transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
 
         Batches of ``records`` have the columns ``job.columns`` and say in their schema's metadata
@@ -38,7 +38,7 @@ class Input(ABC):
 
         Args:
             begin: records with stamps (micros) before it are not needed any more.
-            brake: keeps a source without end from running ahead of the releases.
+            backpressure: keeps a source without end from running ahead of the releases.
         """
 
     def state(self) -> Any:

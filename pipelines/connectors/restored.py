@@ -133,7 +133,7 @@ def complete(run: Run, sink: Sink) -> None:
     Raises:
         PolicyError: something else is published under one of the names.
     """
-    noted = run.open().note(_PUBLISHED)
+    noted = run.open().metadata(_PUBLISHED)
     if noted is None or noted != _content(sink):
         publish_committed(run, sink)
         note_complete(run, sink)
@@ -147,7 +147,7 @@ def note_complete(run: Run, sink: Sink) -> None:
     store, there = run.open(), {(one.window, one.trigger) for one in known_releases(sink)}
     dropped = store.marks.dropped
     if all(name in there for name in committed_names(run, store) if name[0] >= dropped):
-        store.set_note(_PUBLISHED, content)
+        store.set_metadata(_PUBLISHED, content)
 
 
 def _content(sink: Sink) -> str | None:

@@ -120,7 +120,7 @@ class Outputs(NamedTuple):
     held: beam.PCollection
 
 
-class WriteOrHold(beam.PTransform):  # type: ignore[misc]
+class WriteOrBuffer(beam.PTransform):  # type: ignore[misc]
     """``WriteReleases`` for a source without end, whose store may have been restored."""
 
     def __init__(self, sink: Sink, run: Run) -> None:

@@ -239,7 +239,7 @@ class PerformanceConfig(_Table, frozen=True):
     """``[performance]``: none of it changes a released byte.
 
     Attributes:
-        batch_rows: rows of an Arrow batch at the door.
+        batch_rows: rows of an Arrow batch at ingest.
         look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
         threads: that work on a job whose input is all there, where its stages share a process
             (DirectRunner); default: two, if there are two cores.

@@ -1,6 +1,6 @@
 """The releases held against raw records: exact, NOT private, for public data only.
 
-The records go through the job's own door (types, times, clamps), so "true" means: of all usable
+The records go through the job's own ingest (types, times, clamps), so "true" means: of all usable
 records of a window up to the trigger it has come to, before a unit's contributions are bounded.
 An error therefore holds the noise and what bounding leaves out.
 """
@@ -126,16 +126,16 @@ def _summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
 
 def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
     """(record, window) pairs of all usable records, late ones left out; none is bounded."""
-    plan, door = job.plan, _door(job)
+    plan, ingest = job.plan, _ingest(job)
     for batch in _batches(job):
-        records, _ = door(batch)
+        records, _ = ingest(batch)
         everything = Batch(plan, records)
         leaf_cut = np.maximum(everything.event_cut, everything.cut)
         _, everything.pairs = open_windows(plan.timeline, everything.event_cut, leaf_cut)
         yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
 
 
-def _door(job: Job) -> Canonicaliser:
+def _ingest(job: Job) -> Canonicaliser:
     """The job's own; unit ids only tell units apart here, so any key of its own will do."""
     ring, public = KeyRing(bytes(32)), None
     if job.plan.public_keys is not None:

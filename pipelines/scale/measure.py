@@ -25,7 +25,7 @@ _USERS, _TRIGGERS = 50_000, 20
 def records_per_core_second(runs: int = 3) -> float:
     """Records a CPU second of the whole flow without Beam, best of some runs (some seconds).
 
-    Generated records of 50,000 users through door, BOUND and 20 triggers on a SQLite store in a
+    Generated records of 50,000 users through ingest, BOUND and 20 triggers on a SQLite store in a
     temporary folder, with a fresh key.
     """
     best = 0.0

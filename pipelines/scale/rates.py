@@ -36,7 +36,7 @@ _LIMITS = "cloud.google.com/spanner/docs/performance, a regional SSD node"
 RATES: dict[str, Figure] = {
     "pipeline_records": Figure(
         843_000, "records/core-second", "measured",
-        "dpstream experiment table1 --users 10000000 --triggers 100 --modes sticky: door, BOUND, "
+        "dpstream experiment table1 --users 10000000 --triggers 100 --modes sticky: ingest, BOUND, "
         "steps, SQLite, sink (59.05M records, 70 CPU s)",
     ),
     "shuffle_rows": Figure(

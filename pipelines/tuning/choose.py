@@ -39,7 +39,8 @@ from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.open import open_ledger
 
-#: Noise of proxy data does not exist; ids and coins need some key, and this one is no secret.
+#: Noise of proxy data does not exist; ids and sampling keys need some key, and this one is no
+#: secret.
 _NO_SECRET = bytes(KEY_BYTES)
 
 

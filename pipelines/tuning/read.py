@@ -1,6 +1,6 @@
 """The records of the first hours, batch after batch, into histograms.
 
-The door is the stream's own: the same canonical form, dead letters and positions.  A timeline
+Ingest is the stream's own: the same canonical form, dead letters and positions.  A timeline
 that ends with the first hours keeps later event times out; later stamps are left out by the
 tally.  What is counted of a record is a function of that record alone.
 """
@@ -29,7 +29,7 @@ def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> lis
 
     Args:
         job: whose files are read; the timeline of its plan starts where the first hours do.
-        name: of the run, for the coins.
+        name: of the run, for the sampling keys.
 
     Raises:
         UsageError: no file, or a column is missing.

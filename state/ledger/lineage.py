@@ -50,7 +50,7 @@ _ATTEMPTS = 50
 def restored(store: Store, caught_up: bool) -> None:
     """A restored store has begun: from here on its token decides, and once it has committed all
     that its sink holds it is a store like any other."""
-    _set_note(store, RESTORE, lambda _: None if caught_up else REPLAY)
+    _set_metadata(store, RESTORE, lambda _: None if caught_up else REPLAY)
 
 
 def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: float) -> bool:
@@ -117,13 +117,13 @@ def leave(ledger: Ledger, store: Store) -> None:
 
 def remembered(store: Store) -> Head | None:
     """The end of the ledger as the store last saw it, ``None`` if it was never charged."""
-    text = store.note(LEDGER)
+    text = store.metadata(LEDGER)
     return None if text is None else msgspec.json.decode(text, type=Head)
 
 
 def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], None]) -> None:
     """The three steps; ``pay`` is called in the first, once the store is accepted."""
-    restored = store.note(RESTORE) in (BEGIN, ANEW)
+    restored = store.metadata(RESTORE) in (BEGIN, ANEW)
     for _ in range(_ATTEMPTS):
         seen, new = remembered(store), secrets.token_hex(16)
         with ledger.transaction():
@@ -176,12 +176,12 @@ def _remember(store: Store, head: Head) -> None:
         newest = head if known is None or known.seq < head.seq else known
         return msgspec.json.encode(newest).decode()
 
-    _set_note(store, LEDGER, later)
+    _set_metadata(store, LEDGER, later)
 
 
-def _set_note(store: Store, name: str, change: Callable[[str | None], str | None]) -> None:
+def _set_metadata(store: Store, name: str, change: Callable[[str | None], str | None]) -> None:
     while True:
-        old = store.note(name)
+        old = store.metadata(name)
         new = change(old)
-        if old == new or store.swap_note(name, old, new):
+        if old == new or store.swap_metadata(name, old, new):
             return

@@ -28,8 +28,8 @@ class Mutations:
         self.count = self.bytes = 0
         self._insert: list[tuple[str, Sequence[str], list[Any]]] = []
         self._upsert: list[tuple[str, Sequence[str], list[Any]]] = []
-        #: (part, era) of the rows that must be there (see ``spanner_eras``).
-        self.eras: set[tuple[int, int]] = set()
+        #: (part, fencing epoch) of the rows that must be there (see ``epochs``).
+        self.epochs: set[tuple[int, int]] = set()
         self._ranges: list[tuple[str, spanner.KeyRange]] = []
 
     def insert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
@@ -37,10 +37,10 @@ class Mutations:
         self._insert.append((table, columns, rows))
         self._counted(columns, rows)
 
-    def require(self, part: int, era: int) -> None:
-        """The commit fails unless the era is open."""
-        if (part, era) not in self.eras:
-            self.eras.add((part, era))
+    def require(self, part: int, epoch: int) -> None:
+        """The commit fails unless the fencing epoch is open."""
+        if (part, epoch) not in self.epochs:
+            self.epochs.add((part, epoch))
             self.count += 3
 
     def upsert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
@@ -65,8 +65,8 @@ class Mutations:
             batch.insert(table, columns, rows)
         for table, columns, rows in self._upsert:
             batch.insert_or_update(table, columns, rows)
-        for era in sorted(self.eras):
-            batch.update("Progress", ("Part", "WindowIndex", "Reached"), [[*era, 0]])
+        for epoch in sorted(self.epochs):
+            batch.update("Progress", ("Part", "WindowIndex", "Reached"), [[*epoch, 0]])
         for table, some in self._ranges:
             batch.delete(table, spanner.KeySet(ranges=[some]))
 

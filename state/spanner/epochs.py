@@ -1,14 +1,15 @@
-"""Eras: what keeps a worker that was asleep from a step whose own fence is gone.
+"""Fencing epochs: what keeps a worker that was asleep from a step whose own fence is gone.
 
 A step's row in ``Steps`` can be inserted only once, and so can that of a decision of BOUND.  A
 stream of years cannot keep all of them.  So windows, and the cuts that decisions follow, are
-counted in eras of ``ERA``; every commit of a step or a decision touches the row of its era
-in ``Progress``, which must be there.  Rows of a closed era go together with the era's own; who
-finds it missing opens it, in a transaction that asks whether it was closed:
+counted in fencing epochs of ``EPOCH_LENGTH``; every commit of a step or a decision touches the row
+of its fencing epoch in ``Progress``, which must be there.  Rows of a closed fencing epoch go
+together with the epoch's own; who finds it missing opens it, in a transaction that asks whether it
+was closed:
 
 * windows: those before ``Marks.dropped`` are, and take no more steps;
-* decisions: those that followed a cut of an era before the one of the last decision are: whoever
-  would follow them was overtaken.
+* decisions: those that followed a cut of a fencing epoch before the one of the last decision are:
+  whoever would follow them was overtaken.
 """
 
 from typing import Any
@@ -23,53 +24,53 @@ from dpstream.state.spanner.client import commit, transact
 from dpstream.state.spanner.metadata import named
 from dpstream.state.spanner.schema import BOUND
 
-#: Windows, or cuts, of an era.
-ERA = 64
+#: Windows, or cuts, of a fencing epoch.
+EPOCH_LENGTH = 64
 _WINDOWS, _DECISIONS = -(1 << 20), -(1 << 40)
 
 
 def of_window(window: int) -> int:
-    """``WindowIndex`` of the row of a window's era."""
-    return _WINDOWS - window // ERA
+    """``WindowIndex`` of the row of a window's fencing epoch."""
+    return _WINDOWS - window // EPOCH_LENGTH
 
 
 def of_decision(cut: int) -> int:
-    """``WindowIndex`` of the row of the era of the cut that a decision follows."""
-    return _DECISIONS - cut // ERA
+    """``WindowIndex`` of the row of the fencing epoch of the cut that a decision follows."""
+    return _DECISIONS - cut // EPOCH_LENGTH
 
 
-def open_era(database: Database, generation: int, part: int, era: int) -> bool:
-    """Open an era that is not there; False: it is closed for good."""
+def open_fencing_epoch(database: Database, generation: int, part: int, epoch: int) -> bool:
+    """Open a fencing epoch that is not there; False: it is closed for good."""
 
     def work(transaction: Any) -> bool:
-        if era > _DECISIONS:
+        if epoch > _DECISIONS:
             name = spanner.KeySet(keys=[[named(generation, MARKS)]])
             texts = [text for (text,) in transaction.read("Meta", ("Value",), name)]
             marks = msgspec.json.decode(texts[0], type=Marks) if texts else Marks()
-            number, past = _WINDOWS - era, marks.dropped
+            number, past = _WINDOWS - epoch, marks.dropped
         else:
             row = spanner.KeySet(keys=[[part, BOUND]])
             decided = [cut for (cut,) in transaction.read("Progress", ("Reached",), row)]
-            number, past = _DECISIONS - era, decided[0] if decided else 0
-        if (number + 1) * ERA <= past:
+            number, past = _DECISIONS - epoch, decided[0] if decided else 0
+        if (number + 1) * EPOCH_LENGTH <= past:
             return False
         columns = ("Part", "WindowIndex", "Reached")
-        transaction.insert_or_update("Progress", columns, [[part, era, 0]])
+        transaction.insert_or_update("Progress", columns, [[part, epoch, 0]])
         return True
 
     return bool(transact(database, work))
 
 
 def close_decisions(database: Database, part: int, decided: int) -> None:
-    """Close the eras before a decision that is committed, and drop the rows of their decisions."""
-    number, out = decided // ERA, Mutations()
+    """Close the fencing epochs before a committed decision; drop the rows of their decisions."""
+    number, out = decided // EPOCH_LENGTH, Mutations()
     out.delete_between("Progress", (part, _DECISIONS - number + 1), (part, _DECISIONS + 1))
-    out.delete_between("Steps", (part, BOUND, 0), (part, BOUND, number * ERA))
+    out.delete_between("Steps", (part, BOUND, 0), (part, BOUND, number * EPOCH_LENGTH))
     commit(database, out.fill)
 
 
 def close_windows(database: Database, part: int, dropped: int) -> None:
-    """Close the eras that lie before ``Marks.dropped`` as a whole."""
-    number, out = dropped // ERA, Mutations()
+    """Close the fencing epochs that lie before ``Marks.dropped`` as a whole."""
+    number, out = dropped // EPOCH_LENGTH, Mutations()
     out.delete_between("Progress", (part, _WINDOWS - number + 1), (part, _WINDOWS + 1))
     commit(database, out.fill)

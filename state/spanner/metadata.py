@@ -13,13 +13,13 @@ def named(generation: int, name: str) -> str:
     return f"note.{generation}.{name}" if generation else f"note.{name}"
 
 
-def read_note(database: Database, name: str) -> str | None:
+def read_metadata(database: Database, name: str) -> str | None:
     """The text of a row, ``None`` if there is none."""
     rows = read_rows(database, "Meta", ("Value",), [(name,)])
     return next((str(value) for (value,) in rows), None)
 
 
-def swap_note(database: Database, name: str, old: str | None, new: str | None) -> bool:
+def swap_metadata(database: Database, name: str, old: str | None, new: str | None) -> bool:
     """Replace a row's text durably if it is still ``old``; ``None`` stands for no row.
 
     Returns:

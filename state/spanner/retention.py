@@ -28,7 +28,7 @@ from dpstream.state.retention_store import (
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.spanner import epochs as spanner_eras
+from dpstream.state.spanner import epochs
 from dpstream.state.spanner.batch import Mutations, parts
 from dpstream.state.spanner.client import (
     between,
@@ -41,7 +41,7 @@ from dpstream.state.spanner.client import (
     transact,
 )
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
-from dpstream.state.spanner.metadata import named, read_note, swap_note
+from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.rows import (
     UnitRows,
     cell,
@@ -71,7 +71,7 @@ class SpannerLife(LifeStore):
     _first_part: int
     _snapshot: Any
     _unit_shards: dict[int, SpannerUnitShard]
-    _era: dict[int, int]
+    _fencing_epoch: dict[int, int]
     identity: RunIdentity
     generation: int
     _filled: Filled
@@ -92,12 +92,12 @@ class SpannerLife(LifeStore):
     # --- notes --------------------------------------------------------------------------
 
     @override
-    def note(self, name: str) -> str | None:
-        return read_note(self._db, named(self.generation, name))
+    def metadata(self, name: str) -> str | None:
+        return read_metadata(self._db, named(self.generation, name))
 
     @override
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
-        return swap_note(self._db, named(self.generation, name), old, new)
+    def swap_metadata(self, name: str, old: str | None, new: str | None) -> bool:
+        return swap_metadata(self._db, named(self.generation, name), old, new)
 
     # --- progress -----------------------------------------------------------------------
 
@@ -138,10 +138,10 @@ class SpannerLife(LifeStore):
 
     def _close_decisions(self, part: int) -> None:
         decided = self._unit_rows(part)[0].get(BOUND, 0)
-        era = spanner_eras.of_decision(decided)
-        if decided and self._era.get(part) != era:  # once an era
-            spanner_eras.close_decisions(self._db, part, decided)
-            self._era[part] = era
+        epoch = epochs.of_decision(decided)
+        if decided and self._fencing_epoch.get(part) != epoch:  # once a fencing epoch
+            epochs.close_decisions(self._db, part, decided)
+            self._fencing_epoch[part] = epoch
 
     @abstractmethod
     def forget_units(self, shard: int) -> None:
@@ -159,19 +159,19 @@ class SpannerLife(LifeStore):
 
     @override
     def drop_releases(self, before: int) -> None:
-        # Rows of an era that is not over stay: they are the fence that keeps a worker that was
-        # asleep from the step.
+        # Rows of a fencing epoch that is not over stay: they are the fence that keeps a worker that
+        # was asleep from the step.
         change_everywhere(
             self._db,
             "UPDATE Steps SET Releases = NULL WHERE Part BETWEEN @first AND @last"
             " AND WindowIndex BETWEEN 0 AND @most AND Releases IS NOT NULL",
             {**self._bounds(), "most": before - 1},
         )
-        over = before // spanner_eras.ERA * spanner_eras.ERA
+        over = before // epochs.EPOCH_LENGTH * epochs.EPOCH_LENGTH
         if not over:
             return
         for shard in range(self.identity.shards):
-            spanner_eras.close_windows(self._db, self._first_part + shard, before)
+            epochs.close_windows(self._db, self._first_part + shard, before)
         for table in ("Steps", "Progress"):
             change_everywhere(
                 self._db,

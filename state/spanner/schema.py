@@ -37,7 +37,7 @@ from dpstream.state.spanner.client import (
     read_rows,
     transact,
 )
-from dpstream.state.spanner.metadata import read_note, swap_note
+from dpstream.state.spanner.metadata import read_metadata, swap_metadata
 from dpstream.state.spanner.seals import GENERATION, Format, format_of, sealed_rows
 from dpstream.state.store import Calibrate, RunIdentity
 
@@ -178,9 +178,9 @@ def claim(database: Database) -> int:
     """Number of a new generation for the caller alone, who may switch to it as long as it is the
     last one claimed; never 0, which is that of a run that begins."""
     while True:
-        last = read_note(database, _CLAIMED)
+        last = read_metadata(database, _CLAIMED)
         new = 1 + max(int(last or 0), generation_of(database) or 0)
-        if swap_note(database, _CLAIMED, last, str(new)):
+        if swap_metadata(database, _CLAIMED, last, str(new)):
             return new
 
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
-from dpstream.state.spanner import epochs as spanner_eras
+from dpstream.state.spanner import epochs
 from dpstream.state.spanner.batch import Mutations, fits, parts
 from dpstream.state.spanner.client import (
     ExistsError,
@@ -92,7 +92,7 @@ class SpannerStore(SpannerLife, Store):
         self._snapshot = None
         self._key_shards: dict[tuple[int, int], SpannerKeyShard] = {}
         self._unit_shards: dict[int, SpannerUnitShard] = {}
-        self._era: dict[int, int] = {}
+        self._fencing_epoch: dict[int, int] = {}
 
     # --- keys ---------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class SpannerStore(SpannerLife, Store):
             first = states.left.get(step.trigger, 0)
             rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
             out.insert("Steps", STEP, rows)
-        out.require(states.part, spanner_eras.of_window(states.window))
+        out.require(states.part, epochs.of_window(states.window))
         if last.closes:
             self._delete_states(out, states)
         else:
@@ -233,7 +233,7 @@ class SpannerStore(SpannerLife, Store):
             nothing = states.outbox(step, np.zeros(states.size, np.bool_))
             rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
             out.insert("Steps", STEP, rows)
-            out.require(states.part, spanner_eras.of_window(states.window))
+            out.require(states.part, epochs.of_window(states.window))
             self._commit(out, states)
             states.pieces += len(rows)
         runs = parts(slots, KEY_MUTATIONS, states.row_bytes(slots))
@@ -244,7 +244,7 @@ class SpannerStore(SpannerLife, Store):
             cells = states.outbox(step, mine)
             rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
             out.insert("Steps", STEP, rows)
-            out.require(states.part, spanner_eras.of_window(states.window))
+            out.require(states.part, epochs.of_window(states.window))
             if last and step.closes:
                 self._delete_states(out, states)
             else:
@@ -276,18 +276,18 @@ class SpannerStore(SpannerLife, Store):
     def _commit_once(self, out: Mutations, fence: tuple[int, ...]) -> None:
         """Commit; an insert that finds its row was overtaken, unless the row is this one's."""
         try:
-            self._commit_in_era(out)
+            self._commit_in_epoch(out)
         except ExistsError:
             rows = list(read_rows(self._db, "Steps", ("Writer",), [fence]))
             if rows != [[out.writer]]:
                 raise OvertakenError from None
 
-    def _commit_in_era(self, out: Mutations) -> None:
+    def _commit_in_epoch(self, out: Mutations) -> None:
         try:
             commit(self._db, out.fill, True)
         except MissingError:
-            for part, era in sorted(out.eras):
-                if not spanner_eras.open_era(self._db, self.generation, part, era):
+            for part, epoch in sorted(out.epochs):
+                if not epochs.open_fencing_epoch(self._db, self.generation, part, epoch):
                     raise OvertakenError from None
             try:
                 commit(self._db, out.fill, True)
@@ -374,7 +374,7 @@ class SpannerStore(SpannerLife, Store):
         fence = (units.part, BOUND, units.decided, units.pieces)
         # A row of a decision says how far it goes.
         out.insert("Steps", STEP, [[*fence, out.writer, cell(cut.to_bytes(8, "little"))]])
-        out.require(units.part, spanner_eras.of_decision(units.decided))
+        out.require(units.part, epochs.of_decision(units.decided))
         units.write(out, slots)
         if last:
             rows = [[units.part, BOUND, cut]]

@@ -8,7 +8,7 @@ from dpstream.state.sqlite.tables import put_meta, read_meta
 _NAMED = "note."
 
 
-def read_note(db: sqlite3.Connection, name: str) -> str | None:
+def read_metadata(db: sqlite3.Connection, name: str) -> str | None:
     """The note, ``None`` if there is none."""
     try:
         return read_meta(db, _NAMED + name)
@@ -16,12 +16,12 @@ def read_note(db: sqlite3.Connection, name: str) -> str | None:
         raise failed(error) from None
 
 
-def swap_note(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
+def swap_metadata(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
     """Replace the note durably if it is still ``old``; ``None`` stands for no note."""
     try:
         with db:
             db.execute("BEGIN IMMEDIATE")
-            if read_note(db, name) != old:
+            if read_metadata(db, name) != old:
                 return False
             if new is None:
                 db.execute("DELETE FROM meta WHERE name = ?", (_NAMED + name,))

@@ -27,7 +27,7 @@ from dpstream.state.retention_store import (
     piece_bounds,
 )
 from dpstream.state.sqlite.file import failed
-from dpstream.state.sqlite.metadata import read_note, swap_note
+from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
 from dpstream.state.sqlite.rows import (
     NO_RELEASES,
     UnitRow,
@@ -58,14 +58,14 @@ class SqliteLife(LifeStore):
     _carrying: bool
 
     @override
-    def note(self, name: str) -> str | None:
+    def metadata(self, name: str) -> str | None:
         with self._lock:
-            return read_note(self._db, name)
+            return read_metadata(self._db, name)
 
     @override
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
+    def swap_metadata(self, name: str, old: str | None, new: str | None) -> bool:
         with self._lock:
-            return swap_note(self._db, name, old, new)
+            return swap_metadata(self._db, name, old, new)
 
     @override
     def progress(self, first: int = 0) -> list[tuple[int, int, int]]:

@@ -22,7 +22,7 @@ from dpstream.dp_transforms.batches import (
     numbers,
     split_by_shard,
 )
-from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, ShardCallback
+from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
@@ -102,15 +102,15 @@ def _count(cuts: int) -> Callable[[], ShardCallback]:
 def run_plain(job: Job) -> None:
     """Run the baseline on the job's input."""
     line = job.plan.timeline
-    hold = HoldUntilCut(line, _count(line.last_cut))
+    hold = BufferUntilCut(line, _count(line.last_cut))
     runner, options = FnApiRunner(), PipelineOptions([])
     with HAND_OVER.open(), beam.Pipeline(runner=runner, options=options) as pipeline:
         read = pipeline | ReadFiles(job)
         route = beam.ParDo(_Route(job)).with_output_types(tuple[int, pa.RecordBatch])
-        pulses = beam.ParDo(ToShards(job.state.shards, _SCHEMA))
-        pulses = pulses.with_output_types(tuple[int, pa.RecordBatch])
+        clock_ticks = beam.ParDo(ToShards(job.state.shards, _SCHEMA))
+        clock_ticks = clock_ticks.with_output_types(tuple[int, pa.RecordBatch])
         _ = (
-            (read.records | route, pipeline | Announced(line.last_cut) | pulses)
+            (read.records | route, pipeline | Announced(line.last_cut) | clock_ticks)
             | beam.Flatten()
             | beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
             | "Gather" >> beam.GroupByKey()

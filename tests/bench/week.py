@@ -4,8 +4,8 @@
     python -m tests.bench.week --days 1 --rows 1000000               # a day in finer view
 
 Windows and privacy periods of a day, a trigger every 15 minutes, releases as Parquet files; as
-fast as it goes, so that the source is held by its brake.  The command runs in a process of its
-own; twice a second are noted the event time that all releases have reached, the resident memory
+fast as it goes, so that the source is held by its backpressure.  The command runs in a process of
+its own; twice a second are noted the event time that all releases have reached, the resident memory
 of that process and of Prism's, and the size of the store.
 
 The claim is that memory does not grow after the first day: the exit code is 1 when a straight

@@ -169,9 +169,9 @@ class Runner:
         line, shards = run.plan.timeline, run.shards
         self.run, self.line, self._now = run, line, line.start
         self._dofns = {
-            "bound": flow.Bound(run, flow.STRIDE).hold(),
-            "release": flow.Release(run, flow.STRIDE).hold(),
-            "delivered": delivery.Delivered(run, self).hold(),
+            "bound": flow.Bound(run, flow.CATCH_UP_CUTS).buffer(),
+            "release": flow.Release(run, flow.CATCH_UP_CUTS).buffer(),
+            "delivered": delivery.Delivered(run, self).buffer(),
         }
         for dofn in self._dofns.values():
             dofn.setup()
@@ -241,21 +241,21 @@ class Runner:
         estimator = ManualWatermarkEstimator(Timestamp(micros=state.clock))
         view = RestrictionTrackerView(tracker)
         with mock.patch.object(clock, "_HERE_SECONDS", 0.0):  # the schedule is the time here
-            pulses = list(self._beat.process(0, tracker=view, estimator=estimator))
+            clock_ticks = list(self._beat.process(0, tracker=view, estimator=estimator))
         tracker.check_done()
         rest = tracker.deferred_status()
         state.clock = ENDLESS if rest is None else floored(estimator.current_watermark().micros)
         state.left = None if rest is None else rest[0]
-        for pulse in pulses:
+        for clock_tick in clock_ticks:
             for stage, shards in (("bound", self.run.shards), ("release", self.run.shards)):
-                self._announce(stage, shards, pulse)
-            self._announce("delivered", 1, pulse)
+                self._announce(stage, shards, clock_tick)
+            self._announce("delivered", 1, clock_tick)
 
-    def _announce(self, stage: str, shards: int, pulse: Any) -> None:
-        at = floored(pulse.timestamp.micros)
+    def _announce(self, stage: str, shards: int, clock_tick: Any) -> None:
+        at = floored(clock_tick.timestamp.micros)
         schema = delivery.NAMES if stage == "delivered" else record_schema(self.run.plan)
         to_shards = flow.ToShards(shards, schema)
-        values = list(to_shards.process(pulse.value))
+        values = list(to_shards.process(clock_tick.value))
         self.state.coming[stage] += [Element(at, value) for value in values]
 
     def due(self, stage: str) -> list[int]:
@@ -329,7 +329,7 @@ class Runner:
         )
 
     def fire_bound(self, shards: Iterable[int], lost: Iterable[int] = ()) -> None:
-        """These shards of BOUND get their pulses; their timers fire while they are due."""
+        """These shards of BOUND get their clock ticks; their timers fire while they are due."""
         here, gone = set(shards), set(lost)
         coming = self.state.coming["bound"]
         for element in coming:

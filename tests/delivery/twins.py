@@ -8,7 +8,7 @@ from unittest import mock
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam import buffer as hold
 from dpstream.dp_transforms.beam import clock
-from dpstream.dp_transforms.beam.buffer import HoldUntilCut
+from dpstream.dp_transforms.beam.buffer import BufferUntilCut
 from dpstream.dp_transforms.run import Run
 from tests.delivery import world
 
@@ -50,7 +50,7 @@ def _early(real: Any) -> Any:
 def _before_the_last(real: Any) -> Any:
     """A stride is taken when its first cut is complete."""
 
-    def arm(stage: HoldUntilCut, timer: Any, done: int, announced: list[int]) -> int:
+    def arm(stage: BufferUntilCut, timer: Any, done: int, announced: list[int]) -> int:
         cut: int = real(stage, timer, done, announced)
         if cut > done:
             timer.set(hold.instant(stage._line, done + 1, stage._ticks))
@@ -62,7 +62,7 @@ def _before_the_last(real: Any) -> Any:
 def _all_it_knows(real: Any) -> Any:
     """A shard stops at the last cut that it has heard of, others elsewhere."""
 
-    def arm(stage: HoldUntilCut, timer: Any, done: int, announced: list[int]) -> int:
+    def arm(stage: BufferUntilCut, timer: Any, done: int, announced: list[int]) -> int:
         if announced:
             announced[:] = [done + 1, announced[-1]]
         cut: int = real(stage, timer, done, announced)
@@ -72,7 +72,7 @@ def _all_it_knows(real: Any) -> Any:
 
 
 def _first_heard(real: Any) -> Any:
-    """A shard begins with the pulse that comes first."""
+    """A shard begins with the clock tick that comes first."""
 
     def process(beat: Any, *args: Any, **more: Any) -> Any:
         for out in real(beat, *args, **more):
@@ -83,7 +83,7 @@ def _first_heard(real: Any) -> Any:
 
 
 def _late_pulse(real: Any) -> Any:
-    """A pulse holds the watermark before the last of its cuts only."""
+    """A clock tick holds the watermark before the last of its cuts only."""
 
     def process(beat: Any, *args: Any, **more: Any) -> Any:
         for out in real(beat, *args, **more):
@@ -94,8 +94,8 @@ def _late_pulse(real: Any) -> Any:
 
 
 def _not_anew(real: Any) -> Any:
-    def held(stage: flow.Bound) -> HoldUntilCut:
-        out: HoldUntilCut = real(stage)
+    def held(stage: flow.Bound) -> BufferUntilCut:
+        out: BufferUntilCut = real(stage)
         out._anew = False
         return out
 
@@ -124,10 +124,10 @@ TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
     "timers a millisecond early": (_replaced(hold, "instant", _early), "lost", None, None),
     "release with BOUND": (_replaced(flow, "RELEASE_TICKS", lambda _: 0), "counted", None, None),
     "strides before they are complete": (
-        _replaced(HoldUntilCut, "_arm", _before_the_last), "lost", None, None,
+        _replaced(BufferUntilCut, "_arm", _before_the_last), "lost", None, None,
     ),
     "shards stop at different cuts": (
-        _replaced(HoldUntilCut, "_arm", _all_it_knows), "counted", None, None,
+        _replaced(BufferUntilCut, "_arm", _all_it_knows), "counted", None, None,
     ),
     "shards begin where they hear": (
         _replaced(clock._Beat, "process", _first_heard), "another worker", None, None,
@@ -136,7 +136,7 @@ TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
         _replaced(clock._Beat, "process", _late_pulse), "counted", None, None,
     ),
     "a restart asks for nothing": (
-        _replaced(flow.Bound, "hold", _not_anew), "counted", None, None,
+        _replaced(flow.Bound, "buffer", _not_anew), "counted", None, None,
     ),
     "a restart goes on too far": (
         _replaced(world, "resume_point", _too_far), "another worker", None, None,

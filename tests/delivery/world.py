@@ -65,8 +65,8 @@ class World:
         self.schedule, self.plan = schedule, schedule.plan
         self.run = begin(schedule.plan, folder, schedule.shards)
         self.batches, serials = deliveries(schedule.records)
-        door = CanonicaliserFactory(self.plan, self.run.keys, self.run.public)()
-        good = [door(batch)[0] for batch in self.batches]
+        ingest = CanonicaliserFactory(self.plan, self.run.keys, self.run.public)()
+        good = [ingest(batch)[0] for batch in self.batches]
         self.records = concat(good, record_schema(self.plan))
         places = zip(
             *(self.records.column(c).to_pylist() for c in ("partition", "offset")), strict=True

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -71,7 +70,7 @@ def test_it_stands_beside_a_users_own_packages(wheel: Path, tmp_path: Path) -> N
     zipfile.ZipFile(wheel).extractall(installed)
     (tmp_path / "mine" / "state").mkdir(parents=True)
     (tmp_path / "mine" / "state" / "__init__.py").write_text("MINE = True\n")
-    path = os.pathsep.join([str(installed), sysconfig.get_paths()["purelib"]])
+    path = os.pathsep.join([str(installed), *(p for p in sys.path if p.endswith("site-packages"))])
     ran = subprocess.run(
         [sys.executable, "-S", "-W", "ignore", "-c", PROGRAM], cwd=tmp_path / "mine",
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,

@@ -16,7 +16,7 @@ from tests.streams import Stream, key_name, user_name
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-    """A raw record that passed the door."""
+    """A raw record that passed ingest."""
 
     unit: tuple[str, int]  # user and privacy period
     key: str

@@ -163,7 +163,7 @@ def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
 
 
 def listed(plan: Plan, stream: Stream) -> Stream:
-    """What the door lets pass of a stream: with public keys only records of these."""
+    """What ingest lets pass of a stream: with public keys only records of these."""
     if plan.public_keys is None:
         return stream
     return stream.take(np.flatnonzero(np.isin(stream.key, list(PUBLIC))))

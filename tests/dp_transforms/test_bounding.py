@@ -51,8 +51,8 @@ class Case:
     def __init__(self, plan: Plan, ring: KeyRing, path: str, seed: int = 3) -> None:
         self.plan, self.path = plan, path
         self.stream = generate(plan, seed, records=900, users=160, keys=12, heavy=True)
-        door = Canonicaliser(plan, ring)
-        good = [door(b)[0] for b in self.stream.batches(200)]
+        ingest = Canonicaliser(plan, ring)
+        good = [ingest(b)[0] for b in self.stream.batches(200)]
         self.records = concat(good, record_schema(plan))
         where = zip(
             self.records.column("partition").to_pylist(),

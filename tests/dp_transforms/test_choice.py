@@ -48,10 +48,10 @@ def tallied(
 ) -> list[Int64]:
     """Exact histograms of a stream's first hours."""
     short = first_hours(plan)
-    door = Canonicaliser(short, ring)
+    ingest = Canonicaliser(short, ring)
     tally = Tally(short, ring, (*RUN, name), design(question(plan, per_unit)).histograms, per_unit)
     for batch in stream.batches(rows):
-        tally.add(door(batch)[0])
+        tally.add(ingest(batch)[0])
     return tally.counts()
 
 

@@ -9,8 +9,8 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 
 from dpstream.dp_transforms.batches import record_schema
-from dpstream.dp_transforms.beam.buffer import HoldUntilCut
-from dpstream.dp_transforms.beam.clock import ToShards, WallClock, instant, pulse_of
+from dpstream.dp_transforms.beam.buffer import BufferUntilCut
+from dpstream.dp_transforms.beam.clock import ToShards, WallClock, clock_tick_of, instant
 from tests.streams import START, STEP, make_plan
 
 LINE = make_plan(triggers=4, windows=3).timeline
@@ -44,25 +44,26 @@ class Drive:
         self.hand.at = micros
         tracker = ThreadsafeRestrictionTracker(self.beat.create_tracker(self.left))
         view = RestrictionTrackerView(tracker)
-        before, pulses = self.marks.current_watermark(), []
+        before, clock_ticks = self.marks.current_watermark(), []
         for out in self.beat.process(0, tracker=view, estimator=self.marks):
-            # A stage that has not got the pulse yet holds the others' watermarks before its cuts.
+            # A stage that has not got the clock tick yet holds the others' watermarks before its
+            # cuts.
             assert before <= out.timestamp < instant(self.beat._line, out.value[1])
-            pulses.append(out.value)
+            clock_ticks.append(out.value)
         tracker.check_done()
         left = tracker.deferred_status()
         self.ended = left is None
         if left is not None:
             self.left, wait = left
             assert float(wait) <= 0.2
-        return pulses, self.marks
+        return clock_ticks, self.marks
 
 
 def test_cuts_are_announced_when_they_are_reached() -> None:
     drive = Drive(LINE)
     for now, wanted in ((0, []), (STEP - 1, []), (STEP, [(1, 1, 1)]), (STEP + 1, [])):
-        pulses, _ = drive.at(now)
-        assert pulses == wanted
+        clock_ticks, _ = drive.at(now)
+        assert clock_ticks == wanted
     assert drive.at(5 * STEP + 7)[0] == [(1, 2, 5)]  # a worker that slept
     assert drive.at(3 * STEP)[0] == [] and not drive.ended  # a clock that was set back
 
@@ -103,6 +104,8 @@ def test_every_shard_gets_every_pulse() -> None:
     spread = pickle.loads(pickle.dumps(ToShards(5, schema)))  # noqa: S301
     out = list(spread.process((3, 5, 9)))
     assert [shard for shard, _ in out] == [0, 1, 2, 3, 4]
-    assert all(batch.num_rows == 0 and pulse_of(batch) == (3, 5, 9) for _, batch in out)
-    assert pulse_of(out[0][1].replace_schema_metadata(None)) is None
-    assert HoldUntilCut.ROWS.coder.decode(HoldUntilCut.ROWS.coder.encode(out[0][1])) == out[0][1]
+    assert all(batch.num_rows == 0 and clock_tick_of(batch) == (3, 5, 9) for _, batch in out)
+    assert clock_tick_of(out[0][1].replace_schema_metadata(None)) is None
+    assert (
+        BufferUntilCut.ROWS.coder.decode(BufferUntilCut.ROWS.coder.encode(out[0][1])) == out[0][1]
+    )

@@ -133,7 +133,7 @@ def test_a_unit_of_a_closed_period_does_not_count_again(tmp_path: Path) -> None:
     """Its counter is gone, and so is every way to be counted."""
     plan = endless(plan_of(period=PERIOD))
     flowing = run_on(live(plan, tmp_path, 10 * PERIOD))
-    records, dead = flowing.door(rows(10 * PERIOD + 1, ["u3-1"] * 9, 3 * PERIOD + 1))
+    records, dead = flowing.ingest(rows(10 * PERIOD + 1, ["u3-1"] * 9, 3 * PERIOD + 1))
     assert records.num_rows == 0 and set(dead.column("reason").to_pylist()) == {"late"}
 
 
@@ -156,7 +156,7 @@ def test_what_is_read_of_progress_stays_bounded(
     # The sabotaged twin: nothing is remembered.
     seen.clear()
     monkeypatch.setattr(retention, "_NOTED", 1 << 30)
-    flowing.store.set_note("complete", None)
+    flowing.store.set_metadata("complete", None)
     released_through(flowing.run)
     assert max(seen) == SHARDS * 400
 

@@ -95,8 +95,8 @@ class Live:
 def canonical(plan: Plan, seed: int = 3) -> tuple[list[pa.RecordBatch], pa.RecordBatch]:
     """(source batches, canonical records)."""
     stream = generate(plan, seed, records=900, users=120, keys=25)
-    batches, door = stream.batches(100), Canonicaliser(plan, KEYS.ring())
-    return batches, concat([door(b)[0] for b in batches], record_schema(plan))
+    batches, ingest = stream.batches(100), Canonicaliser(plan, KEYS.ring())
+    return batches, concat([ingest(b)[0] for b in batches], record_schema(plan))
 
 
 def stamp_cut(plan: Plan, records: pa.RecordBatch) -> Any:

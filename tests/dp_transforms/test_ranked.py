@@ -68,8 +68,8 @@ def test_delivery_never_changes_a_byte(plan: Plan, store_paths: Iterator[str]) -
 def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
     """Steps of one shard; with a seed its admitted rows come in any order and in any batches."""
     settings = begin(plan, next(paths), shards=1, **options_of(plan))
-    door = CanonicaliserFactory(plan, settings.keys, settings.public)()
-    good = concat((door(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
+    ingest = CanonicaliserFactory(plan, settings.keys, settings.public)()
+    good = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
     last = plan.timeline.last_cut
     rows = [batch for _, batch in BoundCallback(settings)()(0, [good], last, 0).outputs]
     if seed is not None:
@@ -180,8 +180,8 @@ SABOTAGE: list[tuple[str, Any, str, Callable[[Any], Any]]] = [
     ("per key", aggregation, "_fresh_units", forgotten_after_selection),
     ("weights", bounding, "admit", no_ranks),
     ("combined late", bounding, "admit", no_ranks),
-    ("combined", step.Needs, "ensure", separate_noise),
-    ("combined units", step.Needs, "ensure", separate_noise),
+    ("combined", step.NoisyThresholds, "ensure", separate_noise),
+    ("combined units", step.NoisyThresholds, "ensure", separate_noise),
 ]
 
 

@@ -98,8 +98,8 @@ def test_one_id_of_two_units_is_two_records() -> None:
     plan = plan_with_ids()
     rows = table(plan).slice(0, 2)
     batch = rows.set_column(5, "id", pa.array([b"x", b"x"])).combine_chunks().to_batches()[0]
-    door = Canonicaliser(plan, KEYS.ring())
-    records, dead = door(positioned(dict(zip(rows.schema.names, batch.columns, strict=True))))
+    ingest = Canonicaliser(plan, KEYS.ring())
+    records, dead = ingest(positioned(dict(zip(rows.schema.names, batch.columns, strict=True))))
     assert records.num_rows == 2 and dead.num_rows == 0
     assert records["offset"][0] == records["offset"][1]  # the unit tells them apart
     assert records["unit"][0] != records["unit"][1]

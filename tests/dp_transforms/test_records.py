@@ -1,4 +1,4 @@
-"""The door: bad records are dead-lettered alike every time and touch no other record."""
+"""Ingest: bad records are dead-lettered alike every time and touch no other record."""
 
 import math
 import re
@@ -176,9 +176,9 @@ def test_text_columns_give_the_same_records_as_typed_ones() -> None:
         for name in ("user", "page", "time", "arrived", "value")
     }
     assert text["time"][0].as_py().endswith("Z")
-    door = Canonicaliser(PLAN, RING)
-    records, dead = door(typed)
-    again, dead_again = door(positioned(text))
+    ingest = Canonicaliser(PLAN, RING)
+    records, dead = ingest(typed)
+    again, dead_again = ingest(positioned(text))
     assert records.equals(again) and dead.equals(dead_again)
     assert records.num_rows > 100 and dead.num_rows > 10
 
@@ -218,10 +218,10 @@ def test_the_unit_of_a_period_is_user_and_period() -> None:
 def test_a_stream_is_accepted_as_the_reference_says() -> None:
     stream = generate(PERIODS, records=600)
     expected = accept(PERIODS, stream)
-    door = Canonicaliser(PERIODS, RING)
+    ingest = Canonicaliser(PERIODS, RING)
     got = {}
     for batch in stream.batches(100):
-        for record in door(batch)[0].to_pylist():
+        for record in ingest(batch)[0].to_pylist():
             got[record["partition"], record["offset"]] = record
     assert set(got) == set(expected)
     for where, record in got.items():
@@ -274,7 +274,7 @@ def test_public_keys_are_canonical_and_distinct() -> None:
 def test_other_keys_than_the_public_ones_go_to_the_dead_letter() -> None:
     plan = msgspec.structs.replace(PLAN, public_keys="list")
     table = canonical_public_keys(plan, pa.table({"page": ["e\u0301", "k1"]}))
-    door = Canonicaliser(plan, RING, public_key_ids(plan, RING, table))
+    ingest = Canonicaliser(plan, RING, public_key_ids(plan, RING, table))
     batch = positioned(
         {
             "user": ["u"] * 4,
@@ -284,6 +284,6 @@ def test_other_keys_than_the_public_ones_go_to_the_dead_letter() -> None:
             "value": [1.0] * 4,
         }
     )
-    good, dead = door(batch)
+    good, dead = ingest(batch)
     assert good.column("page").to_pylist() == ["\u00e9", "k1"]
     assert dead.column("reason").to_pylist() == ["not_public", "key"]

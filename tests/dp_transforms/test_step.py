@@ -312,8 +312,8 @@ def turns(
     path = next(paths)
     run = begin(plan, path, shards=1, **options_of(plan))
     aliases = [run._replace(store=f"sqlite:{'/' * n}{path}") for n in range(workers)]
-    door = CanonicaliserFactory(plan, run.keys, run.public)()
-    records = concat((door(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
+    ingest = CanonicaliserFactory(plan, run.keys, run.public)()
+    records = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
     last = plan.timeline.last_cut
     batches = [batch for _, batch in BoundCallback(run)()(0, [records], last, 0).outputs]
     busy = [ReleaseCallback(alias)()(0, batches, last, 0).outputs for alias in aliases]

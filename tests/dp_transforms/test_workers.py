@@ -17,7 +17,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam import buffer as hold
 from dpstream.dp_transforms.beam import split
-from dpstream.dp_transforms.beam.buffer import Held, HoldUntilCut, _outputs
+from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, _outputs
 from dpstream.dp_transforms.beam.clock import Announced
 from dpstream.dp_transforms.beam.workers import Threads, Workers, stop_workers
 from dpstream.dp_transforms.flow import DPStream
@@ -217,13 +217,13 @@ def test_only_what_ends_at_one_cut_is_given_to_threads(
 ) -> None:
     """Elsewhere rows may wait for later cuts, and a bundle's end is no place to emit."""
     seen: list[int] = []
-    real = HoldUntilCut.__init__
+    real = BufferUntilCut.__init__
 
-    def init(self: HoldUntilCut, *args: Any, threads: Threads = Threads(), **more: Any) -> None:  # noqa: B008
+    def init(self: BufferUntilCut, *args: Any, threads: Threads = Threads(), **more: Any) -> None:  # noqa: B008
         seen.append(threads.number)
         real(self, *args, threads=threads, **more)
 
-    monkeypatch.setattr(HoldUntilCut, "__init__", init)
+    monkeypatch.setattr(BufferUntilCut, "__init__", init)
     plan = make_plan()
     line = plan.timeline
     clock = Announced(line.last_cut) if announced else Halves(line.last_cut)

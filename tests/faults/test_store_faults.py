@@ -283,8 +283,8 @@ def admitted_steps(run: Run) -> list[tuple[int, int, int, pa.RecordBatch]]:
     plan, store = run.plan, run.open()
     ring = KEYS.ring()
     ids = None if run.public is None else public_key_ids(plan, ring, run.public)
-    door = Canonicaliser(plan, ring, ids)
-    records = concat([door(b)[0] for b in batches_of(plan)], record_schema(plan))
+    ingest = Canonicaliser(plan, ring, ids)
+    records = concat([ingest(b)[0] for b in batches_of(plan)], record_schema(plan))
     shard, upto = shard_of(ids_of(records.column("unit")), run.shards), plan.timeline.last_cut
     parts = [
         bounding.bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
@@ -465,9 +465,9 @@ def test_a_decision_of_bound_is_made_once(place: Places) -> None:
     first's decision."""
     run = job("sticky", place())
     plan = run.plan
-    door = Canonicaliser(plan, KEYS.ring())
+    ingest = Canonicaliser(plan, KEYS.ring())
     batches = generate(plan, 6, records=300, users=60).batches(100)
-    records = concat([door(b)[0] for b in batches], record_schema(plan))
+    records = concat([ingest(b)[0] for b in batches], record_schema(plan))
     a, b = another(run), another(run)
     upto = plan.timeline.last_cut
     b.unit_shard(0)  # b has looked before a decides

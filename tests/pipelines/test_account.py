@@ -97,7 +97,7 @@ def test_a_copy_of_the_store_is_refused(place: Place) -> None:
 
 def test_a_restored_store_goes_on_as_a_job(place: Place) -> None:
     run = stream(place, account=account(place))._run
-    run.open().set_note(RESTORE, BEGIN)
+    run.open().set_metadata(RESTORE, BEGIN)
     with pytest.raises(PolicyError, match="was restored"):
         stream(place, account=account(place))
 

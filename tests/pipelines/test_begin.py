@@ -92,8 +92,8 @@ POINTS: list[tuple[Any, str, int]] = [
     (Ledger, "charge_within", 1),
     (tokens, "_announce", 1),
     (tokens, "_remember", 1),
-    (SqliteStore, "swap_note", 1),
-    (SqliteStore, "swap_note", 2),
+    (SqliteStore, "swap_metadata", 1),
+    (SqliteStore, "swap_metadata", 2),
     (tokens, "_accept", 2),
     (beginning, "write_manifest", 1),
     (sink_files, "put_once", 1),
@@ -143,7 +143,7 @@ def test_every_point_was_reached_and_the_order_is_kept(place: Place) -> None:
             patch.stop()
     assert seen == [
         "check", "begin_run", "create_store", "check_sink", "charge_within", "_announce",
-        "_remember", "swap_note", "swap_note", "write_manifest", "put_once",
+        "_remember", "swap_metadata", "swap_metadata", "write_manifest", "put_once",
     ]  # fmt: skip
 
 

@@ -119,13 +119,13 @@ def test_no_record_is_pickled_between_stages(tmp_path: Path, kind: str) -> None:
 
 def test_a_lost_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(self: flow.Bound, pcolls: Any) -> Any:
-        records, pulses = pcolls
+        records, clock_ticks = pcolls
         schema = flow.record_schema(self._run.plan)
         split = beam.ParDo(flow.SplitByShard("unit", self._run.shards, schema))
         return (
-            (records | "ByUnit" >> split, pulses | "P" >> flow._to_shards(self._run, schema))
+            (records | "ByUnit" >> split, clock_ticks | "P" >> flow._to_shards(self._run, schema))
             | "UnitInput" >> beam.Flatten()
-            | "Bound" >> beam.ParDo(self.hold()).with_output_types(tuple[int, pa.RecordBatch])
+            | "Bound" >> beam.ParDo(self.buffer()).with_output_types(tuple[int, pa.RecordBatch])
         )
 
     monkeypatch.setattr(flow.Bound, "expand", lost)

@@ -125,7 +125,7 @@ def test_a_sabotaged_twin_that_does_not_look_at_the_sink(
 ) -> None:
     monkeypatch.setattr(FileSink, "content", lambda _: "always the same")
     run = stream.begin(place.job())[0]
-    run.open().set_note("published", "always the same")
+    run.open().set_metadata("published", "always the same")
     run.destroy_keys()
     stores.close_all()
     with pytest.raises(AssertionError):
@@ -148,9 +148,9 @@ def test_a_note_is_taken_only_of_what_is_complete(
     run = stream.begin(place.job())[0]
     sink = FileSink(place.folder / "out", "parquet")
     next((place.folder / "out").rglob("*.parquet")).unlink()
-    run.open().set_note("published", None)
+    run.open().set_metadata("published", None)
     restored.note_complete(run, sink)
-    assert run.open().note("published") is None
+    assert run.open().metadata("published") is None
     restored.complete(run, sink)
-    assert run.open().note("published") == sink.content()
+    assert run.open().metadata("published") == sink.content()
     run.destroy_keys()

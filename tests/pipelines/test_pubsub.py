@@ -341,13 +341,13 @@ def test_a_reader_that_paused_takes_no_silence_for_proof(
 def test_the_brake_holds_a_reader(emulator: Emulator, make_pubsub_job: MakePubSubJob) -> None:
     topic, subscription = emulator.subscription()
     reader = Reader(make_pubsub_job(subscription))
-    brake = Held()
-    reader.dofn._brake = brake
+    backpressure = Held()
+    reader.dofn._backpressure = backpressure
     emulator.publish(topic, [row(i) for i in range(5)])
     for _ in range(5):
         reader.step()
     assert reader.rows() == [] and reader.mark is None
-    brake.on = False
+    backpressure.on = False
     reader.until(lambda: len(reader.rows()) == 5)
 
 

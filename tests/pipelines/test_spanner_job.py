@@ -19,7 +19,7 @@ from dpstream.state import open as stores
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect
-from dpstream.state.spanner.metadata import named, read_note, swap_note
+from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
@@ -93,7 +93,7 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
         shown = call("ledger", "show", there)["data_sets"]
         assert isinstance(shown, list) and len(shown[0]["entries"]) == 1
     name = named(0, "token")
-    token = swap_note(connect(url), name, read_note(connect(url), name), "0" * 32)
+    token = swap_metadata(connect(url), name, read_metadata(connect(url), name), "0" * 32)
     assert token and "older or forked" in str(call("run", there, code=3)["rule"])
 
 

@@ -9,8 +9,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms.beam import buffer as hold
-from dpstream.dp_transforms.beam.clock import Pulse, WallClock
-from dpstream.dp_transforms.flow import STRIDE, DPStream
+from dpstream.dp_transforms.beam.clock import ClockTick, WallClock
+from dpstream.dp_transforms.flow import CATCH_UP_CUTS, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
@@ -33,19 +33,23 @@ class Stalled:
 def test_a_pulse_of_many_cuts_that_bound_gets_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a stall one pulse brings more cuts than a stride; BOUND is slow to take it."""
-    assert PLAN.timeline.last_cut > 2 * STRIDE
-    stream, out, pulse_of = generate(PLAN, 8, records=1500), tmp_path / "out", hold.pulse_of
+    """After a stall one clock tick brings more cuts than a stride; BOUND is slow to take it."""
+    assert PLAN.timeline.last_cut > 2 * CATCH_UP_CUTS
+    stream, out, clock_tick_of = (
+        generate(PLAN, 8, records=1500),
+        tmp_path / "out",
+        hold.clock_tick_of,
+    )
     want = released(PLAN, stream.batches(500), tmp_path / "calm.db", shards=2)
 
-    def slowly(batch: pa.RecordBatch) -> Pulse | None:
-        pulse = pulse_of(batch)
+    def slowly(batch: pa.RecordBatch) -> ClockTick | None:
+        clock_tick = clock_tick_of(batch)
         if "stamp" in batch.schema.names:  # BOUND's, not RELEASE's
             Stalled.last = time.monotonic()
-            time.sleep(0.0 if pulse is None else 1.5)
-        return pulse
+            time.sleep(0.0 if clock_tick is None else 1.5)
+        return clock_tick
 
-    monkeypatch.setattr(hold, "pulse_of", slowly)
+    monkeypatch.setattr(hold, "clock_tick_of", slowly)
     run = begin(PLAN, tmp_path / "a.db", shards=2)
     out.mkdir()
     flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]

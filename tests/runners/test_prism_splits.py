@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms.beam import buffer as hold
-from dpstream.dp_transforms.beam.clock import Announced, Pulse
+from dpstream.dp_transforms.beam.clock import Announced, ClockTick
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners import settings as runner_settings
 from dpstream.pipelines.runners.table import make_runner
@@ -30,13 +30,13 @@ def test_a_slow_stage_loses_nothing(
     rows = np.split(order, np.flatnonzero(np.diff(plan.timeline.cut_of(stream.stamp[order]))) + 1)
     batches = [batch for some in rows for batch in stream.take(some).batches(40)]
     want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
-    pulse_of, calls = hold.pulse_of, itertools.count(1)
+    clock_tick_of, calls = hold.clock_tick_of, itertools.count(1)
 
-    def slowly(batch: pa.RecordBatch) -> Pulse | None:
+    def slowly(batch: pa.RecordBatch) -> ClockTick | None:
         time.sleep(0.35 if next(calls) % 40 == 0 else 0)
-        return pulse_of(batch)
+        return clock_tick_of(batch)
 
-    monkeypatch.setattr(hold, "pulse_of", slowly)
+    monkeypatch.setattr(hold, "clock_tick_of", slowly)
     if sabotaged:
         monkeypatch.setattr(runner_settings, "PRISM_WHOLE_BUNDLES", "--streaming")
     engine = make_runner("PrismRunner", [f"--prism_location={binary()}", "--prism_log_level=error"])

@@ -19,7 +19,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import Announced
-from dpstream.dp_transforms.flow import STRIDE, DPStream
+from dpstream.dp_transforms.flow import CATCH_UP_CUTS, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
@@ -91,15 +91,16 @@ def test_what_comes_after_its_cut_counts_in_the_next(tmp_path: Path) -> None:
     """Nothing is lost: it is as if these records had been stamped then."""
     plan = make_plan(triggers=20, windows=1, lateness=2, stamped=True, contributions=60)
     line, late, comes = plan.timeline, 5, 12
-    assert late < STRIDE < comes
+    assert late < CATCH_UP_CUTS < comes
     stream, events = generate(plan, 9, records=3000), list[pa.RecordBatch | int]()
     for cut in range(1, line.last_cut + 1):
         events += by_cut(stream, cut) if cut != late else []
         events += by_cut(stream, late) if cut == comes else []
         events.append(line.cut_time(cut) + 2_000)
     missed = line.cut_of(stream.stamp) == late
-    # A callback has taken the first STRIDE cuts together; the next cut begins where it ended.
-    stamp = np.where(missed, line.cut_time(STRIDE), stream.stamp)
+    # A callback has taken the first CATCH_UP_CUTS cuts together; the next cut begins where it
+    # ended.
+    stamp = np.where(missed, line.cut_time(CATCH_UP_CUTS), stream.stamp)
     moved = dataclasses.replace(stream, stamp=stamp)
     want = released(plan, moved.batches(500), tmp_path / "moved.db")
     assert play(plan, tmp_path, events, line.last_cut) == want
@@ -122,7 +123,7 @@ def test_rows_gathered_before_a_split_wait_for_nobody(
     """A bundle with rows of many cuts: those of the first must be there when it is stepped."""
     plan = make_plan(triggers=12, windows=3, stamped=True)
     stream, last = generate(plan, 8, records=3000), plan.timeline.last_cut
-    assert last > 4 * STRIDE
+    assert last > 4 * CATCH_UP_CUTS
     order = np.argsort(stream.stamp, kind="stable")
     rows = np.split(order, np.flatnonzero(np.diff(plan.timeline.cut_of(stream.stamp[order]))) + 1)
     batches = [batch for some in rows for batch in stream.take(some).batches(40)]

@@ -113,7 +113,7 @@ def _check_counters(
 def check_end(world: Any) -> None:
     """The whole history against the undisturbed run, or what of it must still hold."""
     plan, run = world.plan, world.run
-    with_door = [world.door(batch) for batch in world.source.whole()]
+    with_door = [world.ingest(batch) for batch in world.source.whole()]
     records = concat([good for good, _ in with_door], record_schema(plan))
     calm = sqlite(world.identity, plan, world.folder, -1)
     clean, store = calm.open(), world.database.open()

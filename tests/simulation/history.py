@@ -62,7 +62,7 @@ class World(Habits):
         self.run = Run(self.plan, KEYS, "", self.shards, RUN_ID, public_of(self.plan), tuned)
         self.folder = folder
         self.database = make(self.identity, self.plan, folder, seed)
-        self.door = CanonicaliserFactory(self.plan, KEYS, self.run.public)()
+        self.ingest = CanonicaliserFactory(self.plan, KEYS, self.run.public)()
         self.state = State(self.source.start(), self.shards)
         self.checkpoints = [self.state.copy()]
         self.trace: list[str] = []
@@ -255,7 +255,7 @@ class World(Habits):
             raise Problem("a release has two values")
 
     def _deliver(self) -> None:
-        good, dead = self.door(self.source.deliver(self.state.cursor))
+        good, dead = self.ingest(self.source.deliver(self.state.cursor))
         for letter in dead.to_pylist():
             where = letter["partition"], letter["offset"]
             if self.dead_letters.setdefault(where, letter["reason"]) != letter["reason"]:

@@ -40,8 +40,8 @@ class LimitedLife(LifeStore):
     def note(self, name: str) -> str | None:
         return self._tables.notes.get(name)
 
-    def swap_note(self, name: str, old: str | None, new: str | None) -> bool:
-        if self.note(name) != old:
+    def swap_metadata(self, name: str, old: str | None, new: str | None) -> bool:
+        if self.metadata(name) != old:
             return False
         self.database.notes[name] = new
         return True

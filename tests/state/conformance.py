@@ -351,12 +351,12 @@ class StoreConformance:
 
     def test_notes_are_swapped_by_comparison(self, bench: Bench) -> None:
         store, other = bench.open(), bench.open()
-        assert store.note("x") is None and store.token() == ""
-        assert not store.swap_note("x", "a", "b") and store.note("x") is None
-        assert store.swap_note("x", None, "a") and not other.swap_note("x", None, "b")
-        assert other.swap_note("x", "a", "c") and not store.swap_note("x", "a", "d")
+        assert store.metadata("x") is None and store.token() == ""
+        assert not store.swap_metadata("x", "a", "b") and store.metadata("x") is None
+        assert store.swap_metadata("x", None, "a") and not other.swap_metadata("x", None, "b")
+        assert other.swap_metadata("x", "a", "c") and not store.swap_metadata("x", "a", "d")
         assert [handle.note("x") for handle in (store, other, bench.open())] == ["c"] * 3
-        assert store.swap_note("x", "c", None) and other.note("x") is None
+        assert store.swap_metadata("x", "c", None) and other.metadata("x") is None
         assert store.renew_token("", "t1") and not other.renew_token("", "t2")
         assert other.renew_token("t1", "t2") and bench.open().token() == "t2"
         assert bench.open().identity == IDENTITY  # notes change nothing else

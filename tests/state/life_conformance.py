@@ -154,8 +154,12 @@ class LifeConformance:
     def test_notes_are_swapped_by_comparison(self, life: LifeBench) -> None:
         one, other = life.open(), life.open()
         assert one.note("x") is None and not one.restoring
-        assert one.swap_note("x", None, "a") and not other.swap_note("x", None, "b")
-        assert other.note("x") == "a" and other.swap_note("x", "a", None) and one.note("x") is None
+        assert one.swap_metadata("x", None, "a") and not other.swap_metadata("x", None, "b")
+        assert (
+            other.metadata("x") == "a"
+            and other.swap_metadata("x", "a", None)
+            and one.note("x") is None
+        )
         one.begin_restoring()
         one.marks = Marks(2, 5, ((0, 5),))
         assert other.restoring and other.marks.first == 5
@@ -232,7 +236,7 @@ class LifeConformance:
         self, life: LifeBench, windows: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep in the midst of one of them does not wake up in it."""
-        monkeypatch.setattr("dpstream.state.spanner.epochs.ERA", 2)
+        monkeypatch.setattr("dpstream.state.spanner.epochs.EPOCH_LENGTH", 2)
         asleep, first = life.open(), life.open()
         fill_step(asleep, 1, 0, 1, [0])
         first.key_shard(0, 0)
@@ -268,7 +272,7 @@ class LifeConformance:
         self, life: LifeBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep does not decide where it fell asleep."""
-        monkeypatch.setattr("dpstream.state.spanner.epochs.ERA", 4)
+        monkeypatch.setattr("dpstream.state.spanner.epochs.EPOCH_LENGTH", 4)
         asleep, store = life.open(), life.open()
         decide_units(asleep, 0, 1, [0])
         asleep.load_units(0, asleep.unit_shard(0), spread([2]))

@@ -233,7 +233,7 @@ def resharded_today(folder: Path) -> SqliteStore:
     copy_store(source, target, LINE)
     source.close(), target.close()
     target = opened(new)
-    target.set_note("x", "a")
+    target.set_metadata("x", "a")
     for shard in range(3):
         target.forget_positions(shard, 2)
     target.compact()
@@ -244,7 +244,7 @@ def all_of(store: SqliteStore) -> list[object]:
     return [
         whole(store),
         store.identity,
-        store.note("x"),
+        store.metadata("x"),
         store.leads,
         [store.unit_progress(shard) for shard in range(3)],
         sorted(store.progress()),

@@ -70,14 +70,14 @@ def everything(store: Store) -> object:
         assert list(store.key_pieces(window, shard)) is not None
     for shard in range(OLD.shards):
         assert store.unit_progress(shard) and list(store.unit_pieces(shard)) is not None
-    assert store.marks is not None and store.note("x") == "a"
+    assert store.marks is not None and store.metadata("x") == "a"
     return whole(store)
 
 
 def filled(bench: SpannerLifeBench) -> object:
     store = bench.open()
     sample(store)
-    store.set_note("x", "a")
+    store.set_metadata("x", "a")
     return everything(bench.open())
 
 
@@ -132,7 +132,7 @@ def plain_store() -> SpannerLifeBench:
     ):
         made = SpannerLifeBench(OLD)
         sample(made.open())
-        made.open().set_note("x", "a")
+        made.open().set_metadata("x", "a")
     spanner_seals._FORMATS.clear()
     return made
 
@@ -153,7 +153,7 @@ def test_a_store_without_digests_goes_on_as_it_is(
     for store in (old.open(), bench.open()):
         fill_step(store, 1, 0, 2, [2])
         decide_units(store, 0, 5, [0])
-        store.set_note("more", "b")
+        store.set_metadata("more", "b")
     assert everything(old.open()) == everything(bench.open())
     lengths = {len(b64decode(row[-1])) for row in raw(old, "Keys", "State")}
     assert lengths == {len(b64decode(r[-1])) - 18 for r in raw(bench, "Keys", "State")}
@@ -165,7 +165,7 @@ def moved(bench: SpannerLifeBench) -> Callable[[], Store]:
     number = claim(database)
     target = SpannerStore(bench.url, source._schema, source._streams, successor=(OLD, number))
     copy_store(source, target, LINE)
-    target.set_note("x", "a")
+    target.set_metadata("x", "a")
     switch(database, 0, number, OLD)
     return bench.open
 

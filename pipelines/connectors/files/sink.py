@@ -139,7 +139,7 @@ def release_path(window: int, trigger: int, kind: str) -> Path:
 
 
 def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, int]:
-    """Write one sealed release (the twin of `WriteReleases` without Beam).
+    """Write one sealed release (`WriteReleases` without Beam).
 
     Args:
         folder: the sink's folder.

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import Brake
+from dpstream.pipelines.connectors.backpressure import Backpressure
 from dpstream.pipelines.connectors.files.csv_rows import csv_header, csv_positions
 from dpstream.pipelines.connectors.files.input_manifest import (
     SourceFile,
@@ -118,7 +118,7 @@ def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
 
 
 def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
-    """Rows and refused positions of one piece (the twin of `ReadFiles` without Beam).
+    """Rows and refused positions of one piece (`ReadFiles` without Beam).
 
     Raises:
         OSError: the operating system cannot read the file.
@@ -135,7 +135,7 @@ def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
 
 
 def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
-    """Batches with positions and dead letters of pieces (the twin of `ReadFiles` without Beam).
+    """Batches with positions and dead letters of pieces (`ReadFiles` without Beam).
 
     Raises:
         RunError: the operating system cannot read a file.
@@ -249,7 +249,7 @@ class FilesInput(Input):
         ]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         return ReadFiles(self.job)
 
     @override

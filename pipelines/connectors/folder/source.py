@@ -25,7 +25,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
+from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
 from dpstream.pipelines.connectors.folder.files import FilePiece, Files
 from dpstream.pipelines.connectors.folder.names import Place, place
 from dpstream.pipelines.connectors.folder.store import PATIENCE_SECONDS, Folder, away
@@ -66,9 +66,9 @@ class FolderInput(Input):
         return [b"folder", self.folder.url.encode(), str(self.job.source.format).encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         self._check()
-        return ReadFolder(self.job, begin, brake)
+        return ReadFolder(self.job, begin, backpressure)
 
     def _check(self) -> None:
         if not self.folder.is_there():
@@ -84,8 +84,10 @@ class FolderInput(Input):
 class _Watch(beam.DoFn):
     """One splittable element: the folder; gives closed files, and the watermark."""
 
-    def __init__(self, watch: Markers | Settled, begin: int, brake: Brake | None) -> None:
-        self._watch, self._begin, self._brake = watch, begin, brake
+    def __init__(
+        self, watch: Markers | Settled, begin: int, backpressure: Backpressure | None
+    ) -> None:
+        self._watch, self._begin, self._backpressure = watch, begin, backpressure
         self._left: Iterator[Step] | None = None
         self._seen: Seen | None = None
         self._away_since: float | None = None
@@ -101,7 +103,7 @@ class _Watch(beam.DoFn):
         """Newly closed files until there are none, or the bundle has lasted long enough."""
         progress, bundle, asked = tracker.current_restriction(), Bundle(), time.monotonic()
         now = watermark.current_watermark()
-        if self._brake and now is not None and self._brake.holds(now.micros):
+        if self._backpressure and now is not None and self._backpressure.holds(now.micros):
             give_back(tracker, HELD_SECONDS)
             return
         markers = isinstance(self._watch, Markers)
@@ -192,17 +194,17 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
     Args:
         job: its source, columns and ``performance.batch_rows`` are used.
         begin: files that were closed before it (micros) are passed over.
-        brake: keeps it from running ahead of the releases.
+        backpressure: keeps it from running ahead of the releases.
     """
 
-    def __init__(self, job: Job, begin: int = 0, brake: Brake | None = None) -> None:
+    def __init__(self, job: Job, begin: int = 0, backpressure: Backpressure | None = None) -> None:
         super().__init__()
         folder, kind = Folder(job.source.path), str(job.source.format)
         settle = duration_micros("source.settle", job.source.settle)
         watch: Markers | Settled = Settled(folder, f".{kind}", settle)
         if job.plan.stamp != "_closed":
             watch = Markers(folder, begin, 0 if job.plan.stamp == "_manifest" else settle)
-        self._watch = _Watch(watch, begin, brake)
+        self._watch = _Watch(watch, begin, backpressure)
         self._files = Files(folder, kind, job.columns)
         self._batch_rows = job.performance.batch_rows
 

@@ -1,4 +1,4 @@
-"""What has newly been closed in a folder that grows: the twin of the source without Beam.
+"""What has newly been closed in a folder that grows: the source without Beam.
 
 Two ways to know.  **Markers**: objects ``_closed/<RFC 3339 instant>.jsonl`` (or, so that a listing
 stays short, ``_closed/<date>/...``), written whole by the producer in the order of their

@@ -35,7 +35,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
+from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.kafka.broker import (
     ASK_SECONDS,
@@ -91,8 +91,8 @@ class KafkaInput(Input):
         return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
-        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, brake)
+    def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
+        return ReadKafka(self.job, self.kafka, self._topic_id(), begin, backpressure)
 
     def _topic_id(self) -> str:
         return str(self._asked(self.kafka.described)[0])
@@ -145,10 +145,15 @@ class _ReadPartition(beam.DoFn):
     """Partition -> batches; what is no row to the dead letter; errors carry no values."""
 
     def __init__(
-        self, job: Job, kafka: Kafka, settle: int, begin: int, brake: Brake | None = None
+        self,
+        job: Job,
+        kafka: Kafka,
+        settle: int,
+        begin: int,
+        backpressure: Backpressure | None = None,
     ) -> None:
         self.kafka, self.settle, self.begin = kafka, settle, begin
-        self.brake, self._rows = brake, 0
+        self.backpressure, self._rows = backpressure, 0
         self.columns, self.data_columns = job.columns, job.data_columns
         self.batch_rows = job.performance.batch_rows
         self._objects: Objects | None = None
@@ -165,7 +170,7 @@ class _ReadPartition(beam.DoFn):
     def process(self, element: int, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
         """Messages from where the last bundle ended, until this one is full or none is ready."""
         bundle = Bundle()
-        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+        if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         with self._reader(element) as reader:
@@ -251,7 +256,7 @@ class _ReadTopic(_ReadPartition):
     def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
         """Each partition in turn, until the bundle is full or none has anything ready."""
         bundle = Bundle()
-        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+        if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         stands = self._grown(element, tracker.current_restriction().after or Standing())
@@ -332,7 +337,7 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         kafka: the topic.
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.
-        brake: keeps it from running ahead of the releases.
+        backpressure: keeps it from running ahead of the releases.
         spread: an element for each partition, or one for all (see `as_one`).
     """
 
@@ -342,24 +347,24 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         kafka: Kafka,
         topic_id: str,
         begin: int,
-        brake: Brake | None = None,
+        backpressure: Backpressure | None = None,
         spread: bool = True,
     ) -> None:
         super().__init__()
         self._spread = spread
         self._job, self._kafka, self._topic_id = job, kafka, topic_id
-        self._begin, self._brake = begin, brake
+        self._begin, self._backpressure = begin, backpressure
 
     def as_one(self) -> "ReadKafka":
         """The same reader with one element, and so one watermark, for all partitions."""
-        given = self._job, self._kafka, self._topic_id, self._begin, self._brake
+        given = self._job, self._kafka, self._topic_id, self._begin, self._backpressure
         return ReadKafka(*given, spread=False)
 
     @override
     def expand(self, begin: Any) -> Any:
         settle = duration_micros("source.settle", self._job.source.settle)
         kind = _ReadPartition if self._spread else _ReadTopic
-        dofn = kind(self._job, self._kafka, settle, self._begin, self._brake)
+        dofn = kind(self._job, self._kafka, settle, self._begin, self._backpressure)
         topic = begin | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
         if not self._spread:
             return topic | "Read" >> reading(dofn)

@@ -27,7 +27,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
+from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.pool import UNUSED_SECONDS, ReaderPool
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
@@ -83,11 +83,11 @@ class PubSubInput(Input):
         return [b"pubsub", self.subscription.encode(), found.topic.encode()]
 
     @override
-    def read(self, begin: int = 0, brake: Brake | None = None) -> Any:
+    def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         found = pubsub_client.described(self.subscription)
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)
-        return ReadPubSub(self.job, begin > 0, found.ack_deadline, brake)
+        return ReadPubSub(self.job, begin > 0, found.ack_deadline, backpressure)
 
 
 PULLERS = ReaderPool[Puller](keep=1)
@@ -96,8 +96,10 @@ PULLERS = ReaderPool[Puller](keep=1)
 class _ReadMessages(beam.DoFn):
     """Reader number -> batches; what is no row to the dead letter; errors carry no values."""
 
-    def __init__(self, job: Job, again: bool, ack_deadline: int, brake: Brake | None) -> None:
-        self._brake, self._rows = brake, 0
+    def __init__(
+        self, job: Job, again: bool, ack_deadline: int, backpressure: Backpressure | None
+    ) -> None:
+        self._backpressure, self._rows = backpressure, 0
         self._again, self._ack_deadline = again, ack_deadline
         self._subscription = str(job.source.subscription)
         self._columns, self._batch_rows = job.columns, job.performance.batch_rows
@@ -124,7 +126,7 @@ class _ReadMessages(beam.DoFn):
     ) -> Iterator[Any]:
         """What comes within `TAKE_SECONDS`."""
         stands = watermark.current_watermark() or MIN_TIMESTAMP
-        if self._brake and self._brake.holds(stands.micros, self._rows):
+        if self._backpressure and self._backpressure.holds(stands.micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         done = tracker.current_restriction().after
@@ -166,14 +168,18 @@ class ReadPubSub(beam.PTransform):  # type: ignore[misc]
         job: its source, columns and ``performance.batch_rows`` are used.
         again: the run is begun again on its store.
         ack_deadline: of the subscription, in seconds.
-        brake: keeps it from running ahead of the releases.
+        backpressure: keeps it from running ahead of the releases.
     """
 
     def __init__(
-        self, job: Job, again: bool = False, ack_deadline: int = 60, brake: Brake | None = None
+        self,
+        job: Job,
+        again: bool = False,
+        ack_deadline: int = 60,
+        backpressure: Backpressure | None = None,
     ) -> None:
         super().__init__()
-        self._dofn = _ReadMessages(job, again, ack_deadline, brake)
+        self._dofn = _ReadMessages(job, again, ack_deadline, backpressure)
 
     @override
     def expand(self, begin: Any) -> Any:

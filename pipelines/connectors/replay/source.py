@@ -24,7 +24,7 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Brake
+from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
 from dpstream.pipelines.connectors.files.input_manifest import unreadable
 from dpstream.pipelines.connectors.files.source import Piece, read_piece
 from dpstream.pipelines.connectors.records.positions import (
@@ -101,7 +101,7 @@ class Slice(NamedTuple):
 
 
 class Reels:
-    """The open pieces of a recording: the twin of `Replay` without Beam and without a clock."""
+    """The open pieces of a recording: `Replay` without Beam and without a clock."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.index = recording, index_of(recording)
@@ -238,7 +238,7 @@ class _ReplayFn(beam.DoFn):
 
     def __init__(self, recording: Recording, begin: int) -> None:
         self._recording, self._begin = recording, begin
-        self.brake: Brake | None = None
+        self.backpressure: Backpressure | None = None
         self._reels: Reels | None = None
         self._rows = 0
 
@@ -257,7 +257,7 @@ class _ReplayFn(beam.DoFn):
         self._reels = reels = self._reels or Reels(self._recording)
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
-        if self.brake and self.brake.holds(_now(watermark).micros, self._rows):
+        if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         now = self._stream_time(reels, progress.begun)
@@ -332,9 +332,9 @@ class Replay(beam.PTransform):  # type: ignore[misc]
         self.speed = speed
         self._dofn = _ReplayFn(recording_of(job, speed), begin)
 
-    def brake(self, brake: Brake) -> None:
+    def backpressure(self, backpressure: Backpressure) -> None:
         """Keep it from running ahead of the releases of a run."""
-        self._dofn.brake = brake
+        self._dofn.backpressure = backpressure
 
     def expand(self, begin: Any) -> Any:
         """``Impulse | read``: one element, which the runner cannot split."""

@@ -154,7 +154,7 @@ def adding(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
 
 
 def overwriting(store: SqliteStore, old: str, new: str) -> bool:
-    return _renew_token(store, store.note("token") or "", new)
+    return _renew_token(store, store.metadata("token") or "", new)
 
 
 TWINS: dict[str, Callable[[], Any]] = {
@@ -211,9 +211,9 @@ def test_a_restored_store_takes_over(folders: Iterator[Path]) -> None:
     assert enter(world.ledger, world.stores[2]) == "refused"
     store = opened(world.stores[1])
     tokens.restored(store, caught_up=False)
-    assert store.note(tokens.RESTORE) == tokens.REPLAY
+    assert store.metadata(tokens.RESTORE) == tokens.REPLAY
     tokens.restored(store, caught_up=True)
-    assert store.note(tokens.RESTORE) is None
+    assert store.metadata(tokens.RESTORE) is None
     store.close()
     assert world.entries() == 1
 

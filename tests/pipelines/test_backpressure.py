@@ -1,4 +1,4 @@
-"""The brake: a source waits when it is far ahead of the releases, and never for nothing."""
+"""The backpressure: a source waits when it is far ahead of the releases, and never for nothing."""
 
 import pickle
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from dpstream.dp_transforms.beam.delivery import (
     released_through,
     resume_point,
 )
-from dpstream.dp_transforms.flow import STRIDE, BoundCallback, ReleaseCallback, run_in_memory
+from dpstream.dp_transforms.flow import CATCH_UP_CUTS, BoundCallback, ReleaseCallback, run_in_memory
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.backpressure import ASK_SECONDS, CUTS_AHEAD, Brake
+from dpstream.pipelines.connectors.backpressure import ASK_SECONDS, CUTS_AHEAD, Backpressure
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.restored import Catching
 from dpstream.state import open as stores
@@ -63,38 +63,38 @@ def test_windows_that_take_no_steps_hold_nobody(run: Run) -> None:
     store.marks = msgspec.structs.replace(store.marks, abandoned=3)
     past = LINE.base(3)
     assert past > CUTS_AHEAD + 1 and released_through(run) == past
-    assert not Brake(run).holds(LINE.cut_time(past), 1 << 40)
-    assert Brake(run).holds(LINE.cut_time(past + CUTS_AHEAD + 1), 1 << 40)
+    assert not Backpressure(run).holds(LINE.cut_time(past), 1 << 40)
+    assert Backpressure(run).holds(LINE.cut_time(past + CUTS_AHEAD + 1), 1 << 40)
     step_through(run, LINE.last_cut)
     assert released_through(run) == LINE.last_cut
 
 
 def test_a_source_within_a_stride_is_never_held(run: Run) -> None:
-    assert CUTS_AHEAD > STRIDE + 1  # or a stride that is waited for could never come
+    assert CUTS_AHEAD > CATCH_UP_CUTS + 1  # or a stride that is waited for could never come
     for ahead in range(CUTS_AHEAD - 1):
-        assert not Brake(run).holds(LINE.cut_time(ahead), 1 << 40)
+        assert not Backpressure(run).holds(LINE.cut_time(ahead), 1 << 40)
 
 
 def test_a_source_far_ahead_waits_until_releases_follow(run: Run) -> None:
-    brake = pickle.loads(pickle.dumps(Brake(run)))  # noqa: S301
+    backpressure = pickle.loads(pickle.dumps(Backpressure(run)))  # noqa: S301
     far = LINE.cut_time(CUTS_AHEAD + 3)
-    assert not brake.holds(LINE.start, 1)
-    assert brake.holds(far, 1 << 40)
+    assert not backpressure.holds(LINE.start, 1)
+    assert backpressure.holds(far, 1 << 40)
     step_through(run, 6)
-    brake._asked -= 2 * ASK_SECONDS
-    assert not brake.holds(far, 1 << 40)
+    backpressure._asked -= 2 * ASK_SECONDS
+    assert not backpressure.holds(far, 1 << 40)
 
 
 def test_few_rows_may_be_further_ahead(run: Run) -> None:
-    brake = Brake(run)
-    assert not brake.holds(LINE.start, 10)
-    assert not brake.holds(LINE.cut_time(CUTS_AHEAD + 10), 10)
-    assert Brake(run).holds(LINE.cut_time(CUTS_AHEAD + 10))  # who does not know must wait
+    backpressure = Backpressure(run)
+    assert not backpressure.holds(LINE.start, 10)
+    assert not backpressure.holds(LINE.cut_time(CUTS_AHEAD + 10), 10)
+    assert Backpressure(run).holds(LINE.cut_time(CUTS_AHEAD + 10))  # who does not know must wait
 
 
 def test_the_end_of_the_plan_is_as_far_as_a_source_can_be(run: Run) -> None:
     step_through(run, LINE.last_cut)
-    assert not Brake(run).holds(1 << 62, 1 << 40)
+    assert not Backpressure(run).holds(1 << 62, 1 << 40)
 
 
 def test_a_store_says_from_where_on_records_matter(run: Run) -> None:
@@ -144,8 +144,8 @@ def drive(
     run: Run, batches: list[pa.RecordBatch], first: int, last: int
 ) -> dict[tuple[int, int], dict[int, pa.RecordBatch]]:
     """Both stages cut by cut with all records at hand, as a pipeline without state begins."""
-    door, plan = Canonicaliser(run.plan, KEYS.ring()), run.plan
-    good = concat([door(batch)[0] for batch in batches], record_schema(plan))
+    ingest, plan = Canonicaliser(run.plan, KEYS.ring()), run.plan
+    good = concat([ingest(batch)[0] for batch in batches], record_schema(plan))
     unit = shard_of(np.frombuffer(good["unit"].buffers()[1], np.uint64).reshape(-1, 2), 2)
     bags = [good.filter(pa.array(unit == shard)) for shard in range(2)]
     decide, release = BoundCallback(run)(), ReleaseCallback(run)()
