@@ -355,7 +355,7 @@ class StoreConformance:
         assert not store.swap_metadata("x", "a", "b") and store.metadata("x") is None
         assert store.swap_metadata("x", None, "a") and not other.swap_metadata("x", None, "b")
         assert other.swap_metadata("x", "a", "c") and not store.swap_metadata("x", "a", "d")
-        assert [handle.note("x") for handle in (store, other, bench.open())] == ["c"] * 3
+        assert [handle.metadata("x") for handle in (store, other, bench.open())] == ["c"] * 3
         assert store.swap_metadata("x", "c", None) and other.metadata("x") is None
         assert store.renew_token("", "t1") and not other.renew_token("", "t2")
         assert other.renew_token("t1", "t2") and bench.open().token() == "t2"

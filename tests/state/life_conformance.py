@@ -153,12 +153,12 @@ class LifeConformance:
 
     def test_notes_are_swapped_by_comparison(self, life: LifeBench) -> None:
         one, other = life.open(), life.open()
-        assert one.note("x") is None and not one.restoring
+        assert one.metadata("x") is None and not one.restoring
         assert one.swap_metadata("x", None, "a") and not other.swap_metadata("x", None, "b")
         assert (
             other.metadata("x") == "a"
             and other.swap_metadata("x", "a", None)
-            and one.note("x") is None
+            and one.metadata("x") is None
         )
         one.begin_restoring()
         one.marks = Marks(2, 5, ((0, 5),))
