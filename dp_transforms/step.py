@@ -32,6 +32,7 @@ from dpstream.dp_transforms.prediction import next_publication, predict, publish
 from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
 from dpstream.state.idtable import shard_of
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
+from dpstream.state.taken import TakenSteps
 
 Bool = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.uint64]
@@ -80,7 +81,7 @@ class Stepper:
         self._look_ahead = look_ahead or default_look_ahead(drawn.strategy_object)
         self._input = admitted_schema(plan)
         self._nothing = empty(shard_release_schema(plan))
-        self._leads = store.leads
+        self._taken = TakenSteps(store.leads)
 
     def step(
         self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
@@ -179,14 +180,8 @@ class Stepper:
         self.store.load_keys(window, shard, trigger, states, named)
         entered = _NO_SLOTS if public is None else self._enter_public(states, public, public_ids)
         before = states.due_at(trigger)
-        if window in self._leads:  # of shards that were ahead at a reshard
-            states.done[: states.size] |= self._ahead(window, trigger, states.table.ids)
-            left = ~self._ahead(window, trigger, ids)
-            rows, ids = rows.filter(pa.array(left)), ids[left]
-        if states.done.any():  # a part of this step is committed: its keys have taken it
-            before = before[~states.done[before]]
-            at = states.table.find(ids)
-            left = (at < 0) | ~states.done[at]
+        before, left = self._taken.left(states, window, trigger, before, ids)
+        if left is not None:
             rows, ids = rows.filter(pa.array(left)), ids[left]
         batch = aggregate(self.plan, states, rows, ids, self.budget.weights)
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
@@ -255,21 +250,13 @@ class Stepper:
         states.base[selected] = trigger
         states.units[selected] = 0
 
-    def _ahead(self, window: int, trigger: int, ids: Ids) -> Bool:
-        """Which keys have taken the step on the shards they were on before a reshard."""
-        ahead = np.zeros(len(ids), np.bool_)
-        for lead in self._leads.get(window, []):
-            progress = np.array(lead.progress, np.int32)
-            ahead |= progress[shard_of(ids, len(progress))] >= trigger
-        return ahead
-
     def _public_of(self, window: int, shard: int, trigger: int) -> tuple[pa.Table | None, Ids]:
         """Public keys that enter a shard at this step and their ids: all at the first."""
         if self._public is None or trigger > 1:
             return None, np.empty((0, 2), np.uint64)
         table, ids = self._public
         mine = shard_of(ids, self.store.identity.shards) == shard
-        mine = np.flatnonzero(mine & ~self._ahead(window, trigger, ids))
+        mine = np.flatnonzero(mine & ~self._taken.before_reshard(window, trigger, ids))
         return table.take(pa.array(mine)), ids[mine]
 
     @staticmethod

@@ -12,11 +12,11 @@ import pytest
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
-from dpstream.dp_transforms.step import Stepper
 from dpstream.state import open as stores
 from dpstream.state.copying import copy_store
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.taken import TakenSteps
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import NAMES, Full, redelivered, stop_at_commit
@@ -68,7 +68,7 @@ def test_shards_change_in_the_midst(name: str, stops: tuple[int, int, int], tmp_
 def test_what_was_taken_before_is_not_taken_again(tmp_path: Path, monkeypatch: Any) -> None:
     """The sabotaged twin: keys of a shard that was ahead take their steps twice."""
     none = lambda self, window, trigger, ids: np.zeros(len(ids), np.bool_)  # noqa: E731
-    monkeypatch.setattr(Stepper, "_ahead", none)
+    monkeypatch.setattr(TakenSteps, "before_reshard", none)
     with pytest.raises(AssertionError):
         check("sticky", tmp_path, (15, 3, 20))
 

@@ -1,0 +1,60 @@
+"""Which keys of a step have taken it already: after a reshard, or a commit in parts.
+
+A step is taken once for each key.  Shards of a store that is resharded may be at different steps;
+the new shards go on behind the last one, and keys that came from a shard that was ahead must not
+take those steps again (``Lead``).  A step too large for one transaction is committed in parts by
+key (``KeyShard.done``).  Either way the step is computed for the keys that are left, and its
+releases are those that one undivided step would have given: keys do not depend on each other.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.state.idtable import Ids, Int64, shard_of
+from dpstream.state.retention_store import Lead
+from dpstream.state.store import KeyShard
+
+Bool = npt.NDArray[np.bool_]
+
+
+class TakenSteps:
+    """What the keys of a store's open windows have taken.
+
+    Args:
+        leads: by window, how far the shards were that the keys lay on before reshards.
+    """
+
+    def __init__(self, leads: Mapping[int, Sequence[Lead]]) -> None:
+        self._leads = leads
+
+    def before_reshard(self, window: int, trigger: int, ids: Ids) -> Bool:
+        """(n,) which of the key ids (n, 2) took the step on their shard of an earlier layout."""
+        ahead = np.zeros(len(ids), np.bool_)
+        for lead in self._leads.get(window, ()):
+            progress = np.array(lead.progress, np.int32)
+            ahead |= progress[shard_of(ids, len(progress))] >= trigger
+        return ahead
+
+    def left(
+        self, states: KeyShard, window: int, trigger: int, slots: Int64, ids: Ids
+    ) -> tuple[Int64, Bool | None]:
+        """What a step is still to be computed for.
+
+        Args:
+            states: the shard; its keys that have taken the step are marked as done.
+            slots: keys that are due; ids: (n, 2) key ids of the step's rows.
+
+        Returns:
+            (due keys that are left, (n,) rows whose key is left; ``None``: all of both).
+        """
+        ahead = None
+        if window in self._leads:
+            ahead = self.before_reshard(window, trigger, ids)
+            states.done[: states.size] |= self.before_reshard(window, trigger, states.table.ids)
+        if not states.done.any():
+            return slots, None if ahead is None else ~ahead
+        at = states.table.find(ids)
+        rows = (at < 0) | ~states.done[at]
+        return slots[~states.done[slots]], rows if ahead is None else rows & ~ahead
