@@ -138,7 +138,7 @@ class Part(NamedTuple):
     bytes: int
 
 
-class LifeStore(ABC):
+class RetentionStore(ABC):
     """What a store must do for its own life; inherited by ``Store``."""
 
     @abstractmethod

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.state.idtable import IdTable, PairSet
-from dpstream.state.retention_store import LifeStore
+from dpstream.state.retention_store import RetentionStore
 
 Ids = npt.NDArray[np.uint64]
 Int32 = npt.NDArray[np.int32]
@@ -235,7 +235,7 @@ class OvertakenError(Exception):
     is left."""
 
 
-class Store(LifeStore):
+class Store(RetentionStore):
     """A database that keeps one run's state; see the module's text for the contract."""
 
     identity: RunIdentity

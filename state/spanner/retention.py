@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from google.cloud import spanner
-from google.cloud.spanner_v1.database import Database
 from typing_extensions import override
 
 from dpstream.accounting.limits import COMMIT_MUTATIONS
@@ -22,9 +21,9 @@ from dpstream.state import arrow
 from dpstream.state.retention_store import (
     Ids,
     KeyPiece,
-    LifeStore,
     Part,
     PositionPiece,
+    RetentionStore,
     UnitPiece,
     UnitProgress,
 )
@@ -34,6 +33,7 @@ from dpstream.state.spanner.client import (
     between,
     change_everywhere,
     commit,
+    connect,
     from_on,
     prefix,
     query,
@@ -51,7 +51,7 @@ from dpstream.state.spanner.rows import (
     unpack_columns,
     unpack_states,
 )
-from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, clear
+from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, clear, read_identity
 from dpstream.state.spanner.seals import CELL_SEAL, GENERATION
 from dpstream.state.spanner.units import SpannerUnitShard
 from dpstream.state.store import Admitted, RunIdentity
@@ -62,19 +62,32 @@ _FEW = 4096
 _PAGE = COMMIT_MUTATIONS // 16
 
 
-class SpannerLife(LifeStore):
-    """``LifeStore`` on the database of ``SpannerStore``."""
+class SpannerRetention(RetentionStore):
+    """What ``SpannerStore`` stands on: the database, and what of it outlives runs.
 
-    _db: Database
-    _schema: pa.Schema
-    _streams: int
-    _first_part: int
-    _snapshot: Any
-    _unit_shards: dict[int, SpannerUnitShard]
-    _fencing_epoch: dict[int, int]
-    identity: RunIdentity
-    generation: int
+    Args:
+        url: ``spanner://PROJECT/INSTANCE/DATABASE``; it must be initialised.
+        key_schema: Arrow schema of the key columns.
+        streams: integer sums kept per key (``Design.sums``).
+        successor: identity and number of a generation that is to be filled.
+    """
+
     _filled: Filled
+
+    def __init__(
+        self,
+        url: str,
+        key_schema: pa.Schema,
+        streams: int,
+        successor: tuple[RunIdentity, int] | None = None,
+    ) -> None:
+        self._schema, self._streams = key_schema, streams
+        self._db = connect(url)
+        self.identity, self.generation = successor or read_identity(self._db)
+        self._first_part = self.generation * GENERATION
+        self._snapshot: Any = None
+        self._unit_shards: dict[int, SpannerUnitShard] = {}
+        self._fencing_epoch: dict[int, int] = {}
 
     def _rows(
         self,

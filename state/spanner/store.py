@@ -30,17 +30,15 @@ from dpstream.state.spanner.client import (
     ExistsError,
     MissingError,
     commit,
-    connect,
     from_on,
     prefix,
     read_rows,
 )
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, STEP
 from dpstream.state.spanner.keys import SpannerKeyShard
-from dpstream.state.spanner.retention import SpannerLife
+from dpstream.state.spanner.retention import SpannerRetention
 from dpstream.state.spanner.rows import cell
-from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, read_identity
-from dpstream.state.spanner.seals import GENERATION
+from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
 from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
 from dpstream.state.store import (
     Admitted,
@@ -64,7 +62,7 @@ class _Group(threading.local):
     shards: list[SpannerKeyShard] | None = None
 
 
-class SpannerStore(SpannerLife, Store):
+class SpannerStore(SpannerRetention, Store):
     """One run's state in one Spanner database.
 
     Args:
@@ -83,16 +81,11 @@ class SpannerStore(SpannerLife, Store):
         window_sets: bool = True,
         successor: tuple[RunIdentity, int] | None = None,
     ) -> None:
-        self._schema, self._streams, self._window_sets = key_schema, streams, window_sets
+        super().__init__(url, key_schema, streams, successor)
+        self._window_sets = window_sets
         self._lock = threading.RLock()
         self._group = _Group()
-        self._db = connect(url)
-        self.identity, self.generation = successor or read_identity(self._db)
-        self._first_part = self.generation * GENERATION
-        self._snapshot = None
         self._key_shards: dict[tuple[int, int], SpannerKeyShard] = {}
-        self._unit_shards: dict[int, SpannerUnitShard] = {}
-        self._fencing_epoch: dict[int, int] = {}
 
     # --- keys ---------------------------------------------------------------------------
 

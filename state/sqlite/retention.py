@@ -8,6 +8,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,14 @@ from dpstream.state.idtable import Bool, IdTable
 from dpstream.state.retention_store import (
     Int64,
     KeyPiece,
-    LifeStore,
     Part,
     PositionPiece,
+    RetentionStore,
     UnitPiece,
     UnitProgress,
     piece_bounds,
 )
-from dpstream.state.sqlite.file import failed
+from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
 from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
 from dpstream.state.sqlite.rows import (
     NO_RELEASES,
@@ -46,16 +47,38 @@ from dpstream.state.store import Admitted, KeyShard, UnitShard
 INSERT_ADMISSION = "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)"
 
 
-class SqliteLife(LifeStore):
-    """``LifeStore`` on the connection and the caches of ``SqliteStore``."""
+class SqliteRetention(RetentionStore):
+    """What ``SqliteStore`` stands on: the open file, and what of it outlives runs.
 
-    _db: sqlite3.Connection
-    _lock: threading.RLock
-    _schema: pa.Schema
-    _streams: int
-    _unit_shards: dict[int, UnitShard]
+    Args:
+        path: the database file; it must exist (see ``create_store``).
+        key_schema: Arrow schema of the key columns.
+        streams: integer sums kept per key (``Design.sums``).
+        db: a connection to the file that is open already.
+    """
+
     _put_slots: dict[tuple[int, int], IdTable]
-    _carrying: bool
+
+    def __init__(
+        self,
+        path: str | Path,
+        key_schema: pa.Schema,
+        streams: int,
+        db: sqlite3.Connection | None = None,
+    ) -> None:
+        self._schema, self._streams = key_schema, streams
+        self._lock = threading.RLock()
+        if db is None:
+            upgrade_file(path)
+        self._db = connect(path) if db is None else db
+        try:
+            self.identity = read_identity(self._db)
+            check_structure(self._db)
+        except BaseException:
+            self._db.close()  # one that is left open would keep others from the file
+            raise
+        self._unit_shards: dict[int, UnitShard] = {}
+        self._carrying = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
 
     @override
     def metadata(self, name: str) -> str | None:

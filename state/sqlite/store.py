@@ -17,8 +17,8 @@ from typing_extensions import override
 from dpstream.accounting.errors import RunError
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
-from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
-from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteLife
+from dpstream.state.sqlite.file import failed
+from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
 from dpstream.state.sqlite.rows import StepRow, UnitRow, admission_row, releases_of, step_row
 from dpstream.state.store import (
     Admitted,
@@ -40,7 +40,7 @@ class _Group(threading.local):
     steps: _Steps | None = None
 
 
-class SqliteStore(SqliteLife, Store):
+class SqliteStore(SqliteRetention, Store):
     """One run's state in one SQLite file.
 
     Args:
@@ -57,22 +57,10 @@ class SqliteStore(SqliteLife, Store):
         streams: int,
         db: sqlite3.Connection | None = None,
     ) -> None:
-        self._schema, self._streams = key_schema, streams
-        self._lock = threading.RLock()
+        super().__init__(path, key_schema, streams, db)
         self._group = _Group()
-        if db is None:
-            upgrade_file(path)
-        self._db = connect(path) if db is None else db
-        try:
-            self.identity = read_identity(self._db)
-            check_structure(self._db)
-        except BaseException:
-            self._db.close()  # one that is left open would keep others from the file
-            raise
         self._key_shards: dict[tuple[int, int], KeyShard] = {}
-        self._unit_shards: dict[int, UnitShard] = {}
         self._unit_rows: dict[int, UnitRow] = {}
-        self._carrying = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
 
     @override
     def key_shard(self, window: int, shard: int) -> KeyShard:

@@ -35,7 +35,7 @@ from dpstream.pipelines.stream import run_job
 from dpstream.state import arrow
 from dpstream.state import open as stores
 from dpstream.state.idtable import PairSet
-from dpstream.state.sqlite import store as sqlite
+from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import KeyShard
 from tests.audit.leaks import (

@@ -25,7 +25,7 @@ from dpstream.state import transfer
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.sqlite import file as sqlite_file
-from dpstream.state.sqlite import store as sqlite
+from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.backup import check_file
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released

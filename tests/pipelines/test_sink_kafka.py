@@ -24,7 +24,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.operate.state_view import export, publish
 from dpstream.state import open as stores
-from dpstream.state.retention_store import LifeStore
+from dpstream.state.retention_store import RetentionStore
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_sinks import (
     broker,
@@ -175,7 +175,10 @@ def test_an_older_store_is_refused_and_restored(
     backup = half_way(fresh, sink)
     job = fresh.run(sink)
     state_admin.restore(job, backup, replace=True)
-    with mock.patch.object(LifeStore, "restoring", False), pytest.raises(PolicyError, match=OLDER):
+    with (
+        mock.patch.object(RetentionStore, "restoring", False),
+        pytest.raises(PolicyError, match=OLDER),
+    ):
         begin(job)
     stores.close_all()
     before = contents(job)

@@ -12,7 +12,7 @@ from unittest import mock
 from dpstream.accounting.calibration import calibrate
 from dpstream.dp_transforms import bounding, flow, release, run, step
 from dpstream.state.sqlite import file as sqlite_file
-from dpstream.state.sqlite import store as sqlite
+from dpstream.state.sqlite import retention as sqlite
 
 #: Between the calls of a store: states in memory are half changed when these fail.
 WORK = [

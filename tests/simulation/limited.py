@@ -25,7 +25,7 @@ from dpstream.state.store import (
     UnitShard,
 )
 from tests.simulation.limited_life import (
-    LimitedLife,
+    LimitedRetention,
     by_key,
     columns_of,
     ids_from,
@@ -53,7 +53,7 @@ class _Group(threading.local):
     steps: list[StepRows] | None = None
 
 
-class LimitedStore(LimitedLife, Store):
+class LimitedStore(LimitedRetention, Store):
     """A worker's handle.
 
     Args:

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from dpstream.dp_transforms.batches import id_array, ids_of
 from dpstream.state.retention_store import (
     KeyPiece,
-    LifeStore,
     Part,
     PositionPiece,
+    RetentionStore,
     UnitPiece,
     UnitProgress,
 )
@@ -25,8 +25,8 @@ from tests.simulation.tables import KeyRow, Record, Tables
 Rows = dict[bytes | None, pa.RecordBatch]
 
 
-class LimitedLife(LifeStore):
-    """``LifeStore`` on the tables; what a commit holds is as for a decision."""
+class LimitedRetention(RetentionStore):
+    """``RetentionStore`` on the tables; what a commit holds is as for a decision."""
 
     database: Tables
     hook: Callable[[str, str], None]
@@ -37,7 +37,7 @@ class LimitedLife(LifeStore):
         """What reads see: the tables, or a snapshot of them."""
         return self.database if self._seen is None else self._seen
 
-    def note(self, name: str) -> str | None:
+    def metadata(self, name: str) -> str | None:
         return self._tables.notes.get(name)
 
     def swap_metadata(self, name: str, old: str | None, new: str | None) -> bool:

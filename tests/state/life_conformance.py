@@ -1,4 +1,4 @@
-"""What every store must do for its own life; a store's tests inherit ``LifeConformance``.
+"""What every store must do for its own life; a store's tests inherit ``RetentionConformance``.
 
 Beside the ``Bench`` of the other suite it needs ``fresh(identity)``: a new, empty store of another
 identity, to be filled.
@@ -36,7 +36,7 @@ OLD = msgspec.structs.replace(IDENTITY, shards=SHARDS)
 ALL = list(range(UNIVERSE))
 
 
-class LifeBench(Bench):
+class RetentionBench(Bench):
     """A bench that also makes other stores."""
 
     @abstractmethod
@@ -148,10 +148,10 @@ def sample(store: Store, uneven: bool = False) -> None:
         decide_units(store, shard, 3 + (uneven and not shard), [shard, 6 + shard])
 
 
-class LifeConformance:
-    """Inherit and give a fixture ``life`` with a ``LifeBench`` of identity ``OLD``."""
+class RetentionConformance:
+    """Inherit and give a fixture ``life`` with a ``RetentionBench`` of identity ``OLD``."""
 
-    def test_notes_are_swapped_by_comparison(self, life: LifeBench) -> None:
+    def test_notes_are_swapped_by_comparison(self, life: RetentionBench) -> None:
         one, other = life.open(), life.open()
         assert one.metadata("x") is None and not one.restoring
         assert one.swap_metadata("x", None, "a") and not other.swap_metadata("x", None, "b")
@@ -166,7 +166,7 @@ class LifeConformance:
         other.finish_restoring()
         assert not one.restoring
 
-    def test_positions_go_and_counts_stay(self, life: LifeBench) -> None:
+    def test_positions_go_and_counts_stay(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store)
         before = unit_counts(store, 0)
@@ -191,7 +191,7 @@ class LifeConformance:
         assert unit_counts(life.open(), 0) == {0: 3, 2: 2, 6: 1}
         assert life.open().unit_shard(0).decided == 4
 
-    def test_counters_of_closed_periods_go(self, life: LifeBench) -> None:
+    def test_counters_of_closed_periods_go(self, life: RetentionBench) -> None:
         store = life.open()
         decide_units(store, 0, 2, [0, 2, 4, 6], [2, 2, 5, 5])
         decide_units(store, 0, 3, [2, 8], [2, 5])
@@ -220,7 +220,7 @@ class LifeConformance:
         store.forget_positions(0, 5)
         assert not any(unit_counts(life.open(), 0).values())
 
-    def test_dropped_releases_are_gone(self, life: LifeBench) -> None:
+    def test_dropped_releases_are_gone(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store)
         store.marks = Marks(1)
@@ -233,7 +233,7 @@ class LifeConformance:
 
     @pytest.mark.parametrize("windows", [5, 8])
     def test_windows_that_were_dropped_leave_nothing(
-        self, life: LifeBench, windows: int, monkeypatch: pytest.MonkeyPatch
+        self, life: RetentionBench, windows: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep in the midst of one of them does not wake up in it."""
         monkeypatch.setattr("dpstream.state.spanner.epochs.EPOCH_LENGTH", 2)
@@ -261,7 +261,7 @@ class LifeConformance:
         assert {p.window for p in store.parts() if p.name == "keys"} == set()
         fill_step(life.open(), windows, 0, 1, [0])  # life goes on
 
-    def test_progress_is_read_from_a_window_on(self, life: LifeBench) -> None:
+    def test_progress_is_read_from_a_window_on(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store, uneven=True)
         assert sorted(store.progress(1)) == [(1, 0, 1)] and store.progress(2) == []
@@ -269,7 +269,7 @@ class LifeConformance:
         assert reached(store, LINE) == (1, {1: 0}), "shard 1 has not begun"
 
     def test_decisions_of_long_ago_leave_nothing(
-        self, life: LifeBench, monkeypatch: pytest.MonkeyPatch
+        self, life: RetentionBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep does not decide where it fell asleep."""
         monkeypatch.setattr("dpstream.state.spanner.epochs.EPOCH_LENGTH", 4)
@@ -287,7 +287,7 @@ class LifeConformance:
             decide_units(asleep, 0, 2, [2])
         assert unit_counts(life.open(), 0) == {0: 39}
 
-    def test_compaction_changes_nothing(self, life: LifeBench) -> None:
+    def test_compaction_changes_nothing(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store)
         store.forget_positions(1, 2)
@@ -302,7 +302,7 @@ class LifeConformance:
             decide_units(handle, 1, 5 + (handle is store), [1, 3])
         assert unit_counts(life.open(), 1)[1] == expected["units"][1] + 2
 
-    def test_sizes_are_told_by_part(self, life: LifeBench) -> None:
+    def test_sizes_are_told_by_part(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store)
         found = {(p.name, p.window): p for p in store.parts()}
@@ -317,7 +317,7 @@ class LifeConformance:
 
     @pytest.mark.parametrize("uneven", [False, True])
     @pytest.mark.parametrize("shards", [1, 2, 5])
-    def test_copies_hold_the_same(self, life: LifeBench, shards: int, uneven: bool) -> None:
+    def test_copies_hold_the_same(self, life: RetentionBench, shards: int, uneven: bool) -> None:
         store = life.open()
         sample(store, uneven)
         store.marks = Marks(0, 0)
@@ -340,7 +340,9 @@ class LifeConformance:
         assert whole(back) == expected
         assert back.leads == new.leads
 
-    def test_an_abandoned_store_has_spent_units_and_no_open_window(self, life: LifeBench) -> None:
+    def test_an_abandoned_store_has_spent_units_and_no_open_window(
+        self, life: RetentionBench
+    ) -> None:
         store = life.open()
         sample(store)
         store.unit_shard(0)
@@ -355,7 +357,7 @@ class LifeConformance:
         assert found["units"] == dict.fromkeys([0, 2, 6, 22, 1, 3, 7], 9)
         assert new.unit_progress(1) == UnitProgress(5, 5, 5)
 
-    def test_a_snapshot_sees_one_state(self, life: LifeBench) -> None:
+    def test_a_snapshot_sees_one_state(self, life: RetentionBench) -> None:
         store, other = life.open(), life.open()
         sample(store)
         with store.snapshot():

@@ -14,7 +14,7 @@ from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import RunIdentity, Store
 from tests import emulator
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Bench, StoreConformance
-from tests.state.life_conformance import OLD, LifeBench, LifeConformance
+from tests.state.life_conformance import OLD, RetentionBench, RetentionConformance
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ class TestSpannerStore(StoreConformance):
     """The suite every store passes."""
 
 
-class SpannerLifeBench(SpannerBench, LifeBench):
+class SpannerRetentionBench(SpannerBench, RetentionBench):
     """New stores are generations beside the one in force, as they are in the product."""
 
     def fresh(self, identity: RunIdentity) -> SpannerStore:
@@ -64,13 +64,13 @@ class SpannerLifeBench(SpannerBench, LifeBench):
 
 
 @pytest.fixture
-def life() -> Iterator[SpannerLifeBench]:
-    made = SpannerLifeBench(OLD)
+def life() -> Iterator[SpannerRetentionBench]:
+    made = SpannerRetentionBench(OLD)
     yield made
     made.close()
 
 
-class TestSpannerLife(LifeConformance):
+class TestSpannerRetention(RetentionConformance):
     """The suite of every store's own life."""
 
 

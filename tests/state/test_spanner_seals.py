@@ -19,7 +19,7 @@ from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
 from tests import emulator
 from tests.state.life_conformance import LINE, OLD, decide_units, fill_step, sample, whole
-from tests.state.test_spanner import SpannerLifeBench
+from tests.state.test_spanner import SpannerRetentionBench
 
 _KEYS, _SEALED = spanner_seals._KEYS, spanner_seals._SEALED
 #: Columns that a use of ``sample`` reads.
@@ -33,13 +33,13 @@ def running() -> Iterator[None]:
 
 
 @pytest.fixture
-def bench() -> Iterator[SpannerLifeBench]:
-    made = SpannerLifeBench(OLD)
+def bench() -> Iterator[SpannerRetentionBench]:
+    made = SpannerRetentionBench(OLD)
     yield made
     made.close()
 
 
-def raw(bench: SpannerLifeBench, table: str, column: str) -> list[list[Any]]:
+def raw(bench: SpannerRetentionBench, table: str, column: str) -> list[list[Any]]:
     """Keys and a cell of every row that has one."""
     columns = (*_KEYS[table], column)
     with connect(bench.url).snapshot() as snapshot:
@@ -47,7 +47,7 @@ def raw(bench: SpannerLifeBench, table: str, column: str) -> list[list[Any]]:
         return [row for row in rows if row[-1] is not None]
 
 
-def put(bench: SpannerLifeBench, table: str, column: str, row: list[Any]) -> None:
+def put(bench: SpannerRetentionBench, table: str, column: str, row: list[Any]) -> None:
     with connect(bench.url).batch() as batch:
         batch.update(table, (*_KEYS[table], column), [row])
 
@@ -74,7 +74,7 @@ def everything(store: Store) -> object:
     return whole(store)
 
 
-def filled(bench: SpannerLifeBench) -> object:
+def filled(bench: SpannerRetentionBench) -> object:
     store = bench.open()
     sample(store)
     store.set_metadata("x", "a")
@@ -83,7 +83,7 @@ def filled(bench: SpannerLifeBench) -> object:
 
 @pytest.mark.parametrize(("table", "column"), CELLS)
 def test_a_flipped_bit_of_any_cell_is_noticed(
-    bench: SpannerLifeBench, table: str, column: str
+    bench: SpannerRetentionBench, table: str, column: str
 ) -> None:
     expected, rows = filled(bench), raw(bench, table, column)
     if table == "Steps":  # decisions that are behind are not read any more
@@ -100,7 +100,7 @@ def test_a_flipped_bit_of_any_cell_is_noticed(
     assert everything(bench.open()) == expected
 
 
-def test_rows_that_stand_in_each_others_place_are_noticed(bench: SpannerLifeBench) -> None:
+def test_rows_that_stand_in_each_others_place_are_noticed(bench: SpannerRetentionBench) -> None:
     filled(bench)
     one, other, *_ = raw(bench, "Units", "Records")
     put(bench, "Units", "Records", [*one[:-1], other[-1]])
@@ -108,7 +108,7 @@ def test_rows_that_stand_in_each_others_place_are_noticed(bench: SpannerLifeBenc
         everything(bench.open())
 
 
-def test_without_the_check_nobody_notices(bench: SpannerLifeBench) -> None:
+def test_without_the_check_nobody_notices(bench: SpannerRetentionBench) -> None:
     """The twin: the state of a key is another one, and is used."""
     expected, row = filled(bench), raw(bench, "Keys", "State")[0]
     put(bench, "Keys", "State", [*row[:-1], flipped(row[-1], 8 * 18)])
@@ -116,7 +116,7 @@ def test_without_the_check_nobody_notices(bench: SpannerLifeBench) -> None:
         assert everything(bench.open()) != expected
 
 
-def plain_store() -> SpannerLifeBench:
+def plain_store() -> SpannerRetentionBench:
     """A store of schema version 1, as the program wrote it before there were digests."""
 
     def bare(known: Any, table: str, columns: Any, rows: Any) -> Any:
@@ -130,7 +130,7 @@ def plain_store() -> SpannerLifeBench:
         ),
         mock.patch.object(spanner_schema, "SCHEMA_VERSION", 1),
     ):
-        made = SpannerLifeBench(OLD)
+        made = SpannerRetentionBench(OLD)
         sample(made.open())
         made.open().set_metadata("x", "a")
     spanner_seals._FORMATS.clear()
@@ -138,14 +138,14 @@ def plain_store() -> SpannerLifeBench:
 
 
 @pytest.fixture
-def old() -> Iterator[SpannerLifeBench]:
+def old() -> Iterator[SpannerRetentionBench]:
     made = plain_store()
     yield made
     made.close()
 
 
 def test_a_store_without_digests_goes_on_as_it_is(
-    old: SpannerLifeBench, bench: SpannerLifeBench
+    old: SpannerRetentionBench, bench: SpannerRetentionBench
 ) -> None:
     expected = filled(bench)
     assert everything(old.open()) == expected
@@ -159,7 +159,7 @@ def test_a_store_without_digests_goes_on_as_it_is(
     assert lengths == {len(b64decode(r[-1])) - 18 for r in raw(bench, "Keys", "State")}
 
 
-def moved(bench: SpannerLifeBench) -> Callable[[], Store]:
+def moved(bench: SpannerRetentionBench) -> Callable[[], Store]:
     """What a restore or a reshard does: a generation of its own, then the switch."""
     database, source = connect(bench.url), bench.open()
     number = claim(database)
@@ -170,7 +170,7 @@ def moved(bench: SpannerLifeBench) -> Callable[[], Store]:
     return bench.open
 
 
-def test_a_new_generation_of_an_old_store_has_them(old: SpannerLifeBench) -> None:
+def test_a_new_generation_of_an_old_store_has_them(old: SpannerRetentionBench) -> None:
     expected = everything(old.open())
     reopened = moved(old)
     assert everything(reopened()) == expected
@@ -188,7 +188,7 @@ def test_a_new_generation_of_an_old_store_has_them(old: SpannerLifeBench) -> Non
     assert everything(reopened()) == expected
 
 
-def test_an_answer_of_the_switch_that_was_lost(old: SpannerLifeBench) -> None:
+def test_an_answer_of_the_switch_that_was_lost(old: SpannerRetentionBench) -> None:
     """It is tried again, and finds what it has written with digests."""
     real, lost = spanner_schema.transact, []
 

@@ -26,7 +26,7 @@ from tests.state.conformance import (
     look,
     take_step,
 )
-from tests.state.life_conformance import OLD, LifeBench, LifeConformance
+from tests.state.life_conformance import OLD, RetentionBench, RetentionConformance
 from tests.streams import KEYS, RUN_ID, make_plan
 
 
@@ -63,7 +63,7 @@ class TestSqliteStore(StoreConformance):
     """The suite every store passes."""
 
 
-class SqliteLifeBench(SqliteBench, LifeBench):
+class SqliteRetentionBench(SqliteBench, RetentionBench):
     def fresh(self, identity: RunIdentity) -> SqliteStore:
         path = self.path.with_name(f"fresh{len(self._open)}.db")
         create_store(path, identity)
@@ -73,13 +73,13 @@ class SqliteLifeBench(SqliteBench, LifeBench):
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> SqliteLifeBench:
-    made = SqliteLifeBench(tmp_path / "life.db", OLD)
+def life(tmp_path: Path) -> SqliteRetentionBench:
+    made = SqliteRetentionBench(tmp_path / "life.db", OLD)
     yield made  # type: ignore[misc]
     made.close()
 
 
-class TestSqliteLife(LifeConformance):
+class TestSqliteRetention(RetentionConformance):
     """The suite of every store's own life."""
 
 
