@@ -21,6 +21,11 @@ def precision(bits: int) -> Iterator[None]:
         yield
 
 
+def bits_in_force() -> int:
+    """Bits that are computed with just now."""
+    return int(flint.ctx.prec)
+
+
 def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> list[Any]:
     """First coefficients of top(x) / bottom(x) as balls; bottom[0] must not be 0."""
     with _LOCK:

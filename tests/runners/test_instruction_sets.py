@@ -68,8 +68,8 @@ HARD = [
 RATIOS = """
 import json, sys
 import numpy as np
-from dpstream.accounting.plan.plan import Aggregate
-from dpstream.dp_transforms.perturbation import ratio
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.aggregates.mean import ratio
 mean, out = Aggregate("m", "mean", "x", (0.0, 100.0), 1.0), []
 for sd, count, total in json.loads(sys.argv[1]):
     given = np.array([total]), np.array([count]), (np.float64(sd), np.float64(sd / 7))
