@@ -22,6 +22,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.plan.fields import ValueStream
+from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import FIRST_RULES, RULES, divide, strategy_of
 from dpstream.accounting.strategies import Strategy
@@ -146,10 +147,10 @@ def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
     return sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
 
 
-def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
+def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy = plan.privacy
-    triggers = plan.design.tests if name == "selection" else plan.timeline.triggers
+    triggers = plan.design.tests if name == "selection" else plan.design.triggers
     encoder = encoder_of(privacy.strategy, triggers)
     col2 = encoder.strategy.col2
     count = privacy.contributions
@@ -164,7 +165,7 @@ def _stream(plan: Plan, name: str, value: int | None, share: float, mu: float) -
     return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
 
 
-def _values(plan: Plan, share: float, mu: float) -> tuple[StreamNoise, ...]:
+def _values(plan: Resolved, share: float, mu: float) -> tuple[StreamNoise, ...]:
     streams = plan.design.streams
     weight = sum(s.share for s in streams)
     return tuple(
@@ -173,14 +174,13 @@ def _values(plan: Plan, share: float, mu: float) -> tuple[StreamNoise, ...]:
     )
 
 
-def _delta_split(plan: Plan) -> tuple[float, float, float]:
+def _delta_split(plan: Mechanism) -> tuple[float, float, float]:
     """(mu, theta, b)."""
     privacy = plan.privacy
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.design.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    once = plan.design.tests == 1 and plan.timeline.end is not None
-    if once and plan.timeline.windows == 1 and privacy.weights is None:
+    if plan.once and privacy.weights is None:
         # The sharper rule: j of C pairs gone leave (C-j)/C of the cost, without weights.
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
@@ -190,17 +190,30 @@ def _delta_split(plan: Plan) -> tuple[float, float, float]:
 
 
 def allocate(plan: Plan, rules: int = RULES) -> Budget:
-    """Divide the plan's budget into noise and thresholds.
+    """Divide a plan's budget into noise and thresholds.
 
     Args:
         plan: the public plan.
         rules: by which defaults are chosen; a run keeps those it was begun with.
 
     Raises:
+        UsageError, PolicyError: the plan is refused, or see ``allocate_mechanism``.
+    """
+    plan.check()
+    return allocate_mechanism(mechanism_of(plan), rules)
+
+
+def allocate_mechanism(plan: Mechanism, rules: int = RULES) -> Budget:
+    """Divide the budget of a mechanism that was checked.
+
+    Args:
+        plan: promises and a resolved design, of a stream or of a job without time.
+        rules: as for ``allocate``.
+
+    Raises:
         UsageError: if a sigma, a threshold or a prefix would leave the integers' range.
         PolicyError: if windows share periods and the plan does not allow for it.
     """
-    plan.check()
     if rules != FIRST_RULES:  # a run from before goes on as it began, and says what it lacks
         _refuse_shared_windows(plan)
     if plan.privacy.selection_share is not None:
@@ -216,9 +229,9 @@ def allocate(plan: Plan, rules: int = RULES) -> Budget:
     return budget
 
 
-def _refuse_shared_windows(plan: Plan) -> None:
+def _refuse_shared_windows(plan: Mechanism) -> None:
     """Selected keys need windows that each lie in one period, or thresholds that know better."""
-    met = plan.timeline.periods_met
+    met = plan.periods_met
     if not plan.design.selects or met == 1:
         return
     if not plan.privacy.periods_share_windows:
@@ -232,7 +245,7 @@ def _refuse_shared_windows(plan: Plan) -> None:
         )
 
 
-def _divided(plan: Plan, rules: int) -> Budget:
+def _divided(plan: Mechanism, rules: int) -> Budget:
     privacy = plan.privacy
     mu, theta, tail = _delta_split(plan)
     shares = divide(plan, rules)
@@ -262,7 +275,7 @@ def _divided(plan: Plan, rules: int) -> Budget:
 
 
 def plain_count(
-    plan: Plan, units: StreamNoise | None, values: tuple[StreamNoise, ...]
+    plan: Resolved, units: StreamNoise | None, values: tuple[StreamNoise, ...]
 ) -> StreamNoise | None:
     """The published plain count a combined statistic uses, ``None`` without ``combine``."""
     if not plan.privacy.combine:
@@ -270,7 +283,7 @@ def plain_count(
     return units or next(noise for noise in values if noise.name == "count")
 
 
-def _statistic(plan: Plan, selection: StreamNoise, plain: StreamNoise | None) -> Statistic:
+def _statistic(plan: Resolved, selection: StreamNoise, plain: StreamNoise | None) -> Statistic:
     """What a key is tested on; see ``accounting.weights``."""
     weights = plan.privacy.weights
     rounding = selection.strategy_object.rounding * (1 + _SLACK)
@@ -299,7 +312,7 @@ ASSUMPTIONS = (
 )
 
 
-def check_ranges(plan: Plan, budget: Budget) -> None:
+def check_ranges(plan: Resolved, budget: Budget) -> None:
     """Refuse sigmas the sampler's table does not cover and integers that could wrap."""
     for counts in (budget.selection, budget.units):
         if counts is not None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.mechanism import Resolved
 from dpstream.accounting.strategies import Strategy, make_strategy
 from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.weights import square_parts
@@ -69,7 +69,7 @@ class Shares(NamedTuple):
     values: float
 
 
-def costs_of(plan: Plan) -> Costs:
+def costs_of(plan: Resolved) -> Costs:
     """What a unit can cost the plan's streams."""
     privacy, count = plan.privacy, plan.privacy.contributions
     weights = None if privacy.weights is None else privacy.weights.integers(count)
@@ -77,7 +77,7 @@ def costs_of(plan: Plan) -> Costs:
     if privacy.per_key_bound:
         # One pair per (unit, window, key): n pairs are n keys, L on one leaf of each.
         return Costs(square_parts(weights, count), counted, counted)
-    values = value_costs(privacy.mode, privacy.strategy, plan.timeline.triggers, count)
+    values = value_costs(privacy.mode, privacy.strategy, plan.design.triggers, count)
     return Costs(square_parts(weights, count), counted, values)
 
 
@@ -112,7 +112,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
     return np.asarray(costs) / (encoder.col2 * total**2) * (1 + SLACK)
 
 
-def divide(plan: Plan, rules: int = RULES) -> Shares:
+def divide(plan: Resolved, rules: int = RULES) -> Shares:
     """The plan's own shares, or the best known for its kind."""
     costs, values = costs_of(plan), float(bool(plan.design.streams))
     units = float(plan.design.units_apart)
@@ -130,7 +130,7 @@ def divide(plan: Plan, rules: int = RULES) -> Shares:
     return Shares(share, scale * u, scale * v)
 
 
-def _selection_share(plan: Plan, costs: Costs, rules: int) -> float:
+def _selection_share(plan: Resolved, costs: Costs, rules: int) -> float:
     """Default share of key selection where something else is published too."""
     if plan.privacy.combine:
         return COMBINED
@@ -172,7 +172,7 @@ def knee(costs: Costs) -> float:
     return max(range(low, high + 1), key=worth) / _STEPS
 
 
-def _direction(plan: Plan) -> tuple[float, float]:
+def _direction(plan: Resolved) -> tuple[float, float]:
     """(U, V) up to a factor: by the weights the job gives its columns.
 
     Where the worst units of the two differ (no bound per key) the point of largest

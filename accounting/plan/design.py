@@ -4,6 +4,7 @@ A job's mode, its key list, its columns and the options of selection decide a ha
 about the flow.  They are decided here and nowhere else.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
+    from dpstream.accounting.plan.privacy import Privacy
 
 #: How long the exact set of a key's units is kept: not at all (public keys without a count of
 #: units), until the key is selected, until its round ends, or until the window closes.
@@ -89,15 +91,33 @@ class Design(msgspec.Struct, frozen=True):
 
 def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
-    privacy, triggers = plan.privacy, plan.timeline.triggers
-    selects = plan.public_keys is None
+    line = plan.timeline
+    selects, met = plan.public_keys is None, line.periods_met
+    return resolve(plan.privacy, plan.aggregates, selects, line.triggers, met)
+
+
+def resolve(
+    privacy: "Privacy",
+    aggregates: Sequence[Aggregate],
+    selects: bool,
+    triggers: int = 1,
+    periods_met: int = 1,
+) -> Design:
+    """What settings mean together.
+
+    Args:
+        aggregates: the published columns.
+        selects: keys are selected, not public.
+        triggers: T, triggers of a window; a job that publishes once has one.
+        periods_met: the most privacy periods that one window can meet.
+    """
     once_per_key = bool(privacy.per_key_bound)
     weighted = privacy.weights is not None
-    counted = next((a for a in plan.aggregates if kind_of(a).counts_units), None)
+    counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"
     refresh_every = privacy.refresh_every or max(1, triggers // 100)
     select_every = 1 if restarts else min(privacy.select_every or refresh_every, triggers)
-    streams = streams_of(plan.aggregates)
+    streams = streams_of(aggregates)
     return Design(
         selects=selects,
         restarts=restarts,
@@ -111,7 +131,7 @@ def design_of(plan: "Plan") -> Design:
         units_column=counted,
         streams=streams,
         sums=len(streams) + weighted,
-        units_alone=plan.timeline.periods_met if privacy.periods_share_windows else 1,
+        units_alone=periods_met if privacy.periods_share_windows else 1,
         triggers=triggers,
         refresh_every=refresh_every,
         select_every=select_every,
