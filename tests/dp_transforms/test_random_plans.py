@@ -11,7 +11,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.runs import run, slow
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, generate, make_plan
 
-CI, LONG = 24, 400
+CI, LONG = 18, 400
 
 
 def random_plan(rng: np.random.Generator) -> Plan:
