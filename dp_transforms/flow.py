@@ -80,9 +80,8 @@ class DPStream(beam.PTransform):
             with a store that exists, because equal node names must mean equal data.
         account: the ledger that a run which is begun here is charged in
             (``pipelines.begin.LedgerAccount``); without it nobody counts what the data set spends.
-        clock: announces cuts (`dp_transforms.beam.clock`).  Default: all of them for bounded input,
-            a
-            clock on the wall otherwise.
+        clock: announces cuts (`dp_transforms.beam.clock`).  Default: all of them for bounded
+            input, a clock on the wall otherwise.
     """
 
     def __init__(
