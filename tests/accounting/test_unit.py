@@ -251,10 +251,10 @@ def test_a_plain_charge_of_several_units_is_group_privacy() -> None:
     with mpmath.workdps(40):
         exact = mpmath.mpf(1e-9) * sum(mpmath.exp(i * mpmath.mpf(0.7)) for i in range(5))
         assert exact <= spend.delta <= exact * (1 + mpmath.mpf("1e-11"))
-    # A pure budget stays pure, and a stream without end has the days of the month.
+    # A pure budget stays pure; a stream without end has the days of the month.
     pure = msgspec.structs.replace(PLAIN, delta=0.0)
     assert of_all_records(pure).delta == 0.0
-    endless = msgspec.structs.replace(pure, periods=None)
+    endless = msgspec.structs.replace(PLAIN, periods=None)
     whole = composed([Entry(identity=per(30 * DAY).text), endless])
     assert whole.units == [1, 30] and whole.spends[1].epsilon == pytest.approx(21)
 
