@@ -219,10 +219,10 @@ def test_one_budget_for_ever_counts_pairs_once(make_plan: Make) -> None:
 
 
 def test_the_line_of_the_budget_is_rounded_up(make_plan: Make) -> None:
-    plan = make_plan()
+    plan = make_plan(contributions=7, delta=1.234567e-9)
     budget = allocate(plan)
     (line,) = (x for x in text(plan, budget).splitlines() if x.startswith("Budget"))
-    gaussian, thresholds = 1e-9 * (1 - budget.theta), 32 * budget.b
+    gaussian, thresholds = budget.delta * (1 - budget.theta), 7 * budget.b
     assert line == (
         f"Budget      mu {up(budget.mu)}; delta {up(gaussian, 3)} noise + {up(thresholds, 3)} "
         f"thresholds (b = {up(budget.b, 3)} per key and round)"
