@@ -4,6 +4,7 @@ Google has no emulator of it.  The real client talks to this server as to Google
 encryption and credentials.
 """
 
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ class SecretServer:
         secrets: payload of each version that exists.
         faults: codes to answer the next calls with, first to last; the text quotes the payload.
         always: a code to answer every call with.
+        delays: seconds that the next calls wait, first to last.
         damage: flip a bit of the payload after the checksum was taken.
         no_checksum: leave the checksum out.
         calls: names that were asked for.
@@ -37,6 +39,7 @@ class SecretServer:
         self.secrets: dict[str, bytes] = {}
         self.faults: list[grpc.StatusCode] = []
         self.always: grpc.StatusCode | None = None
+        self.delays: list[float] = []
         self.damage = self.no_checksum = False
         self.calls: list[str] = []
 
@@ -45,6 +48,8 @@ class SecretServer:
     ) -> AccessSecretVersionResponse:
         """AccessSecretVersion."""
         self.calls.append(request.name)
+        if self.delays:
+            time.sleep(self.delays.pop(0))
         data = self.secrets.get(request.name)
         code = self.faults.pop(0) if self.faults else self.always
         if code is None and data is None:

@@ -57,6 +57,8 @@ from dpstream.accounting.plan.plan import Plan
 _VERSION = "unit/1 "
 #: Relative error allowed for a product and a root.
 _UP = 1 + 1e-12
+#: Beyond this epsilon e^epsilon is near the end of a float's range; no delta is promised there.
+_LARGEST = 600.0
 _OLD = (
     "{} of the runs were charged by an older program, which kept a period's length to 6 digits "
     "and neither its phase, its event time nor the unit's type: that all runs protect the same "
@@ -314,9 +316,13 @@ def _cost(charge: Charged, units: int) -> Spend:
         # not add up (``together``) is known of Gaussian noise alone.
         return _Several(math.inf, charge.delta, None, 0.0, units**2 * charge.rho * _UP)
     # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
-    steps = (math.exp(min(700.0, i * charge.epsilon)) for i in range(units))
-    delta = min(1.0, charge.delta * math.fsum(steps) * _UP) if charge.delta else 0.0
-    return _Several(charge.epsilon * units * _UP, delta, None, 0.0)
+    epsilon, delta = charge.epsilon * units * _UP, 0.0
+    if charge.delta and epsilon > _LARGEST:
+        delta = 1.0
+    elif charge.delta:
+        steps = (math.exp(i * charge.epsilon) for i in range(units))
+        delta = min(1.0, charge.delta * math.fsum(steps) * _UP)
+    return _Several(epsilon, delta, None, 0.0)
 
 
 def _another(how: str) -> PolicyError:

@@ -3,11 +3,13 @@
 from fractions import Fraction
 from math import comb
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
 from dpstream.accounting.evidence.bounds import (
+    Bound,
     Claim,
     Parts,
     Scores,
@@ -139,6 +141,42 @@ def test_fitted_statistic_finds_noise_used_twice() -> None:
     # Columns that never vary within a side but differ between them tell all.
     fixed = fitted_weights(np.zeros((5, 1)), np.ones((5, 1)))
     assert fixed[0] > 0
+
+
+def test_the_fitted_statistic_is_fishers() -> None:
+    """Columns of very different scale and middle, correlated, and one that never varies."""
+    rng = np.random.default_rng(9)
+    scale, middle = np.array([1e-3, 1.0, 1e4]), np.array([5.0, -3.0, 2e7])
+    mix = np.array([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [-0.5, 0.1, 0.8]])
+    without = rng.normal(0, 1, (500, 3)) @ mix.T
+    added = rng.normal(0, 0.7, (600, 3)) @ mix.T + [0.5, 0.1, -0.4]
+    sides = [np.c_[side * scale + middle, np.full(len(side), 7.0)] for side in (without, added)]
+    within = np.cov(without, rowvar=False) + np.cov(added, rowvar=False)
+    best = np.linalg.solve(within, added.mean(axis=0) - without.mean(axis=0)) / scale
+    weights = fitted_weights(*sides)
+    assert weights[3] == 0
+    assert weights[:3] / weights[1] == pytest.approx(best / best[1], rel=1e-3)
+
+
+def test_float_noise_of_a_large_constant_is_no_statistic() -> None:
+    rng = np.random.default_rng(10)
+    jitter = [1e9 + 1e-6 * (rng.random((50, 1)) < p) for p in (0.2, 0.8)]
+    assert not fitted_weights(*jitter).any()
+
+
+def test_only_more_than_the_claim_refutes_it() -> None:
+    said = claim(1.0)
+    at = Bound(1.0, 0.0, said.epsilon, 0.1, 0.1, 0, 0.0, (9, 9))
+    assert not at.refutes(said)
+    for more in ({"mu": 1.0 + 1e-9}, {"epsilon_plain": said.epsilon + 1e-9}):
+        assert msgspec.structs.replace(at, **more).refutes(said)
+
+
+def test_the_trade_off_of_scores_that_repeat() -> None:
+    """Above a cut is strictly above it, on both sides."""
+    positive, negative = trade_off(Scores(np.array([0.0, 1, 1, 2]), np.array([1.0, 2, 2, 3])))
+    assert positive.tolist() == [1, 0.75, 0.25, 0, 0]
+    assert negative.tolist() == [0, 0, 0.25, 0.75, 1]
 
 
 def test_curves() -> None:

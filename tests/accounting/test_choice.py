@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.strategies.base import Int64
-from dpstream.accounting.tuning.answer import Chosen, read_off
+from dpstream.accounting.tuning.answer import Chosen, Figures, read_off
 from dpstream.accounting.tuning.quantiles import clamp_of, cover_cell, prefixes, quantile_cell
 from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
@@ -213,12 +214,30 @@ def test_too_few_units_give_no_answer() -> None:
     made = design(but(columns=()))
     of = made.histograms[0]
     counts = np.zeros(of.cells, np.int64)
-    assert read_off(ASKED, made, [exact(of, counts)]).unanswered == CONTRIBUTIONS
+    assert read_off(ASKED, made, [exact(of, counts)]) == Figures(0, (), CONTRIBUTIONS)
     counts[2] = of.answered_from - 1
     assert read_off(ASKED, made, [exact(of, counts)]).unanswered == CONTRIBUTIONS
     counts[2] = of.answered_from
     found = read_off(but(columns=()), made, [exact(of, counts)])
     assert found.unanswered is None and found.contributions == 36
+
+
+@pytest.mark.parametrize("cover", [None, 0.5, 0.95])
+def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) -> None:
+    """C from the pairs, each clamp from its own column's cells, with the question's tail."""
+    columns = (Column("m", -90, 500), Column("k", 0, 9))
+    asked = but(quantile=0.5 if cover is None else None, cover=cover, tail=0.2, columns=columns)
+    made = design(asked, private=False)
+    pairs, m, k = made.histograms
+    rng = np.random.default_rng(11)
+    counts = [rng.integers(0, 200, of.cells) for of in made.histograms]
+    figures = read_off(asked, made, [*map(exact, made.histograms, counts)])
+    sums = [np.cumsum(c).astype(float) for c in counts]
+    cell = quantile_cell(sums[0], 0.5) if cover is None else cover_cell(pairs, sums[0], cover)
+    assert figures == Figures(
+        min(1000, 12 * pairs.candidates[cell]),
+        (("m", *clamp_of(m, sums[1], 0.2)), ("k", *clamp_of(k, sums[2], 0.2))),
+    )
 
 
 def test_all_units_beyond_the_largest_candidate() -> None:
@@ -250,6 +269,18 @@ def test_total_of_choice_and_stream_is_gaussian_composition() -> None:
     assert delta_of(0.999 * total["epsilon"], both) + thresholds > total["delta"]
     assert 2.0 < total["epsilon"] < 2.5
     assert "choice and stream together" in text(plan, budget, chosen)
+    assert {k: v for k, v in told.items() if k not in ("words", "total")} == {
+        "how": "private", "run_id": "ab" * 16, "epsilon": 0.5, "delta": 1e-7, "mu": mu,
+    }  # fmt: skip
+    assert total["mu"] >= both and total["mu"] == pytest.approx(both)
+    assert f"({up(0.5)}, {up(1e-7)})-DP mechanism" in told["words"]
+    assert f"together: ({up(total['epsilon'], 4)}, {up(total['delta'], 4)});" in told["words"]
+    assert chosen.warnings() == []
+    # Without a guarantee of the stream, or with none left, there is no total to tell.
+    spent = msgspec.structs.replace(budget, b=1.0)
+    for other in (msgspec.structs.replace(budget, sound=False), spent):
+        told = chosen.describe(plan, other)
+        assert told["total"]["epsilon"] is None and "together" not in told["words"]
     assert "clamps of total" in told["words"] and describe(plan, budget)["choice"] is None
 
 
@@ -259,6 +290,10 @@ def test_proxy_is_a_warning_in_the_plan() -> None:
     from tests.streams import make_plan
 
     plan = make_plan()
+    two = Chosen("proxy", ("total", "level"))
+    (words,) = two.warnings()
+    assert "and clamps of total, level chosen from other data" in words
+    assert two.describe(plan, allocate(plan)) == {"how": "proxy", "words": words}
     chosen = Chosen("proxy")
     warnings = describe(plan, allocate(plan), chosen)["warnings"]
     assert any(w.startswith("contributions chosen from other data: no charge") for w in warnings)

@@ -127,6 +127,18 @@ def test_left_is_what_fits(
     assert delta_spent([spends[i] for i in order], epsilon) == delta_spent(spends, epsilon)
 
 
+def test_the_mu_that_is_left_is_rounded_down() -> None:
+    """It fits to the last digit, and two parts in 10^12 more do not."""
+    rng, fits = np.random.default_rng(8), 0
+    for _ in range(100):
+        spends = [*map(gauss, rng.uniform(0.05, 0.6, rng.integers(1, 5))), plain(0.2, 1e-8)]
+        epsilon = float(rng.uniform(8, 12))
+        left = mu_left(spends, epsilon, 1e-6)
+        assert left > 0 and within([*spends, gauss(left)], epsilon, 1e-6)
+        fits += within([*spends, gauss(left * (1 + 2e-12))], epsilon, 1e-6)
+    assert fits <= 2
+
+
 def test_no_charge_gives_budget_back() -> None:
     for bad in (
         {"epsilon": -0.1}, {"delta": -1e-9}, {"mu": -1.0}, {"threshold_delta": -1e-9},

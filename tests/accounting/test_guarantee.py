@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import delta_of
-from dpstream.accounting.guarantee import NOT_SOUND, describe, text
+from dpstream.accounting.guarantee import COMPUTATIONAL, NEIGHBOURS, NOT_SOUND, describe, text
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
 
 Make = Callable[..., Plan]
 SECOND = 1_000_000
@@ -46,6 +49,74 @@ def test_everything_is_there_and_json_able(make_plan: Make, public: str | None) 
     assert np.array_equal(np.array(figures["tau"]) * 256, budget.tau)
     split = figures["split"]
     assert split["delta_gaussian"] + split["delta_thresholds"] == pytest.approx(1e-9)
+
+
+def test_figures_have_their_names(make_plan: Make) -> None:
+    """What programs read of a plan: the names of its figures, and the figures."""
+    second = 1_000_000
+    plan = make_plan(windows=4, period=50 * second, periods_share_windows=True, pre_threshold=3)
+    budget = allocate(plan)
+    figures = describe(plan, budget)
+    stated = {k: v for k, v in figures["guarantee"].items() if k != "words"}
+    assert stated == {
+        "sound": True, "epsilon": 6.0, "delta": 1e-9, "neighbours": NEIGHBOURS,
+        "computational": COMPUTATIONAL,
+    }  # fmt: skip
+    assert {k: v for k, v in figures["unit"].items() if k != "words"} == {
+        "column": "user", "period_micros": 50 * second, "periods_met": 2, "contributions": 32,
+        "for_ever": False,
+    }  # fmt: skip
+    assert budget.selection is not None
+    assert figures["split"] == {
+        "mu": budget.mu,
+        "theta": budget.theta,
+        "delta_gaussian": pytest.approx(1e-9 * (1 - budget.theta)),
+        "delta_thresholds": pytest.approx(1e-9 * budget.theta, rel=1e-2),
+        "b": budget.b,
+        "shares_of_mu_squared": {
+            "selection": budget.selection.share,
+            "count": budget.values[0].share,
+        },
+    }
+    for told, noise in zip(figures["streams"], (budget.selection, budget.values[0]), strict=True):
+        assert told == {
+            "name": noise.name, "strategy": "tree", "triggers": 100, "col2": noise.col2,
+            "sensitivity": noise.sensitivity, "share": noise.share, "sigma": noise.sigma,
+            "sd": noise.sd.tolist(),
+        }  # fmt: skip
+    assert figures["selection"]["pre_threshold"] == 3
+    assert figures["selection"]["last_pair_counts"] == 1.0
+
+
+def test_a_test_of_a_key_stands_at_all_its_triggers(make_plan: Make) -> None:
+    plan = make_plan(11, select_every=3, refresh_every=6)
+    budget = allocate(plan)
+    selection, count = describe(plan, budget)["streams"]
+    assert budget.selection is not None and len(budget.selection.sd) == 4
+    assert selection["sd"] == [budget.selection.sd[t // 3] for t in range(11)]
+    assert count["sd"] == budget.values[0].sd.tolist() and len(count["sd"]) == 11
+
+
+@pytest.mark.parametrize("combine", [False, True])
+def test_thresholds_are_in_units_that_count_in_full(make_plan: Make, combine: bool) -> None:
+    weights = SelectionWeights(3.0, 1.5)
+    plan = make_plan(8, contributions=8, weights=weights, per_key_bound=1, combine=combine)
+    budget = allocate(plan)
+    statistic = budget.statistic
+    assert statistic is not None and budget.tau is not None and statistic.alone > 1
+    figures = describe(plan, budget)
+    assert np.allclose(np.array(figures["tau"]) * 256 * statistic.alone, budget.tau)
+    integers = weights.integers(8).tolist()
+    last = statistic.weighted * integers[7] + statistic.counted
+    assert figures["selection"]["last_pair_counts"] == last / statistic.alone < 1
+    assert last < statistic.weighted * integers[6] + statistic.counted
+    page = text(plan, budget)
+    assert f"last pair counts {last / statistic.alone:.2g} of that" in page
+    for part in ("one record per unit, window and key counts", "weighs (i + 3)^-1.5 in selection"):
+        assert part in page
+    assert ("tested together with the published count" in page) == combine
+    plain = text(make_plan(8), allocate(make_plan(8)))
+    assert "last pair counts" not in plain and "strategy tree\n" in plain
 
 
 def test_columns_are_in_their_own_units(make_plan: Make) -> None:
@@ -94,9 +165,98 @@ def test_periods(make_plan: Make) -> None:
         assert row["mu"] == pytest.approx(math.sqrt(k) * budget.mu)
         failures = k * 32 * budget.b
         assert delta_of(row["epsilon"], row["mu"]) + failures <= row["delta"] * (1 + 1e-12)
+        gaussian = 1e-9 * (1 - budget.theta)
+        assert row["delta"] == pytest.approx(gaussian + failures)
+        assert Fraction(row["delta"]) >= Fraction(gaussian) + 32 * k * Fraction(budget.b)
     assert "k = 10" in text(plan, budget)
     assert "period of 100 seconds" in text(plan, budget)
     assert "over the whole stream" in text(make_plan(), allocate(make_plan()))
+
+
+def test_a_delta_is_at_most_1(make_plan: Make) -> None:
+    plan = make_plan(4, windows=200, period=4_000_000, delta=0.3, contributions=1)
+    rows = describe(plan, allocate(plan))["periods"]
+    assert rows[-1]["periods"] == 200 and rows[-1]["delta"] == 1.0
+
+
+def test_thresholds_that_do_not_allow_for_several_promise_nothing_to_them(make_plan: Make) -> None:
+    plan = make_plan(windows=4, period=50_000_000)
+    budget = allocate(make_plan(windows=4, period=50_000_000, periods_share_windows=True))
+    figures = describe(plan, budget)
+    assert [row["periods"] for row in figures["periods"]] == [1]
+    assert "nothing is promised to a person of several periods" in figures["periods_rule"]
+
+
+@pytest.mark.parametrize(
+    ("windows", "shown"),
+    [(1, []), (2, [1, 2]), (3, [1, 2, 3]), (10, [1, 2, 4, 8, 10]), (20, [1, 2, 4, 8, 20]),
+     (40, [1, 2, 4, 8, 40]), (None, [1, 2, 4, 8, 1024])],
+)  # fmt: skip
+def test_lines_of_periods(make_plan: Make, windows: int | None, shown: list[int]) -> None:
+    plan = make_plan(windows=windows or 1, period=100_000_000)
+    if windows is None:
+        line = msgspec.structs.replace(plan.timeline, end=None)
+        plan = msgspec.structs.replace(plan, timeline=line)
+    budget = allocate(plan)
+    figures, page = describe(plan, budget), text(plan, budget)
+    rows = {row["periods"]: row for row in figures["periods"]}
+    lines = [line.strip() for line in page.splitlines() if line.strip().startswith("k = ")]
+    assert lines == [
+        f"k = {k}: mu {up(rows[k]['mu'])}, epsilon {up(rows[k]['epsilon'])} at delta "
+        f"{up(rows[k]['delta'], 3)}"
+        for k in shown
+    ]
+    assert ("has no end" in page) == (windows is None)
+    assert (f"{figures['periods_rule']}" in page) == bool(shown)
+    assert "once for all time" not in page
+
+
+def test_one_budget_for_ever_counts_pairs_once(make_plan: Make) -> None:
+    plan = make_plan()
+    plan = msgspec.structs.replace(plan, timeline=msgspec.structs.replace(plan.timeline, end=None))
+    assert "pairs, once for all time" in text(plan, allocate(plan))
+    assert describe(plan, allocate(plan))["unit"]["for_ever"] is True
+
+
+def test_the_line_of_the_budget_is_rounded_up(make_plan: Make) -> None:
+    plan = make_plan(contributions=7, delta=1.234567e-9)
+    budget = allocate(plan)
+    (line,) = (x for x in text(plan, budget).splitlines() if x.startswith("Budget"))
+    gaussian, thresholds = budget.delta * (1 - budget.theta), 7 * budget.b
+    assert line == (
+        f"Budget      mu {up(budget.mu)}; delta {up(gaussian, 3)} noise + {up(thresholds, 3)} "
+        f"thresholds (b = {up(budget.b, 3)} per key and round)"
+    )
+
+
+@pytest.mark.parametrize("public", [None, "list"])
+@pytest.mark.parametrize(
+    ("triggers", "shown"),
+    [(1, [1]), (2, [1, 2]), (7, [1, 2, 3, 4, 6, 7]), (100, [1, 2, 3, 25, 50, 75, 100]),
+     (101, [1, 2, 3, 26, 51, 76, 101])],
+)  # fmt: skip
+def test_the_tables_hold_the_figures(
+    make_plan: Make, public: str | None, triggers: int, shown: list[int]
+) -> None:
+    plan = make_plan(triggers, aggregates=ALL, public_keys=public)
+    budget = allocate(plan)
+    figures, lines = describe(plan, budget), text(plan, budget).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("Trigger"))
+    tau = figures["tau"]
+    names = [name for s in figures["streams"] for name in ("sd", s["name"])]
+    assert lines[at].split() == ["Trigger", *names, *(["tau", "(units)"] if tau else [])]
+    for t, line in zip(shown, lines[at + 1 :], strict=False):
+        sds = [f"{s['sd'][t - 1]:.6g}" for s in figures["streams"]]
+        assert line.split() == [str(t), *sds, *([f"{tau[t - 1]:.6g}"] if tau else [])]
+    columns = at + len(shown) + 2
+    assert lines[columns - 1] == "" and lines[columns].startswith("Column")
+    for c, line in zip(figures["columns"], lines[columns + 1 :], strict=False):
+        figure = f"{c['name']:<16}  {c['sd_mean']:.6g}, {c['sd_final']:.6g} {c['note']}"
+        assert line == figure.rstrip()
+    streams = lines[at - 1 - len(figures["streams"]) : at - 1]
+    for s, line in zip(figures["streams"], streams, strict=True):
+        told = [s["name"], *(f"{s[x]:.6g}" for x in ("share", "sensitivity", "sigma"))]
+        assert line.split() == [*told, str(s["col2"])]
 
 
 @pytest.mark.parametrize("case", [{}, {"mode": "rounds", "final_flush": True}, {"triggers": 1}])

@@ -135,3 +135,6 @@ def test_errors_travel_between_processes() -> None:
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert isinstance(copy, DpstreamError)
     assert copy.as_dict() == error.as_dict() and str(copy) == "a.b: rule. Fix: fix."
+    assert error.as_dict() == {
+        "error": "usage", "exit_code": 2, "field": "a.b", "rule": "rule", "fix": "fix",
+    }  # fmt: skip

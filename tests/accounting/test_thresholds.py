@@ -182,6 +182,17 @@ def test_delta_over_c_unchecked_fails_at_small_epsilon() -> None:
     assert any(broken)
 
 
+@pytest.mark.parametrize(("epsilon", "mu", "count"), [(1.0, 0.5, 4), (6.0, 0.3, 32)])
+def test_one_trigger_rule_at_a_mu_that_spends_all_of_delta(
+    epsilon: float, mu: float, count: int
+) -> None:
+    """A unit with a key of its own spends less on noise: that part is the thresholds'."""
+    delta = delta_of(epsilon, mu)
+    assert one_trigger_tail(epsilon, delta, mu, count) > 0
+    with pytest.raises(ValueError, match="mu alone"):
+        one_trigger_tail(epsilon, math.nextafter(delta, 0), mu, count)
+
+
 def test_one_trigger_rule_refuses_a_mu_too_large() -> None:
     with pytest.raises(ValueError, match="mu alone"):
         one_trigger_tail(6, 1e-9, 1.0, 32)

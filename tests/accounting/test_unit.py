@@ -3,12 +3,14 @@
 import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
+import mpmath
 import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.composition import within
+from dpstream.accounting.composition import Spend, within
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
@@ -17,6 +19,7 @@ from dpstream.accounting.plan.unit import (
     UnitIdentity,
     common_unit,
     composed,
+    covers_several,
     identity_of,
     several_mu,
     together,
@@ -74,14 +77,16 @@ def test_the_text_is_canonical_and_has_a_version() -> None:
     ],
 )
 def test_another_form_is_refused(text: str) -> None:
-    with pytest.raises(PolicyError, match="unit in another form"):
+    with pytest.raises(PolicyError, match="unit in another form") as caught:
         UnitIdentity.read(text)
+    assert caught.value.field == "ledger.path"
 
 
 def test_what_the_identity_of_a_plan_is(make_plan: Make) -> None:
     plan = make_plan(period=100_000_000, windows=3)
     first = identity_of(plan)
     assert first == UnitIdentity("user", "string", "time", 100_000_000, 0)
+    assert identity_of(make_plan(windows=3)) == ALL
 
     def moved(micros: int) -> UnitIdentity:
         line = plan.timeline
@@ -128,7 +133,7 @@ def cells(units: list[UnitIdentity], length: int) -> list[set[int]]:
 
 @pytest.mark.parametrize("shapes", [((2, 1), (3, 0)), ((4, 3), (6, 1)), ((4, 3), (6, 0)),
                                     ((5, 2), (5, 3)), ((3, 2), (12, 5)), ((2, 0), (3, 1), (4, 2)),
-                                    ((6, 5), (6, 5)), ((1, 0), (7, 6)),
+                                    ((6, 5), (6, 5)), ((1, 0), (7, 6)), ((3, 1), (7, 4)),
                                     ((4, 1), (6, 3), (10, 5))])  # fmt: skip
 def test_the_common_unit_by_enumeration(shapes: tuple[tuple[int, int], ...]) -> None:
     """Against joining periods that share a time until nothing is left to join."""
@@ -146,6 +151,20 @@ def test_the_common_unit_by_enumeration(shapes: tuple[tuple[int, int], ...]) -> 
         assert {len(cell) for cell in inner} == {whole.period}
 
 
+def test_the_common_unit_of_long_periods_is_exact() -> None:
+    """Its phase is that of both, in whole microseconds, where products exceed a float's digits."""
+    one, other = per(30 * DAY + 7, 11 * DAY + 3), per(7 * DAY + 1, 5 * DAY + 2)
+    for whole in (common_unit([one, other]), common_unit([other, one])):
+        assert isinstance(whole.phase, int) and whole.period == math.lcm(30 * DAY + 7, 7 * DAY + 1)
+        assert whole.phase % (30 * DAY + 7) == 11 * DAY + 3
+        assert whole.phase % (7 * DAY + 1) == 5 * DAY + 2
+
+
+def test_a_run_without_a_period_has_all_records_in_common() -> None:
+    for units in ([ALL, per(DAY)], [per(DAY), ALL], [ALL, ALL]):
+        assert common_unit(units) == ALL
+
+
 def test_units_that_add_up_to_nothing_are_refused() -> None:
     month = per(30 * DAY)
     for other, words in (
@@ -154,8 +173,9 @@ def test_units_that_add_up_to_nothing_are_refused() -> None:
         (UnitIdentity("user", "int"), "name or type"),
     ):
         for pair in ((month, other), (other, month)):
-            with pytest.raises(PolicyError, match=f"another privacy unit by .*{words}"):
+            with pytest.raises(PolicyError, match=f"another privacy unit by .*{words}") as caught:
                 composed([Entry(identity=unit.text, periods=3) for unit in pair])
+            assert caught.value.field == "ledger.data_set"
 
 
 def test_what_units_in_common_cost() -> None:
@@ -166,6 +186,10 @@ def test_what_units_in_common_cost() -> None:
     assert whole.words == month.words and whole.units == [1, 30] and len(whole.warnings) == 1
     assert [s.mu for s in whole.spends] == [0.25, pytest.approx(math.sqrt(30) * 0.25)]
     assert [s.threshold_delta for s in whole.spends] == [1e-8, pytest.approx(30e-8)]
+    # Its parts are counted: alone it promises nothing, and nothing is rounded down.
+    several = whole.spends[1]
+    assert Fraction(several.threshold_delta) >= 30 * Fraction(1e-8)
+    assert math.isinf(several.epsilon) and several.delta >= 1e-7 + several.threshold_delta
     # Windows that meet two, three or any number of its days.
     for units, factor in ((2, 60), (3, 90), (None, 900), (30, 900), (1000, 900)):
         days = msgspec.structs.replace(entries[1], together=units)
@@ -184,8 +208,9 @@ def test_what_units_in_common_cost() -> None:
     assert whole.words == per(210 * DAY).words and whole.units == [7, 6]
     for endless in (apart[0], Entry(identity=ALL.text)):
         pair = [endless, msgspec.structs.replace(apart[1], periods=None)]
-        with pytest.raises(PolicyError, match="no last period"):
+        with pytest.raises(PolicyError, match="no last period") as caught:
             composed(pair)
+        assert caught.value.field == "ledger.data_set"
 
 
 def test_one_unit_costs_what_its_runs_say() -> None:
@@ -210,12 +235,38 @@ def test_a_run_that_promises_nothing_to_several_units_is_not_counted_as_several(
         assert composed([msgspec.structs.replace(days, alone=False), pair[1]]).units[0] > 1
 
 
+PLAIN = Entry(
+    identity=per(DAY).text, periods=5, mu=None, threshold_delta=0.0, epsilon=0.7, delta=1e-9
+)
+
+
+def of_all_records(plain: Entry) -> Spend:
+    return composed([Entry(identity=ALL.text), plain]).spends[1]
+
+
 def test_a_plain_charge_of_several_units_is_group_privacy() -> None:
-    plain = Entry(identity=per(DAY).text, periods=5, mu=None, threshold_delta=0.0, delta=1e-9)
-    _, spend = composed([Entry(identity=ALL.text), plain]).spends
+    spend = of_all_records(PLAIN)
     assert spend.mu is None and spend.threshold_delta == 0
-    assert spend.epsilon == pytest.approx(5) and spend.epsilon >= 5
-    assert spend.delta == pytest.approx(1e-9 * sum(math.exp(i) for i in range(5)))
+    assert spend.epsilon == pytest.approx(3.5) and spend.epsilon >= 3.5
+    with mpmath.workdps(40):
+        exact = mpmath.mpf(1e-9) * sum(mpmath.exp(i * mpmath.mpf(0.7)) for i in range(5))
+        assert exact <= spend.delta <= exact * (1 + mpmath.mpf("1e-11"))
+    # A pure budget stays pure; a stream without end has the days of the month.
+    pure = msgspec.structs.replace(PLAIN, delta=0.0)
+    assert of_all_records(pure).delta == 0.0
+    endless = msgspec.structs.replace(PLAIN, periods=None)
+    whole = composed([Entry(identity=per(30 * DAY).text), endless])
+    assert whole.units == [1, 30] and whole.spends[1].epsilon == pytest.approx(21)
+
+
+@pytest.mark.parametrize(("epsilon", "periods"), [(0.1, 50_000), (1e-3, 700_000), (4.0, 6)])
+def test_a_plain_charge_of_very_many_units_promises_no_delta(epsilon: float, periods: int) -> None:
+    """Minutes of months: their sum of e^(i epsilon) is beyond what a float holds."""
+    many = msgspec.structs.replace(PLAIN, epsilon=epsilon, periods=periods)
+    spend = of_all_records(many)
+    assert spend.epsilon >= epsilon * periods * (1 - 1e-12)
+    assert spend.delta == 1.0 or periods == 6
+    assert of_all_records(msgspec.structs.replace(many, delta=0.01)).delta == 1.0
 
 
 def test_entries_of_an_older_program_are_compared_by_their_words() -> None:
@@ -223,6 +274,7 @@ def test_entries_of_an_older_program_are_compared_by_their_words() -> None:
     old = msgspec.structs.replace(new, identity="")
     whole = composed([old, new, old])
     assert whole.units == [1, 1, 1] and whole.words == per(DAY).words
+    assert whole.spends == [old, new, old]
     assert "2 of the runs were charged by an older program" in whole.warnings[0]
     assert composed([old]).words == "user per period of 86400 s"
     for other in (Entry(), Entry(identity=ALL.text)):
@@ -239,6 +291,7 @@ def test_entries_of_an_older_program_are_compared_by_their_words() -> None:
 
 
 def test_several_units_are_never_rounded_down() -> None:
+    assert several_mu(0.3, 1, 1) == several_mu(0.3, 1, None) == 0.3
     for units, alike, factor in ((1, 1, 1), (4, 1, 4), (4, 2, 8), (4, 9, 16), (4, None, 16)):
         assert several_mu(0.3, units, alike) == pytest.approx(math.sqrt(factor) * 0.3)
         assert several_mu(0.3, units, alike) >= math.sqrt(factor) * 0.3
@@ -275,6 +328,14 @@ def test_what_adds_up(make_plan: Make) -> None:
     assert together(make_plan(**apart)) == together(make_plan(public_keys="x", **apart)) == 1
     assert together(make_plan(public_keys="x", **meeting)) == 2
     assert together(make_plan(**meeting)) is None
+
+
+def test_to_whom_several_periods_are_promised(make_plan: Make) -> None:
+    """Not where windows meet several and the thresholds of selected keys do not allow for it."""
+    apart, meeting = {"period": 100_000_000, "windows": 4}, {"period": 50_000_000, "windows": 4}
+    assert covers_several(make_plan(**apart)) and not covers_several(make_plan(**meeting))
+    assert covers_several(make_plan(periods_share_windows=True, **meeting))
+    assert covers_several(make_plan(public_keys="x", **meeting))
 
 
 def test_zcdp_of_several_units() -> None:

@@ -12,7 +12,9 @@ from dpstream.accounting.evidence.distinguishability import (
     MAX_PREFIXES,
     Seen,
     calendar,
+    layouts,
     prefix_covariance,
+    spread,
 )
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
@@ -123,7 +125,31 @@ def test_calendar(make_plan: Make) -> None:
     assert calendar(make_plan(11, refresh_every=4, public_keys="f" * 32)).tolist() == [4, 8, 11]
     long = calendar(make_plan(1000, refresh_every=1, select_every=1))
     assert len(long) <= MAX_PREFIXES and long[0] == 1 and long[-1] == 1000
-    assert (np.diff(long) > 0).all()
+    assert (np.diff(long) > 0).all() and len(long) == MAX_PREFIXES
+    assert calendar(make_plan(MAX_PREFIXES, refresh_every=1)).tolist() == [*range(1, 129)]
+
+
+def test_layouts_and_spread(make_plan: Make) -> None:
+    for most in (1, 2, 32, 1000):
+        found = layouts(make_plan(8, contributions=most))
+        assert found.dtype == np.int64 and found[0] == 1 and found[-1] == most
+        # From one key to C, each number at most an eighth above the one before it.
+        assert (found[1:] <= np.maximum(found[:-1] + 1, np.ceil(found[:-1] * 1.13))).all()
+        assert (np.diff(found) > 0).all() and len(found) <= 66
+    assert spread(make_plan(8), 5) == (28, 1)
+    assert spread(make_plan(8, per_key_bound=1), 5) == (1, 1)
+
+
+def test_values_move_at_their_own_leaf(make_plan: Make) -> None:
+    """Counts for selection move at the next test, values at once."""
+    plan = make_plan(12, select_every=3, refresh_every=3, strategy="blt")
+    budget, at = allocate(plan), np.array([3, 6, 9, 12])
+    assert budget.selection is not None
+    tests, values = Seen(plan, budget.selection, at), Seen(plan, budget.values[0], at)
+    when = np.array([1, 4, 12])
+    assert tests.moved(when).tolist() == values.moved(when).tolist() == [1, 2, 2, 3]
+    apart = Seen(plan, budget.values[0], np.array([1, 2, 3, 5]))
+    assert apart.moved(np.array([2, 4])).tolist() == [0, 1, 1, 2]
 
 
 def test_claims(make_plan: Make) -> None:
@@ -132,5 +158,6 @@ def test_claims(make_plan: Make) -> None:
     claim = claim_of(plan, budget)
     assert claim.slack == pytest.approx(0.4e-9) and claim.delta_gaussian == pytest.approx(0.6e-9)
     assert claim.mu == budget.mu and claim.tail == budget.b
+    assert (claim.epsilon, claim.delta) == (6.0, 1e-9)
     public = make_plan(8, public_keys="f" * 32)
     assert claim_of(public, allocate(public)).slack == 0.0

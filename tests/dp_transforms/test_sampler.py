@@ -157,6 +157,14 @@ def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
             assert piece.tolist() == whole[row, first[i] : last[i]].tolist()
 
 
+def test_exact_nodes_of_a_name_are_those_drawn() -> None:
+    prf, names = Prf(b"\x05" * 32), tweaks(3, seed=6)
+    of, none = sampler(3.7), np.zeros(1, np.int64)
+    for name in names:
+        drawn = of.draw(prf, name.reshape(1, 2), none, none + 20)[0].tolist()
+        assert [int(z.unique_fmpz()) for z in of.exact(prf, name, 20)(53)] == drawn
+
+
 def test_nothing_drawn() -> None:
     none = np.zeros(0, np.int64)
     noise, starts = sampler(1.0).draw(Prf(b"\x05" * 32), tweaks(0), none, none)

@@ -1,5 +1,6 @@
 """Google's own client against a server on this machine: answers, damage, refusals, retries."""
 
+import base64
 import importlib.util
 import json
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import grpc
 import pytest
@@ -59,6 +61,7 @@ def test_a_damaged_answer_is_refused(server: SecretServer) -> None:
     server.damage = True
     error = refusal(f"{KEY.hex()[1:]}")
     assert isinstance(error, RunError) and "CRC32C" in error.rule
+    assert error.field == "privacy.key"
     server.damage, server.no_checksum = False, True
     assert "CRC32C" in refusal().rule
     server.no_checksum = False
@@ -79,6 +82,7 @@ def test_an_answer_that_is_no_key_is_refused(server: SecretServer, data: bytes) 
         (Code.PERMISSION_DENIED, PolicyError, "secretAccessor"),
         (Code.UNAUTHENTICATED, PolicyError, "renew the credentials"),
         (Code.FAILED_PRECONDITION, RunError, "enable the version"),
+        (Code.INVALID_ARGUMENT, UsageError, "project, secret and version"),
         (Code.INTERNAL, RunError, "check the network"),
     ],
 )
@@ -98,9 +102,29 @@ def test_a_secret_that_is_not_there(server: SecretServer) -> None:
 
 
 def test_a_short_outage_is_waited_for(server: SecretServer) -> None:
-    server.faults = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE]
+    server.faults = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED]
     assert read_key(REFERENCE) == KEY
     assert len(server.calls) == 4
+
+
+def test_an_answer_that_does_not_come_is_asked_for_again(
+    server: SecretServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_manager, "RETRY_SECONDS", 30.0)
+    monkeypatch.setattr(secret_manager, "CALL_SECONDS", 0.5)
+    server.delays = [2.0]
+    assert read_key(REFERENCE) == KEY
+    assert len(server.calls) >= 2
+
+
+def test_what_has_no_code_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise ValueError(f"{KEY.hex()} of someone@example.com")
+
+    monkeypatch.setattr(secret_manager, "_client", fails)
+    error = refusal()
+    assert isinstance(error, RunError) and "answered ValueError" in error.rule
+    assert error.field == "privacy.key" and "run it again" in error.fix
 
 
 def test_a_long_outage_ends_the_waiting(server: SecretServer) -> None:
@@ -119,7 +143,14 @@ def test_no_service_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["example.com:443", "10.0.0.1:80", "localhost.example.com:80", "elsewhere"]
+    "host",
+    [
+        "example.com:443",
+        "10.0.0.1:80",
+        "localhost.example.com:80",
+        "elsewhere",
+        "localhost:80:example.com:443",
+    ],
 )
 def test_a_stand_in_on_another_machine_is_refused(
     monkeypatch: pytest.MonkeyPatch, host: str
@@ -127,6 +158,12 @@ def test_a_stand_in_on_another_machine_is_refused(
     monkeypatch.setenv(secret_manager.EMULATOR, host)
     error = refusal(host)
     assert isinstance(error, PolicyError) and error.field == secret_manager.EMULATOR
+
+
+def test_a_stand_in_may_have_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    with secret_server(monkeypatch):
+        monkeypatch.setenv(secret_manager.EMULATOR, "[::1]:1")
+        assert "UNAVAILABLE" in refusal().rule
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +178,8 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(sys, "meta_path", [Absent, *sys.meta_path])
-    assert "gcp-secrets" in refusal().fix
+    error = refusal()
+    assert "gcp-secrets" in error.fix and error.field == "privacy.key"
     monkeypatch.undo()
     assert importlib.util.find_spec("google.cloud.secretmanager_v1")
 
@@ -153,9 +191,10 @@ class Tokens(BaseHTTPRequestHandler):
     """A token endpoint: refuses an expired account, with a text that quotes what was sent."""
 
     status = 400
+    sent = b""
 
     def do_POST(self) -> None:
-        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        sent = type(self).sent = self.rfile.read(int(self.headers["Content-Length"]))
         answer = {"error": "invalid_grant", "error_description": sent.decode()}
         if self.status == 200:
             answer = {"access_token": "token", "expires_in": "3600", "token_type": "Bearer"}
@@ -207,6 +246,9 @@ def test_an_expired_credential(account: type[Tokens]) -> None:
 def test_a_credential_is_renewed_before_the_question(account: type[Tokens]) -> None:
     account.status = 200
     assert secret_manager._credentials().token == "token"
+    claims = parse_qs(account.sent.decode())["assertion"][0].split(".")[1]
+    asked = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+    assert asked["scope"] == "https://www.googleapis.com/auth/cloud-platform"
 
 
 def test_an_unreachable_token_service(account: type[Tokens], tmp_path: Path) -> None:
@@ -215,6 +257,7 @@ def test_an_unreachable_token_service(account: type[Tokens], tmp_path: Path) -> 
     path.write_text(json.dumps(found | {"token_uri": "http://localhost:9/token"}))
     error = refusal()
     assert isinstance(error, RunError) and "cannot be reached" in error.rule
+    assert error.field == "privacy.key"
 
 
 def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +298,6 @@ def everything_logged() -> Iterator[list[str]]:
 def test_the_clients_debug_log_does_not_get_the_key(
     server: SecretServer, everything_logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import base64
-
     encoded = base64.b64encode(TEXT + b"\n").decode()
     assert read_key(REFERENCE) == KEY
     assert not [x for x in everything_logged if KEY.hex() in x or encoded in x]

@@ -28,6 +28,9 @@ def test_the_figures_of_the_paper() -> None:
         assert cdp_delta(rho, 3.0) <= 1e-9 / 3 * (1 + 1e-9)
         assert cdp_delta(rho * 1.001, 3.0) > 1e-9 / 3
     assert budget.mu**2 / 2 == pytest.approx(rho_values + rho_selection)
+    # The stream that is tested has the name that a plan's page knows it by.
+    assert selection.name == "selection"
+    assert budget.delta * (1 - budget.theta) == pytest.approx(2e-9 / 3)
     assert 32 * (math.exp(3) + 1) * budget.b == pytest.approx(1e-9 / 3)
     assert published_budget(table1_plan(64, mode="rounds")).values[0].col2 == 6
     # The union over triggers is what it lacks: its failures exceed delta by far more.
