@@ -125,7 +125,11 @@ def commands(folder: Path, say: Say) -> Figures:
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]
     asked = {
-        "import: cpu": [sys.executable, "-c", "import dpstream.dp_transforms, dpstream.pipelines.stream"],
+        "import: cpu": [
+            sys.executable,
+            "-c",
+            "import dpstream.dp_transforms, dpstream.pipelines.stream",
+        ],
         "--help: cpu": [*dpstream, "--help"],
         "plan: cpu": [*dpstream, "plan", str(job)],
     }

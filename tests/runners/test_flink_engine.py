@@ -20,6 +20,8 @@ from tests.runners.spike import Shape, expected, found
 __all__ = ["cluster", "local", "pool"]
 pytestmark = [
     pytest.mark.slow,  # every CI run has a golden job on Flink
+    # Threads of Beam's workers in this process end with the job's error, some while after it.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 ENDLESS = Shape(endless=True)
 
@@ -33,8 +35,6 @@ def test_every_row_is_in_its_cut_locally(tmp_path: Path, local: list[str]) -> No
             result.wait_until_finish()
 
 
-# Threads of Beam's workers in this process end with the error that the test is about.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_refusal_of_a_stage_comes_out(tmp_path: Path, local: list[str]) -> None:
     forget_error()
     flags = [*local, "--number_of_execution_retries=0"]
