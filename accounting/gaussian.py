@@ -14,11 +14,13 @@ The zCDP helpers follow Canonne, Kamath and Steinke's cdp2adp and serve the ``pa
 import math
 
 import numpy as np
-from dp_accounting import gaussian_mechanism
-from scipy.special import erfcx, ndtr
+from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr, ndtr
 
 #: Relative float error allowed for erfcx, exp and their arguments (a few ulps each).
 _SLACK = 16 * 2.0**-53
+#: Of the root searches that the exact checks begin at; digests of plans depend on their bits.
+_TOLERANCE = 1e-12
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -53,6 +55,42 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 709 else math.inf
 
 
+def _log_delta(sigma: float, epsilon: float) -> float:
+    """ln delta_G(epsilon; 1/sigma) to the float's accuracy; -inf where that is below its error."""
+    middle = epsilon * sigma + 1 / (2 * sigma)
+    more, less = log_ndtr(1 / sigma - middle), epsilon + log_ndtr(-middle)
+    if less > more:
+        return -math.inf
+    with np.errstate(divide="ignore"):
+        return float(more + np.log1p(-np.exp(less - more)))
+
+
+def _sigma_of(epsilon: float, delta: float) -> float:
+    """sigma at which delta is ln-delta's root: a start for ``mu_of``, which checks it."""
+    wanted = np.log(delta)
+    low, high = 0.1, 1.0
+    while _log_delta(low, epsilon) < wanted:
+        low, high = low / 10, low
+    while _log_delta(high, epsilon) > wanted:
+        low, high = high, high * 10
+    return float(
+        brentq(lambda sigma: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
+    )
+
+
+def _epsilon_near(sigma: float, delta: float) -> float:
+    """epsilon >= 0 at which ``delta`` is met: a start for ``epsilon_of``, which checks it."""
+    wanted = np.log(delta)
+    if _log_delta(sigma, 0) < wanted:
+        return 0.0
+    low, high = 0.0, 1.0
+    while _log_delta(sigma, high) > wanted:
+        low, high = high, high * 10
+    return float(
+        brentq(lambda epsilon: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
+    )
+
+
 def mu_of(epsilon: float, delta: float) -> float:
     """Largest mu with delta_G(epsilon; mu) <= delta, rounded down.
 
@@ -64,8 +102,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     """
     if not (0 < epsilon < math.inf and 0 < delta < 1):
         raise ValueError("epsilon must be positive and delta in (0, 1)")
-    with np.errstate(all="ignore"):
-        mu = 1 / float(gaussian_mechanism.get_sigma_gaussian(epsilon, delta))
+    mu = 1 / _sigma_of(epsilon, delta)
     step = 2.0**-50
     while delta_of(epsilon, mu) > delta:
         mu *= 1 - step
@@ -86,8 +123,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         raise ValueError("mu must be finite and >= 0 and delta in (0, 1)")
     if delta_of(0.0, mu) <= delta:
         return 0.0
-    with np.errstate(all="ignore"):
-        epsilon = max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)))
+    epsilon = _epsilon_near(1 / mu, delta)
     step = max(epsilon, 2.0**-40) * 2.0**-50
     while delta_of(epsilon, mu) > delta:
         epsilon += step

@@ -13,8 +13,9 @@ from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrate, calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.noise.prf import KeyRing, wipe
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import FIELD, parse_reference, read_key
+from dpstream.dp_transforms.noise.secret import wipe
 from dpstream.state import open as stores
 from dpstream.state.store import RunIdentity, Store
 

@@ -1,4 +1,7 @@
-"""Stores by URL, one object per process and store."""
+"""Stores by URL, one object per process and store.
+
+A backend loads its store's code when that is needed: who plans opens none.
+"""
 
 import contextlib
 import importlib.util
@@ -6,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from typing_extensions import override
@@ -14,12 +17,12 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.state import drafts
-from dpstream.state.sqlite.file import create_store, store_exists
-from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.store import Calibrate, RunIdentity, Store
+
+if TYPE_CHECKING:
+    from dpstream.state.store import Calibrate, RunIdentity, Store
 
 _KEY_TYPES = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
-_OPEN: dict[str, Store] = {}
+_OPEN: dict[str, "Store"] = {}
 _LOCK = threading.Lock()
 
 
@@ -50,7 +53,9 @@ class Backend(ABC):
         """Make whatever must be there before a run can be begun (``dpstream state init``)."""
 
     @abstractmethod
-    def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
+    def create(
+        self, identity: "RunIdentity", calibrate: "Calibrate | None" = None
+    ) -> "RunIdentity":
         """Begin a run, or return the identity of the one that was begun.
 
         Args:
@@ -58,7 +63,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def open(self, plan: Plan) -> Store:
+    def open(self, plan: Plan) -> "Store":
         """The store of a begun run."""
 
 
@@ -81,6 +86,8 @@ class SqliteBackend(Backend):
 
     @override
     def exists(self) -> bool:
+        from dpstream.state.sqlite.file import store_exists
+
         return store_exists(self.path)
 
     @override
@@ -93,11 +100,17 @@ class SqliteBackend(Backend):
         """Nothing: the file is made with its tables when a run begins."""
 
     @override
-    def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
+    def create(
+        self, identity: "RunIdentity", calibrate: "Calibrate | None" = None
+    ) -> "RunIdentity":
+        from dpstream.state.sqlite.file import create_store
+
         return create_store(self.path, identity, calibrate)
 
     @override
-    def open(self, plan: Plan) -> Store:
+    def open(self, plan: Plan) -> "Store":
+        from dpstream.state.sqlite.store import SqliteStore
+
         return SqliteStore(self.path, key_schema(plan), plan.design.sums)
 
 
@@ -136,15 +149,17 @@ class SpannerBackend(Backend):
         create_tables(self._connect())
 
     @override
-    def create(self, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
+    def create(
+        self, identity: "RunIdentity", calibrate: "Calibrate | None" = None
+    ) -> "RunIdentity":
         from dpstream.state.spanner.schema import create_identity
 
         return create_identity(self._connect(), identity, calibrate)
 
     @contextlib.contextmanager
     def successor(
-        self, plan: Plan, identity: RunIdentity, confirm: Callable[[], None]
-    ) -> Iterator[Store]:
+        self, plan: Plan, identity: "RunIdentity", confirm: Callable[[], None]
+    ) -> Iterator["Store"]:
         """A new empty generation to be filled, that takes the old one's place when the block
         ends; ``confirm`` is called just before that and may refuse by raising.
 
@@ -165,7 +180,7 @@ class SpannerBackend(Backend):
         schema.switch(database, old, new, identity)
 
     @override
-    def open(self, plan: Plan) -> Store:
+    def open(self, plan: Plan) -> "Store":
         from dpstream.state.spanner.store import SpannerStore
 
         return SpannerStore(self.url, key_schema(plan), plan.design.sums, plan.design.window_sets)
@@ -200,7 +215,9 @@ def exists(url: str) -> bool:
     return backend(url).exists()
 
 
-def initialise(url: str, identity: RunIdentity, calibrate: Calibrate | None = None) -> RunIdentity:
+def initialise(
+    url: str, identity: "RunIdentity", calibrate: "Calibrate | None" = None
+) -> "RunIdentity":
     """Create the store with this identity, or check that an existing one is the same run's.
 
     Args:
@@ -245,7 +262,7 @@ def initialise(url: str, identity: RunIdentity, calibrate: Calibrate | None = No
     return found
 
 
-def open_store(url: str, plan: Plan, run_id: str) -> Store:
+def open_store(url: str, plan: Plan, run_id: str) -> "Store":
     """The store of an initialised URL, shared within the process.
 
     Raises:
@@ -264,7 +281,7 @@ def open_store(url: str, plan: Plan, run_id: str) -> Store:
         return store
 
 
-def identity_of(url: str, plan: Plan) -> RunIdentity:
+def identity_of(url: str, plan: Plan) -> "RunIdentity":
     """Identity of an existing store.
 
     Raises:

@@ -26,20 +26,18 @@ from typing import Any
 
 import flint
 import numpy as np
-from numba import njit
-from scipy.signal import lfilter
 from typing_extensions import override
 
 from dpstream.accounting.balls import series_quotient
-from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies.base import Float64, Int64, Ranges
 from dpstream.accounting.strategies.blt_table import EXPONENTIALS
-from dpstream.accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy
+from dpstream.accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.accounting.strategies.impulse import impulse
 
-_SCALE = float(1 << DECODE_BITS)
-_UNIT_ROUND_OFF = 2.0**-53
 #: The most exponentials of a row of the table.
 _BUFFERS = 4
+#: Up to here the decoder takes milliseconds without a compiler.
+_FEW_TRIGGERS = 4096
 
 
 class BltStrategy(ConvolutionStrategy):
@@ -87,7 +85,10 @@ class BltStrategy(ConvolutionStrategy):
     @override
     def decoder(self) -> Float64:
         found = np.empty(self.triggers)
-        _impulse(self.theta, self.omega, found)
+        fill = impulse
+        if self.triggers > _FEW_TRIGGERS:
+            from dpstream.accounting.strategies.kernels import fill_impulse as fill
+        fill(self.theta, self.omega, found)
         return found
 
     @property
@@ -98,8 +99,10 @@ class BltStrategy(ConvolutionStrategy):
     @functools.cached_property
     def _responses(self) -> Float64:
         """(d,) most that 1 added to a buffer can ever move a prefix, rounded up."""
+        from dpstream.accounting.strategies.kernels import largest_response
+
         moved = [
-            np.abs(lfilter([0.0, -o], [1.0, -t], self.decoder)).max()
+            largest_response(t, o, self.decoder)
             for t, o in zip(self.theta, self.omega, strict=True)
         ]
         return np.array(moved) * (1 + 1e-6)
@@ -108,8 +111,10 @@ class BltStrategy(ConvolutionStrategy):
     def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:
         """See base; the state is the buffers, n_t, and the sum of magnitudes that n_t's float error
         is a multiple of."""
+        from dpstream.accounting.strategies.kernels import fold_blt
+
         given = ranges.noise_error * self.reach + 2.0**-40
-        open_: tuple[Int64, Int64] = _fold(*ranges.arrays, self._tables, given)
+        open_: tuple[Int64, Int64] = fold_blt(*ranges.arrays, self._tables, given)
         return open_
 
     @functools.cached_property
@@ -127,70 +132,3 @@ def _product(thetas: Sequence[Any]) -> list[Any]:
         shifted = [zero, *(-theta * term for term in result)]
         result = [a + b for a, b in zip([*result, zero], shifted, strict=True)]
     return result
-
-
-@njit(cache=True, nogil=True)
-def _fold(
-    noise: Float64,
-    starts: Int64,
-    leaf: Int64,
-    upto: Int64,
-    stack: Float64,
-    out: Int64,
-    tables: Float64,
-    given: float,
-) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
-    """Every local rounding error reaches a prefix through a bounded linear response: 1 for an
-    error of w or n, ``responses[i]`` for one of buffer i.  Four buffers in registers, whatever
-    their number: those without weight stay out of every sum.
-
-    Args:
-        tables: (3, 4) theta, omega and responses, padded with zeros.
-    """
-    t0, t1, t2, t3 = tables[0]
-    o0, o1, o2, o3 = tables[1]
-    r0, r1, r2, r3 = tables[2]
-    width = out.shape[1]
-    rows, leaves = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
-    for i in range(leaf.size):
-        s0, s1, s2, s3, total, magnitude = stack[i]
-        for t in range(leaf[i] + 1, upto[i] + 1):
-            node = noise[starts[i] + t - leaf[i] - 1]
-            p0, p1, p2, p3 = o0 * s0, o1 * s1, o2 * s2, o3 * s3
-            step = node - ((p0 + p1) + (p2 + p3))
-            local = 5.0 * (abs(node) + abs(p0) + abs(p1) + abs(p2) + abs(p3))
-            local += r0 * abs(s0) + r1 * abs(s1) + r2 * abs(s2) + r3 * abs(s3)
-            s0, s1, s2, s3 = t0 * s0 + step, t1 * s1 + step, t2 * s2 + step, t3 * s3 + step
-            local += r0 * abs(s0) + r1 * abs(s1) + r2 * abs(s2) + r3 * abs(s3)
-            total += step
-            magnitude += local + abs(total)
-            if width == 1 and t < upto[i]:
-                continue
-            scaled = total * _SCALE + ROUND_UP
-            whole = np.int64(scaled)
-            if scaled < whole:
-                whole -= 1
-            out[i, 0 if width == 1 else t - leaf[i] - 1] = whole
-            error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _SCALE
-            if scaled - whole < error or scaled - whole > 1 - error:
-                rows.append(np.int64(i))
-                leaves.append(np.int64(t))
-        stack[i, 0], stack[i, 1], stack[i, 2], stack[i, 3] = s0, s1, s2, s3
-        stack[i, 4], stack[i, 5] = total, magnitude
-    return np.array(rows), np.array(leaves)
-
-
-@njit(cache=True, nogil=True)
-def _impulse(theta: Float64, omega: Float64, out: Float64) -> None:  # pragma: no cover - compiled
-    """b_k = prefix of w for z = (1, 0, 0, ...), by the buffers themselves: direct-form filters
-    lose digits where poles lie near 1."""
-    buffers = np.zeros(theta.size)
-    total = 0.0
-    for t in range(out.size):
-        step = 1.0 if t == 0 else 0.0
-        for k in range(theta.size):
-            step -= omega[k] * buffers[k]
-        for k in range(theta.size):
-            buffers[k] = theta[k] * buffers[k] + step
-        total += step
-        out[t] = total

@@ -23,7 +23,7 @@ from typing import Any
 import flint
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import fftconvolve
+from scipy.fft import irfft, next_fast_len, rfft
 from typing_extensions import override
 
 from dpstream.accounting.balls import precision
@@ -92,7 +92,9 @@ class ConvolutionStrategy(Strategy):
         that lag, because later columns are shorter and the coefficients non-negative."""
         column = self.coefficients()
         size = self.triggers
-        lags = fftconvolve(column, column[::-1])[size - 1 :]
+        length = next_fast_len(2 * size - 1, real=True)
+        product = rfft(column, length) * rfft(column[::-1], length)
+        lags = irfft(product, length)[size - 1 : 2 * size - 1]
         return np.asarray(lags + lags[0] * _SLACK)
 
     @override

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 from typing_extensions import override
 
 from dpstream.accounting.balls import series_quotient
 from dpstream.accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
 from dpstream.accounting.strategies.base import Float64, Int64, Ranges
-from dpstream.accounting.strategies.convolution import ROUND_UP, ConvolutionStrategy
+from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 
 _SCALE = 1 << DECODE_BITS
 #: Float error of a sum of products, per term, relative to its largest term.
@@ -93,6 +92,8 @@ class ToeplitzStrategy(ConvolutionStrategy):
 
     @override
     def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:
+        from dpstream.accounting.strategies.kernels import round_where_open
+
         noise, starts, leaf, upto, _, out = ranges.arrays
         rows, leaves = [], []
         for begin, end, group in _groups(leaf, upto):
@@ -101,7 +102,9 @@ class ToeplitzStrategy(ConvolutionStrategy):
             prefixes = nodes @ self._products[:end, first:end]
             error = (end + 8) * _ULP * float(np.abs(nodes).max()) * self.reach
             decoded = np.empty(prefixes.shape, np.int64)
-            open_ = _round(prefixes.reshape(-1), error * _SCALE + 1e-9, decoded.reshape(-1))
+            open_ = round_where_open(
+                prefixes.reshape(-1), error * _SCALE + 1e-9, decoded.reshape(-1)
+            )
             out[group, : end - first] = decoded
             rows.append(group[open_ // (end - first)])
             leaves.append(first + 1 + open_ % (end - first))
@@ -116,24 +119,3 @@ def _groups(leaf: Int64, upto: Int64) -> list[tuple[int, int, Int64]]:
     edges = np.flatnonzero(np.diff(name[order])) + 1
     groups = [g for g in np.split(order, edges) if len(g)]
     return [(int(leaf[g[0]]), int(upto[g[0]]), g) for g in groups if leaf[g[0]] < upto[g[0]]]
-
-
-@njit(cache=True, nogil=True)
-def _round(values: Float64, error: float, out: Int64) -> Int64:  # pragma: no cover - compiled
-    """floor(2^D v + ROUND_UP) of each value; returns where ``error`` could change it."""
-    count = 0
-    for i in range(values.size):
-        scaled = values[i] * _SCALE + ROUND_UP
-        whole = np.floor(scaled)
-        out[i] = np.int64(whole)
-        if scaled - whole < error or scaled - whole > 1 - error:
-            count += 1
-    found = np.empty(count, np.int64)
-    count = 0
-    for i in range(values.size):
-        scaled = values[i] * _SCALE + ROUND_UP
-        part = scaled - np.floor(scaled)
-        if part < error or part > 1 - error:
-            found[count] = i
-            count += 1
-    return found

@@ -19,14 +19,10 @@ only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(lo
 """
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit
 from typing_extensions import override
 
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies.base import Float64, Int64, Ranges, Strategy
-
-Int32 = npt.NDArray[np.int32]
 
 
 class TreeStrategy(Strategy):
@@ -118,52 +114,6 @@ class TreeStrategy(Strategy):
     @override
     def fold(self, ranges: Ranges) -> None:
         """See base; the state is N_l of the complete blocks, one per set bit of the leaf."""
-        fold(*ranges.arrays)
+        from dpstream.accounting.strategies.kernels import fold_tree
 
-
-@njit(cache=True, nogil=True)
-def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
-    """round(2^DECODE_BITS * I / (2^(level+1) - 1)); the divisor is odd, so no ties."""
-    scaled = total << DECODE_BITS
-    # Constant divisors, of all but one block in eight, compile to multiplications.
-    if level == 0:
-        return scaled
-    if level == 1:
-        return (scaled + 1) // 3
-    if level == 2:
-        return (scaled + 3) // 7
-    divisor = (1 << (level + 1)) - 1
-    return (scaled + (divisor >> 1)) // divisor
-
-
-@njit(cache=True, nogil=True)
-def fold(
-    noise: Int32, starts: Int64, leaf: Int64, upto: Int64, stack: Int64, out: Int64
-) -> None:  # pragma: no cover - compiled
-    """Compiled body of ``TreeStrategy.fold``."""
-    levels = stack.shape[1]
-    width = out.shape[1]
-    # Sum of the decoded blocks of a level and above.
-    above = np.zeros(levels + 1, np.int64)
-    for i in range(leaf.size):
-        for level in range(levels - 1, -1, -1):
-            above[level] = above[level + 1]
-            if (leaf[i] >> level) & 1:
-                above[level] += decode_block(stack[i, level], level)
-        node = starts[i]
-        for t in range(leaf[i] + 1, upto[i] + 1):
-            total = np.int64(noise[node])
-            node += 1
-            level = 0
-            while (t >> level) & 1 == 0:
-                total += stack[i, level]
-                level += 1
-                total += np.int64(noise[node]) << level
-                node += 1
-            stack[i, level] = total
-            value = above[level + 1] + decode_block(total, level)
-            # The blocks below are part of this one now.
-            for lower in range(level + 1):
-                above[lower] = value
-            column = t - leaf[i] - 1
-            out[i, column if width > 1 else 0] = value
+        fold_tree(*ranges.arrays)

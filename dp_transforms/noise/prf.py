@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numba import njit
 
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.dp_transforms.noise.secret import KEY_BYTES, Secret, wipe
 
 Ids = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
@@ -34,15 +35,6 @@ PURPOSES = (
     *("node noise", "node name tweak", "unit id", "key id", "release id", "sampling"),
     *("record id", "name prefix", "source fingerprint", "fingerprint"),
 )
-#: A key in a buffer of its owner, who overwrites it if it can be.
-Secret = bytes | bytearray
-KEY_BYTES = 32
-
-
-def wipe(*secrets: bytearray) -> None:
-    """Overwrite buffers with zeros."""
-    for secret in secrets:
-        secret[:] = bytes(len(secret))
 
 
 def destroyed() -> RunError:

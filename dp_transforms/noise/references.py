@@ -15,7 +15,7 @@ import re
 import stat
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.dp_transforms.noise.prf import KEY_BYTES, wipe
+from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 
 FIELD = "privacy.key"
 #: Bytes of a key's text with the white space around it.

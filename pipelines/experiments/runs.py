@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.baselines import Guarantee, query_of, run_baseline
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job

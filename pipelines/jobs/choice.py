@@ -15,8 +15,6 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.accounting.tuning.answer import Chosen, Receipt
 from dpstream.pipelines.jobs.text import duration_micros
-from dpstream.state.ledger.answers import Register
-from dpstream.state.ledger.open import open_ledger
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -98,6 +96,9 @@ def _private_marks(choice: "ChoiceConfig") -> bool:
 
 def _receipt(job: "Job", choice: "ChoiceConfig") -> Receipt:
     """The committed receipt of the job's choice; its charge is in the ledger."""
+    from dpstream.state.ledger.answers import Register  # not needed by a job without a choice
+    from dpstream.state.ledger.open import open_ledger
+
     assert job.ledger is not None
     missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
     if not Path(job.ledger.path).exists():  # opening would create it

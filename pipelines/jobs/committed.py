@@ -4,6 +4,7 @@ Public parts only.  A database is not connected to for this, and what cannot be 
 not there: who runs the job is told.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.budget import Budget
@@ -24,7 +25,7 @@ class Committed(NamedTuple):
 def committed(job: Job) -> Committed | None:
     """What the store's file holds, ``None`` without one or with the state of another plan."""
     path = job.state.path
-    if path is None:
+    if path is None or not Path(path).exists():
         return None
     from dpstream.state.sqlite.file import peek_identity  # not needed to plan
 

@@ -8,11 +8,10 @@ import secrets
 from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
-
-KEY_BYTES = 32
 
 
 def new_key(path: Path) -> None:

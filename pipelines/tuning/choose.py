@@ -20,7 +20,8 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.figures import exact
 from dpstream.accounting.tuning.answer import Figures, Receipt, read_off, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
-from dpstream.dp_transforms.noise.prf import KEY_BYTES, KeyRing
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
 from dpstream.pipelines.begin import spend_of
 from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps

@@ -4,10 +4,20 @@ import math
 
 import dp_accounting
 import mpmath
+import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism, pld
 
-from dpstream.accounting.gaussian import cdp_delta, cdp_eps, cdp_rho, delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import (
+    _epsilon_near,
+    _sigma_of,
+    cdp_delta,
+    cdp_eps,
+    cdp_rho,
+    delta_of,
+    epsilon_of,
+    mu_of,
+)
 
 PAIRS = [
     (6.0, 1e-9),
@@ -124,3 +134,16 @@ def test_zcdp_edges() -> None:
     for call in (lambda: cdp_delta(-1, 1), lambda: cdp_eps(1, 0), lambda: cdp_rho(-1, 0.1)):
         with pytest.raises(ValueError, match="must be"):
             call()
+
+
+def test_the_searches_begin_where_the_reference_implementation_ends() -> None:
+    # Bit for bit: sigma is part of noise names, and stores were begun with the reference's.
+    draw = np.random.default_rng(7)
+    with np.errstate(all="ignore"):
+        for _ in range(200):
+            epsilon, sigma, delta = 10.0 ** draw.uniform([-6, -3, -15], [3, 5, -0.01])
+            assert _sigma_of(epsilon, delta) == gaussian_mechanism.get_sigma_gaussian(
+                epsilon, delta
+            )
+            reference = max(0.0, gaussian_mechanism.get_epsilon_gaussian(sigma, delta))
+            assert _epsilon_near(sigma, delta) == reference

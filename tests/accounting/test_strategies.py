@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import TreeStrategy, make_strategy
-from dpstream.accounting.strategies.tree import decode_block, fold
+from dpstream.accounting.strategies.kernels import decode_block, fold_tree
 
 TOP = 130
 EVERY_T = range(1, TOP + 1)
@@ -109,7 +109,7 @@ def run_fold(noise: np.ndarray, triggers: int, cuts: tuple[int, ...], width: int
     for cut in (*cuts, triggers):
         out = np.zeros((1, width), np.int64)
         start = np.array([strategy.nodes_through(leaf)], np.int64)
-        fold(noise, start, np.array([leaf]), np.array([cut]), stack, out)
+        fold_tree(noise, start, np.array([leaf]), np.array([cut]), stack, out)
         found += out[0, : cut - leaf].tolist()
         leaf = cut
     return found
@@ -146,7 +146,7 @@ def test_fold_keeps_rows_apart() -> None:
     noise = rng.integers(-99, 99, int(sizes.sum())).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     stack, out = np.zeros((3, strategy.levels), np.int64), np.zeros((3, 20), np.int64)
-    fold(noise, starts, leaf, upto, stack, out)
+    fold_tree(noise, starts, leaf, upto, stack, out)
     for row in range(3):
         alone = noise[starts[row] : starts[row] + sizes[row]]
         assert out[row, : upto[row]].tolist() == run_fold(alone, int(upto[row]), (), 21)
@@ -206,7 +206,7 @@ def test_variance_by_simulation_and_sabotage() -> None:
     out = np.zeros((paths, triggers), np.int64)
     zeros = np.zeros(paths, np.int64)
     stack = np.zeros((paths, strategy.levels), np.int64)
-    fold(noise, np.arange(paths) * nodes, zeros, zeros + triggers, stack, out)
+    fold_tree(noise, np.arange(paths) * nodes, zeros, zeros + triggers, stack, out)
     ratio = (out / SCALE).std(axis=0) / (sigma * strategy.sd_factors)
     assert np.all(np.abs(ratio - 1) < 0.025)
     assert np.all(np.abs(1.1 * ratio - 1) > 0.025)

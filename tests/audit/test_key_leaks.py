@@ -17,8 +17,9 @@ from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise import prf
-from dpstream.dp_transforms.noise.prf import KeyRing, Secret
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import read_key
+from dpstream.dp_transforms.noise.secret import Secret
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import write as sinks

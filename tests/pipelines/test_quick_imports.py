@@ -3,11 +3,43 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 #: Beside the standard library and the project's own modules.
 ALLOWED = {"click", "typing_extensions", "dpstream"}
+
+#: What planning must not wait for: the runner, the compiler, statistics, a second accountant.
+TOO_SLOW = (
+    *("apache_beam", "numba", "llvmlite", "scipy.stats", "scipy.signal", "dp_accounting"),
+    *("matplotlib", "grpc", "google.cloud", "dpstream.dp_transforms.noise.prf"),
+)
+
+JOB = """
+aggregate = [{ name = "count", kind = "count" }]
+[source]
+kind = "parquet"
+path = "records/*.parquet"
+[schema]
+unit = { column = "user", type = "int" }
+key = [{ column = "page", type = "string" }]
+event_time = { column = "at" }
+[time]
+start = "2024-01-01"
+window = "1d"
+trigger_every = "15min"
+[privacy]
+epsilon = 1.0
+delta = 1e-8
+contributions = 8
+key_file = "noise.key"
+[state]
+store = "sqlite:state.db"
+[sink]
+kind = "parquet"
+path = "releases"
+"""
 
 LOADED = """
 import json, sys
@@ -17,16 +49,29 @@ try:
     cli({arguments}, standalone_mode=False)
 except SystemExit:
     pass
-loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print()
-print(json.dumps(sorted(loaded - sys.stdlib_module_names)))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
+
+
+def loaded(arguments: list[str]) -> set[str]:
+    """Modules that a command loads."""
+    code = LOADED.format(arguments=arguments)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(out.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["state", "--help"]])
 def test_help_loads_no_library_that_works_on_data(arguments: list[str]) -> None:
-    code = LOADED.format(arguments=arguments)
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name for name in json.loads(out.stdout.splitlines()[-1]) if not name.startswith("_")}
-    assert loaded <= ALLOWED
-    assert {"click", "dpstream"} <= loaded
+    names = {name.partition(".")[0] for name in loaded(arguments)} - sys.stdlib_module_names
+    public = {name for name in names if not name.startswith("_")}
+    assert public <= ALLOWED
+    assert {"click", "dpstream"} <= public
+
+
+@pytest.mark.parametrize("mode", ["sticky", "tree", "rounds", "fused"])
+def test_a_plan_loads_neither_runner_nor_compiler(mode: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.replace("[privacy]", f'[privacy]\nmode = "{mode}"'))
+    assert set(TOO_SLOW) & (names := loaded(["plan", str(job)])) == set()
+    assert {"dpstream.accounting.budget", "scipy.special"} <= names

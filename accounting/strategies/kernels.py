@@ -1,0 +1,157 @@
+"""The strategies' inner loops, compiled by numba.
+
+They are imported by whoever folds, not by whoever plans: numba takes longer to load than a plan
+takes to compute.  Arrays have the shapes and dtypes of ``Ranges``.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.strategies.convolution import ROUND_UP
+from dpstream.accounting.strategies.impulse import impulse
+
+Int32 = npt.NDArray[np.int32]
+
+_SCALE = 1 << DECODE_BITS
+_FLOAT_SCALE = float(_SCALE)
+_UNIT_ROUND_OFF = 2.0**-53
+
+#: ``impulse``, for many triggers; the same operations in the same order.
+fill_impulse = njit(cache=True, nogil=True)(impulse)
+
+
+@njit(cache=True, nogil=True)
+def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
+    """round(2^DECODE_BITS * I / (2^(level+1) - 1)); the divisor is odd, so no ties."""
+    scaled = total << DECODE_BITS
+    # Constant divisors, of all but one block in eight, compile to multiplications.
+    if level == 0:
+        return scaled
+    if level == 1:
+        return (scaled + 1) // 3
+    if level == 2:
+        return (scaled + 3) // 7
+    divisor = (1 << (level + 1)) - 1
+    return (scaled + (divisor >> 1)) // divisor
+
+
+@njit(cache=True, nogil=True)
+def fold_tree(
+    noise: Int32, starts: Int64, leaf: Int64, upto: Int64, stack: Int64, out: Int64
+) -> None:  # pragma: no cover - compiled
+    """Compiled body of ``TreeStrategy.fold``."""
+    levels = stack.shape[1]
+    width = out.shape[1]
+    # Sum of the decoded blocks of a level and above.
+    above = np.zeros(levels + 1, np.int64)
+    for i in range(leaf.size):
+        for level in range(levels - 1, -1, -1):
+            above[level] = above[level + 1]
+            if (leaf[i] >> level) & 1:
+                above[level] += decode_block(stack[i, level], level)
+        node = starts[i]
+        for t in range(leaf[i] + 1, upto[i] + 1):
+            total = np.int64(noise[node])
+            node += 1
+            level = 0
+            while (t >> level) & 1 == 0:
+                total += stack[i, level]
+                level += 1
+                total += np.int64(noise[node]) << level
+                node += 1
+            stack[i, level] = total
+            value = above[level + 1] + decode_block(total, level)
+            # The blocks below are part of this one now.
+            for lower in range(level + 1):
+                above[lower] = value
+            column = t - leaf[i] - 1
+            out[i, column if width > 1 else 0] = value
+
+
+@njit(cache=True, nogil=True)
+def fold_blt(
+    noise: Float64,
+    starts: Int64,
+    leaf: Int64,
+    upto: Int64,
+    stack: Float64,
+    out: Int64,
+    tables: Float64,
+    given: float,
+) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
+    """Every local rounding error reaches a prefix through a bounded linear response: 1 for an
+    error of w or n, ``responses[i]`` for one of buffer i.  Four buffers in registers, whatever
+    their number: those without weight stay out of every sum.
+
+    Args:
+        tables: (3, 4) theta, omega and responses, padded with zeros.
+    """
+    t0, t1, t2, t3 = tables[0]
+    o0, o1, o2, o3 = tables[1]
+    r0, r1, r2, r3 = tables[2]
+    width = out.shape[1]
+    rows, leaves = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
+    for i in range(leaf.size):
+        s0, s1, s2, s3, total, magnitude = stack[i]
+        for t in range(leaf[i] + 1, upto[i] + 1):
+            node = noise[starts[i] + t - leaf[i] - 1]
+            p0, p1, p2, p3 = o0 * s0, o1 * s1, o2 * s2, o3 * s3
+            step = node - ((p0 + p1) + (p2 + p3))
+            local = 5.0 * (abs(node) + abs(p0) + abs(p1) + abs(p2) + abs(p3))
+            local += r0 * abs(s0) + r1 * abs(s1) + r2 * abs(s2) + r3 * abs(s3)
+            s0, s1, s2, s3 = t0 * s0 + step, t1 * s1 + step, t2 * s2 + step, t3 * s3 + step
+            local += r0 * abs(s0) + r1 * abs(s1) + r2 * abs(s2) + r3 * abs(s3)
+            total += step
+            magnitude += local + abs(total)
+            if width == 1 and t < upto[i]:
+                continue
+            scaled = total * _FLOAT_SCALE + ROUND_UP
+            whole = np.int64(scaled)
+            if scaled < whole:
+                whole -= 1
+            out[i, 0 if width == 1 else t - leaf[i] - 1] = whole
+            error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _FLOAT_SCALE
+            if scaled - whole < error or scaled - whole > 1 - error:
+                rows.append(np.int64(i))
+                leaves.append(np.int64(t))
+        stack[i, 0], stack[i, 1], stack[i, 2], stack[i, 3] = s0, s1, s2, s3
+        stack[i, 4], stack[i, 5] = total, magnitude
+    return np.array(rows), np.array(leaves)
+
+
+@njit(cache=True, nogil=True)
+def largest_response(
+    theta: float, omega: float, decoder: Float64
+) -> float:  # pragma: no cover - compiled
+    """The most that 1 added to a buffer (theta, omega) at any leaf moves a later prefix."""
+    value, largest = 0.0, 0.0
+    for k in range(1, decoder.size):
+        value = theta * value - omega * decoder[k - 1]
+        largest = max(largest, abs(value))
+    return largest
+
+
+@njit(cache=True, nogil=True)
+def round_where_open(
+    values: Float64, error: float, out: Int64
+) -> Int64:  # pragma: no cover - compiled
+    """floor(2^D v + ROUND_UP) of each value; returns where ``error`` could change it."""
+    count = 0
+    for i in range(values.size):
+        scaled = values[i] * _SCALE + ROUND_UP
+        whole = np.floor(scaled)
+        out[i] = np.int64(whole)
+        if scaled - whole < error or scaled - whole > 1 - error:
+            count += 1
+    found = np.empty(count, np.int64)
+    count = 0
+    for i in range(values.size):
+        scaled = values[i] * _SCALE + ROUND_UP
+        part = scaled - np.floor(scaled)
+        if part < error or part > 1 - error:
+            found[count] = i
+            count += 1
+    return found
