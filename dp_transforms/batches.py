@@ -130,9 +130,9 @@ def value_columns(plan: Plan) -> list[str]:
 def record_schema(plan: Plan) -> pa.Schema:
     """Canonical records: what ingest hands to BOUND.
 
-    ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``event_cut``: global trigger index of
-    the event time, only where the stamp is another column; ``partition``/``offset``: position;
-    then key columns and ``v*``: clamped, centred values in grid units.
+    ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``event_trigger_time``: global trigger
+    index of the event time, only where the stamp is another column; ``partition``/``offset``:
+    position; then key columns and ``v*``: clamped, centred values in grid units.
     """
     fields = [
         pa.field("unit", ID, nullable=False),

@@ -47,16 +47,17 @@ class Abandon(NamedTuple):
     """Give up what cannot be replayed.
 
     Attributes:
-        cut: records up to it count as decided; windows that begin before it get no more steps.
+        trigger_time: records up to it count as decided; windows that begin before it get no more
+            steps.
         limit: C, the count that all units get.
     """
 
-    cut: int
+    trigger_time: int
     limit: int
 
     def windows(self, line: Timeline) -> int:
-        """The first window that begins at or after the cut."""
-        return -(-self.cut // (line.slide // line.trigger_every))
+        """The first window that begins at or after the trigger time."""
+        return -(-self.trigger_time // (line.slide // line.trigger_every))
 
 
 def copy_store(
@@ -176,7 +177,7 @@ def _copy_units(source: Store, target: Store, shard: int, abandon: Abandon | Non
         counts = piece.counts
         if abandon is not None:
             # Units of closed periods are not asked for any more, those of open ones are spent.
-            kept = np.flatnonzero((piece.until == NEVER) | (piece.until > abandon.cut))
+            kept = np.flatnonzero((piece.until == NEVER) | (piece.until > abandon.trigger_time))
             counts = np.full(len(counts), abandon.limit, np.int32)
         for number, rows in _by_shard(piece.ids[kept], shards):
             at = kept[rows]
@@ -198,9 +199,9 @@ def _by_shard(ids: Ids, shards: int) -> Iterator[tuple[int, "np.typing.NDArray[n
 
 
 def _copy_unit_progress(source: Store, target: Store, abandon: Abandon | None) -> None:
-    """``forgotten`` is a public cut that is right for all shards; the most any knows."""
+    """``forgotten`` is a public trigger time that is right for all shards; the most any knows."""
     if abandon is not None:
-        new = UnitProgress(abandon.cut, abandon.cut, abandon.cut)
+        new = UnitProgress(abandon.trigger_time, abandon.trigger_time, abandon.trigger_time)
     else:
         every = [source.unit_progress(shard) for shard in range(source.identity.shards)]
         decided = min(p.decided for p in every)

@@ -89,8 +89,8 @@ class KeyPiece(NamedTuple):
 
 
 class UnitPiece(NamedTuple):
-    """Some units of a shard: (n, 2) ids, admitted pairs, and the last cut at which a record of
-    theirs can be decided (``NEVER``: at any)."""
+    """Some units of a shard: (n, 2) ids, admitted pairs, and the last trigger time at which a
+    record of theirs can be decided (``NEVER``: at any)."""
 
     ids: Ids
     counts: Int32
@@ -104,7 +104,7 @@ class PositionPiece(NamedTuple):
     partition: Int32
     offset: Int64
     pairs: Int32
-    cut: Int32
+    trigger_time: Int32
     rank: Int32 | None
 
 
@@ -112,9 +112,9 @@ class UnitProgress(NamedTuple):
     """How far a unit shard is.
 
     Attributes:
-        decided: last cut whose records of all units are decided.
-        forgotten: positions that were decided up to this cut may be gone.
-        reach: last cut up to which records of some units are decided (>= ``decided``).
+        decided: last trigger time whose records of all units are decided.
+        forgotten: positions that were decided up to this trigger time may be gone.
+        reach: last trigger time up to which records of some units are decided (>= ``decided``).
     """
 
     decided: int = 0
@@ -216,16 +216,16 @@ class RetentionStore(ABC):
     # --- expiry ---
 
     @abstractmethod
-    def forget_positions(self, shard: int, cut: int) -> None:
-        """Drop applied positions that were decided up to ``cut``, and then the counters of units
-        whose ``until`` is at or before it and that have no position left.
+    def forget_positions(self, shard: int, trigger_time: int) -> None:
+        """Drop applied positions that were decided up to ``trigger_time``, and then the counters of
+        units whose ``until`` is at or before it and that have no position left.
 
         The counts of all other units stay as they are: they no longer are the sums of the
-        positions' pairs.  ``unit_progress(shard).forgotten`` becomes ``cut`` (it never falls)
-        before or together with the first row that goes: whoever finds a position that should
-        be gone ignores it, so the deletion may take any number of commits and be cut short.
-        A worker that decides the shard at the same time must either keep its counters or be
-        refused at its commit, never write a count of zero for a unit that has one.
+        positions' pairs.  ``unit_progress(shard).forgotten`` becomes ``trigger_time`` (it never
+        falls) before or together with the first row that goes: whoever finds a position that should
+        be gone ignores it, so the deletion may take any number of commits and be cut short.  A
+        worker that decides the shard at the same time must either keep its counters or be refused
+        at its commit, never write a count of zero for a unit that has one.
         """
 
     @abstractmethod

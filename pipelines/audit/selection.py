@@ -98,16 +98,16 @@ def _chances(noise: Float64, need: Float64) -> Float64:
 
 
 def visible_mu(design: Crossing, seed: int) -> float:
-    """mu of the best cut of the score, by simulation."""
+    """mu of the best cutoff of the score, by simulation."""
     rng = np.random.default_rng([seed, 1])
     ratios = design.ratios
     totals = np.zeros((2, _PATHS))
     for key, row in enumerate(ratios):
         for side, chances in enumerate((design.without, design.added[key])):
             totals[side] += rng.choice(row, _PATHS, p=chances)
-    cuts = np.quantile(totals, np.linspace(0.02, 0.98, 97))
-    positive = np.array([(totals[0] > cut).mean() for cut in cuts])
-    negative = np.array([(totals[1] <= cut).mean() for cut in cuts])
+    cutoffs = np.quantile(totals, np.linspace(0.02, 0.98, 97))
+    positive = np.array([(totals[0] > cutoff).mean() for cutoff in cutoffs])
+    negative = np.array([(totals[1] <= cutoff).mean() for cutoff in cutoffs])
     inside = (np.minimum(positive, negative) > 0.01) & (np.maximum(positive, negative) < 0.99)
     gaps = norm.isf(positive[inside]) - norm.ppf(negative[inside])
     return max(0.0, float(gaps.max(initial=0.0)))

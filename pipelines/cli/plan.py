@@ -26,7 +26,8 @@ SCALE = options(
         help="--scale: keys published at a trigger.  [default: the most the threshold allows]",
     ),
     click.option(
-        "--within", help="--scale: releases are out so long after a cut.  [default: one interval]"
+        "--within",
+        help="--scale: releases are out so long after a trigger time.  [default: one interval]",
     ),
     click.option("--worker-vcpus", type=_COUNT, default=2, show_default=True, help="--scale"),
     click.option("--worker-gib", type=float, default=7.5, show_default=True, help="--scale"),

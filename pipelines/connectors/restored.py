@@ -67,7 +67,7 @@ class Catching:
         self._last: int | None = None
 
     def caught_up(self, upto: int) -> bool:
-        """Whether all that is published, or begun to be, lies at or before a cut."""
+        """Whether all that is published, or begun to be, lies at or before a trigger time."""
         if self._last is None or self._last <= upto:
             # Once more at the end: a worker of the store that was replaced may have gone on.
             self._last = self._look()

@@ -234,11 +234,13 @@ def _epoch_in_place(job: Job, run_id: str) -> int:
 def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     """Everything up to the instant, and never less than the backup or the sink knows of."""
     line, shards = job.plan.timeline, range(store.identity.shards)
-    cuts = [int(line.cut_of(np.array([instant]))[0]), store.marks.abandoned]
-    cuts += [store.unit_progress(shard).reach for shard in shards]
-    cuts += [line.base(window) + trigger for window, _, trigger in store.progress()]
-    cuts += [line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))]
-    return Abandon(max(1, *cuts), job.plan.privacy.contributions)
+    trigger_times = [int(line.trigger_time_of(np.array([instant]))[0]), store.marks.abandoned]
+    trigger_times += [store.unit_progress(shard).reach for shard in shards]
+    trigger_times += [line.base(window) + trigger for window, _, trigger in store.progress()]
+    trigger_times += [
+        line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))
+    ]
+    return Abandon(max(1, *trigger_times), job.plan.privacy.contributions)
 
 
 def spent(job: Job, identity: RunIdentity) -> dict[str, float]:

@@ -23,7 +23,7 @@ from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import FileKind
 from dpstream.pipelines.stream import Progress
 from dpstream.state import open as stores
-from dpstream.state.retention import reached, settled_cut
+from dpstream.state.retention import reached, settled_trigger_time
 from dpstream.state.store import Store
 
 
@@ -61,7 +61,7 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
             "triggers": line.triggers,
             "complete": marks.dropped + sum(t == line.triggers for t in done.values()),
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "settled_cut": settled_cut(line, reached(store, line).complete),
+            "settled_cut": settled_trigger_time(line, reached(store, line).complete),
             "dropped": marks.dropped,
             "abandoned": marks.abandoned,
             "restoring": store.restoring,

@@ -130,8 +130,10 @@ def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
     for batch in _batches(job):
         records, _ = ingest(batch)
         everything = Batch(plan, records)
-        leaf_cut = np.maximum(everything.event_cut, everything.cut)
-        _, everything.pairs = open_windows(plan.timeline, everything.event_cut, leaf_cut)
+        entry_trigger_time = np.maximum(everything.event_trigger_time, everything.trigger_time)
+        _, everything.pairs = open_windows(
+            plan.timeline, everything.event_trigger_time, entry_trigger_time
+        )
         yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
 
 

@@ -96,9 +96,9 @@ def _seal(db: sqlite3.Connection, version: int) -> None:
         before[window, shard] = at + arrow.from_bytes(blobs[0]).num_rows
     before = {}
     for (rowid,) in _ids(db, "admissions"):
-        shard, cut, ids, records = _row(db, "admissions", rowid)
+        shard, trigger_time, ids, records = _row(db, "admissions", rowid)
         at = before.get((shard,), 0)
-        _put(db, "admissions", rowid, admission_row(shard, cut, at, ids, records))
+        _put(db, "admissions", rowid, admission_row(shard, trigger_time, at, ids, records))
         before[shard,] = at + arrow.from_bytes(ids).num_rows
     put_meta(db, "schema_version", str(SCHEMA_VERSION))
 

@@ -101,17 +101,17 @@ def exact_noise(noise: np.ndarray, leaves: np.ndarray) -> list[int]:
     return result
 
 
-def run_fold(noise: np.ndarray, triggers: int, cuts: tuple[int, ...], width: int) -> list[int]:
-    """n_t of one row, folded in pieces that end at ``cuts``."""
+def run_fold(noise: np.ndarray, triggers: int, ends: tuple[int, ...], width: int) -> list[int]:
+    """n_t of one row, folded in pieces that end at ``ends``."""
     strategy = TreeStrategy(triggers)
     stack = np.zeros((1, strategy.levels), np.int64)
     leaf, found = 0, []
-    for cut in (*cuts, triggers):
+    for end in (*ends, triggers):
         out = np.zeros((1, width), np.int64)
         start = np.array([strategy.nodes_through(leaf)], np.int64)
-        fold(noise, start, np.array([leaf]), np.array([cut]), stack, out)
-        found += out[0, : cut - leaf].tolist()
-        leaf = cut
+        fold(noise, start, np.array([leaf]), np.array([end]), stack, out)
+        found += out[0, : end - leaf].tolist()
+        leaf = end
     return found
 
 
@@ -132,8 +132,8 @@ def test_fold_resumes_anywhere(triggers: int) -> None:
     noise = rng.integers(-500, 500, nodes).astype(np.int32)
     whole = run_fold(noise, triggers, (), triggers + 1)
     assert run_fold(noise, triggers, tuple(range(1, triggers)), 1) == whole
-    cuts = tuple(sorted(set(rng.integers(1, triggers + 1, 3).tolist()) - {triggers}))
-    assert run_fold(noise, triggers, cuts, triggers + 1) == whole
+    ends = tuple(sorted(set(rng.integers(1, triggers + 1, 3).tolist()) - {triggers}))
+    assert run_fold(noise, triggers, ends, triggers + 1) == whole
     last_only = run_fold(noise, triggers, (), 1)
     assert last_only == whole[-1:]
 

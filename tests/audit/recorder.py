@@ -107,10 +107,10 @@ def record(
     return trace
 
 
-def record_bound_by_cuts(
+def record_bound_by_trigger_times(
     plan: Plan, records: tuple[Record, ...], folder: Path, shards: int
 ) -> Trace:
-    """BOUND alone, one call for each cut with the records of that cut only."""
+    """BOUND alone, one call for each trigger time with the records of that trigger time only."""
     batches, serials = deliveries(records)
     trace = Trace(plan)
     run = begin(plan, folder, shards)
@@ -118,13 +118,15 @@ def record_bound_by_cuts(
     try:
         twin = CanonicaliserFactory(plan, run.keys, run.public)()
         good = concat([twin(batch)[0] for batch in batches], record_schema(plan))
-        cut = np.clip(line.cut_of(good.column("stamp").to_numpy()), 1, line.last_cut)
+        trigger_time = np.clip(
+            line.trigger_time_of(good.column("stamp").to_numpy()), 1, line.last_trigger_time
+        )
         shard = step.shard_of(ids_of(good.column("unit")), shards)
         store = run.open()
         with watched(trace, serials):
-            for upto in range(1, line.last_cut + 1):
+            for upto in range(1, line.last_trigger_time + 1):
                 for number in range(shards):
-                    now = good.filter(pa.array((cut == upto) & (shard == number)))
+                    now = good.filter(pa.array((trigger_time == upto) & (shard == number)))
                     bounding.bound(plan, store, number, now, upto)
     finally:
         stores.close_all()

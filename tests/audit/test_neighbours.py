@@ -8,7 +8,7 @@ import pytest
 
 from tests.audit.checks import name_problems, pair_problems, run_problems, scale_problems
 from tests.audit.neighbours import KINDS, Pair, make_pair, plans
-from tests.audit.recorder import Trace, record, record_bound_by_cuts
+from tests.audit.recorder import Trace, record, record_bound_by_trigger_times
 from tests.audit.reference import Mechanism
 
 CI_PAIRS, LONG_PAIRS = 60, 500
@@ -28,9 +28,9 @@ def audit(pair: Pair, folder: Path) -> tuple[list[str], list[Trace]]:
     added = record(pair.plan, everyone, folder, 1 + pair.seed % 3, seed=pair.seed)
     problems = [*run_problems(mechanism, without), *run_problems(mechanism, added)]
     problems += pair_problems(mechanism, pair, without, added)
-    by_cuts = record_bound_by_cuts(pair.plan, everyone, folder, 1 + pair.seed % 2)
-    if by_cuts.admitted() != added.admitted():
-        problems.append("bound: deciding cut by cut admits other records")
+    by_trigger_times = record_bound_by_trigger_times(pair.plan, everyone, folder, 1 + pair.seed % 2)
+    if by_trigger_times.admitted() != added.admitted():
+        problems.append("bound: deciding one trigger time at a time admits other records")
     problems += name_problems(mechanism)
     return problems, [without, added]
 

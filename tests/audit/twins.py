@@ -169,10 +169,10 @@ def _short_fingerprints(real: Any) -> Any:
 
 
 def _forgotten_counters(real: Any) -> Any:
-    """The counters of a unit start again after a cut (or a period, or an expiry)."""
+    """The counters of a unit start again after each trigger time (or a period, or an expiry)."""
 
-    def commit_units(store: Any, shard: int, cut: int, units: Any, admitted: Any) -> None:
-        real(store, shard, cut, units, admitted)
+    def commit_units(store: Any, shard: int, trigger_time: int, units: Any, admitted: Any) -> None:
+        real(store, shard, trigger_time, units, admitted)
         units.counts[:] = 0
 
     return commit_units

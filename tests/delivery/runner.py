@@ -162,15 +162,15 @@ class Runner:
     """The flow from BOUND to the sink's note, on one run.
 
     Args:
-        run: begun; first: the first cut that is announced.
+        run: begun; first: the first trigger time that is announced.
     """
 
     def __init__(self, run: Run, first: int = 1) -> None:
         line, shards = run.plan.timeline, run.shards
         self.run, self.line, self._now = run, line, line.start
         self._dofns = {
-            "bound": flow.Bound(run, flow.CATCH_UP_CUTS).buffer(),
-            "release": flow.Release(run, flow.CATCH_UP_CUTS).buffer(),
+            "bound": flow.Bound(run, flow.CATCH_UP_LIMIT).buffer(),
+            "release": flow.Release(run, flow.CATCH_UP_LIMIT).buffer(),
             "delivered": delivery.Delivered(run, self).buffer(),
         }
         for dofn in self._dofns.values():
@@ -271,7 +271,7 @@ class Runner:
         at, cells.armed = cells.armed, None
         assert at is not None
         outputs = list(
-            self._dofns[stage].cut(
+            self._dofns[stage].fire(
                 shard=shard, rows=_Bag(cells), progress=_Value(cells), timer=_Timer(cells)
             )
         )

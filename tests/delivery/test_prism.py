@@ -23,7 +23,7 @@ from tests.streams import STEP
 class Fast:
     """A clock on the wall that begins when it is first looked at, and runs fast.
 
-    Every cut takes 20 ms: some are announced before the source gets there, some after.
+    Every trigger time takes 20 ms: some are announced before the source gets there, some after.
     """
 
     def __init__(self, line: Timeline) -> None:

@@ -199,9 +199,9 @@ def keeps_counts(world: World, real: Any) -> Any:
 def watched(world: World) -> Iterator[None]:
     """Counts, and decisions whose positions are about to go, are noted."""
 
-    def forget(store: Store, shard: int, cut: int) -> None:
+    def forget(store: Store, shard: int, trigger_time: int) -> None:
         still_there(store, shard, world.plan.design.ranked, world.gone)
-        really(store, shard, cut)
+        really(store, shard, trigger_time)
 
     really = SqliteStore.forget_positions
     aggregate, commit_step = keeps_counts(world, step.aggregate)
@@ -260,7 +260,7 @@ def _filled(world: World, made: dict[Record, Decision]) -> Batch:
         if decision is not None:
             rank = np.array([decision.rank or 0], np.int32)
             batch.write(np.array([row]), np.array([decision.pairs]), rank)
-            batch.cut[row] = decision.cut
+            batch.trigger_time[row] = decision.trigger_time
     return batch
 
 
@@ -292,7 +292,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
         mock.patch.object(step, "aggregate", aggregate),
     ):
         release, seal = ReleaseCallback(run)(), SealFactory(run)()
-        last = world.plan.timeline.last_cut
+        last = world.plan.timeline.last_trigger_time
         sealed = {
             name: sealed_bytes(seal(*name, [part]))
             for name, part in release(0, [rows], last, 0).outputs

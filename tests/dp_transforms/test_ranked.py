@@ -70,7 +70,7 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
     settings = begin(plan, next(paths), shards=1, **options_of(plan))
     ingest = CanonicaliserFactory(plan, settings.keys, settings.public)()
     good = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
-    last = plan.timeline.last_cut
+    last = plan.timeline.last_trigger_time
     rows = [batch for _, batch in BoundCallback(settings)()(0, [good], last, 0).outputs]
     if seed is not None:
         (whole,) = rows

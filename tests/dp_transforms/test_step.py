@@ -314,7 +314,7 @@ def turns(
     aliases = [run._replace(store=f"sqlite:{'/' * n}{path}") for n in range(workers)]
     ingest = CanonicaliserFactory(plan, run.keys, run.public)()
     records = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
-    last = plan.timeline.last_cut
+    last = plan.timeline.last_trigger_time
     batches = [batch for _, batch in BoundCallback(run)()(0, [records], last, 0).outputs]
     busy = [ReleaseCallback(alias)()(0, batches, last, 0).outputs for alias in aliases]
     out: list[list[object]] = [[] for _ in busy]

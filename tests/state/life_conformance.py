@@ -77,19 +77,19 @@ def fill_step(store: Store, window: int, shard: int, trigger: int, keys: list[in
 
 
 def decide_units(
-    store: Store, shard: int, cut: int, units: list[int], until: list[int] | None = None
+    store: Store, shard: int, trigger_time: int, units: list[int], until: list[int] | None = None
 ) -> None:
-    """Admit one record of one pair for each unit, at cuts up to ``cut``."""
+    """Admit one record of one pair for each unit, at trigger times up to one."""
     states = store.unit_shard(shard)
     store.load_units(shard, states, spread(units))
     slots = states.intern(spread(units))
     states.counts[slots] += 1
     if until is not None:
         states.until[slots] = until
-    where = np.full(len(units), 3, np.int32), np.array(units, np.int64) + 100 * cut
-    one, cuts = np.ones(len(units), np.int32), np.full(len(units), cut, np.int32)
-    admitted = Admitted(*where, slots.astype(np.int32), one, cuts, one * 7)
-    store.commit_units(shard, cut, states, admitted)
+    where = np.full(len(units), 3, np.int32), np.array(units, np.int64) + 100 * trigger_time
+    one, trigger_times = np.ones(len(units), np.int32), np.full(len(units), trigger_time, np.int32)
+    admitted = Admitted(*where, slots.astype(np.int32), one, trigger_times, one * 7)
+    store.commit_units(shard, trigger_time, states, admitted)
 
 
 def unit_counts(store: Store, shard: int) -> dict[int, int]:
@@ -101,19 +101,19 @@ def unit_counts(store: Store, shard: int) -> dict[int, int]:
 
 
 def positions(store: Store, shard: int) -> set[tuple[int, int]]:
-    """(unit, cut) of the positions that are found, decided after ``forgotten``."""
+    """(unit, trigger time) of the positions that are found, decided after ``forgotten``."""
     states = store.unit_shard(shard)
     store.load_units(shard, states, spread(ALL))
     index, admitted = store.admitted_before(shard, states)
     slots = states.table.find(spread(ALL))
     found = set()
     for unit, slot in zip(ALL, slots.tolist(), strict=True):
-        for cut in range(1, 9):
-            place = np.array([3]), np.array([unit + 100 * cut]), np.array([slot])
+        for trigger_time in range(1, 9):
+            place = np.array([3]), np.array([unit + 100 * trigger_time]), np.array([slot])
             at = int(index.find(position_ids(*place))[0]) if slot >= 0 else -1
-            if at >= 0 and admitted.cut[at] > states.forgotten:
+            if at >= 0 and admitted.trigger_time[at] > states.forgotten:
                 assert (admitted.pairs[at], admitted.rank[at]) == (1, 7)
-                found.add((unit, cut))
+                found.add((unit, trigger_time))
     return found
 
 
@@ -277,9 +277,9 @@ class RetentionConformance:
         decide_units(asleep, 0, 1, [0])
         asleep.load_units(0, asleep.unit_shard(0), spread([2]))
         sizes = []
-        for cut in range(2, 40):
-            decide_units(store, 0, cut, [0])
-            store.forget_positions(0, cut - 1)
+        for trigger_time in range(2, 40):
+            decide_units(store, 0, trigger_time, [0])
+            store.forget_positions(0, trigger_time - 1)
             store.forget_units(0)
             sizes.append(sum(p.rows for p in store.parts()))
         assert max(sizes) <= 16 and sizes[-1] <= sizes[9]

@@ -89,7 +89,7 @@ def recording_of(job: Job, speed: float | None) -> Recording:
     """
     plan, line = job.plan, job.plan.timeline
     stamp = plan.event_time if plan.stamp == "event_time" else plan.stamp
-    end = line.cut_time(line.last_cut)
+    end = line.instant_of(line.last_trigger_time)
     rows = job.performance.batch_rows
     return Recording(tuple(pieces(job)), job.columns, stamp, line.start, end, rows, speed)
 
