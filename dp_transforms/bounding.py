@@ -3,7 +3,7 @@
 Sensitivity: over the whole stream (or privacy period) at most C pairs of a unit pass, whatever
 the other units send, and whatever the order of delivery within a trigger time (mechanism.md rule
 1).  Neighbouring streams therefore differ in at most C admitted pairs, all of one unit; every other
-record keeps its admission, window and leaf, because all three are functions of the unit's own
+record keeps its admission, window and step, because all three are functions of the unit's own
 records.  Decisions are committed before they are seen, so a replay repeats them.
 """
 
@@ -428,14 +428,14 @@ def event_trigger_times(plan: Plan, records: pa.RecordBatch) -> Int64:
     """Global trigger index of each record's event time."""
     if plan.stamp == "event_time":
         return plan.timeline.trigger_time_of(numbers(records.column("stamp")))
-    trigger_times: Int64 = numbers(records.column("event_cut"))
+    trigger_times: Int64 = numbers(records.column("_event_trigger_time"))
     return trigger_times
 
 
 def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa.RecordBatch:
-    """One row per admitted (record, window) pair, with its window and leaf, in order of ``rows``.
+    """One row per admitted (record, window) pair, with its window and step, in order of ``rows``.
 
-    The leaf is the later of the event's trigger and the stamp's (or decision's) trigger,
+    The step is the later of the event's trigger and the stamp's (or decision's) trigger,
     counted inside the window: a public function of the record alone.
     """
     line = plan.timeline
@@ -449,8 +449,8 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
         nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
         rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
         window, rank = window[repeated] + nth, rank[repeated] + nth
-    leaf = entry_trigger_time - window * stride
-    own = [pa.array(window.astype(np.int32)), pa.array(leaf.astype(np.int32))]
+    step_index = entry_trigger_time - window * stride
+    own = [pa.array(window.astype(np.int32)), pa.array(step_index.astype(np.int32))]
     if plan.design.ranked:
         own.append(pa.array(rank.astype(np.int32)))
     take = pa.array(rows)

@@ -51,9 +51,9 @@ def steps_through(
         since: trigger time whose steps and those before it were emitted; they are left out.
     """
     stride = line.slide // line.trigger_every
-    window, leaf = numbers(rows.column("window")), numbers(rows.column("leaf"))
+    window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
     # Rank of a row's step: by trigger time, then by window.
-    step_trigger_time = window.astype(np.int64) * stride + leaf
+    step_trigger_time = window.astype(np.int64) * stride + trigger
     width = 1 + (int(window.max()) if len(window) else 0)
     rank = step_trigger_time * width + window
     order = np.argsort(rank, kind="stable")
@@ -78,8 +78,8 @@ def due_by(
     line: Timeline, rows: pa.RecordBatch, upto: int
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """(rows of steps up to a trigger time, rows of later ones: events ahead of their stamps)."""
-    window, leaf = numbers(rows.column("window")), numbers(rows.column("leaf"))
-    later = window.astype(np.int64) * (line.slide // line.trigger_every) + leaf > upto
+    window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
+    later = window.astype(np.int64) * (line.slide // line.trigger_every) + trigger > upto
     if not later.any():
         return rows, rows.slice(0, 0)
     return rows.filter(pa.array(~later)), rows.filter(pa.array(later))

@@ -47,7 +47,7 @@ def _sampler(noise: StreamNoise) -> Sampler:
 
 
 def default_look_ahead(strategy: Strategy) -> int:
-    """Leaves of noise computed at once: many where a path has no state to go on from."""
+    """Steps of noise computed at once: many where a path has no state to go on from."""
     if not strategy.state_columns:
         return min(256, strategy.triggers)
     return max(4, min(32, strategy.triggers // 12))
@@ -61,7 +61,7 @@ class Stepper:
         keys: key ring.
         store: where states are kept; its identity names the noise.
         public: (table, ids) of this job's public keys, or ``None``.
-        look_ahead: leaves of noise computed ahead (performance only).
+        look_ahead: steps of noise computed ahead (performance only).
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Stepper:
         """The committed releases of a step, computed now or read back.
 
         Args:
-            rows: admitted pairs with this window, shard and leaf == ``trigger``.
+            rows: admitted pairs with this window, shard and step == ``trigger``.
 
         Returns:
             (releases, whether this call computed them).

@@ -1,4 +1,4 @@
-"""The public time axis: windows, triggers, leaves, periods.
+"""The public time axis: windows, triggers, periods.
 
 Everything here is a function of the plan and of one record's own times, never of another
 record or of a clock (mechanism.md rule 0: stamps decide).  Times are int64 microseconds
@@ -8,7 +8,7 @@ records of trigger g, so a record exactly on a trigger time belongs to the next 
 
 Window w is ``[start + w*slide, start + w*slide + window)``.  Its triggers are the trigger
 times ``base(w) + 1 .. base(w) + T`` with ``base(w) = w * slide / trigger_every`` and
-``T = (window + allowed_lateness) / trigger_every``; its leaf j is trigger ``base(w) + j``.
+``T = (window + allowed_lateness) / trigger_every``; its step j is trigger ``base(w) + j``.
 """
 
 import math
@@ -157,7 +157,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.base(self.windows - 1) + self.triggers
 
     def base(self, window: int) -> int:
-        """Global index of the trigger time at which window ``window`` starts (its leaf 0)."""
+        """Global index of the trigger time at which window ``window`` starts (its step 0)."""
         return window * (self.slide // self.trigger_every)
 
     def instant_of(self, trigger_time: int) -> int:

@@ -17,7 +17,7 @@ coordinate, and by Cauchy-Schwarz, coordinate by coordinate,
     |x_1 + ... + x_k|^2 <= min(k, m) (|x_1|^2 + ... + |x_k|^2) <= k min(k, m) mu^2.
 
 With m = 1 that is sqrt(k) mu.  The bound is reached: m units with all their pairs in one key and
-leaf (late records share a leaf) add up to m times what one adds, which is mu for the tree.  For
+step (late records share a step) add up to m times what one adds, which is mu for the tree.  For
 selected keys and m > 1 the plan states the larger k mu (no tree is looked at: the triangle
 inequality), and k C b of delta; ``accounting.thresholds`` says what thresholds must be for that.
 

@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz: near-optimal error, constant state and work per leaf, any T.
+"""Buffered linear Toeplitz: near-optimal error, constant state and work per step, any T.
 
 The encoder's coefficients are sums of few exponentials (Dvijotham, McMahan, Pillutla, Steinke
 and Thakurta 2024),
@@ -133,7 +133,7 @@ def _product(thetas: Sequence[Any]) -> list[Any]:
 def _fold(
     noise: Float64,
     starts: Int64,
-    leaf: Int64,
+    step_index: Int64,
     upto: Int64,
     stack: Float64,
     out: Int64,
@@ -151,11 +151,11 @@ def _fold(
     o0, o1, o2, o3 = tables[1]
     r0, r1, r2, r3 = tables[2]
     width = out.shape[1]
-    rows, leaves = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
-    for i in range(leaf.size):
+    rows, step_indices = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
+    for i in range(step_index.size):
         s0, s1, s2, s3, total, magnitude = stack[i]
-        for t in range(leaf[i] + 1, upto[i] + 1):
-            node = noise[starts[i] + t - leaf[i] - 1]
+        for t in range(step_index[i] + 1, upto[i] + 1):
+            node = noise[starts[i] + t - step_index[i] - 1]
             p0, p1, p2, p3 = o0 * s0, o1 * s1, o2 * s2, o3 * s3
             step = node - ((p0 + p1) + (p2 + p3))
             local = 5.0 * (abs(node) + abs(p0) + abs(p1) + abs(p2) + abs(p3))
@@ -170,14 +170,14 @@ def _fold(
             whole = np.int64(scaled)
             if scaled < whole:
                 whole -= 1
-            out[i, 0 if width == 1 else t - leaf[i] - 1] = whole
+            out[i, 0 if width == 1 else t - step_index[i] - 1] = whole
             error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _SCALE
             if scaled - whole < error or scaled - whole > 1 - error:
                 rows.append(np.int64(i))
-                leaves.append(np.int64(t))
+                step_indices.append(np.int64(t))
         stack[i, 0], stack[i, 1], stack[i, 2], stack[i, 3] = s0, s1, s2, s3
         stack[i, 4], stack[i, 5] = total, magnitude
-    return np.array(rows), np.array(leaves)
+    return np.array(rows), np.array(step_indices)
 
 
 @njit(cache=True, nogil=True)

@@ -78,12 +78,12 @@ def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
 def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> Float64:
     """(paths, tests) simulated noise of the statistic."""
     assert budget.selection is not None and budget.statistic is not None
-    leaves = np.arange(1, tests + 1)
-    covariance = prefix_covariance(budget.selection.strategy_object, leaves)
+    step_indices = np.arange(1, tests + 1)
+    covariance = prefix_covariance(budget.selection.strategy_object, step_indices)
     covariance = covariance * (budget.statistic.weighted * budget.selection.sigma) ** 2
     plain = plain_count(plan, budget.units, budget.values)
     if plain is not None:
-        at = np.minimum(leaves * plan.design.select_every, plan.timeline.triggers)
+        at = np.minimum(step_indices * plan.design.select_every, plan.timeline.triggers)
         own = prefix_covariance(plain.strategy_object, at)
         covariance = covariance + own * (budget.statistic.counted * plain.sigma) ** 2
     root = np.linalg.cholesky(covariance + 1e-9 * np.trace(covariance) * np.eye(tests))

@@ -90,7 +90,7 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
     held, rows, limit = [_no_totals(plan, groups)], 0, _HELD_ROWS
     for every in _pairs(job):
         pairs = every.filter(pc.less(every["window"], len(upto)))
-        open_ = pc.less_equal(pairs["leaf"], pa.array(upto[numbers(pairs["window"])]))
+        open_ = pc.less_equal(pairs["trigger"], pa.array(upto[numbers(pairs["window"])]))
         ones = pa.array(np.ones(pairs.num_rows, np.int64))
         part = pa.Table.from_batches([pairs]).append_column("_n", ones).filter(open_)
         part = part.rename_columns({name: f"_{name}" for name in value_columns(plan)})

@@ -40,12 +40,12 @@ def fold(
 
     result, begin = np.zeros((rows, size), np.int64), 0
     for end in (*ends, size):
-        leaf, upto = np.full(rows, begin), np.full(rows, end)
-        first = int(strategy.first_node(leaf)[0])
+        step_index, upto = np.full(rows, begin), np.full(rows, end)
+        first = int(strategy.first_node(step_index)[0])
         part = np.ascontiguousarray(noise[:, first : int(strategy.nodes_through(end))])
         starts = np.arange(rows) * part.shape[1]
         out = np.zeros((rows, width or end - begin + 1), np.int64)
-        strategy.fold(Ranges(part.reshape(-1), starts, leaf, upto, stack, out, exact))
+        strategy.fold(Ranges(part.reshape(-1), starts, step_index, upto, stack, out, exact))
         last = end - 1 if out.shape[1] == 1 else begin
         result[:, last:end] = out[:, : end - last]
         begin = end

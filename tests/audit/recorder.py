@@ -34,7 +34,7 @@ class Row:
 
     serial: int
     window: int
-    leaf: int
+    step_index: int
     rank: int
     order: tuple[int, int, int]  # (stamp, partition, offset)
     unit: bytes
@@ -71,10 +71,10 @@ class Trace:
     )
 
     def admitted(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Serial -> (window, leaf, rank) of each admitted pair."""
+        """Serial -> (window, step index, rank) of each admitted pair."""
         out: dict[int, list[tuple[int, int, int]]] = {}
         for row in self.rows:
-            out.setdefault(row.serial, []).append((row.window, row.leaf, row.rank))
+            out.setdefault(row.serial, []).append((row.window, row.step_index, row.rank))
         return {serial: sorted(pairs) for serial, pairs in out.items()}
 
 
@@ -162,7 +162,7 @@ def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> 
         )
         columns = [c for c in out.schema.names if c.startswith("v")]
         for order, row in zip(orders, out.to_pylist(), strict=True):
-            place = (row["window"], row["leaf"], row.get("rank", 0), order)
+            place = (row["window"], row["trigger"], row.get("rank", 0), order)
             values = tuple(row[c] for c in columns)
             trace.rows.append(Row(serials[order[1:]], *place, row["unit"], row["page"], values))
         return out

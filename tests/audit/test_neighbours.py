@@ -74,7 +74,7 @@ def test_ranked_pairs_repeat_a_unit_within_a_micro_batch(tmp_path: Path) -> None
     for name in ("per_key", "weights", "combined"):
         pair = make_pair(3, "flood", name)
         trace = record(pair.plan, pair.others + pair.unit, tmp_path, 1)
-        places = Counter((row.window, row.leaf, row.unit, row.page) for row in trace.rows)
+        places = Counter((row.window, row.step_index, row.unit, row.page) for row in trace.rows)
         assert max(places.values()) > 1
         ranks = {row.rank for row in trace.rows}
         assert ranks == set(range(pair.plan.privacy.contributions))

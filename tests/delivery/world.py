@@ -41,7 +41,7 @@ class Came:
     """What came of a schedule.
 
     Attributes:
-        placed: serial -> (window, leaf, rank) of each admitted pair; decided: as committed;
+        placed: serial -> (window, step index, rank) of each admitted pair; decided: as committed;
         sink: (window, trigger) -> sealed bytes; counts: of every key at every step.
     """
 
@@ -265,14 +265,14 @@ def _filled(world: World, made: dict[Record, Decision]) -> Batch:
 
 
 def placed(world: World, made: dict[Record, Decision]) -> Placed:
-    """Serial -> (window, leaf, rank) of its admitted pairs."""
+    """Serial -> (window, step index, rank) of its admitted pairs."""
     batch, out = _filled(world, made), Placed()
     for row in np.flatnonzero(batch.pairs).tolist():
         pairs = expand(world.plan, world.records, np.array([row]), batch)
         ranks = (
             pairs.column("rank").to_pylist() if world.plan.design.ranked else [0] * pairs.num_rows
         )
-        columns = (pairs.column(c).to_pylist() for c in ("window", "leaf"))
+        columns = (pairs.column(c).to_pylist() for c in ("window", "trigger"))
         out[world.serials[row]] = list(zip(*columns, ranks, strict=True))
     return out
 

@@ -31,7 +31,7 @@ class Pair:
     """An admitted (record, window) pair; ``rank`` of its unit's pairs were admitted before it."""
 
     window: int
-    leaf: int
+    step_index: int
     rank: int
     unit: tuple[str, int]
     key: str
@@ -131,12 +131,12 @@ class SlowBound:
         stride = line.slide // line.trigger_every
         event = line.start + (record.event_trigger_time - 1) * line.trigger_every
         for window in range(line.windows):
-            leaf = entry_trigger_time - window * stride
-            is_open = covers(self.plan, window, event) and leaf <= line.triggers
+            step_index = entry_trigger_time - window * stride
+            is_open = covers(self.plan, window, event) and step_index <= line.triggers
             if is_open and self.used[record.unit] < self.plan.privacy.contributions:
                 rank = self.used[record.unit]
                 self.used[record.unit] += 1
-                out.append(Pair(window, leaf, rank, record.unit, record.key, record.values))
+                out.append(Pair(window, step_index, rank, record.unit, record.key, record.values))
         return out
 
 

@@ -77,7 +77,7 @@ class Case:
         return sorted(
             (
                 p.window,
-                p.leaf,
+                p.step_index,
                 *[p.rank] * self.plan.design.ranked,
                 self.unit_id[p.unit],
                 p.key,
@@ -236,7 +236,7 @@ def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
 
 
 def test_other_units_do_not_matter(case: Case, ring: KeyRing, store_paths: Iterator[str]) -> None:
-    """Remove the unit with a third of all records: the others keep admission and leaf."""
+    """Remove the unit with a third of all records: the others keep admission and step."""
     last = case.plan.timeline.last_trigger_time
     everyone = case.deliver(case.row, last)
     heavy = {i for unit, i in case.unit_id.items() if unit[0] == "u0"}

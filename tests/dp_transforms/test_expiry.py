@@ -71,7 +71,7 @@ class Live:
             self.held.append(admitted)
         rows = concat(self.held, admitted_schema(self.run.plan))
         stride = self.line.slide // self.line.trigger_every
-        trigger_time = rows.column("window").to_numpy() * stride + rows.column("leaf").to_numpy()
+        trigger_time = rows.column("window").to_numpy() * stride + rows.column("trigger").to_numpy()
         self.held = [rows.filter(pa.array(trigger_time > upto))]
         self.step(rows.filter(pa.array(trigger_time <= upto)), upto)
         if self.expires:

@@ -198,7 +198,7 @@ def test_rule_0_at_every_boundary(plan: Plan) -> None:
     assert {None, "time", "late"} == set(expected)
     for (_, _, event, stamp, _), fate in zip(rows, fates, strict=True):
         if isinstance(fate, dict):
-            assert fate["event_cut"] == (event - line.start) // STEP + 1
+            assert fate["_event_trigger_time"] == (event - line.start) // STEP + 1
             assert fate["stamp"] == stamp
 
 
@@ -226,7 +226,10 @@ def test_a_stream_is_accepted_as_the_reference_says() -> None:
     assert set(got) == set(expected)
     for where, record in got.items():
         slow = expected[where]
-        assert (record["event_cut"], record["v0"]) == (slow.event_trigger_time, *slow.values)
+        assert (record["_event_trigger_time"], record["v0"]) == (
+            slow.event_trigger_time,
+            *slow.values,
+        )
         assert (record["page"], record["stamp"]) == (slow.key, slow.order[0])
 
 

@@ -11,7 +11,7 @@ there.  What a dead worker held comes again only after the acknowledgement deadl
 long a reader that takes over says nothing.  A message that breaks this is late and joins the next
 open trigger time.  The guarantee rests on that assumption: as long as it holds nobody is late, and
 what a reader has seen only makes releases wait; where it breaks, one unit's old message can make
-the watermark wait for another unit's late one, and so decide that one's leaf (mechanism.md, rule
+the watermark wait for another unit's late one, and so decide that one's step (mechanism.md, rule
 0).
 """
 
