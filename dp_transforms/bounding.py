@@ -283,7 +283,7 @@ def _decide(
 ) -> Decided:
     """See ``decide``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
-    batch = Batch(plan, records, store.marks.abandoned)
+    batch = Batch(plan, records, store.retained_windows.abandoned)
     store.load_units(shard, units, batch.ids)
     late = rejected = 0
     # A record that an id names may come again with a later stamp, at any trigger time.

@@ -336,7 +336,7 @@ class ReleaseCallback:
         def steps(
             shard: int, rows: pa.RecordBatch, upto: int, since: int
         ) -> Iterator[ShardRelease]:
-            first = store.marks.first
+            first = store.retained_windows.first
             due = (step for step in steps_through(line, rows, upto, since) if step[0] >= first)
             for group in commit_groups(due):
                 with timed("step"):
@@ -365,17 +365,17 @@ class SealFactory:
     def __call__(self) -> Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch]:
         """Bind plan, identity and release-id key."""
         run, store, ring = self._run, self._run.open(), self._run.keys.ring()
-        identity, marks = store.identity, store.marks
+        identity, retained = store.identity, store.retained_windows
         # What an earlier epoch released keeps its ids.
         prefixes = {
             epoch: ring.name(
                 (*run_name(msgspec.structs.replace(identity, epoch=epoch)), b"release")
             )
-            for epoch in (identity.epoch, *(e for e, _ in marks.epochs))
+            for epoch in (identity.epoch, *(e for e, _ in retained.epochs))
         }
 
         def sealed(window: int, trigger: int, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-            prefix = prefixes[marks.epoch_of(window, identity.epoch)]
+            prefix = prefixes[retained.epoch_of(window, identity.epoch)]
             with timed("seal"):
                 return seal(run.plan, identity, ring.release, prefix, window, trigger, parts)
 

@@ -177,14 +177,14 @@ class Gather(beam.DoFn):
     ) -> Iterator[tuple[tuple[int, int], list[pa.RecordBatch]]]:
         """Keep a part; the last one brings all."""
         name, batch = element
-        marks = np.frombuffer(seen.read() or bytes(self._shards), np.uint8).copy()
+        arrived = np.frombuffer(seen.read() or bytes(self._shards), np.uint8).copy()
         shard = int(batch.schema.metadata[SHARD])
-        if marks[shard]:
+        if arrived[shard]:
             return
-        marks[shard] = 1
-        if not marks.all():
+        arrived[shard] = 1
+        if not arrived.all():
             parts.add(batch)
-            seen.write(marks.tobytes())
+            seen.write(arrived.tobytes())
             return
         gathered = [*parts.read(), batch]
         parts.clear()

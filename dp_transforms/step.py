@@ -81,7 +81,7 @@ class Stepper:
         self._look_ahead = look_ahead or default_look_ahead(drawn.strategy_object)
         self._input = admitted_schema(plan)
         self._nothing = empty(shard_release_schema(plan))
-        self._taken = TakenSteps(store.leads)
+        self._taken = TakenSteps(store.reshards)
 
     def step(
         self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None

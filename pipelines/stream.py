@@ -218,7 +218,7 @@ def _steps(run: Run) -> int:
     line = run.plan.timeline
     if line.end is None:
         return 0
-    return (line.windows - run.open().marks.first) * line.triggers * run.shards
+    return (line.windows - run.open().retained_windows.first) * line.triggers * run.shards
 
 
 def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:

@@ -78,7 +78,7 @@ def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
         remember: write the note, if many have become complete since.
     """
     noted = int(store.metadata(_COMPLETE) or 0)
-    window = max(noted, store.marks.first)
+    window = max(noted, store.retained_windows.first)
     completed = store.completed(store.identity.shards, window)
     while completed.get(window, 0) == line.triggers:
         del completed[window]
@@ -113,7 +113,7 @@ def expire(store: Store, line: Timeline, least: int = 1) -> int:
     for shard in range(store.identity.shards):
         progress = store.unit_progress(shard)
         # Never before the shard itself is past the last trigger of these windows.
-        behind = progress.decided < last and windows > store.marks.first
+        behind = progress.decided < last and windows > store.retained_windows.first
         if trigger_time - progress.forgotten >= least and not behind:
             with store.at_work("bound", shard):  # not while a decision uses the counters
                 store.forget_positions(shard, trigger_time)
@@ -126,10 +126,10 @@ def drop_releases(store: Store, line: Timeline, before: int) -> None:
 
     The mark comes first: a run that begins meanwhile skips the windows.
     """
-    marks = store.marks
+    retained = store.retained_windows
     assert before <= reached(store, line).complete
-    if before > marks.dropped:
-        store.marks = msgspec.structs.replace(marks, dropped=before)
+    if before > retained.dropped:
+        store.retained_windows = msgspec.structs.replace(retained, dropped=before)
     store.drop_releases(before)
 
 
@@ -145,7 +145,7 @@ def drop_delivered(store: Store, line: Timeline, delivered: int, keep: int) -> i
     """
     ends = line.start + line.window + line.allowed_lateness
     ended = (line.instant_of(delivered) - keep - ends) // line.slide + 1
-    dropped = store.marks.dropped
+    dropped = store.retained_windows.dropped
     if ended - dropped < max(1, keep // line.slide // _SHARE):
         return 0
     before = min(ended, reached(store, line).complete)

@@ -91,8 +91,8 @@ class Flowing:
         outputs = [out for batch in batches for out in self.writer.process(batch)]
         outputs += list(self.writer.finish_bundle())
         for batch in batches:
-            marks = batch.schema.metadata
-            self.out[int(marks[b"dpstream.window"]), int(marks[b"dpstream.trigger"])] = batch
+            metadata = batch.schema.metadata
+            self.out[int(metadata[b"dpstream.window"]), int(metadata[b"dpstream.trigger"])] = batch
         for out in outputs:
             back = isinstance(out, TaggedOutput)
             value = out.value if back else out
@@ -116,6 +116,6 @@ def cells(plan: Plan, batches: Iterable[pa.RecordBatch]) -> dict[int, Batches]:
             trigger_time = max(1, (stamp - plan.timeline.start) // plan.timeline.trigger_every + 1)
             one = batch.slice(row, 1)
             first = int(batch.schema.metadata[b"dpstream.offset"]) + row
-            marks = {**batch.schema.metadata, b"dpstream.offset": str(first).encode()}
-            out[trigger_time].append(one.replace_schema_metadata(marks))
+            metadata = {**batch.schema.metadata, b"dpstream.offset": str(first).encode()}
+            out[trigger_time].append(one.replace_schema_metadata(metadata))
     return out

@@ -192,15 +192,15 @@ class ToShards(beam.DoFn):
     def process(self, element: ClockTick) -> Iterator[tuple[int, pa.RecordBatch]]:
         """One for each."""
         first, begin, through = element
-        marks = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
-        batch = empty(self._schema).replace_schema_metadata(marks)
+        metadata = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
+        batch = empty(self._schema).replace_schema_metadata(metadata)
         for shard in range(self._shards):
             yield shard, batch
 
 
 def clock_tick_of(batch: pa.RecordBatch) -> ClockTick | None:
     """The clock tick that an element of a shard carries, if it is one."""
-    marks = batch.schema.metadata
-    if not marks or THROUGH not in marks:
+    metadata = batch.schema.metadata
+    if not metadata or THROUGH not in metadata:
         return None
-    return int(marks[FIRST]), int(marks[BEGIN]), int(marks[THROUGH])
+    return int(metadata[FIRST]), int(metadata[BEGIN]), int(metadata[THROUGH])

@@ -71,13 +71,13 @@ class Delivered(beam.PTransform):
         written, held, refused, clock_ticks = pcolls
         typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
-        marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
+        to_shards = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
             (
                 written | "Written" >> beam.Map(named, True).with_output_types(typed),
                 held | "Held" >> beam.Map(named, False).with_output_types(typed),
                 refused | "Refused" >> nothing,
-                clock_ticks | "ClockTicks" >> marks,
+                clock_ticks | "ClockTicks" >> to_shards,
             )
             | beam.Flatten()
             | "Delivered" >> beam.ParDo(self.buffer()).with_output_types(typed)
@@ -155,7 +155,7 @@ def missing(
 
     A runner that loses an element (Prism did, where it split a bundle) must not lose a release.
     """
-    first = store.marks.first
+    first = store.retained_windows.first
     due = {
         (window, trigger_time - line.base(window))
         for trigger_time in range(since + 1, upto + 1)
@@ -210,15 +210,15 @@ def resume_point(run: Run) -> Resume:
 def released_through(run: Run) -> int:
     """Last trigger time that all key shards have stepped through; windows without steps count."""
     store, line = run.open(), run.plan.timeline
-    done, past = reached(store, line), line.base(store.marks.first)
+    done, past = reached(store, line), line.base(store.retained_windows.first)
     latest = [line.base(window) + last for window, last in done.open.items() if last]
-    if done.complete > store.marks.abandoned:
+    if done.complete > store.retained_windows.abandoned:
         latest.append(line.base(done.complete - 1) + line.triggers)
     trigger_time = max(latest, default=0)
     if trigger_time <= past:
         return past
     # A shard takes trigger times in order: whoever has begun on this one is through with those
     # before.
-    windows = (w for w in line.windows_at(trigger_time) if w >= store.marks.first)
+    windows = (w for w in line.windows_at(trigger_time) if w >= store.retained_windows.first)
     whole = all(done.trigger(line, w) >= trigger_time - line.base(w) for w in windows)
     return trigger_time if whole else trigger_time - 1

@@ -73,7 +73,7 @@ def check_tuning(job: "Job") -> None:
             the job's figures are not those that were released.
     """
     tuning = job.tuning
-    if tuning is None or (tuning.how in ("public", "proxy") and not _private_marks(tuning)):
+    if tuning is None or (tuning.how in ("public", "proxy") and not _names_private_run(tuning)):
         return
     if tuning.how == "data":
         raise PolicyError(
@@ -91,9 +91,9 @@ def check_tuning(job: "Job") -> None:
             raise PolicyError(field, "differs from what the private tuning released", _AGAIN)
 
 
-def _private_marks(tuning: "TuningConfig") -> bool:
-    marks = (tuning.run_id, tuning.receipt, tuning.question, tuning.epsilon, tuning.mu)
-    return any(mark is not None for mark in marks)
+def _names_private_run(tuning: "TuningConfig") -> bool:
+    fields = (tuning.run_id, tuning.receipt, tuning.question, tuning.epsilon, tuning.mu)
+    return any(field is not None for field in fields)
 
 
 def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:

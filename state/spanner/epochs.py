@@ -7,7 +7,7 @@ row of its fencing epoch in ``Progress``, which must be there.  Rows of a closed
 together with the epoch's own; who finds it missing opens it, in a transaction that asks whether it
 was closed:
 
-* windows: those before ``Marks.dropped`` are, and take no more steps;
+* windows: those before ``RetainedWindows.dropped`` are, and take no more steps;
 * decisions: those that followed a trigger time of a fencing epoch before the one of the last
   decision are: whoever would follow them was overtaken.
 """
@@ -18,7 +18,7 @@ import msgspec
 from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
-from dpstream.state.retention_store import MARKS, Marks
+from dpstream.state.retention_store import RETAINED_WINDOWS, RetainedWindows
 from dpstream.state.spanner.batch import Mutations
 from dpstream.state.spanner.client import commit, transact
 from dpstream.state.spanner.metadata import named
@@ -44,10 +44,12 @@ def open_fencing_epoch(database: Database, generation: int, part: int, epoch: in
 
     def work(transaction: Any) -> bool:
         if epoch > _DECISIONS:
-            name = spanner.KeySet(keys=[[named(generation, MARKS)]])
+            name = spanner.KeySet(keys=[[named(generation, RETAINED_WINDOWS)]])
             texts = [text for (text,) in transaction.read("Meta", ("Value",), name)]
-            marks = msgspec.json.decode(texts[0], type=Marks) if texts else Marks()
-            number, past = _WINDOWS - epoch, marks.dropped
+            retained = (
+                msgspec.json.decode(texts[0], type=RetainedWindows) if texts else RetainedWindows()
+            )
+            number, past = _WINDOWS - epoch, retained.dropped
         else:
             row = spanner.KeySet(keys=[[part, BOUND]])
             decided = [
@@ -72,7 +74,7 @@ def close_decisions(database: Database, part: int, decided: int) -> None:
 
 
 def close_windows(database: Database, part: int, dropped: int) -> None:
-    """Close the fencing epochs that lie before ``Marks.dropped`` as a whole."""
+    """Close the fencing epochs that lie before ``RetainedWindows.dropped`` as a whole."""
     number, out = dropped // EPOCH_LENGTH, Mutations()
     out.delete_between("Progress", (part, _WINDOWS - number + 1), (part, _WINDOWS + 1))
     commit(database, out.fill)

@@ -1,7 +1,7 @@
 """The life of the Spanner store: expiry, sizes, and copies in pieces.
 
 A store is filled as a new generation beside the one in force (``state.spanner.schema``), so
-nobody sees it before the switch.  What a copy carries of steps that are to come stands in
+nobody sees it before the switch.  What was released ahead, of steps that are to come, stands in
 ``Steps`` as the parts of an interrupted commit do.
 """
 
@@ -314,7 +314,7 @@ class SpannerRetention(RetentionStore):
             )
 
     @override
-    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+    def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         part = self._first_part + shard
         rows = dict(self._rows("Progress", ("WindowIndex", "Reached"), [(part, window)]))
         if trigger <= rows.get(window, 0):
@@ -347,7 +347,9 @@ class SpannerRetention(RetentionStore):
         self._filled.outbox(part, window, trigger, releases)
 
     @override
-    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
+    def put_released_ahead(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
+    ) -> None:
         part = self._first_part + shard
         self._filled.reached.setdefault((part, window), 0)
         self._filled.outbox(part, window, trigger, releases)

@@ -401,7 +401,7 @@ class SpannerStore(SpannerRetention, Store):
         return next((int(reached) for (reached,) in rows), None)
 
     def _key_progress(self, part: int, window: int) -> tuple[int | None, dict[int, int]]:
-        """(step reached, rows in ``Steps`` of each step beyond: parts, and what a copy carried).
+        """(step reached, rows in ``Steps`` of each step beyond: parts, and what a copy put there).
 
         The two are read one after the other.  Had another worker committed the step in between,
         all of its rows would look like a part: progress that has not moved since excludes it.

@@ -34,7 +34,7 @@ from dpstream.state.sqlite.rows import (
     UnitRow,
     admission_row,
     admissions_of,
-    carried_row,
+    released_ahead_row,
     releases_of,
     snapshot_row,
     step_blobs,
@@ -78,7 +78,7 @@ class SqliteRetention(RetentionStore):
             self._db.close()  # one that is left open would keep others from the file
             raise
         self._unit_shards: dict[int, UnitShard] = {}
-        self._carrying = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
+        self._has_released_ahead = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
 
     @override
     def metadata(self, name: str) -> str | None:
@@ -175,7 +175,8 @@ class SqliteRetention(RetentionStore):
     @override
     def drop_releases(self, before: int) -> None:
         with self._lock, self._changing():
-            # `marks`, which are checked in each commit of steps, are the fence from now on.
+            # `retained_windows`, which are checked in each commit of steps, are the fence from now
+            # on.
             for table in ("steps", "snapshots", "carried"):
                 self._db.execute(f"DELETE FROM {table} WHERE window < ?", (before,))
 
@@ -298,7 +299,7 @@ class SqliteRetention(RetentionStore):
                 )
 
     @override
-    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+    def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         with self._lock:
             row = next(
                 self._read(
@@ -341,10 +342,12 @@ class SqliteRetention(RetentionStore):
         self._put("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     @override
-    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
-        values = carried_row(window, shard, trigger, arrow.to_bytes(releases))
+    def put_released_ahead(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
+    ) -> None:
+        values = released_ahead_row(window, shard, trigger, arrow.to_bytes(releases))
         self._put("INSERT INTO carried VALUES (?, ?, ?, ?)", values)
-        self._carrying = True
+        self._has_released_ahead = True
 
     @override
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:

@@ -60,8 +60,8 @@ def snapshot_row(window: int, shard: int, before: int, blobs: Iterable[bytes]) -
     return (window, shard, *_three((window, shard, before), blobs, "snapshots"))
 
 
-def carried_row(window: int, shard: int, trigger: int, releases: bytes) -> tuple[Any, ...]:
-    """Releases that a copy carries."""
+def released_ahead_row(window: int, shard: int, trigger: int, releases: bytes) -> tuple[Any, ...]:
+    """Releases of steps that a shard was ahead with at a reshard."""
     row = (window, shard, trigger)
     return (*row, sealed(_name("carried", row, "releases"), releases))
 

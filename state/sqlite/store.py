@@ -81,8 +81,10 @@ class SqliteStore(SqliteRetention, Store):
         if trigger != states.committed + 1:  # the row's uniqueness tells the rest
             self.forget(window, shard)
             raise OvertakenError
-        carried = self.carried(window, shard, trigger) if self._carrying else None
-        everything = arrow.merged(result.releases, carried)
+        released_ahead = (
+            self.released_ahead(window, shard, trigger) if self._has_released_ahead else None
+        )
+        everything = arrow.merged(result.releases, released_ahead)
         releases = arrow.to_bytes(everything)
         blobs = () if result.closes else arrow.step_blobs(states, result)
         row = step_row(window, shard, trigger, releases, blobs)
@@ -119,7 +121,7 @@ class SqliteStore(SqliteRetention, Store):
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
-                if min(row.window for row, _ in steps) < self.marks.dropped:
+                if min(row.window for row, _ in steps) < self.retained_windows.dropped:
                     raise OvertakenError  # long ago: the rows that would tell are gone
                 for row, _ in steps:
                     kept = row[:4] if (row.window, row.shard) in closed else row

@@ -107,9 +107,9 @@ def _against(
             if name in trace.counts:  # a key has a state from its first record on
                 if trace.counts[name] != run.counts[trigger - 1]:
                     wrong.add("counts: a state is not what the admitted pairs add up to")
-                if trace.marks[name][1] != run.marks[trigger - 1][1]:
+                if trace.rounds_after[name][1] != run.rounds_after[trigger - 1][1]:
                     wrong.add("step: a round does not start at the public release trigger")
-                if trace.marks[name][0] != run.marks[trigger - 1][0]:
+                if trace.rounds_after[name][0] != run.rounds_after[trigger - 1][0]:
                     wrong.add("selection: a key is not selected when the test says so")
             elif any(run.counts[trigger - 1][1]) or run.counts[trigger - 1][0]:
                 wrong.add("counts: a key with data has no state")
@@ -164,8 +164,8 @@ def pair_problems(mechanism: Mechanism, pair: Pair, without: Trace, added: Trace
 def _transcript(trace: Trace) -> Transcript:
     """Selections of a run, from the rounds of its states."""
     out: dict[tuple[int, str], list[int]] = {}
-    for window, page, trigger in sorted(trace.marks):
-        rounds = trace.marks[window, page, trigger][0]
+    for window, page, trigger in sorted(trace.rounds_after):
+        rounds = trace.rounds_after[window, page, trigger][0]
         seen = out.setdefault((window, page), [])
         if rounds > len(seen):
             seen.append(trigger)

@@ -50,7 +50,7 @@ class Trace:
         rows: admitted pairs as BOUND emitted them.
         counts: (units, sums) of a key at a step, before selection; sums are the value prefixes
             and, with weights, the weighted count of units.
-        marks: (round, base) of a key after a step.
+        rounds_after: (round, base) of a key after a step.
         tau: thresholds in use; sigmas: sd of a node by (role, stream); names: tweak of each
             noise path; draws: noise of its nodes.
         clashes: nodes that were drawn twice with different noise.
@@ -60,7 +60,7 @@ class Trace:
     plan: Plan
     rows: list[Row] = dataclasses.field(default_factory=list)
     counts: dict[Step, tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
-    marks: dict[Step, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    rounds_after: dict[Step, tuple[int, int]] = dataclasses.field(default_factory=dict)
     tau: list[Any] = dataclasses.field(default_factory=list)
     sigmas: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     names: dict[Path_, bytes] = dataclasses.field(default_factory=dict)
@@ -189,8 +189,8 @@ def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
         pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
         for slot, page in enumerate(pages):
             trace.counts[window, page, trigger] = seen[id(states)][slot]
-            mark = int(states.round[slot]), int(states.base[slot])
-            trace.marks[window, page, trigger] = mark
+            after = int(states.round[slot]), int(states.base[slot])
+            trace.rounds_after[window, page, trigger] = after
         if "needs" in states.scratch and not trace.tau:
             trace.tau = states.scratch["needs"]._tau.tolist()
         return real(store, window, shard, trigger, states, result)

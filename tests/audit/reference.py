@@ -201,7 +201,7 @@ class KeyRun:
     """What must happen to one key of one window, by trigger."""
 
     counts: list[tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=list)
-    marks: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    rounds_after: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     selected: list[int] = dataclasses.field(default_factory=list)
     published: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
 
@@ -266,7 +266,7 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
                 base, number, units, counted = trigger, number + 1, 0, set()
                 inputs_of = {s: [0] * mechanism.steps(s) for s in inputs_of}
         rounds = len(run.selected) if plan.design.selects else 1
-        run.marks.append((rounds, base))
+        run.rounds_after.append((rounds, base))
         if _published(plan, run, trigger, passed):
             people = None
             if plan.design.units_column is not None:

@@ -35,8 +35,8 @@ class Nowhere(FileSink):
     """Files that are not written: the sink is not what is measured."""
 
     def write(self, batches: list[pa.RecordBatch], only_compare: bool = False) -> list[Name]:  # type: ignore[override]
-        marks = [batch.schema.metadata for batch in batches]
-        return [(int(m[b"dpstream.window"]), int(m[b"dpstream.trigger"])) for m in marks]
+        metadata = [batch.schema.metadata for batch in batches]
+        return [(int(m[b"dpstream.window"]), int(m[b"dpstream.trigger"])) for m in metadata]
 
 
 def rows(trigger_time: int, size: int) -> pa.RecordBatch:

@@ -135,7 +135,7 @@ class State:
     Attributes:
         source: watermark of the source; clock, left: watermark of the clock and what is left of
             it; cells: of each stage's shards; coming: elements before each stage; parts: of the
-            gathering stage; marks: input watermark of each stage, which never goes back.
+            gathering stage; watermarks: input watermark of each stage, which never goes back.
     """
 
     source: int
@@ -144,7 +144,7 @@ class State:
     cells: dict[str, list[Cells]]
     coming: dict[str, list[Element]]
     parts: dict[tuple[int, int], Part]
-    marks: dict[str, int]
+    watermarks: dict[str, int]
 
     def copy(self) -> "State":
         return State(
@@ -154,7 +154,7 @@ class State:
             {name: [c.copy() for c in cells] for name, cells in self.cells.items()},
             {name: list(elements) for name, elements in self.coming.items()},
             {name: part.copy() for name, part in self.parts.items()},
-            dict(self.marks),
+            dict(self.watermarks),
         )
 
 
@@ -218,9 +218,9 @@ class Runner:
             "sink": lambda: self._input("gather"),
             "delivered": lambda: min(self._input("sink"), state.clock),
         }[stage]()
-        mark = min([before, *(element.at for element in state.coming[stage])])
-        state.marks[stage] = max(state.marks[stage], mark)
-        return state.marks[stage]
+        watermark = min([before, *(element.at for element in state.coming[stage])])
+        state.watermarks[stage] = max(state.watermarks[stage], watermark)
+        return state.watermarks[stage]
 
     # What the world does.
 
@@ -228,7 +228,7 @@ class Runner:
         """A batch of canonical records reaches BOUND."""
         self._put("bound", shard, batch)
 
-    def mark(self, micros: int) -> None:
+    def advance_watermark(self, micros: int) -> None:
         """The source's watermark moves on."""
         self.state.source = max(self.state.source, floored(micros))
 
@@ -260,9 +260,9 @@ class Runner:
 
     def due(self, stage: str) -> list[int]:
         """Shards whose timer may fire."""
-        mark = self._input(stage)
+        watermark = self._input(stage)
         cells = self.state.cells[stage]
-        return [n for n, c in enumerate(cells) if c.armed is not None and c.armed <= mark]
+        return [n for n, c in enumerate(cells) if c.armed is not None and c.armed <= watermark]
 
     def fire(self, stage: str, shard: int, lost: bool = False) -> None:
         """A timer fires; of a bundle that is lost, the runner keeps nothing."""

@@ -27,7 +27,7 @@ class Deliver(NamedTuple):
     serials: tuple[int, ...]
 
 
-class Mark(NamedTuple):
+class WatermarkEvent(NamedTuple):
     """The source says: what comes from now on has stamps from this instant on."""
 
     micros: int
@@ -60,7 +60,7 @@ class Back(NamedTuple):
     seed: int
 
 
-Event = Deliver | Mark | Tick | Fire | Keep | Back
+Event = Deliver | WatermarkEvent | Tick | Fire | Keep | Back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ def schedule(
         reach = min(least[at], last_instant + 5 * STEP)
         if draw.random() < 0.8:
             now = max(now, draw.choice([reach, reach, reach - 1, reach - 999, reach - STEP // 3]))
-            events.append(Mark(now))
+            events.append(WatermarkEvent(now))
         if draw.random() < 0.7:
             ahead = draw.choice([0, 0, 0, 1, 1000, STEP, 3 * STEP, -STEP, -3 * STEP, early])
             events.append(Tick(now + ahead))
@@ -147,7 +147,7 @@ def schedule(
             restores -= 1
             anew = draw.random() < 0.4
             events.append(Back(None if anew else draw.randint(1, 3), draw.getrandbits(32)))
-    events += [Mark(last_instant + 10 * STEP), Tick(last_instant + 10 * STEP)]
+    events += [WatermarkEvent(last_instant + 10 * STEP), Tick(last_instant + 10 * STEP)]
     events += [Deliver((serial,)) for _, serial in when]  # nothing is open any more, or soon
     return Schedule(plan, shards, records, tuple(events), frozenset(late))
 
@@ -165,9 +165,9 @@ def with_unit(base: Schedule, unit: tuple[Record, ...], seed: int) -> Schedule:
     """
     draw, slots = random.Random(seed), dict[int, list[int]]()
     tardy = set(base.tardy)
-    marks = [(n, e.micros) for n, e in enumerate(base.events) if isinstance(e, Mark)]
+    watermarks = [(n, e.micros) for n, e in enumerate(base.events) if isinstance(e, WatermarkEvent)]
     for record in unit:
-        last = next((n for n, micros in marks if micros > record.stamp), len(base.events))
+        last = next((n for n, micros in watermarks if micros > record.stamp), len(base.events))
         if base.tardy and draw.random() < 0.2:
             tardy.add(record.serial)
             last = len(base.events)

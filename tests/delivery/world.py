@@ -26,7 +26,7 @@ from dpstream.state.store import Store
 from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin
 from tests.delivery.runner import ENDLESS, Runner
-from tests.delivery.schedules import Back, Deliver, Fire, Keep, Mark, Schedule, Tick
+from tests.delivery.schedules import Back, Deliver, Fire, Keep, Schedule, Tick, WatermarkEvent
 from tests.simulation.checks import Decision, Problem, Record, decisions, still_there
 from tests.simulation.hooks import fast, memory_folder, nothing_expires
 from tests.streams import sealed_bytes
@@ -97,8 +97,8 @@ class World:
         if isinstance(event, Deliver):
             self.latest_event = max([self.latest_event, *(self.event[s] for s in event.serials)])
             self._deliver([self.row_of[s] for s in event.serials if s in self.row_of])
-        elif isinstance(event, Mark):
-            self.runner.mark(watermark(self, event.micros))
+        elif isinstance(event, WatermarkEvent):
+            self.runner.advance_watermark(watermark(self, event.micros))
         elif isinstance(event, Tick):
             self.runner.tick(event.micros)
         elif isinstance(event, Fire):
@@ -131,8 +131,8 @@ class World:
             if self.emitted.setdefault(name, data) != data:
                 raise Problem("a release has two values")
         for batch in self.runner.sealed:
-            marks = batch.schema.metadata
-            place = int(marks[b"dpstream.window"]), int(marks[b"dpstream.trigger"])
+            metadata = batch.schema.metadata
+            place = int(metadata[b"dpstream.window"]), int(metadata[b"dpstream.trigger"])
             data = sealed_bytes(batch)
             if self.sink.setdefault(place, data) != data:
                 raise Problem("a release has two values")
@@ -144,7 +144,7 @@ class World:
         self.restores += 1
         begin_at = -ENDLESS
         if event.nth is None or not self.kept:
-            mark = sealed.state.source
+            reached = sealed.state.source
             stores.close_all()
             at = resume_point(self.run)
             begin_at, self.kept = at.begin, []
@@ -152,7 +152,7 @@ class World:
             self.delivered = self.stamp < begin_at
         else:
             state, delivered = self.kept[-min(event.nth, len(self.kept))]
-            mark = sealed.state.source
+            reached = sealed.state.source
             self.runner.state, self.delivered = state.copy(), delivered.copy()
         owed = np.flatnonzero(had & ~self.delivered).tolist()
         tardy = [r for r in owed if self.serials[r] in self.schedule.tardy]
@@ -163,11 +163,11 @@ class World:
             self._deliver(rest[:size])
             rest = rest[size:]
             if rest and draw.random() < 0.5:
-                self.runner.mark(min(mark, int(self.stamp[rest[0]])))
+                self.runner.advance_watermark(min(reached, int(self.stamp[rest[0]])))
                 self.runner.fire_bound(range(self.run.shards))
                 self.runner.work(draw, draw.choice([0, 10, 1000]))
                 self._look()
-        self.runner.mark(mark)
+        self.runner.advance_watermark(reached)
         self.delivered |= had
 
 

@@ -34,7 +34,7 @@ class Drive:
         self.hand = Hand()
         self.beat = WallClock(line, first, self.hand)._beat  # type: ignore[arg-type]
         self.left = self.beat.initial_restriction(0)
-        self.marks = self.beat.create_watermark_estimator(
+        self.estimator = self.beat.create_watermark_estimator(
             self.beat.initial_estimator_state(0, self.left)
         )
         self.ended = False
@@ -44,8 +44,8 @@ class Drive:
         self.hand.at = micros
         tracker = ThreadsafeRestrictionTracker(self.beat.create_tracker(self.left))
         view = RestrictionTrackerView(tracker)
-        before, clock_ticks = self.marks.current_watermark(), []
-        for out in self.beat.process(0, tracker=view, estimator=self.marks):
+        before, clock_ticks = self.estimator.current_watermark(), []
+        for out in self.beat.process(0, tracker=view, estimator=self.estimator):
             # A stage that has not got the clock tick yet holds the others' watermarks before its
             # trigger times.
             assert before <= out.timestamp < instant(self.beat._line, out.value[1])
@@ -56,7 +56,7 @@ class Drive:
         if left is not None:
             self.left, wait = left
             assert float(wait) <= 0.2
-        return clock_ticks, self.marks
+        return clock_ticks, self.estimator
 
 
 def test_trigger_times_are_announced_when_they_are_reached() -> None:
@@ -71,10 +71,10 @@ def test_trigger_times_are_announced_when_they_are_reached() -> None:
 def test_the_watermark_stays_before_the_next_timers() -> None:
     drive = Drive(LINE, first=3)
     for now in range(0, 12 * STEP, STEP // 3):
-        _, marks = drive.at(now)
+        _, estimator = drive.at(now)
         following = max(3, now // STEP + 1)
-        assert marks.current_watermark() == instant(LINE, following, -1)
-        assert marks.current_watermark().micros < LINE.instant_of(following)
+        assert estimator.current_watermark() == instant(LINE, following, -1)
+        assert estimator.current_watermark().micros < LINE.instant_of(following)
 
 
 def test_the_last_trigger_time_ends_it_and_an_endless_plan_never() -> None:

@@ -193,22 +193,22 @@ def test_nothing_is_dropped_that_the_sink_may_not_have(tmp_path: Path) -> None:
     flowing = run_on(live(plan, tmp_path, 60))
     store, line = flowing.store, plan.timeline
     assert retention.reached(store, line).complete == 30
-    assert retention.drop_delivered(store, line, 20, 0) == 10 == store.marks.dropped
+    assert retention.drop_delivered(store, line, 20, 0) == 10 == store.retained_windows.dropped
     assert retention.drop_delivered(store, line, 21, 0) == 0
     assert store.committed_releases(9, 0, 1) is None
     assert store.committed_releases(10, 0, 1) is not None
     # Nor what has not ended in every shard, whatever trigger time is said to be delivered.
     assert retention.drop_delivered(store, line, 90, 0) == 20
-    assert store.marks.dropped == 30
+    assert store.retained_windows.dropped == 30
 
 
 def test_a_stream_that_may_not_drop_yet_keeps_all(tmp_path: Path) -> None:
     flowing = run_on(live(endless(plan_of()), tmp_path, 60))
-    assert flowing.store.marks.dropped == 0
+    assert flowing.store.retained_windows.dropped == 0
     assert {p.window for p in flowing.store.parts() if p.name == "outbox"} == set(range(60))
 
 
-def test_marks_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> None:
+def test_retained_windows_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> None:
     plan = endless(plan_of(triggers=2, lateness=0))
     flowing = next(live(plan, tmp_path, 1))
     line = plan.timeline
@@ -218,6 +218,6 @@ def test_marks_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> 
     assert retention.reached(flowing.store, line).complete == 0
     assert released_through(flowing.run) == 1
     assert retention.drop_delivered(flowing.store, line, 8, 0) == 0
-    marks = msgspec.structs.replace(flowing.store.marks, abandoned=2)
-    flowing.store.marks = marks
+    retained = msgspec.structs.replace(flowing.store.retained_windows, abandoned=2)
+    flowing.store.retained_windows = retained
     assert retention.reached(flowing.store, line).complete == 2

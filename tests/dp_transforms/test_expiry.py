@@ -84,7 +84,7 @@ class Live:
         for n in range(SHARDS):
             mine = rows.filter(pa.array(to == n))
             for window, trigger, some in steps_through(self.line, mine, upto):
-                if window >= self.store.marks.first:
+                if window >= self.store.retained_windows.first:
                     out, _ = self.stepper.step(window, n, trigger, some)
                     parts.setdefault((window, trigger), []).append(out)
         sealed = SealFactory(self.run)()

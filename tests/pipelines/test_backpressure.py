@@ -69,7 +69,7 @@ def test_released_is_what_all_shards_have_stepped_through(run: Run) -> None:
 def test_windows_that_take_no_steps_hold_nobody(run: Run) -> None:
     """A restore gave them up: no step of theirs will ever be released."""
     store = run.open()
-    store.marks = msgspec.structs.replace(store.marks, abandoned=3)
+    store.retained_windows = msgspec.structs.replace(store.retained_windows, abandoned=3)
     past = LINE.base(3)
     assert past > TRIGGER_TIMES_AHEAD + 1 and released_through(run) == past
     assert not Backpressure(run).holds(LINE.instant_of(past), 1 << 40)

@@ -146,7 +146,7 @@ class LimitedRetention(RetentionStore):
         found = [r for r in tables.admitted[shard] if r.trigger_time > tables.forgotten[shard]]
         yield PositionPiece(ids_from([record.unit for record in found]), *columns_of(found))
 
-    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+    def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         tables = self._tables
         if tables.progress[window, shard] >= trigger:
             return None
@@ -169,9 +169,11 @@ class LimitedRetention(RetentionStore):
         if releases is not None:
             self.database.releases[window, shard, trigger] = by_key(releases)
 
-    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
+    def put_released_ahead(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
+    ) -> None:
         name = window, shard, trigger
-        assert name not in self.database.releases, "what is carried was put before"
+        assert name not in self.database.releases, "what was released ahead was put before"
         self.database.releases[name] = by_key(releases)
 
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:

@@ -267,18 +267,18 @@ class _ReadTopic(_ReadPartition):
                     taken, stands = self._taken(reader, number, stands)
                     if not tracker.try_claim(stands):
                         return
-                    mark = ManualWatermarkEstimator(beam_time(stands.parts[number][1]))
+                    estimator = ManualWatermarkEstimator(beam_time(stands.parts[number][1]))
                     if taken is None:
                         continue
                     if taken.messages or taken.deleted is not None:
-                        yield from self._outputs(taken, number, mark)
+                        yield from self._outputs(taken, number, estimator)
                         self._rows += len(taken.messages)
                     else:
-                        self._idle(reader, mark)
-                    stands = _with(stands, number, taken.position - 1, _now(mark).micros)
+                        self._idle(reader, estimator)
+                    stands = _with(stands, number, taken.position - 1, _now(estimator).micros)
             tracker.try_claim(stands)
             if stands.parts:
-                advance(watermark, min(stands.known, *(mark for _, mark in stands.parts)))
+                advance(watermark, min(stands.known, *(reached for _, reached in stands.parts)))
             if self._rows == before:
                 give_back(tracker, IDLE_SECONDS)
                 return
@@ -302,7 +302,7 @@ class _ReadTopic(_ReadPartition):
         self, reader: Reader, number: int, stands: Standing
     ) -> tuple[Taken | None, Standing]:
         """What a partition has ready (``None``: nobody knows where it begins)."""
-        last, mark = stands.parts[number]
+        last, reached = stands.parts[number]
         if last is None:
             first = reader.first(self.begin)
             if first is None:
@@ -310,12 +310,12 @@ class _ReadTopic(_ReadPartition):
             last = first - 1
         reader.seek(last + 1)
         taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
-        return taken, _with(stands, number, taken.position - 1, mark)
+        return taken, _with(stands, number, taken.position - 1, reached)
 
 
-def _with(stands: Standing, number: int, last: int, mark: int) -> Standing:
+def _with(stands: Standing, number: int, last: int, reached: int) -> Standing:
     parts = list(stands.parts)
-    parts[number] = last, mark
+    parts[number] = last, reached
     return stands._replace(parts=tuple(parts))
 
 
