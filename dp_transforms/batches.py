@@ -132,7 +132,7 @@ def record_schema(plan: Plan) -> pa.Schema:
 
     ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``_event_trigger_time``: global
     index of the event's trigger time, only where the stamp is another column;
-    ``partition``/``offset``:  position; then key columns and ``v*``: clamped, centred values in
+    ``partition``/``offset``: position; then key columns and ``v*``: clamped, centred values in
     grid units.
     """
     fields = [

@@ -6,7 +6,7 @@ Names of noise do not know shards, so the same steps on other shards give the sa
 shards stand at the least of them.  A key of a shard that was ahead has taken its steps up to
 that shard's trigger; ``ReshardProgress`` keeps these, and what the outbox held of them is
 ``released_ahead``.  Step t of a new shard then leaves out the keys that have taken it and adds what
-was released ahead:  together exactly what all old shards would have committed.  For units nothing
+was released ahead: together exactly what all old shards would have committed.  For units nothing
 is needed: a decision that is made again finds the positions that were admitted, and rejects what it
 rejected (a count never falls), so the least ``decided`` of all is right, and ``reach`` tells that
 some are beyond.
