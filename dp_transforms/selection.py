@@ -33,19 +33,20 @@ Int64 = npt.NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def _need(
-    needs: Int32, slots: Int64, step_index: Int64, upto: Int64, noise: Int64, tau: Int64
+def _fill_thresholds(
+    thresholds: Int32, slots: Int64, step_index: Int64, upto: Int64, noise: Int64, tau: Int64
 ) -> None:  # pragma: no cover - compiled
     """Noisy thresholds of steps ``step_index .. upto``; step t is in column t mod horizon."""
-    horizon = needs.shape[1]
+    horizon = thresholds.shape[1]
     for i in range(slots.size):
         for t in range(step_index[i], upto[i] + 1):
-            need = ((tau[t - 1] - noise[i, t - step_index[i]]) >> DECODE_BITS) + 1
-            needs[slots[i], t % horizon] = min(max(need, 0), 2147483647)
+            threshold = ((tau[t - 1] - noise[i, t - step_index[i]]) >> DECODE_BITS) + 1
+            thresholds[slots[i], t % horizon] = min(max(threshold, 0), 2147483647)
 
 
 class NoisyThresholds:
-    """``need`` of the next steps of each key's round, each noise node drawn once.
+    """Noisy thresholds (``need`` above) of the next steps of each key's round, each noise node
+    drawn once.
 
     Args:
         terms: (noise stream, coefficient) of each part of the statistic.
@@ -62,8 +63,8 @@ class NoisyThresholds:
         self._tau, self._statistic = budget.tau, budget.statistic
         self._weighted = budget.statistic.alone != 1
         self.horizon = max(1, min(look_ahead, len(self._tau)))
-        #: (slots, horizon) needs; step t of the round stands in column t mod horizon.
-        self.needs = np.zeros((0, self.horizon), np.int32)
+        #: (slots, horizon) noisy thresholds; step t of the round stands in column t mod horizon.
+        self.thresholds = np.zeros((0, self.horizon), np.int32)
         #: last step of the round that is computed, and the round it belongs to; by slot.
         self.known = np.zeros(0, np.int64)
         self._round = np.zeros(0, np.int64)
@@ -77,7 +78,7 @@ class NoisyThresholds:
         return np.asarray(self._statistic.weighted * weighted + self._statistic.counted * units)
 
     def ensure(self, states: KeyShard, slots: Int64, step_index: Int64) -> None:
-        """Compute needs so that ``step_index`` of each slot's current round is covered."""
+        """Compute thresholds so that ``step_index`` of each slot's current round is covered."""
         self._grow(states.size)
         fresh = slots[self._round[slots] != states.round[slots]]
         if len(fresh):
@@ -95,7 +96,9 @@ class NoisyThresholds:
         for begin in range(0, len(slots), rows):
             some = slice(begin, begin + rows)
             noise = self._noise(slots[some], step_index[some], upto[some])
-            _need(self.needs, slots[some], step_index[some], upto[some], noise, self._tau)
+            _fill_thresholds(
+                self.thresholds, slots[some], step_index[some], upto[some], noise, self._tau
+            )
         self.known[slots] = upto
 
     def _noise(self, slots: Int64, step_index: Int64, upto: Int64) -> Int64:
@@ -118,7 +121,7 @@ class NoisyThresholds:
 
     def at(self, slots: Int64, step_index: Int64) -> Int64:
         """Noisy thresholds of one covered step each."""
-        return self.needs[slots, step_index % self.horizon].astype(np.int64)
+        return self.thresholds[slots, step_index % self.horizon].astype(np.int64)
 
     def _grow(self, size: int) -> None:
         have = len(self.known)
@@ -127,7 +130,9 @@ class NoisyThresholds:
         more = max(size, have + have // 2, 1024) - have
         self.known = np.concatenate([self.known, np.zeros(more, np.int64)])
         self._round = np.concatenate([self._round, np.full(more, -1, np.int64)])
-        self.needs = np.concatenate([self.needs, np.zeros((more, self.horizon), np.int32)])
+        self.thresholds = np.concatenate(
+            [self.thresholds, np.zeros((more, self.horizon), np.int32)]
+        )
 
 
 def step_index_of(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> Int64:
@@ -146,9 +151,9 @@ def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
 
 
 def select(
-    plan: Plan, needs: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
+    plan: Plan, thresholds: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
 ) -> Bool:
     """Which candidates pass at window trigger ``trigger``."""
     step_index = step_index_of(plan, states, slots, trigger)
-    needs.ensure(states, slots, step_index)
-    return needs.statistic(states, slots) >= needs.at(slots, step_index)
+    thresholds.ensure(states, slots, step_index)
+    return thresholds.statistic(states, slots) >= thresholds.at(slots, step_index)

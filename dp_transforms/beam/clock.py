@@ -76,12 +76,12 @@ class WallClock(beam.PTransform):
         self, line: Timeline, first: int = 1, now: Callable[[], float] = time.time
     ) -> None:
         super().__init__()
-        self._beat = _Beat(line, first, now)
+        self._clock = _PublicClock(line, first, now)
 
     def expand(self, begin: Any) -> beam.PCollection:
         """A clock tick for each trigger time, as long as the pipeline lives or the plan goes on."""
-        beats = beam.ParDo(self._beat).with_output_types(ClockTick)
-        return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Beat" >> beats
+        ticks = beam.ParDo(self._clock).with_output_types(ClockTick)
+        return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Ticks" >> ticks
 
 
 class StreamTime:
@@ -103,7 +103,7 @@ class StreamTime:
         return now if now * 1e6 <= self.last else self.end / 1e6
 
 
-class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type: ignore[misc]
+class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type: ignore[misc]
     """Announces trigger times as they are reached; the restriction is the trigger times that are
     left.
 

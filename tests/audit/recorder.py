@@ -191,8 +191,8 @@ def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
             trace.counts[window, page, trigger] = seen[id(states)][slot]
             after = int(states.round[slot]), int(states.base[slot])
             trace.rounds_after[window, page, trigger] = after
-        if "needs" in states.scratch and not trace.tau:
-            trace.tau = states.scratch["needs"]._tau.tolist()
+        if "thresholds" in states.scratch and not trace.tau:
+            trace.tau = states.scratch["thresholds"]._tau.tolist()
         return real(store, window, shard, trigger, states, result)
 
     return commit_step

@@ -176,9 +176,9 @@ class Runner:
         for dofn in self._dofns.values():
             dofn.setup()
         self._gather, self._seal = Gather(shards), flow.SealFactory(run)()
-        self._beat = WallClock(line, first, lambda: self._now / 1e6)._beat
-        left = self._beat.initial_restriction(0)
-        clock = self._beat.initial_estimator_state(0, left).micros
+        self._clock = WallClock(line, first, lambda: self._now / 1e6)._clock
+        left = self._clock.initial_restriction(0)
+        clock = self._clock.initial_estimator_state(0, left).micros
         counts = {"bound": shards, "release": shards, "delivered": 1}
         self.state = State(
             -ENDLESS,
@@ -237,11 +237,11 @@ class Runner:
         state, self._now = self.state, now
         if state.left is None:
             return
-        tracker = ThreadsafeRestrictionTracker(self._beat.create_tracker(state.left))
+        tracker = ThreadsafeRestrictionTracker(self._clock.create_tracker(state.left))
         estimator = ManualWatermarkEstimator(Timestamp(micros=state.clock))
         view = RestrictionTrackerView(tracker)
         with mock.patch.object(clock, "_HERE_SECONDS", 0.0):  # the schedule is the time here
-            clock_ticks = list(self._beat.process(0, tracker=view, estimator=estimator))
+            clock_ticks = list(self._clock.process(0, tracker=view, estimator=estimator))
         tracker.check_done()
         rest = tracker.deferred_status()
         state.clock = ENDLESS if rest is None else floored(estimator.current_watermark().micros)

@@ -74,20 +74,20 @@ def _all_it_knows(real: Any) -> Any:
 def _first_heard(real: Any) -> Any:
     """A shard begins with the clock tick that comes first."""
 
-    def process(beat: Any, *args: Any, **more: Any) -> Any:
-        for out in real(beat, *args, **more):
+    def process(stage: Any, *args: Any, **more: Any) -> Any:
+        for out in real(stage, *args, **more):
             out.value = (out.value[1], *out.value[1:])
             yield out
 
     return process
 
 
-def _late_pulse(real: Any) -> Any:
+def _late_tick(real: Any) -> Any:
     """A clock tick holds the watermark before the last of its trigger times only."""
 
-    def process(beat: Any, *args: Any, **more: Any) -> Any:
-        for out in real(beat, *args, **more):
-            out.timestamp = clock.instant(beat._line, out.value[2], -1)
+    def process(stage: Any, *args: Any, **more: Any) -> Any:
+        for out in real(stage, *args, **more):
+            out.timestamp = clock.instant(stage._line, out.value[2], -1)
             yield out
 
     return process
@@ -130,10 +130,10 @@ TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
         _replaced(BufferUntilTriggerTime, "_arm", _all_it_knows), "counted", None, None,
     ),
     "shards begin where they hear": (
-        _replaced(clock._Beat, "process", _first_heard), "another worker", None, None,
+        _replaced(clock._PublicClock, "process", _first_heard), "another worker", None, None,
     ),
-    "pulses that hold nothing": (
-        _replaced(clock._Beat, "process", _late_pulse), "counted", None, None,
+    "clock ticks that hold nothing": (
+        _replaced(clock._PublicClock, "process", _late_tick), "counted", None, None,
     ),
     "a restart asks for nothing": (
         _replaced(flow.Bound, "buffer", _not_anew), "counted", None, None,

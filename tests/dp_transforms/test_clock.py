@@ -32,23 +32,23 @@ class Drive:
 
     def __init__(self, line: object, first: int = 1) -> None:
         self.hand = Hand()
-        self.beat = WallClock(line, first, self.hand)._beat  # type: ignore[arg-type]
-        self.left = self.beat.initial_restriction(0)
-        self.estimator = self.beat.create_watermark_estimator(
-            self.beat.initial_estimator_state(0, self.left)
+        self.clock = WallClock(line, first, self.hand)._clock  # type: ignore[arg-type]
+        self.left = self.clock.initial_restriction(0)
+        self.estimator = self.clock.create_watermark_estimator(
+            self.clock.initial_estimator_state(0, self.left)
         )
         self.ended = False
 
     def at(self, micros: int) -> tuple[list[tuple[int, int, int]], ManualWatermarkEstimator]:
         """The next bundle at an instant: what is announced, and the watermark."""
         self.hand.at = micros
-        tracker = ThreadsafeRestrictionTracker(self.beat.create_tracker(self.left))
+        tracker = ThreadsafeRestrictionTracker(self.clock.create_tracker(self.left))
         view = RestrictionTrackerView(tracker)
         before, clock_ticks = self.estimator.current_watermark(), []
-        for out in self.beat.process(0, tracker=view, estimator=self.estimator):
+        for out in self.clock.process(0, tracker=view, estimator=self.estimator):
             # A stage that has not got the clock tick yet holds the others' watermarks before its
             # trigger times.
-            assert before <= out.timestamp < instant(self.beat._line, out.value[1])
+            assert before <= out.timestamp < instant(self.clock._line, out.value[1])
             clock_ticks.append(out.value)
         tracker.check_done()
         left = tracker.deferred_status()
@@ -85,8 +85,8 @@ def test_the_last_trigger_time_ends_it_and_an_endless_plan_never() -> None:
 
 
 def test_a_drain_announces_nothing_more() -> None:
-    beat = Drive(ENDLESS).beat
-    assert beat.truncate(0, beat.initial_restriction(0)) is None
+    clock = Drive(ENDLESS).clock
+    assert clock.truncate(0, clock.initial_restriction(0)) is None
 
 
 @pytest.mark.parametrize("start", [START, START + 1, START + 999, START + 123_456])

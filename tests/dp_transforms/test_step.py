@@ -84,9 +84,11 @@ def test_prediction_is_needed_and_its_loss_noticed(
     assert [run(plan, store_paths, stream) for stream in streams] != honest
 
 
-def one_later(plan: Plan, needs: object, states: object, slots: np.ndarray, trigger: int) -> None:
+def one_later(
+    plan: Plan, thresholds: object, states: object, slots: np.ndarray, trigger: int
+) -> None:
     """Prediction that is a trigger late."""
-    honest_predict(plan, needs, states, slots, trigger)
+    honest_predict(plan, thresholds, states, slots, trigger)
     due = states.due[slots]
     states.due[slots] = np.where(due < plan.timeline.triggers, due + 1, due)
 

@@ -197,7 +197,9 @@ def test_the_promise_is_kept_only_by_looking_ahead(
     job = make_job("parquet", batch_rows=16)
     write(tmp_path / "in" / "a.parquet", "parquet", table([i * SECOND for i in [*range(64), 0]]))
     everything(drive(job))
-    monkeypatch.setattr(replay.Reels, "_next", lambda self, number: int(self.index.last[number]))
+    monkeypatch.setattr(
+        replay.OpenPieces, "_next", lambda self, number: int(self.index.last[number])
+    )
     with pytest.raises(AssertionError, match="stamp"):
         everything(drive(job))
 
