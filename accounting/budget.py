@@ -308,7 +308,7 @@ ASSUMPTIONS = (
     "stamps come from the source and no record can influence another record's stamp",
     "a unit's records carry its id; records of different units are independent of each other",
     "the noise key stays secret; AES-256 and BLAKE2b behave as pseudorandom functions",
-    "a record of a cut that turns up after its step was committed joins the next open leaf",
+    "a record that turns up after the step of its trigger time was committed joins the next one",
 )
 
 

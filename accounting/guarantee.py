@@ -19,7 +19,7 @@ from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import covers_several, several_mu, together
 from dpstream.accounting.strategies.base import Float64
-from dpstream.accounting.tuning.answer import Chosen
+from dpstream.accounting.tuning.answer import Tuned
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
 _MANY_UNITS = 100_000
@@ -44,11 +44,11 @@ COMPUTATIONAL = (
 )
 
 
-def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[str, Any]:
+def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str, Any]:
     """Everything ``dpstream plan`` prints, JSON-able.
 
     Args:
-        chosen: where C and clamps come from, if the job says so.
+        tuned: where C and clamps come from, if the job says so.
 
     Returns:
         ``guarantee``, ``unit``, ``split`` of delta and mu^2, ``streams`` (sensitivity, sigma
@@ -94,8 +94,8 @@ def describe(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> dict[s
         "periods": _periods(plan, budget) if budget.sound else [],
         "periods_rule": _periods_rule(plan),
         "publishing": _publishing(plan),
-        "choice": chosen.describe(plan, budget) if chosen else None,
-        "warnings": warnings_of(plan, budget) + (chosen.warnings() if chosen else []),
+        "choice": tuned.describe(plan, budget) if tuned else None,
+        "warnings": warnings_of(plan, budget) + (tuned.warnings() if tuned else []),
         "assumptions": list(budget.assumptions),
     }
 
@@ -290,10 +290,10 @@ def _shared_windows(plan: Plan) -> list[str]:
     ]
 
 
-def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
+def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
     """The same for a person, about 40 lines; figures shortened to 6 digits for reading, none of
     the guarantee downwards."""
-    figures = describe(plan, budget, chosen)
+    figures = describe(plan, budget, tuned)
     line, split = plan.timeline, figures["split"]
     lines = [
         f"Guarantee   {figures['guarantee']['words']}",
@@ -319,7 +319,7 @@ def text(plan: Plan, budget: Budget, chosen: Chosen | None = None) -> str:
     lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
     lines += _selection_lines(figures) + _period_lines(plan, figures)
     if figures["choice"] and figures["choice"]["how"] == "private":
-        lines.append(f"Choice      {figures['choice']['words']}")
+        lines.append(f"Tuning      {figures['choice']['words']}")
     lines += [f"Warning     {w}" for w in figures["warnings"]]
     lines += [f"Assumed     {a}" for a in figures["assumptions"]]
     return "\n".join(lines) + "\n"

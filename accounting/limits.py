@@ -50,7 +50,7 @@ MAX_SHARDS = 1 << 15
 MAX_STEPS = 10_000_000
 #: Numbers of triggers are 32 bits wide: a stream without end has one as well, 68 years after its
 #: start with triggers every second.  It must be able to live for a year at least (micros).
-MAX_CUT = (1 << 31) - 2
+MAX_TRIGGER_TIME = (1 << 31) - 2
 LEAST_LIFE = 366 * 86_400 * MICROS_PER_SECOND
 #: Steps, and rows of their input, that share one commit: each commit waits for the disk, a crash
 #: repeats the steps of the last one.

@@ -7,7 +7,7 @@ A unit of C admitted pairs that touches n selections, n = 1..C, costs at most
 with S, U, V the shares of key selection, of a plain count of units that is a stream of its
 own, and of all value columns; s(n) the part of the selection stream's squared sensitivity n
 selections can use (n/C, with weights the n largest squares), and g(n) the worst squared effect
-on a value column, C pairs on one leaf being 1 (mechanism.md sections 4 and 8).
+on a value column, C pairs on one step being 1 (mechanism.md sections 4 and 8).
 """
 
 import functools
@@ -75,7 +75,7 @@ def costs_of(plan: Resolved) -> Costs:
     weights = None if privacy.weights is None else privacy.weights.integers(count)
     counted = square_parts(None, count)
     if privacy.per_key_bound:
-        # One pair per (unit, window, key): n pairs are n keys, L on one leaf of each.
+        # One pair per (unit, window, key): n pairs are n keys, L on one step of each.
         return Costs(square_parts(weights, count), counted, counted)
     values = value_costs(privacy.mode, privacy.strategy, plan.design.triggers, count)
     return Costs(square_parts(weights, count), counted, values)
@@ -88,16 +88,16 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
     ``sticky``: a (window, key) is selected once, so n selections are n keys, and the worst
     is C-n+1 pairs on one of them: ((C-n+1)^2 + n - 1) / C^2.
 
-    ``rounds``: a key can be selected again, so n selections can be n different leaves of one
+    ``rounds``: a key can be selected again, so n selections can be n different steps of one
     value tree (``Strategy.worst_split``).  Rounds beyond T must lie in other trees, where a
-    leaf costs at most the largest worst_split(m, m) / m.  Rounded up.
+    step costs at most the largest worst_split(m, m) / m.  Rounded up.
     """
     total = contributions
     n = np.arange(1, total + 1, dtype=np.float64)
     if mode == "sticky":
         return np.asarray(((total - n + 1) ** 2 + n - 1) / total**2 * (1 + SLACK))
     encoder = strategy_of(strategy, triggers)
-    per_leaf = max(encoder.worst_split(m, m) / m for m in range(1, min(total, triggers) + 1))
+    per_step = max(encoder.worst_split(m, m) / m for m in range(1, min(total, triggers) + 1))
     bits, costs = range(triggers.bit_length()), []
     for selections in range(1, total + 1):
         if selections <= triggers:
@@ -105,7 +105,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
         else:
             # One tree of m rounds takes all excess; m is bounded between powers of two.
             cost = max(
-                encoder.worst_split(most, most + total - selections) + (selections - m) * per_leaf
+                encoder.worst_split(most, most + total - selections) + (selections - m) * per_step
                 for m, most in ((1 << i, min((2 << i) - 1, triggers)) for i in bits)
             )
         costs.append(cost)
@@ -151,7 +151,7 @@ def knee(costs: Costs) -> float:
     there for small C.  S^2 V is log-concave, so a ternary search finds it.
 
     T and the columns cannot matter: a key is selected once a window, so that all of a unit's pairs
-    in a key can lie on one leaf whatever T is, and columns divide V in proportions of their own.
+    in a key can lie on one step whatever T is, and columns divide V in proportions of their own.
     Other kinds have no bend.  With a bound per key, or a count of units of its own, a unit with C
     keys costs most at every S: the rest falls as 1 - S for all C, and the largest S^2 V, at 2/3,
     would only trade noise of selection 10% larger for other noise 22% smaller: those shares stay

@@ -47,7 +47,7 @@ def aggregate(
     """Add the rows to the states (``units``, ``values``); returns what was touched.
 
     Args:
-        rows: admitted pairs of one window, key shard and leaf (schema ``admitted_schema``).
+        rows: admitted pairs of one window, key shard and step (schema ``admitted_schema``).
         ids: (n, 2) key ids of the rows.
         weights: (C,) what a unit's pairs add to the weighted count, if the plan has one.
     """

@@ -130,14 +130,18 @@ def value_columns(plan: Plan) -> list[str]:
 def record_schema(plan: Plan) -> pa.Schema:
     """Canonical records: what ingest hands to BOUND.
 
-    ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``event_cut``: global trigger index of
-    the event time, only where the stamp is another column; ``partition``/``offset``: position;
-    then key columns and ``v*``: clamped, centred values in grid units.
+    ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``_event_trigger_time``: global
+    index of the event's trigger time, only where the stamp is another column;
+    ``partition``/``offset``: position; then key columns and ``v*``: clamped, centred values in
+    grid units.
     """
     fields = [
         pa.field("unit", ID, nullable=False),
         pa.field("stamp", pa.int64(), nullable=False),
-        *([pa.field("event_cut", pa.int64(), nullable=False)] * (plan.stamp != "event_time")),
+        *(
+            [pa.field("_event_trigger_time", pa.int64(), nullable=False)]
+            * (plan.stamp != "event_time")
+        ),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         *key_fields(plan),
@@ -149,12 +153,12 @@ def record_schema(plan: Plan) -> pa.Schema:
 def admitted_schema(plan: Plan) -> pa.Schema:
     """Admitted (record, window) pairs: what BOUND hands to the key shards.
 
-    ``window``: window index; ``leaf``: trigger index inside the window, 1 .. T; ``rank``: pairs
+    ``window``: window index; ``trigger``: step index, 1 .. T; ``rank``: pairs
     of the unit admitted before this one, 0 .. C-1, only where that order matters.
     """
     fields = [
         pa.field("window", pa.int32(), nullable=False),
-        pa.field("leaf", pa.int32(), nullable=False),
+        pa.field("trigger", pa.int32(), nullable=False),
         *([pa.field("rank", pa.int32(), nullable=False)] * plan.design.ranked),
         pa.field("unit", ID, nullable=False),
         *key_fields(plan),

@@ -1,9 +1,9 @@
 """BOUND: each unit's first C (record, window) pairs, in the order (stamp, partition, offset).
 
 Sensitivity: over the whole stream (or privacy period) at most C pairs of a unit pass, whatever
-the other units send, and whatever the order of delivery within a cut (mechanism.md rule 1).
-Neighbouring streams therefore differ in at most C admitted pairs, all of one unit; every other
-record keeps its admission, window and leaf, because all three are functions of the unit's own
+the other units send, and whatever the order of delivery within a trigger time (mechanism.md rule
+1).  Neighbouring streams therefore differ in at most C admitted pairs, all of one unit; every other
+record keeps its admission, window and step, because all three are functions of the unit's own
 records.  Decisions are committed before they are seen, so a replay repeats them.
 """
 
@@ -29,7 +29,7 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
-from dpstream.state.retention import period_cut
+from dpstream.state.retention import period_trigger_time
 from dpstream.state.store import Admitted, OvertakenError, Store, UnitShard
 
 Bool = npt.NDArray[np.bool_]
@@ -120,25 +120,35 @@ def admit(
 
 
 def open_windows(
-    line: Timeline, event_cut: Int64, leaf_cut: Int64, least: int = 0
+    line: Timeline, event_trigger_time: Int64, entry_trigger_time: Int64, least: int = 0
 ) -> tuple[Int64, Int64]:
-    """(first open window, how many) of records of an event cut that enter at ``leaf_cut``.
+    """(first open window, how many) of records of an event that enter at ``entry_trigger_time``.
 
-    A window is open for a record when it covers the event and ``leaf_cut`` is not past its
-    last trigger; those before ``least`` are abandoned.
+    A window is open for a record when it covers the event and ``entry_trigger_time`` is not past
+    its last trigger; those before ``least`` are abandoned.
     """
     stride = line.slide // line.trigger_every
     width = line.window // line.trigger_every
     most = np.iinfo(np.int64).max if line.end is None else line.windows - 1
-    first, count = np.empty_like(event_cut), np.empty_like(event_cut)
-    _open(event_cut, leaf_cut, stride, width, line.triggers, least, most, first, count)
+    first, count = np.empty_like(event_trigger_time), np.empty_like(event_trigger_time)
+    _open(
+        event_trigger_time,
+        entry_trigger_time,
+        stride,
+        width,
+        line.triggers,
+        least,
+        most,
+        first,
+        count,
+    )
     return first, count
 
 
 @njit(cache=True, nogil=True)
 def _open(
-    event_cut: Int64,
-    leaf_cut: Int64,
+    event_trigger_time: Int64,
+    entry_trigger_time: Int64,
     stride: int,
     width: int,
     triggers: int,
@@ -147,12 +157,12 @@ def _open(
     first: Int64,
     count: Int64,
 ) -> None:  # pragma: no cover - compiled
-    for i in range(event_cut.size):
-        covers = -((width - event_cut[i]) // stride)
-        unclosed = -((triggers - leaf_cut[i]) // stride)
+    for i in range(event_trigger_time.size):
+        covers = -((width - event_trigger_time[i]) // stride)
+        unclosed = -((triggers - entry_trigger_time[i]) // stride)
         begin = max(least, covers, unclosed)
         first[i] = begin
-        count[i] = max(0, min((event_cut[i] - 1) // stride, most) - begin + 1)
+        count[i] = max(0, min((event_trigger_time[i] - 1) // stride, most) - begin + 1)
 
 
 class Bounded(NamedTuple):
@@ -161,8 +171,8 @@ class Bounded(NamedTuple):
     Attributes:
         admitted: pairs for the key shards.
         counts: for the operator.
-        waiting: records that must be asked for again at a later cut: their own cut, or the
-            one they joined, is still to come.
+        waiting: records that must be asked for again at a later trigger time: their own trigger
+            time, or the one they joined, is still to come.
     """
 
     admitted: pa.RecordBatch
@@ -195,20 +205,21 @@ def bound(
 def decide(
     plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int = 0
 ) -> Decided:
-    """Decide all records of stamp cuts up to ``upto``, commit, and return what is admitted.
+    """Decide all records of stamps up to trigger time ``upto``, commit, and return what is
+    admitted.
 
     Args:
         records: canonical records of one unit shard, in any order, possibly repeated.
-        upto: global cut whose records are complete.
-        since: cut through which the caller has emitted, as its runner keeps it with the held
-            records: what was decided up to it is not returned again, however often a source
+        upto: global trigger time whose records are complete.
+        since: trigger time through which the caller has emitted, as its runner keeps it with the
+            held records: what was decided up to it is not returned again, however often a source
             delivers it, or a record would be counted twice in a step that is still open.
 
     Returns:
-        Records decided before are answered from the committed decisions; one that was never
-        seen although its cut was decided joins the next open cut (it waits if that lies beyond
-        ``upto``: the store may be ahead of a runner that went back to a checkpoint), or is
-        counted as undelivered when there is none.
+        Records decided before are answered from the committed decisions; one that was never seen
+        although its trigger time was decided joins the next open trigger time (it waits if
+        that lies beyond ``upto``: the store may be ahead of a runner that went back to a
+        checkpoint), or is counted as undelivered when there is none.
     """
     with store.at_work("bound", shard):
         # The states of a shard that another process worked on last are old, or its positions
@@ -229,10 +240,10 @@ class Batch:
     """Records of one unit shard and what is decided on each; arrays by row.
 
     Attributes:
-        records: the records themselves; stamp, partition, offset, event_cut, ids: of them.
+        records: the records themselves; stamp, partition, offset, event_trigger_time, ids: of them.
         unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
-        cut: trigger at which it was or will be decided; known: decided before.
-        undelivered: turned up when no open cut was left.
+        trigger_time: trigger at which it was or will be decided; known: decided before.
+        undelivered: turned up when no open trigger time was left.
         settled: nothing can become of it any more.
         order: ``stamp_order`` of all rows, where all were decided now.
         least: the first window that was not abandoned.
@@ -244,11 +255,13 @@ class Batch:
         self.partition = numbers(records.column("partition"))
         self.offset = numbers(records.column("offset"))
         self.ids = ids_of(records.column("unit"))
-        stamp_cut = plan.timeline.cut_of(self.stamp)
+        stamp_trigger_time = plan.timeline.trigger_time_of(self.stamp)
         of_event = plan.stamp != "event_time"
-        self.event_cut = event_cuts(plan, records) if of_event else stamp_cut
-        # A stamp may lie before the start (by max_skew): it belongs to the first cut.
-        self.cut = np.maximum(1, stamp_cut)
+        self.event_trigger_time = (
+            event_trigger_times(plan, records) if of_event else stamp_trigger_time
+        )
+        # A stamp may lie before the start (by max_skew): it belongs to the first trigger time.
+        self.trigger_time = np.maximum(1, stamp_trigger_time)
         # One zero that stands for all rows: what is decided at once takes the arrays' places.
         self.unit = self.pairs = np.broadcast_to(np.int64(0), rows)
         self.rank = np.broadcast_to(np.int32(0), rows)
@@ -270,17 +283,17 @@ def _decide(
 ) -> Decided:
     """See ``decide``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
-    batch = Batch(plan, records, store.marks.abandoned)
+    batch = Batch(plan, records, store.retained_windows.abandoned)
     store.load_units(shard, units, batch.ids)
     late = rejected = 0
-    # A record that an id names may come again with a later stamp, at any cut.
+    # A record that an id names may come again with a later stamp, at any trigger time.
     again = plan.record_id is not None and units.decided > 0
-    if again or units.ahead or (batch.cut <= units.decided).any():
+    if again or units.ahead or (batch.trigger_time <= units.decided).any():
         _recall(plan, store, shard, batch)
     if upto > units.decided:
         late, rejected = _admit_new(plan, store, shard, batch, upto)
     # A decision cut short may have gone further than this one does.
-    now = (batch.pairs > 0) & (batch.cut > since) & (batch.cut <= upto)
+    now = (batch.pairs > 0) & (batch.trigger_time > since) & (batch.trigger_time <= upto)
     if batch.order is not None:
         rows, batch.order = batch.order[now[batch.order]], None
     else:
@@ -293,7 +306,7 @@ def _decide(
         "operator_pairs_late": late,
         "operator_records_undelivered": int(batch.undelivered.sum()),
     }
-    waits = (batch.cut > upto) & ~batch.settled
+    waits = (batch.trigger_time > upto) & ~batch.settled
     waiting = records.filter(pa.array(waits)) if waits.any() else records.slice(0, 0)
 
     def pieces(size: int) -> Iterator[pa.RecordBatch]:
@@ -309,47 +322,51 @@ def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
     units = store.unit_shard(shard)
     batch.unit = units.intern(batch.ids)
     if plan.timeline.period is not None:
-        units.until[batch.unit] = period_cut(plan.timeline, batch.event_cut)
+        units.until[batch.unit] = period_trigger_time(plan.timeline, batch.event_trigger_time)
     return units
 
 
 def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
-    """Fill in committed decisions; what has none although its cut was decided comes late."""
+    """Fill in committed decisions; what has none though its trigger time was decided is late."""
     units = _enter(plan, store, shard, batch)
     index, before = store.admitted_before(shard, units)
     at = index.find(position_ids(batch.partition, batch.offset, batch.unit))
     known = at >= 0
-    # Positions up to this cut may be gone, or going: none of their windows is open any more.
-    known[known] = before.cut[at[known]] > units.forgotten
-    settled = ~known & (batch.cut <= units.forgotten)
+    # Positions up to this trigger time may be gone, or going: none of their windows is open any
+    # more.
+    known[known] = before.trigger_time[at[known]] > units.forgotten
+    settled = ~known & (batch.trigger_time <= units.forgotten)
     batch.known = known | settled
-    missed = ~batch.known & (batch.cut <= units.decided)
+    missed = ~batch.known & (batch.trigger_time <= units.decided)
     found = at[known]
-    batch.cut[known] = before.cut[found]
+    batch.trigger_time[known] = before.trigger_time[found]
     batch.write(known, before.pairs[found], None if before.rank is None else before.rank[found])
     full = units.counts[batch.unit] >= plan.privacy.contributions
-    ended = plan.timeline.end is not None and units.decided >= plan.timeline.last_cut
+    ended = plan.timeline.end is not None and units.decided >= plan.timeline.last_trigger_time
     batch.undelivered = missed & ~full & ended
     # The unit's C pairs are decided: there is nothing to wait for.
     batch.settled = settled | (missed & (full | ended))
-    batch.cut[missed] = units.decided + 1
+    batch.trigger_time[missed] = units.decided + 1
 
 
 def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> tuple[int, int]:
-    """Decide what is undecided up to a cut and commit it; returns (late, rejected) pairs."""
+    """Decide and commit what is undecided up to a trigger time; returns (late, rejected) pairs."""
     units = _enter(plan, store, shard, batch)
-    fresh = ~batch.known & (batch.cut <= upto) & ~batch.undelivered
+    fresh = ~batch.known & (batch.trigger_time <= upto) & ~batch.undelivered
     # Of all rows, as a run decides that is not begun again, no column is copied.
     whole = plan.record_id is None and bool(fresh.all())
     new: Int64 | slice = slice(None) if whole else np.flatnonzero(fresh)
     if plan.record_id is not None:  # copies of a record can have other stamps
         new = _firsts(np.flatnonzero(fresh), batch)
-    event_cut = batch.event_cut[new]
-    line, leaf_cut = plan.timeline, np.maximum(event_cut, batch.cut[new])
-    _, wanted = open_windows(line, event_cut, leaf_cut, batch.least)
+    event_trigger_time = batch.event_trigger_time[new]
+    line, entry_trigger_time = (
+        plan.timeline,
+        np.maximum(event_trigger_time, batch.trigger_time[new]),
+    )
+    _, wanted = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
     late = 0
-    if batch.least or (leaf_cut != event_cut).any():
-        late = int((open_windows(line, event_cut, event_cut)[1] - wanted).sum())
+    if batch.least or (entry_trigger_time != event_trigger_time).any():
+        late = int((open_windows(line, event_trigger_time, event_trigger_time)[1] - wanted).sum())
     unit, position = batch.unit[new], (batch.stamp[new], batch.partition[new], batch.offset[new])
     order = stamp_order(*position, unit)
     limit = plan.privacy.contributions
@@ -366,7 +383,7 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
         batch.offset[kept],
         batch.unit[kept].astype(np.int32),
         batch.pairs[kept].astype(np.int32),
-        batch.cut[kept].astype(np.int32),
+        batch.trigger_time[kept].astype(np.int32),
         batch.rank[kept] if plan.design.ranked else None,
     )
     store.commit_units(shard, upto, units, admitted)
@@ -407,33 +424,33 @@ def _by_content(records: pa.RecordBatch, rows: Int64) -> Int64:
     return order.astype(np.int64)
 
 
-def event_cuts(plan: Plan, records: pa.RecordBatch) -> Int64:
+def event_trigger_times(plan: Plan, records: pa.RecordBatch) -> Int64:
     """Global trigger index of each record's event time."""
     if plan.stamp == "event_time":
-        return plan.timeline.cut_of(numbers(records.column("stamp")))
-    cuts: Int64 = numbers(records.column("event_cut"))
-    return cuts
+        return plan.timeline.trigger_time_of(numbers(records.column("stamp")))
+    trigger_times: Int64 = numbers(records.column("_event_trigger_time"))
+    return trigger_times
 
 
 def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa.RecordBatch:
-    """One row per admitted (record, window) pair, with its window and leaf, in order of ``rows``.
+    """One row per admitted (record, window) pair, with its window and step, in order of ``rows``.
 
-    The leaf is the later of the event's trigger and the stamp's (or decision's) trigger,
+    The step is the later of the event's trigger and the stamp's (or decision's) trigger,
     counted inside the window: a public function of the record alone.
     """
     line = plan.timeline
     stride = line.slide // line.trigger_every
-    event_cut, pairs = batch.event_cut[rows], batch.pairs[rows]
-    leaf_cut = np.maximum(event_cut, batch.cut[rows])
-    window, _ = open_windows(line, event_cut, leaf_cut, batch.least)
+    event_trigger_time, pairs = batch.event_trigger_time[rows], batch.pairs[rows]
+    entry_trigger_time = np.maximum(event_trigger_time, batch.trigger_time[rows])
+    window, _ = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
     rank = batch.rank[rows]
     if (pairs != 1).any():
         repeated = np.repeat(np.arange(len(rows)), pairs)
         nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
-        rows, leaf_cut = rows[repeated], leaf_cut[repeated]
+        rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
         window, rank = window[repeated] + nth, rank[repeated] + nth
-    leaf = leaf_cut - window * stride
-    own = [pa.array(window.astype(np.int32)), pa.array(leaf.astype(np.int32))]
+    step_index = entry_trigger_time - window * stride
+    own = [pa.array(window.astype(np.int32)), pa.array(step_index.astype(np.int32))]
     if plan.design.ranked:
         own.append(pa.array(rank.astype(np.int32)))
     take = pa.array(rows)

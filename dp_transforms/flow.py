@@ -7,8 +7,9 @@ of its first row in its schema's metadata (``batches.PARTITION``, ``OFFSET``); t
 ``.releases`` (one sealed batch per (window, trigger)) and ``.dead_letter``.
 
 Everything lives in the global window: Beam assigns, fires and drops nothing by event time.  A
-step of a cut runs when the public clock has announced the cut and the watermark has passed it;
-with bounded input all cuts are announced at once and one callback of a shard steps through them.
+step of a trigger time runs when the public clock has announced the trigger time and the watermark
+has passed it; with bounded input all trigger times are announced at once and one callback of a
+shard steps through them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,7 @@ from dpstream.dp_transforms.batches import (
     record_schema,
     split_by_shard,
 )
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, ShardCallback
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock
 from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, unit_ids
 from dpstream.dp_transforms.beam.workers import Threads
@@ -52,11 +53,11 @@ from dpstream.state.idtable import shard_of
 from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire
 
-#: A watermark W promises only what lies before W, so BOUND fires at its cut, not before, and the
-#: release step one runner tick later, when BOUND's outputs are there.
+#: A watermark W promises only what lies before W, so BOUND fires at its trigger time, not before,
+#: and the release step one runner tick later, when BOUND's outputs are there.
 RELEASE_TICKS = 1
-#: Announced cuts that one callback takes of a stream that is behind its clock.
-CATCH_UP_CUTS = 8
+#: Announced trigger times that one callback takes of a stream that is behind its clock.
+CATCH_UP_LIMIT = 8
 
 
 class Output(NamedTuple):
@@ -80,8 +81,8 @@ class DPStream(beam.PTransform):
             with a store that exists, because equal node names must mean equal data.
         account: the ledger that a run which is begun here is charged in
             (``pipelines.begin.LedgerAccount``); without it nobody counts what the data set spends.
-        clock: announces cuts (`dp_transforms.beam.clock`).  Default: all of them for bounded
-            input, a clock on the wall otherwise.
+        clock: announces trigger times (`dp_transforms.beam.clock`).  Default: all of them for
+            bounded input, a clock on the wall otherwise.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class DPStream(beam.PTransform):
                 raise UsageError(
                     "time.end", "is required for a bounded collection", "give the plan an end"
                 )
-            clock = Announced(line.last_cut) if bounded else WallClock(line)
+            clock = Announced(line.last_trigger_time) if bounded else WallClock(line)
         threads = Threads()
         if bounded and isinstance(clock, Announced):
             threads = Threads(run.performance.threads, run.run_id)
@@ -142,9 +143,9 @@ class DPStream(beam.PTransform):
         )
         records = pcoll | "Records" >> typed.with_outputs(Records.DEAD, main="records")
         clock_ticks = pcoll.pipeline | "Clock" >> clock
-        catch_up_cuts = None if bounded else CATCH_UP_CUTS
-        admitted = (records.records, clock_ticks) | Bound(run, catch_up_cuts, threads)
-        releases = (admitted, clock_ticks) | Release(run, catch_up_cuts, threads)
+        catch_up_limit = None if bounded else CATCH_UP_LIMIT
+        admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads)
+        releases = (admitted, clock_ticks) | Release(run, catch_up_limit, threads)
         return Output(releases, records[Records.DEAD], clock_ticks)
 
 
@@ -153,21 +154,21 @@ class Bound(beam.PTransform):
 
     Args:
         run: the run.
-        catch_up_cuts: see ``BufferUntilCut``; ``None`` for bounded input.
+        catch_up_limit: see ``BufferUntilTriggerTime``; ``None`` for bounded input.
         threads: that split, and that shards are bounded on.
     """
 
     def __init__(
         self,
         run: Run,
-        catch_up_cuts: int | None = None,
+        catch_up_limit: int | None = None,
         threads: Threads = Threads(),  # noqa: B008
     ) -> None:
         super().__init__()
-        self._run, self._catch_up_cuts, self._threads = run, catch_up_cuts, threads
+        self._run, self._catch_up_limit, self._threads = run, catch_up_limit, threads
 
     def expand(self, pcolls: Any) -> beam.PCollection:
-        """Shuffle by unit shard, hold until the cut, admit, shuffle by key shard."""
+        """Shuffle by unit shard, hold until the trigger time, admit, shuffle by key shard."""
         run, (records, clock_ticks) = self._run, pcolls
         schema, typed = record_schema(run.plan), tuple[int, pa.RecordBatch]
         # Beam would pickle records of a type that it does not know, past the coder of batches.
@@ -193,15 +194,15 @@ class Bound(beam.PTransform):
 
         What leaves a stream's stage must leave it in its timer's own call.
         """
-        return self._catch_up_cuts is None
+        return self._catch_up_limit is None
 
-    def buffer(self) -> BufferUntilCut:
+    def buffer(self) -> BufferUntilTriggerTime:
         """The stage itself."""
         run = self._run
-        return BufferUntilCut(
+        return BufferUntilTriggerTime(
             run.plan.timeline,
             BoundCallback(run, self._gathers),
-            catch_up_cuts=self._catch_up_cuts,
+            catch_up_limit=self._catch_up_limit,
             anew=True,
             threads=self._threads,
         )
@@ -212,25 +213,25 @@ class Release(beam.PTransform):
 
     Args:
         run: the run.
-        catch_up_cuts: see ``BufferUntilCut``; ``None`` for bounded input.
+        catch_up_limit: see ``BufferUntilTriggerTime``; ``None`` for bounded input.
         threads: that steps of shards are taken on.
     """
 
     def __init__(
         self,
         run: Run,
-        catch_up_cuts: int | None = None,
+        catch_up_limit: int | None = None,
         threads: Threads = Threads(),  # noqa: B008
     ) -> None:
         super().__init__()
-        self._run, self._catch_up_cuts, self._threads = run, catch_up_cuts, threads
+        self._run, self._catch_up_limit, self._threads = run, catch_up_limit, threads
 
     def expand(self, pcolls: Any) -> beam.PCollection:
-        """Hold until the cut, run the steps, gather all shards of a (window, trigger)."""
+        """Hold until the trigger time, run the steps, gather all shards of a (window, trigger)."""
         run, (admitted, clock_ticks) = self._run, pcolls
         typed = tuple[tuple[int, int], pa.RecordBatch]
         gather = (
-            beam.GroupByKey() if self._catch_up_cuts is None else beam.ParDo(Gather(run.shards))
+            beam.GroupByKey() if self._catch_up_limit is None else beam.ParDo(Gather(run.shards))
         )
         return (
             (admitted, clock_ticks | "KeyTicks" >> _to_shards(run, admitted_schema(run.plan)))
@@ -240,14 +241,14 @@ class Release(beam.PTransform):
             | "Seal" >> beam.ParDo(Seal(SealFactory(run))).with_output_types(pa.RecordBatch)
         )
 
-    def buffer(self) -> BufferUntilCut:
+    def buffer(self) -> BufferUntilTriggerTime:
         """The stage itself."""
         run, line = self._run, self._run.plan.timeline
-        return BufferUntilCut(
+        return BufferUntilTriggerTime(
             line,
-            ReleaseCallback(run, self._catch_up_cuts is None),
+            ReleaseCallback(run, self._catch_up_limit is None),
             RELEASE_TICKS,
-            catch_up_cuts=self._catch_up_cuts,
+            catch_up_limit=self._catch_up_limit,
             threads=self._threads,
             calls=-(-line.window // line.slide),
         )
@@ -335,7 +336,7 @@ class ReleaseCallback:
         def steps(
             shard: int, rows: pa.RecordBatch, upto: int, since: int
         ) -> Iterator[ShardRelease]:
-            first = store.marks.first
+            first = store.retained_windows.first
             due = (step for step in steps_through(line, rows, upto, since) if step[0] >= first)
             for group in commit_groups(due):
                 with timed("step"):
@@ -344,7 +345,7 @@ class ReleaseCallback:
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
-            if self._bounded and upto == line.last_cut:
+            if self._bounded and upto == line.last_trigger_time:
                 # Nothing of a window can go before its last shard is done.
                 self._done.add(shard)
                 if len(self._done) < run.shards:
@@ -364,17 +365,17 @@ class SealFactory:
     def __call__(self) -> Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch]:
         """Bind plan, identity and release-id key."""
         run, store, ring = self._run, self._run.open(), self._run.keys.ring()
-        identity, marks = store.identity, store.marks
+        identity, retained = store.identity, store.retained_windows
         # What an earlier epoch released keeps its ids.
         prefixes = {
             epoch: ring.name(
                 (*run_name(msgspec.structs.replace(identity, epoch=epoch)), b"release")
             )
-            for epoch in (identity.epoch, *(e for e, _ in marks.epochs))
+            for epoch in (identity.epoch, *(e for e, _ in retained.epochs))
         }
 
         def sealed(window: int, trigger: int, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-            prefix = prefixes[marks.epoch_of(window, identity.epoch)]
+            prefix = prefixes[retained.epoch_of(window, identity.epoch)]
             with timed("seal"):
                 return seal(run.plan, identity, ring.release, prefix, window, trigger, parts)
 
@@ -388,13 +389,13 @@ def run_in_memory(
     simulation.
 
     Returns:
-        (sealed releases in order of (cut, window), dead letters).
+        (sealed releases in order of (trigger time, window), dead letters).
     """
     canonical = CanonicaliserFactory(run.plan, run.keys, run.public)()
     decide, release, sealed = BoundCallback(run)(), ReleaseCallback(run)(), SealFactory(run)()
     parts = [canonical(batch) for batch in source]
     records = concat([good for good, _ in parts], record_schema(run.plan))
-    upto = run.plan.timeline.last_cut
+    upto = run.plan.timeline.last_trigger_time
     unit_shard = shard_of(ids_of(records.column("unit")), run.shards)
     by_unit = dict(split_by_shard(records, unit_shard, run.shards))
     by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}

@@ -2,10 +2,10 @@
 
 Each value stream of a key is a prefix q_t = exact prefix + n_t, n_t the decoded noise of the
 stream's strategy at window trigger t: the same integers as decoding the noisy nodes, because
-the decoder commutes with integer shifts (``accounting.strategies.tree``).  The leaf at which
-buffered data entered does not change q_t, so releasing a buffer needs no per-leaf state.
+the decoder commutes with integer shifts (``accounting.strategies.tree``).  The step at which
+buffered data entered does not change q_t, so releasing a buffer needs no per-step state.
 
-Sensitivity: C L sqrt(col2) of each stream for a unit with all pairs in one key and leaf; the
+Sensitivity: C L sqrt(col2) of each stream for a unit with all pairs in one key and step; the
 budget divides mu^2 so that every other split costs no more.  Means, sds and ratios are
 post-processing of noisy sums; no float is added to an exact value.
 """
@@ -49,17 +49,17 @@ class PublishedPaths:
         self._rows = 0
 
     def noise(
-        self, states: KeyShard, slots: Int64, trigger: int, units_leaf: int
+        self, states: KeyShard, slots: Int64, trigger: int, units_step_index: int
     ) -> tuple[list[Int64], Int64 | None]:
-        """Decoded noise (units of 2^-DECODE_BITS) of each stream at its leaf ``trigger``, and of
-        the count of units at its leaf ``units_leaf``."""
+        """Decoded noise (units of 2^-DECODE_BITS) of each stream at its step ``trigger``, and of
+        the count of units at its step ``units_step_index``."""
         self._enter(states, slots)
         rows = self._row[slots]
         upto = np.full(len(slots), trigger, np.int64)
         values = [paths.advance(rows, upto)[:, 0] for paths in self._paths]
         if self._units is None:
             return values, None
-        return values, self._units.advance(rows, np.full(len(slots), units_leaf))[:, 0]
+        return values, self._units.advance(rows, np.full(len(slots), units_step_index))[:, 0]
 
     def _enter(self, states: KeyShard, slots: Int64) -> None:
         """Give rows to slots published for the first time and start their paths."""
@@ -81,10 +81,10 @@ def publish(
     plan: Plan, budget: Budget, states: KeyShard, paths: PublishedPaths, slots: Int64, trigger: int
 ) -> Published:
     """Released columns of the slots at a window trigger."""
-    # The selection stream continued has a leaf for each test; publications fall on tests.
+    # The selection stream continued has a step for each test; publications fall on tests.
     design = plan.design
-    units_leaf = trigger if design.units_apart else design.selection_leaf(trigger)
-    noise, unit_noise = paths.noise(states, slots, trigger, units_leaf)
+    units_step_index = trigger if design.units_apart else design.selection_step_index(trigger)
+    noise, unit_noise = paths.noise(states, slots, trigger, units_step_index)
     streams = {
         stream.name: Prefix(stream, _noisy(states.values[slots, i], drawn), spent.sd[trigger - 1])
         for i, (stream, drawn, spent) in enumerate(
@@ -94,7 +94,7 @@ def publish(
     units = None
     if unit_noise is not None and budget.units is not None:
         counted = _noisy(states.units[slots], unit_noise)
-        units = Prefix(None, counted, budget.units.sd[units_leaf - 1])
+        units = Prefix(None, counted, budget.units.sd[units_step_index - 1])
     prefixes = Prefixes(streams, units)
     values: dict[str, Float64] = {}
     sds: dict[str, Float64] = {}

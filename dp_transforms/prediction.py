@@ -3,7 +3,7 @@
 For each tested and not selected key: the first later trigger at which it passes if no data
 comes, within the computed look-ahead; else the trigger after the look-ahead, so that the end
 of the horizon is itself a due date.  Testing at due dates and with new data equals testing
-every key at every trigger, byte for byte, because the needs are the same numbers.
+every key at every trigger, byte for byte, because the thresholds are the same numbers.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numba import njit
 
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.selection import NoisyThresholds, leaf_of
+from dpstream.dp_transforms.selection import NoisyThresholds, step_index_of
 from dpstream.state.store import NEVER, KeyShard
 
 Int32 = npt.NDArray[np.int32]
@@ -20,26 +20,26 @@ Int64 = npt.NDArray[np.int64]
 
 @njit(cache=True, nogil=True)
 def _first_pass(
-    needs: Int32, slots: Int64, statistic: Int64, leaf: Int64, known: Int64, out: Int64
+    thresholds: Int32, slots: Int64, statistic: Int64, step_index: Int64, known: Int64, out: Int64
 ) -> None:  # pragma: no cover - compiled
-    horizon = needs.shape[1]
+    horizon = thresholds.shape[1]
     for i in range(slots.size):
         row = slots[i]
         out[i] = known[row] + 1
-        for t in range(leaf[i] + 1, known[row] + 1):
-            if statistic[i] >= needs[row, t % horizon]:
+        for t in range(step_index[i] + 1, known[row] + 1):
+            if statistic[i] >= thresholds[row, t % horizon]:
                 out[i] = t
                 break
 
 
 def predict(
-    plan: Plan, needs: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
+    plan: Plan, thresholds: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
 ) -> None:
     """Set ``due`` of tested, unselected slots after trigger ``trigger``."""
-    leaf = leaf_of(plan, states, slots, trigger)
+    step_index = step_index_of(plan, states, slots, trigger)
     due = np.empty(len(slots), np.int64)
-    statistic = needs.statistic(states, slots)
-    _first_pass(needs.needs, slots, statistic, leaf, needs.known, due)
+    statistic = thresholds.statistic(states, slots)
+    _first_pass(thresholds.thresholds, slots, statistic, step_index, thresholds.known, due)
     due += states.base[slots]
     last = plan.timeline.triggers
     test = np.minimum(due * plan.design.select_every, last)
@@ -49,7 +49,7 @@ def predict(
 def wait_for_test(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> None:
     """Between two tests: set ``due`` of unselected slots to the next one."""
     test = min(
-        plan.design.selection_leaf(trigger) * plan.design.select_every, plan.timeline.triggers
+        plan.design.selection_step_index(trigger) * plan.design.select_every, plan.timeline.triggers
     )
     states.due[slots] = test
 

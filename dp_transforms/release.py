@@ -43,26 +43,27 @@ ShardRelease = tuple[tuple[int, int], pa.RecordBatch]
 def steps_through(
     line: Timeline, rows: pa.RecordBatch, upto: int, since: int = 0
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """(window, trigger, its rows) of every step of a shard up to a cut, cuts in order.
+    """(window, trigger, its rows) of every step of a shard up to a trigger time, trigger times in
+    order.
 
     Args:
         rows: admitted pairs of one key shard; none may lie beyond ``upto``.
-        since: cut whose steps and those before it were emitted; they are left out.
+        since: trigger time whose steps and those before it were emitted; they are left out.
     """
     stride = line.slide // line.trigger_every
-    window, leaf = numbers(rows.column("window")), numbers(rows.column("leaf"))
-    # Rank of a row's step: by cut, then by window.
-    step_cut = window.astype(np.int64) * stride + leaf
+    window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
+    # Rank of a row's step: by trigger time, then by window.
+    step_trigger_time = window.astype(np.int64) * stride + trigger
     width = 1 + (int(window.max()) if len(window) else 0)
-    rank = step_cut * width + window
+    rank = step_trigger_time * width + window
     order = np.argsort(rank, kind="stable")
     rank = rank[order]
     # The rows of a few steps at a time are put in order: all at once would be there twice.
     nothing = some = rows.slice(0, 0)
     first = 0
-    for cut in range(since + 1, upto + 1):
-        for index in line.windows_at(cut):
-            name = cut * width + index
+    for trigger_time in range(since + 1, upto + 1):
+        for index in line.windows_at(trigger_time):
+            name = trigger_time * width + index
             begin = end = 0
             if index < width:
                 begin, end = np.searchsorted(rank, (name, name + 1)).tolist()
@@ -70,15 +71,15 @@ def steps_through(
                 first = begin
                 some = rows.take(pa.array(order[begin : max(end, begin + COMMIT_ROWS)]))
             of_step = some.slice(begin - first, end - begin) if begin < end else nothing
-            yield index, cut - line.base(index), of_step
+            yield index, trigger_time - line.base(index), of_step
 
 
 def due_by(
     line: Timeline, rows: pa.RecordBatch, upto: int
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """(rows of steps up to a cut, rows of later ones: events that run ahead of their stamps)."""
-    window, leaf = numbers(rows.column("window")), numbers(rows.column("leaf"))
-    later = window.astype(np.int64) * (line.slide // line.trigger_every) + leaf > upto
+    """(rows of steps up to a trigger time, rows of later ones: events ahead of their stamps)."""
+    window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
+    later = window.astype(np.int64) * (line.slide // line.trigger_every) + trigger > upto
     if not later.any():
         return rows, rows.slice(0, 0)
     return rows.filter(pa.array(~later)), rows.filter(pa.array(later))
@@ -121,7 +122,7 @@ def seal(
     rows = rows.take(order)
     size = rows.num_rows
     begin, end = plan.timeline.window_bounds(window)
-    time = plan.timeline.cut_time(plan.timeline.base(window) + trigger)
+    time = plan.timeline.instant_of(plan.timeline.base(window) + trigger)
     message = np.empty((size, 3, 2), np.uint64)
     message[:, 0] = run_prefix
     message[:, 1] = (np.uint64(window), np.uint64(trigger))
@@ -176,14 +177,14 @@ class Gather(beam.DoFn):
     ) -> Iterator[tuple[tuple[int, int], list[pa.RecordBatch]]]:
         """Keep a part; the last one brings all."""
         name, batch = element
-        marks = np.frombuffer(seen.read() or bytes(self._shards), np.uint8).copy()
+        arrived = np.frombuffer(seen.read() or bytes(self._shards), np.uint8).copy()
         shard = int(batch.schema.metadata[SHARD])
-        if marks[shard]:
+        if arrived[shard]:
             return
-        marks[shard] = 1
-        if not marks.all():
+        arrived[shard] = 1
+        if not arrived.all():
             parts.add(batch)
-            seen.write(marks.tobytes())
+            seen.write(arrived.tobytes())
             return
         gathered = [*parts.read(), batch]
         parts.clear()

@@ -92,7 +92,7 @@ class Performance(NamedTuple):
 
     Attributes:
         batch_rows: rows of a batch between stages.
-        look_ahead: leaves of noise computed ahead of a key's last test (default by T).
+        look_ahead: steps of noise computed ahead of a key's last test (default by T).
         threads: that the shards of a stage work on, where the input is all there when the run
             begins and the stages share a process.
     """

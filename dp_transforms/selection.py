@@ -1,13 +1,13 @@
 """SELECT: which keys pass the noisy threshold (Algorithm 2; mechanism.md section 4).
 
-A key is selected at leaf j of its round when ``statistic + n_j > tau_j``: the statistic is the
+A key is selected at step j of its round when ``statistic + n_j > tau_j``: the statistic is the
 exact count of units, or ``a * weighted count + d * count`` (``accounting.weights``), and n_j
 the same combination of the decoded noises of its streams.  With everything on the lattice of
 2^-DECODE_BITS this is the integer test ``statistic >= need_j``, ``need_j = floor(tau_j - n_j)
 + 1``, and need_j does not depend on data: prediction and test compare with the same number,
 bit for bit.
 
-Sensitivity: an added unit raises one (key, round) count by 1 (or its weight) from its leaf on,
+Sensitivity: an added unit raises one (key, round) count by 1 (or its weight) from its step on,
 so the encoded stream moves by one column of the encoder, squared norm <= col2 (times the squared
 weight), in at most C (key, round) pairs.  A plain count that joins the statistic is a published
 stream with its own share of the budget: the test is post-processing of both.  It is made only
@@ -33,24 +33,25 @@ Int64 = npt.NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def _need(
-    needs: Int32, slots: Int64, leaf: Int64, upto: Int64, noise: Int64, tau: Int64
+def _fill_thresholds(
+    thresholds: Int32, slots: Int64, step_index: Int64, upto: Int64, noise: Int64, tau: Int64
 ) -> None:  # pragma: no cover - compiled
-    """Noisy thresholds of leaves ``leaf .. upto``; leaf t is in column t mod horizon."""
-    horizon = needs.shape[1]
+    """Noisy thresholds of steps ``step_index .. upto``; step t is in column t mod horizon."""
+    horizon = thresholds.shape[1]
     for i in range(slots.size):
-        for t in range(leaf[i], upto[i] + 1):
-            need = ((tau[t - 1] - noise[i, t - leaf[i]]) >> DECODE_BITS) + 1
-            needs[slots[i], t % horizon] = min(max(need, 0), 2147483647)
+        for t in range(step_index[i], upto[i] + 1):
+            threshold = ((tau[t - 1] - noise[i, t - step_index[i]]) >> DECODE_BITS) + 1
+            thresholds[slots[i], t % horizon] = min(max(threshold, 0), 2147483647)
 
 
 class NoisyThresholds:
-    """``need`` of the next leaves of each key's round, each noise node drawn once.
+    """Noisy thresholds (``need`` above) of the next steps of each key's round, each noise node
+    drawn once.
 
     Args:
         terms: (noise stream, coefficient) of each part of the statistic.
         plan, budget: when keys are tested, on what statistic, against which thresholds.
-        look_ahead: leaves computed beyond the one that is asked for (performance only).
+        look_ahead: steps computed beyond the one that is asked for (performance only).
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class NoisyThresholds:
         self._tau, self._statistic = budget.tau, budget.statistic
         self._weighted = budget.statistic.alone != 1
         self.horizon = max(1, min(look_ahead, len(self._tau)))
-        #: (slots, horizon) needs; leaf t of the round stands in column t mod horizon.
-        self.needs = np.zeros((0, self.horizon), np.int32)
-        #: last leaf of the round that is computed, and the round it belongs to; by slot.
+        #: (slots, horizon) noisy thresholds; step t of the round stands in column t mod horizon.
+        self.thresholds = np.zeros((0, self.horizon), np.int32)
+        #: last step of the round that is computed, and the round it belongs to; by slot.
         self.known = np.zeros(0, np.int64)
         self._round = np.zeros(0, np.int64)
 
@@ -76,8 +77,8 @@ class NoisyThresholds:
         weighted = states.values[slots, -1]
         return np.asarray(self._statistic.weighted * weighted + self._statistic.counted * units)
 
-    def ensure(self, states: KeyShard, slots: Int64, leaf: Int64) -> None:
-        """Compute needs so that ``leaf`` of each slot's current round is covered."""
+    def ensure(self, states: KeyShard, slots: Int64, step_index: Int64) -> None:
+        """Compute thresholds so that ``step_index`` of each slot's current round is covered."""
         self._grow(states.size)
         fresh = slots[self._round[slots] != states.round[slots]]
         if len(fresh):
@@ -85,40 +86,42 @@ class NoisyThresholds:
                 paths.start(fresh, states.table.ids[fresh], states.round[fresh].astype(np.int64))
             self._round[fresh] = states.round[fresh]
             self.known[fresh] = 0
-        short = self.known[slots] < leaf
-        slots, leaf = slots[short], leaf[short]
+        short = self.known[slots] < step_index
+        slots, step_index = slots[short], step_index[short]
         if len(slots) == 0:
             return
-        upto = np.minimum(leaf + self.horizon - 1, len(self._tau))
-        # A published count has a leaf for each trigger: many columns, so few keys at once.
+        upto = np.minimum(step_index + self.horizon - 1, len(self._tau))
+        # A published count has a step for each trigger: many columns, so few keys at once.
         rows = max(1, MAX_DRAWS_AT_ONCE // (self.horizon * self._every))
         for begin in range(0, len(slots), rows):
             some = slice(begin, begin + rows)
-            noise = self._noise(slots[some], leaf[some], upto[some])
-            _need(self.needs, slots[some], leaf[some], upto[some], noise, self._tau)
+            noise = self._noise(slots[some], step_index[some], upto[some])
+            _fill_thresholds(
+                self.thresholds, slots[some], step_index[some], upto[some], noise, self._tau
+            )
         self.known[slots] = upto
 
-    def _noise(self, slots: Int64, leaf: Int64, upto: Int64) -> Int64:
-        """(n, horizon) noise of the statistic from ``leaf`` on, in 2^-DECODE_BITS."""
+    def _noise(self, slots: Int64, step_index: Int64, upto: Int64) -> Int64:
+        """(n, horizon) noise of the statistic from ``step_index`` on, in 2^-DECODE_BITS."""
         total = np.zeros((len(slots), self.horizon), np.int64)
-        behind = self.known[slots] < leaf - 1
+        behind = self.known[slots] < step_index - 1
         for number, (paths, coefficient) in enumerate(self._paths):
-            # The first term has a leaf for each test, a published count one for each trigger.
+            # The first term has a step for each test, a published count one for each trigger.
             every = self._every if number else 1
             last = self._triggers if number else len(self._tau)
             if behind.any():
-                paths.seek(slots[behind], every * (leaf[behind] - 1))
+                paths.seek(slots[behind], every * (step_index[behind] - 1))
             noise = paths.advance(slots, np.minimum(every * upto, last), every * self.horizon)
             if every > 1:
-                tests = np.minimum(every * (leaf[:, None] + np.arange(self.horizon)), last)
-                column = tests - every * (leaf[:, None] - 1) - 1
+                tests = np.minimum(every * (step_index[:, None] + np.arange(self.horizon)), last)
+                column = tests - every * (step_index[:, None] - 1) - 1
                 noise = np.take_along_axis(noise, column, axis=1)
             total += noise if coefficient == 1 else coefficient * noise
         return total
 
-    def at(self, slots: Int64, leaf: Int64) -> Int64:
-        """Noisy thresholds of one covered leaf each."""
-        return self.needs[slots, leaf % self.horizon].astype(np.int64)
+    def at(self, slots: Int64, step_index: Int64) -> Int64:
+        """Noisy thresholds of one covered step each."""
+        return self.thresholds[slots, step_index % self.horizon].astype(np.int64)
 
     def _grow(self, size: int) -> None:
         have = len(self.known)
@@ -127,12 +130,16 @@ class NoisyThresholds:
         more = max(size, have + have // 2, 1024) - have
         self.known = np.concatenate([self.known, np.zeros(more, np.int64)])
         self._round = np.concatenate([self._round, np.full(more, -1, np.int64)])
-        self.needs = np.concatenate([self.needs, np.zeros((more, self.horizon), np.int32)])
+        self.thresholds = np.concatenate(
+            [self.thresholds, np.zeros((more, self.horizon), np.int32)]
+        )
 
 
-def leaf_of(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> Int64:
-    """Leaf of each slot's current round at a trigger (sticky rounds begin with the window)."""
-    return np.asarray(plan.design.selection_leaf(trigger) - states.base[slots].astype(np.int64))
+def step_index_of(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> Int64:
+    """Step of each slot's current round at a trigger (sticky rounds begin with the window)."""
+    return np.asarray(
+        plan.design.selection_step_index(trigger) - states.base[slots].astype(np.int64)
+    )
 
 
 def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
@@ -144,9 +151,9 @@ def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
 
 
 def select(
-    plan: Plan, needs: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
+    plan: Plan, thresholds: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
 ) -> Bool:
     """Which candidates pass at window trigger ``trigger``."""
-    leaf = leaf_of(plan, states, slots, trigger)
-    needs.ensure(states, slots, leaf)
-    return needs.statistic(states, slots) >= needs.at(slots, leaf)
+    step_index = step_index_of(plan, states, slots, trigger)
+    thresholds.ensure(states, slots, step_index)
+    return thresholds.statistic(states, slots) >= thresholds.at(slots, step_index)

@@ -47,7 +47,7 @@ def _sampler(noise: StreamNoise) -> Sampler:
 
 
 def default_look_ahead(strategy: Strategy) -> int:
-    """Leaves of noise computed at once: many where a path has no state to go on from."""
+    """Steps of noise computed at once: many where a path has no state to go on from."""
     if not strategy.state_columns:
         return min(256, strategy.triggers)
     return max(4, min(32, strategy.triggers // 12))
@@ -61,7 +61,7 @@ class Stepper:
         keys: key ring.
         store: where states are kept; its identity names the noise.
         public: (table, ids) of this job's public keys, or ``None``.
-        look_ahead: leaves of noise computed ahead (performance only).
+        look_ahead: steps of noise computed ahead (performance only).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Stepper:
         self._look_ahead = look_ahead or default_look_ahead(drawn.strategy_object)
         self._input = admitted_schema(plan)
         self._nothing = empty(shard_release_schema(plan))
-        self._taken = TakenSteps(store.leads)
+        self._taken = TakenSteps(store.reshards)
 
     def step(
         self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
@@ -89,7 +89,7 @@ class Stepper:
         """The committed releases of a step, computed now or read back.
 
         Args:
-            rows: admitted pairs with this window, shard and leaf == ``trigger``.
+            rows: admitted pairs with this window, shard and step == ``trigger``.
 
         Returns:
             (releases, whether this call computed them).
@@ -212,11 +212,11 @@ class Stepper:
         if self.plan.design.selects:
             tested = candidates(self.plan, states, slots)
             if self.plan.design.selects_at(trigger):
-                needs = self._needs(states, window)
-                passed = select(self.plan, needs, states, tested, trigger)
+                thresholds = self._thresholds(states, window)
+                passed = select(self.plan, thresholds, states, tested, trigger)
                 newly = tested[passed]
                 states.round[newly] = 1
-                predict(self.plan, needs, states, tested[~passed], trigger)
+                predict(self.plan, thresholds, states, tested[~passed], trigger)
             else:
                 wait_for_test(self.plan, states, tested, trigger)
         # Every selected key is due at every publication, data or not: publication follows the
@@ -230,10 +230,10 @@ class Stepper:
     ) -> tuple[Int64, Int64]:
         """(slots to publish, slots selected) when every release starts a new round."""
         tested = candidates(self.plan, states, slots)
-        needs = self._needs(states, window)
-        passed = select(self.plan, needs, states, tested, trigger)
+        thresholds = self._thresholds(states, window)
+        passed = select(self.plan, thresholds, states, tested, trigger)
         selected = tested[passed]
-        predict(self.plan, needs, states, tested[~passed], trigger)
+        predict(self.plan, thresholds, states, tested[~passed], trigger)
         chosen = selected
         if self.plan.privacy.final_flush:
             # A key selected once is due at the close at the latest.
@@ -270,8 +270,8 @@ class Stepper:
         states.due[slots] = 1
         return slots
 
-    def _needs(self, states: KeyShard, window: int) -> NoisyThresholds:
-        if "needs" not in states.scratch:
+    def _thresholds(self, states: KeyShard, window: int) -> NoisyThresholds:
+        if "thresholds" not in states.scratch:
             budget = self.budget
             assert budget.selection is not None and budget.statistic is not None
             selection = self._stream(window, "selection", budget.selection)
@@ -281,9 +281,11 @@ class Stepper:
                 # The stream that is published: same name, same noise.
                 role = "units" if plain is budget.units else "value"
                 terms.append((self._stream(window, role, plain), budget.statistic.counted))
-            states.scratch["needs"] = NoisyThresholds(terms, self.plan, budget, self._look_ahead)
-        needs: NoisyThresholds = states.scratch["needs"]
-        return needs
+            states.scratch["thresholds"] = NoisyThresholds(
+                terms, self.plan, budget, self._look_ahead
+            )
+        thresholds: NoisyThresholds = states.scratch["thresholds"]
+        return thresholds
 
     def _paths(self, states: KeyShard, window: int) -> PublishedPaths:
         if "paths" not in states.scratch:

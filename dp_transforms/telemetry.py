@@ -44,8 +44,8 @@ OPERATOR_COUNTERS = (*PRIVATE_COUNTERS, *PUBLIC_COUNTERS)
 STAGES = ("records", "split", "bound", "step", "expire", "seal", "sink")
 #: Upper bounds in seconds of what a latency is counted in.
 LATENCY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
-#: Cuts whose passing is remembered until their releases are delivered.
-_CUTS_KEPT = 1_000
+#: Trigger times whose passing is remembered until their releases are delivered.
+_TRIGGER_TIMES_KEPT = 1_000
 
 
 #: Amounts by the counter's name.
@@ -134,18 +134,19 @@ class Latency:
 
 
 class Deliveries:
-    """What this process knows of the public clock: cuts that passed, releases in the sink.
+    """What this process knows of the public clock: trigger times that passed, releases in the sink.
 
     Attributes:
-        last_cut: micros of the last cut that a release was delivered for, ``None`` before.
-        since_cut: from a cut's instant on the wall clock until a release of it was delivered;
-            only of cuts after ``live_from``, which is what makes them live.
-        since_passed: from when the watermark had passed the cut.
+        last_instant: the last trigger time (micros) that a release was delivered for, ``None``
+            before.
+        since_trigger_time: from a trigger time on the wall clock until a release of it was
+            delivered; only of trigger times after ``live_from``, which is what makes them live.
+        since_passed: from when the watermark had passed the trigger time.
     """
 
     def __init__(self) -> None:
-        self.last_cut: int | None = None
-        self.since_cut = Latency("release_latency", True)
+        self.last_instant: int | None = None
+        self.since_trigger_time = Latency("release_latency", True)
         self.since_passed = Latency("operator_after_watermark", False)
         self._live_from: int | None = None
         self._passed: dict[int, float] = {}
@@ -156,33 +157,33 @@ class Deliveries:
         with self._lock:
             self._live_from = now if self._live_from is None else self._live_from
 
-    def passed(self, cuts: Iterable[int]) -> None:
-        """The watermark has passed the instants (micros) of these cuts: their steps may run.
+    def passed(self, instants: Iterable[int]) -> None:
+        """The watermark has passed these trigger times (micros): their steps may run.
 
         A timer that was set for the last of several tells of all of them when it fires: of a
-        stream that is behind, only the latency since the cut's instant tells by how much.
+        stream that is behind, only the latency since the trigger time tells by how much.
         """
         now = time.perf_counter()
         with self._lock:
-            for cut in cuts:
-                self._passed.setdefault(cut, now)
-            while len(self._passed) > _CUTS_KEPT:
+            for instant in instants:
+                self._passed.setdefault(instant, now)
+            while len(self._passed) > _TRIGGER_TIMES_KEPT:
                 del self._passed[next(iter(self._passed))]
 
-    def reached(self, cut: int) -> None:
-        """Every release up to a cut's instant (micros) is in the sink."""
+    def reached(self, instant: int) -> None:
+        """Every release up to a trigger time (micros) is in the sink."""
         with self._lock:
-            self.last_cut = max(cut, self.last_cut or cut)
+            self.last_instant = max(instant, self.last_instant or instant)
 
-    def delivered(self, cut: int, now: int) -> None:
-        """A release of a cut's instant (micros) is in the sink; ``now`` is the wall clock."""
+    def delivered(self, instant: int, now: int) -> None:
+        """A release of a trigger time (micros) is in the sink; ``now`` is the wall clock."""
         count("releases_delivered")
-        self.reached(cut)
+        self.reached(instant)
         with self._lock:
-            if cut in self._passed:
-                self.since_passed.add(time.perf_counter() - self._passed[cut])
-            if self._live_from is not None and self._live_from <= cut <= now:
-                self.since_cut.add((now - cut) / MICROS_PER_SECOND)
+            if instant in self._passed:
+                self.since_passed.add(time.perf_counter() - self._passed[instant])
+            if self._live_from is not None and self._live_from <= instant <= now:
+                self.since_trigger_time.add((now - instant) / MICROS_PER_SECOND)
 
 
 #: Of this process.

@@ -22,7 +22,7 @@ from numba import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
 from dpstream.dp_transforms.batches import Ids, ids_of, numbers
-from dpstream.dp_transforms.bounding import event_cuts, open_windows
+from dpstream.dp_transforms.bounding import event_trigger_times, open_windows
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state.idtable import IdTable
@@ -96,9 +96,11 @@ class Tally:
         stamp = numbers(records.column("stamp"))
         records = records.filter(pa.array(stamp < self._end))
         line = self._plan.timeline
-        event_cut = event_cuts(self._plan, records)
-        stamp_cut = np.maximum(1, line.cut_of(numbers(records.column("stamp"))))
-        _, windows = open_windows(line, event_cut, np.maximum(event_cut, stamp_cut))
+        event_trigger_time = event_trigger_times(self._plan, records)
+        stamp_trigger_time = np.maximum(1, line.trigger_time_of(numbers(records.column("stamp"))))
+        _, windows = open_windows(
+            line, event_trigger_time, np.maximum(event_trigger_time, stamp_trigger_time)
+        )
         units = ids_of(records.column("unit"))
         slots = self._units.intern(units)
         self._grow(self._units.size)

@@ -25,11 +25,11 @@ from dpstream.pipelines.connectors.run_manifest import (
     write_manifest,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
-from dpstream.pipelines.jobs.choice import Ledgered, check_choice, unit_in_words, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
+from dpstream.pipelines.jobs.tuning import Ledgered, check_tuning, unit_in_words, unit_of
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
@@ -73,7 +73,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
         (run, whether the store existed, whether it has committed all that is published).
     """
     keys, plan = key_source(job), job.plan
-    check_choice(job)
+    check_tuning(job)
     _refuse_private_in_sink(job)
     sweep(dead_letter_folder(job))
     own = input_of(job) if source is None else None

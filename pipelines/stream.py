@@ -218,7 +218,7 @@ def _steps(run: Run) -> int:
     line = run.plan.timeline
     if line.end is None:
         return 0
-    return (line.windows - run.open().marks.first) * line.triggers * run.shards
+    return (line.windows - run.open().retained_windows.first) * line.triggers * run.shards
 
 
 def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:
@@ -268,6 +268,8 @@ def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
     """The clock of a recording: as fast as it can be read, or at its speed."""
     line = job.plan.timeline
     if replay.speed is None:
-        return Announced(line.last_cut)
+        return Announced(line.last_trigger_time)
     bounds = replay_bounds(job)
-    return WallClock(line, now=StreamTime(*bounds, line.cut_time(line.last_cut), replay.speed))
+    return WallClock(
+        line, now=StreamTime(*bounds, line.instant_of(line.last_trigger_time), replay.speed)
+    )

@@ -33,7 +33,7 @@ Checked = bytes | memoryview
 class AdmissionRow(NamedTuple):
     """A commit of decisions, or a piece of it, as it was written: new units, admitted records."""
 
-    cut: int
+    trigger_time: int
     units: pa.RecordBatch
     records: Checked
 
@@ -231,7 +231,7 @@ def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
             "step": pa.array(np.diff(admitted.offset[piece], prepend=0)),
             "unit": pa.array(admitted.unit[piece]),
             "pairs": pa.array(admitted.pairs[piece]),
-            "cut": pa.array(admitted.cut[piece]),
+            "cut": pa.array(admitted.trigger_time[piece]),
             **ranks,
         }
     )
@@ -248,8 +248,8 @@ def no_records() -> Admitted:
 def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
     """Apply all commits of a unit shard to empty counters."""
     summed = []
-    for cut, batch, records in rows:
-        units.decided = cut
+    for trigger_time, batch, records in rows:
+        units.decided = trigger_time
         slots = units.intern(id_view(batch.column("unit")))
         if "until" in batch.schema.names:
             units.until[slots] = batch.column("until").to_numpy()
@@ -293,7 +293,7 @@ def moved(records: Admitted, slots: Int64) -> Admitted:
         records.offset[rows],
         unit[rows].astype(np.int32),
         records.pairs[rows],
-        records.cut[rows],
+        records.trigger_time[rows],
         None if records.rank is None else records.rank[rows],
     )
 
@@ -315,7 +315,7 @@ def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
             records.offset[first],
             records.unit[first],
             records.pairs[first],
-            records.cut[first],
+            records.trigger_time[first],
             ranks,
         )
     return index, records

@@ -4,11 +4,12 @@ Names of noise do not know shards, so the same steps on other shards give the sa
 
 **Shards that were ahead.**  Where the shards of a window had come to different triggers, the new
 shards stand at the least of them.  A key of a shard that was ahead has taken its steps up to
-that shard's trigger; ``Lead`` keeps these, and what the outbox held of them is ``carried``.  Step t
-of a new shard then leaves out the keys that have taken it and adds what was carried: together
-exactly what all old shards would have committed.  For units nothing is needed: a decision that
-is made again finds the positions that were admitted, and rejects what it rejected (a count
-never falls), so the least ``decided`` of all is right, and ``reach`` tells that some are beyond.
+that shard's trigger; ``ReshardProgress`` keeps these, and what the outbox held of them is
+``released_ahead``.  Step t of a new shard then leaves out the keys that have taken it and adds what
+was released ahead: together exactly what all old shards would have committed.  For units nothing
+is needed: a decision that is made again finds the positions that were admitted, and rejects what it
+rejected (a count never falls), so the least ``decided`` of all is right, and ``reach`` tells that
+some are beyond.
 
 **Abandoning** keeps nothing but the releases and the units, whose counts stand at the limit.
 """
@@ -25,9 +26,9 @@ from dpstream.state.arrow import id_view
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention_store import (
     Ids,
-    Lead,
-    Marks,
     PositionPiece,
+    ReshardProgress,
+    RetainedWindows,
     UnitPiece,
     UnitProgress,
     take_keys,
@@ -47,16 +48,17 @@ class Abandon(NamedTuple):
     """Give up what cannot be replayed.
 
     Attributes:
-        cut: records up to it count as decided; windows that begin before it get no more steps.
+        trigger_time: records up to it count as decided; windows that begin before it get no more
+            steps.
         limit: C, the count that all units get.
     """
 
-    cut: int
+    trigger_time: int
     limit: int
 
     def windows(self, line: Timeline) -> int:
-        """The first window that begins at or after the cut."""
-        return -(-self.cut // (line.slide // line.trigger_every))
+        """The first window that begins at or after the trigger time."""
+        return -(-self.trigger_time // (line.slide // line.trigger_every))
 
 
 def copy_store(
@@ -77,20 +79,20 @@ def copy_store(
     for name in NOTES:
         target.set_metadata(name, source.metadata(name))
     if abandon is not None:
-        old, first = source.marks, abandon.windows(line)
+        old, first = source.retained_windows, abandon.windows(line)
         epochs = (*old.epochs, (source.identity.epoch, first))
-        target.marks = Marks(old.dropped, first, epochs)
+        target.retained_windows = RetainedWindows(old.dropped, first, epochs)
     with source.snapshot():
         committed: dict[int, list[int]] = {}
         for window, shard, trigger in source.progress():
             committed.setdefault(window, [0] * source.identity.shards)[shard] = trigger
-        leads = {} if abandon else _leads(source, line, committed)
-        target.leads = leads
+        reshards = {} if abandon else _reshards(source, line, committed)
+        target.reshards = reshards
         total = len(committed) + source.identity.shards
         tell = progress or (lambda done, of: None)
         with target.filling():
             for done, window in enumerate(sorted(committed), 1):
-                _copy_steps(source, target, window, committed[window], leads.get(window, []))
+                _copy_steps(source, target, window, committed[window], reshards.get(window, []))
                 if abandon is None:
                     _copy_keys(source, target, line, window, committed[window])
                 tell(done, total)
@@ -100,18 +102,20 @@ def copy_store(
             _copy_unit_progress(source, target, abandon)
 
 
-def _leads(source: Store, line: Timeline, committed: dict[int, list[int]]) -> dict[int, list[Lead]]:
-    """Leads that matter after the copy: of windows that are not complete."""
-    before, out = source.leads, {}
+def _reshards(
+    source: Store, line: Timeline, committed: dict[int, list[int]]
+) -> dict[int, list[ReshardProgress]]:
+    """Reshards that still matter after the copy: of windows that are not complete."""
+    before, out = source.reshards, {}
     for window, triggers in committed.items():
         low = min(triggers)
         if low == line.triggers:
             continue
-        leads = [lead for lead in before.get(window, []) if max(lead.progress) > low]
+        reshards = [reshard for reshard in before.get(window, []) if max(reshard.progress) > low]
         if max(triggers) > low:
-            leads.append(Lead(tuple(triggers)))
-        if leads:
-            out[window] = leads
+            reshards.append(ReshardProgress(tuple(triggers)))
+        if reshards:
+            out[window] = reshards
     return out
 
 
@@ -122,16 +126,22 @@ def _split(rows: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBa
 
 
 def _copy_steps(
-    source: Store, target: Store, window: int, committed: Sequence[int], leads: Sequence[Lead]
+    source: Store,
+    target: Store,
+    window: int,
+    committed: Sequence[int],
+    reshards: Sequence[ReshardProgress],
 ) -> None:
     low, shards = min(committed), target.identity.shards
     # A step that was committed in part has left its releases one beyond its shard's last.
-    most = max(max(committed) + 1, *(max(lead.progress) for lead in leads), 0)
+    most = max(max(committed) + 1, *(max(reshard.progress) for reshard in reshards), 0)
     for trigger in range(1, most + 1):
         parts = []
         for shard, last in enumerate(committed):
             mine = trigger <= last
-            rows = (source.committed_releases if mine else source.carried)(window, shard, trigger)
+            rows = (source.committed_releases if mine else source.released_ahead)(
+                window, shard, trigger
+            )
             if rows is not None:
                 parts.append(rows)
         if not parts:
@@ -144,7 +154,7 @@ def _copy_steps(
             if trigger <= low:
                 target.put_step(window, shard, trigger, rows)
             elif rows.num_rows:
-                target.put_carried(window, shard, trigger, rows)
+                target.put_released_ahead(window, shard, trigger, rows)
 
 
 def _copy_keys(
@@ -176,7 +186,7 @@ def _copy_units(source: Store, target: Store, shard: int, abandon: Abandon | Non
         counts = piece.counts
         if abandon is not None:
             # Units of closed periods are not asked for any more, those of open ones are spent.
-            kept = np.flatnonzero((piece.until == NEVER) | (piece.until > abandon.cut))
+            kept = np.flatnonzero((piece.until == NEVER) | (piece.until > abandon.trigger_time))
             counts = np.full(len(counts), abandon.limit, np.int32)
         for number, rows in _by_shard(piece.ids[kept], shards):
             at = kept[rows]
@@ -198,9 +208,9 @@ def _by_shard(ids: Ids, shards: int) -> Iterator[tuple[int, "np.typing.NDArray[n
 
 
 def _copy_unit_progress(source: Store, target: Store, abandon: Abandon | None) -> None:
-    """``forgotten`` is a public cut that is right for all shards; the most any knows."""
+    """``forgotten`` is a public trigger time that is right for all shards; the most any knows."""
     if abandon is not None:
-        new = UnitProgress(abandon.cut, abandon.cut, abandon.cut)
+        new = UnitProgress(abandon.trigger_time, abandon.trigger_time, abandon.trigger_time)
     else:
         every = [source.unit_progress(shard) for shard in range(source.identity.shards)]
         decided = min(p.decided for p in every)

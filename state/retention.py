@@ -1,19 +1,21 @@
 """What of a store may go, and when; all of it follows from the plan and from progress.
 
-**Positions.**  A record decided at cut c has a stamp in or before that cut's cell, and an event
-time at most ``max_skew`` ahead of its stamp, so every window it can belong to starts before cut
-c + s, with s the skew in cuts, rounded up.  Let windows 0 .. k-1 be complete in all key shards.
-Then positions up to ``settled_cut`` = base(k) - s may go: their records' windows all are among
-0 .. k-1.  Should such a record be delivered again, its cut is at most ``forgotten``, and BOUND
-answers "no pairs" at once.  That is right: it cannot be admitted again, since its windows are
-closed (and were so by the plan's time alone: the unit shards had decided beyond their last
-cuts before any key shard could commit its last step); and it is not missed, since every step
-that could need its pairs is committed and is read back.  One that was never seen before could
-not have been admitted either.  The count of its unit stays: rule 1 of mechanism.md.
+**Positions.**  A record decided at trigger time c has a stamp before it, and an event time at most
+``max_skew`` ahead of its stamp, so every window it can belong to starts before trigger time c + s,
+with s the skew in trigger intervals, rounded up.  Let windows 0 .. k-1 be complete in all key
+shards.  Then positions up to ``settled_trigger_time`` = base(k) - s may go: their records' windows
+all are among 0 .. k-1.  Should such a record be delivered again, its trigger time is at most
+``forgotten``, and BOUND answers "no pairs" at once.  That is right: it cannot be admitted again,
+since its windows are closed (and were so by the plan's time alone: the unit shards had decided
+beyond their last trigger times before any key shard could commit its last step); and it is not
+missed, since every step that could need its pairs is committed and is read back.  One that was
+never seen before could not have been admitted either.  The count of its unit stays: rule 1 of
+mechanism.md.
 
 **Counters.**  With privacy periods a record of period p has a stamp before the period's end plus
-the lateness, i.e. a cut of at most ``period_cut``.  Once ``forgotten`` has reached it no record
-of the period is decided any more, so its units' counters are never asked for again.
+the lateness, i.e. a trigger time of at most ``period_trigger_time``.  Once ``forgotten`` has
+reached it no record of the period is decided any more, so its units' counters are never asked for
+again.
 
 **Windows.**  Key states of a closed window go with its last step.  Its releases stay: they are
 the release.  They may be dropped when the sink has them; from then on a run skips the window, and
@@ -36,17 +38,17 @@ _NOTED = 64
 _SHARE = 16
 
 
-def skew_cuts(line: Timeline) -> int:
-    """How many cuts an event time may run ahead of its stamp."""
+def skew_trigger_times(line: Timeline) -> int:
+    """By how many trigger times an event time may run ahead of its stamp."""
     return -(-line.max_skew // line.trigger_every)
 
 
-def period_cut(line: Timeline, event_cut: Int64) -> Int64:
-    """Last cut in which a record of the period of these event cuts can be stamped."""
+def period_trigger_time(line: Timeline, event_trigger_time: Int64) -> Int64:
+    """Last trigger time at which a record of these events' periods can be stamped."""
     assert line.period is not None
-    period = (event_cut - 1) // (line.period // line.trigger_every)
-    cut = ((period + 1) * line.period + line.allowed_lateness) // line.trigger_every
-    return np.minimum(cut, NEVER)
+    period = (event_trigger_time - 1) // (line.period // line.trigger_every)
+    trigger_time = ((period + 1) * line.period + line.allowed_lateness) // line.trigger_every
+    return np.minimum(trigger_time, NEVER)
 
 
 class Reached(NamedTuple):
@@ -76,7 +78,7 @@ def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
         remember: write the note, if many have become complete since.
     """
     noted = int(store.metadata(_COMPLETE) or 0)
-    window = max(noted, store.marks.first)
+    window = max(noted, store.retained_windows.first)
     completed = store.completed(store.identity.shards, window)
     while completed.get(window, 0) == line.triggers:
         del completed[window]
@@ -86,35 +88,35 @@ def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
     return Reached(window, completed)
 
 
-def settled_cut(line: Timeline, windows: int) -> int:
-    """Last cut whose records all belong to the first ``windows`` windows."""
+def settled_trigger_time(line: Timeline, windows: int) -> int:
+    """Last trigger time whose records all belong to the first ``windows`` windows."""
     if line.end is not None and windows >= line.windows:
-        return line.last_cut
-    return max(0, line.base(windows) - skew_cuts(line))
+        return line.last_trigger_time
+    return max(0, line.base(windows) - skew_trigger_times(line))
 
 
 def expire(store: Store, line: Timeline, least: int = 1) -> int:
     """Drop positions, and counters of closed periods, that nothing can ask for any more.
 
     Args:
-        least: leave a shard alone unless this many cuts have become settled since the last
-            time, so that the work of rewriting it is shared by many cuts.
+        least: leave a shard alone unless this many trigger times have become settled since the last
+            time, so that the work of rewriting it is shared by many trigger times.
 
     Returns:
         Shards that gave something up.
     """
     windows = reached(store, line, remember=True).complete
-    cut, changed = settled_cut(line, windows), 0
-    if cut == 0:
+    trigger_time, changed = settled_trigger_time(line, windows), 0
+    if trigger_time == 0:
         return 0
     last = line.base(windows - 1) + line.triggers
     for shard in range(store.identity.shards):
         progress = store.unit_progress(shard)
         # Never before the shard itself is past the last trigger of these windows.
-        behind = progress.decided < last and windows > store.marks.first
-        if cut - progress.forgotten >= least and not behind:
+        behind = progress.decided < last and windows > store.retained_windows.first
+        if trigger_time - progress.forgotten >= least and not behind:
             with store.at_work("bound", shard):  # not while a decision uses the counters
-                store.forget_positions(shard, cut)
+                store.forget_positions(shard, trigger_time)
             changed += 1
     return changed
 
@@ -124,26 +126,26 @@ def drop_releases(store: Store, line: Timeline, before: int) -> None:
 
     The mark comes first: a run that begins meanwhile skips the windows.
     """
-    marks = store.marks
+    retained = store.retained_windows
     assert before <= reached(store, line).complete
-    if before > marks.dropped:
-        store.marks = msgspec.structs.replace(marks, dropped=before)
+    if before > retained.dropped:
+        store.retained_windows = msgspec.structs.replace(retained, dropped=before)
     store.drop_releases(before)
 
 
 def drop_delivered(store: Store, line: Timeline, delivered: int, keep: int) -> int:
     """Drop releases that have been in the sink for long enough; how many windows gave theirs up.
 
-    A few windows at a time, so that the work of it is shared by many cuts.
+    A few windows at a time, so that the work of it is shared by many trigger times.
 
     Args:
-        delivered: cut through which every release has reached the sink.
+        delivered: trigger time through which every release has reached the sink.
         keep: how long (micros, of the stream's time) the releases of a window that has ended,
             its lateness included, are kept.
     """
     ends = line.start + line.window + line.allowed_lateness
-    ended = (line.cut_time(delivered) - keep - ends) // line.slide + 1
-    dropped = store.marks.dropped
+    ended = (line.instant_of(delivered) - keep - ends) // line.slide + 1
+    dropped = store.retained_windows.dropped
     if ended - dropped < max(1, keep // line.slide // _SHARE):
         return 0
     before = min(ended, reached(store, line).complete)

@@ -7,7 +7,7 @@ a store's own numbers.
 
 Two kinds of windows take no more steps although a run may ask for them: those whose releases
 were dropped from the outbox (all committed, and the sink has them) and those that a restore
-abandoned.  ``Marks`` says up to which window that is; the flow skips them.
+abandoned.  ``RetainedWindows`` says up to which window that is; the flow skips those.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ Bool = npt.NDArray[np.bool_]
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000
-MARKS, _LEADS = "windows", "leads"
+RETAINED_WINDOWS, _RESHARDS = "windows", "leads"
 #: Note of a store that was restored: ``BEGIN`` until it has begun once (whatever token it holds
 #: is accepted; ``ANEW``: in an epoch of its own), then ``REPLAY`` until it has caught up with its
 #: sink.
@@ -35,8 +35,8 @@ RESTORE = "restore"
 BEGIN, ANEW, REPLAY = "begin", "anew", "replay"
 
 
-class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Windows that take no more steps; both are public.
+class RetainedWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which windows a store still keeps; all of it is public.
 
     Attributes:
         dropped: releases of windows before it are gone from the outbox; the sink has them.
@@ -58,11 +58,11 @@ class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((epoch for epoch, before in self.epochs if window < before), present)
 
 
-class Lead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReshardProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far the shards of a window were when it was resharded.
 
     Keys of a shard that was ahead have taken their steps up to ``progress[shard]``; what was
-    released of them is ``carried`` until the new shards get there.
+    released of them is ``released_ahead`` until the new shards get there.
     """
 
     progress: tuple[int, ...]
@@ -89,8 +89,8 @@ class KeyPiece(NamedTuple):
 
 
 class UnitPiece(NamedTuple):
-    """Some units of a shard: (n, 2) ids, admitted pairs, and the last cut at which a record of
-    theirs can be decided (``NEVER``: at any)."""
+    """Some units of a shard: (n, 2) ids, admitted pairs, and the last trigger time at which a
+    record of theirs can be decided (``NEVER``: at any)."""
 
     ids: Ids
     counts: Int32
@@ -104,7 +104,7 @@ class PositionPiece(NamedTuple):
     partition: Int32
     offset: Int64
     pairs: Int32
-    cut: Int32
+    trigger_time: Int32
     rank: Int32 | None
 
 
@@ -112,9 +112,9 @@ class UnitProgress(NamedTuple):
     """How far a unit shard is.
 
     Attributes:
-        decided: last cut whose records of all units are decided.
-        forgotten: positions that were decided up to this cut may be gone.
-        reach: last cut up to which records of some units are decided (>= ``decided``).
+        decided: last trigger time whose records of all units are decided.
+        forgotten: positions that were decided up to this trigger time may be gone.
+        reach: last trigger time up to which records of some units are decided (>= ``decided``).
     """
 
     decided: int = 0
@@ -155,26 +155,30 @@ class RetentionStore(ABC):
             pass
 
     @property
-    def marks(self) -> Marks:
-        """Windows that take no more steps."""
-        text = self.metadata(MARKS)
-        return Marks() if text is None else msgspec.json.decode(text, type=Marks)
+    def retained_windows(self) -> RetainedWindows:
+        """Which windows the store still keeps, and of which epochs those before are."""
+        text = self.metadata(RETAINED_WINDOWS)
+        return (
+            RetainedWindows() if text is None else msgspec.json.decode(text, type=RetainedWindows)
+        )
 
-    @marks.setter
-    def marks(self, marks: Marks) -> None:
+    @retained_windows.setter
+    def retained_windows(self, retained: RetainedWindows) -> None:
         """Replaced as a whole."""
-        self.set_metadata(MARKS, msgspec.json.encode(marks).decode())
+        self.set_metadata(RETAINED_WINDOWS, msgspec.json.encode(retained).decode())
 
     @property
-    def leads(self) -> dict[int, list[Lead]]:
+    def reshards(self) -> dict[int, list[ReshardProgress]]:
         """Window -> how far its shards were at each reshard in its midst."""
-        text = self.metadata(_LEADS)
-        return {} if text is None else msgspec.json.decode(text, type=dict[int, list[Lead]])
+        text = self.metadata(_RESHARDS)
+        return (
+            {} if text is None else msgspec.json.decode(text, type=dict[int, list[ReshardProgress]])
+        )
 
-    @leads.setter
-    def leads(self, leads: dict[int, list[Lead]]) -> None:
+    @reshards.setter
+    def reshards(self, reshards: dict[int, list[ReshardProgress]]) -> None:
         """Replaced as a whole."""
-        self.set_metadata(_LEADS, msgspec.json.encode(leads).decode() if leads else None)
+        self.set_metadata(_RESHARDS, msgspec.json.encode(reshards).decode() if reshards else None)
 
     @property
     def restoring(self) -> bool:
@@ -203,7 +207,7 @@ class RetentionStore(ABC):
     @abstractmethod
     def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
         """(window, shard, last committed trigger) of every (window, shard) that has anything; 0
-        where a copy put keys or carried releases and no step was committed since.
+        where a copy put keys or releases from ahead and no step was committed since.
 
         Args:
             first: leave out the windows before it; the call reads no more than is asked for.
@@ -216,25 +220,26 @@ class RetentionStore(ABC):
     # --- expiry ---
 
     @abstractmethod
-    def forget_positions(self, shard: int, cut: int) -> None:
-        """Drop applied positions that were decided up to ``cut``, and then the counters of units
-        whose ``until`` is at or before it and that have no position left.
+    def forget_positions(self, shard: int, trigger_time: int) -> None:
+        """Drop applied positions that were decided up to ``trigger_time``, and then the counters of
+        units whose ``until`` is at or before it and that have no position left.
 
         The counts of all other units stay as they are: they no longer are the sums of the
-        positions' pairs.  ``unit_progress(shard).forgotten`` becomes ``cut`` (it never falls)
-        before or together with the first row that goes: whoever finds a position that should
-        be gone ignores it, so the deletion may take any number of commits and be cut short.
-        A worker that decides the shard at the same time must either keep its counters or be
-        refused at its commit, never write a count of zero for a unit that has one.
+        positions' pairs.  ``unit_progress(shard).forgotten`` becomes ``trigger_time`` (it never
+        falls) before or together with the first row that goes: whoever finds a position that should
+        be gone ignores it, so the deletion may take any number of commits and be cut short.  A
+        worker that decides the shard at the same time must either keep its counters or be refused
+        at its commit, never write a count of zero for a unit that has one.
         """
 
     @abstractmethod
     def drop_releases(self, before: int) -> None:
         """Drop the releases of windows before ``before``, and sooner or later their progress.
 
-        ``committed_releases`` of a dropped step is ``None``.  The caller has set ``marks`` so
-        that no run asks for them, and made sure that all of them are committed.  From then on a
-        worker that was asleep cannot commit a step of such a window: it is overtaken.
+        ``committed_releases`` of a dropped step is ``None``.  The caller has set
+        ``retained_windows`` so that no run asks for them, and made sure that all of them are
+        committed.  From then on a worker that was asleep cannot commit a step of such a window: it
+        is overtaken.
         """
 
     @abstractmethod
@@ -256,7 +261,7 @@ class RetentionStore(ABC):
         """All keys of a (window, shard), as of its last committed step; pairs with their keys.
 
         Keys that took step ``committed + 1`` in a commit of a part of it are ``done``, and the
-        part's releases are ``carried`` at that trigger.
+        part's releases are ``released_ahead`` at that trigger.
         """
 
     @abstractmethod
@@ -268,7 +273,7 @@ class RetentionStore(ABC):
         """All applied positions of a shard decided after ``forgotten``, each once."""
 
     @abstractmethod
-    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+    def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         """Releases that other shards committed before a reshard (or an interrupted commit left)
         for keys that are now this shard's; ``None``: there are none.
 
@@ -290,8 +295,10 @@ class RetentionStore(ABC):
         """An outbox row and progress up to it (``None``: dropped); triggers come in order."""
 
     @abstractmethod
-    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
-        """A row of ``carried``, once for each (window, shard, trigger)."""
+    def put_released_ahead(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
+    ) -> None:
+        """A row of ``released_ahead``, once for each (window, shard, trigger)."""
 
     @abstractmethod
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:

@@ -186,12 +186,13 @@ class UnitShard:
     """Counters of the units of one shard: admitted pairs, by slot of the unit.
 
     Attributes:
-        decided: last global cut whose records of all units have been admitted or rejected.
+        decided: last global trigger time whose records of all units have been admitted or rejected.
         ahead: records of some units beyond it are decided, in a commit of a part of a decision.
-        forgotten: positions decided up to this cut have been dropped, their windows are closed.
+        forgotten: positions decided up to this trigger time have been dropped, their windows are
+            closed.
         counts: (n,) admitted pairs of each unit.
-        until: (n,) last cut at which a record of the unit can be decided (its privacy period is
-            closed after it); ``NEVER`` without periods.
+        until: (n,) last trigger time at which a record of the unit can be decided (its privacy
+            period is closed after it); ``NEVER`` without periods.
     """
 
     def __init__(self) -> None:
@@ -217,8 +218,8 @@ class Admitted(msgspec.Struct, frozen=True):
 
     Attributes:
         partition, offset: position of each record.
-        unit: (n,) slot of its unit; pairs: (n,) admitted windows; cut: (n,) cut at which it
-            was decided (later than its stamp's only when it was delivered late).
+        unit: (n,) slot of its unit; pairs: (n,) admitted windows; trigger_time: (n,) when it was
+            decided (later than its stamp's only when it was delivered late).
         rank: (n,) pairs of the unit admitted before it, kept where their order matters.
     """
 
@@ -226,7 +227,7 @@ class Admitted(msgspec.Struct, frozen=True):
     offset: Int64
     unit: Int32
     pairs: Int32
-    cut: Int32
+    trigger_time: Int32
     rank: Int32 | None = None
 
 
@@ -325,8 +326,10 @@ class Store(RetentionStore):
         """
 
     @abstractmethod
-    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
-        """Commit the decisions on all records up to ``cut`` durably.
+    def commit_units(
+        self, shard: int, trigger_time: int, units: UnitShard, admitted: Admitted
+    ) -> None:
+        """Commit the decisions on all records up to ``trigger_time`` durably.
 
         Raises:
             OvertakenError: another worker decided this shard, or expired units of it; the

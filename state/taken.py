@@ -2,9 +2,9 @@
 
 A step is taken once for each key.  Shards of a store that is resharded may be at different steps;
 the new shards go on behind the last one, and keys that came from a shard that was ahead must not
-take those steps again (``Lead``).  A step too large for one transaction is committed in parts by
-key (``KeyShard.done``).  Either way the step is computed for the keys that are left, and its
-releases are those that one undivided step would have given: keys do not depend on each other.
+take those steps again (``ReshardProgress``).  A step too large for one transaction is committed in
+parts by key (``KeyShard.done``).  Either way the step is computed for the keys that are left, and
+its releases are those that one undivided step would have given: keys do not depend on each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.state.idtable import Ids, Int64, shard_of
-from dpstream.state.retention_store import Lead
+from dpstream.state.retention_store import ReshardProgress
 from dpstream.state.store import KeyShard
 
 Bool = npt.NDArray[np.bool_]
@@ -23,17 +23,17 @@ class TakenSteps:
     """What the keys of a store's open windows have taken.
 
     Args:
-        leads: by window, how far the shards were that the keys lay on before reshards.
+        reshards: by window, how far the shards were that the keys lay on before reshards.
     """
 
-    def __init__(self, leads: Mapping[int, Sequence[Lead]]) -> None:
-        self._leads = leads
+    def __init__(self, reshards: Mapping[int, Sequence[ReshardProgress]]) -> None:
+        self._reshards = reshards
 
     def before_reshard(self, window: int, trigger: int, ids: Ids) -> Bool:
         """(n,) which of the key ids (n, 2) took the step on their shard of an earlier layout."""
         ahead = np.zeros(len(ids), np.bool_)
-        for lead in self._leads.get(window, ()):
-            progress = np.array(lead.progress, np.int32)
+        for reshard in self._reshards.get(window, ()):
+            progress = np.array(reshard.progress, np.int32)
             ahead |= progress[shard_of(ids, len(progress))] >= trigger
         return ahead
 
@@ -50,7 +50,7 @@ class TakenSteps:
             (due keys that are left, (n,) rows whose key is left; ``None``: all of both).
         """
         ahead = None
-        if window in self._leads:
+        if window in self._reshards:
             ahead = self.before_reshard(window, trigger, ids)
             states.done[: states.size] |= self.before_reshard(window, trigger, states.table.ids)
         if not states.done.any():

@@ -1,7 +1,9 @@
-"""The streaming form in one process, cut by cut: its real callbacks without a runner.
+"""The streaming form in one process, one trigger time at a time: its real callbacks without a
+runner.
 
-BOUND, RELEASE, the seal, the sink's DoFn and DELIVERED get what `BufferUntilCut` would give them
-when a source's watermark passes one cut after the other.  A new ``Flowing`` on a store is a new
+BOUND, RELEASE, the seal, the sink's DoFn and DELIVERED get what `BufferUntilTriggerTime` would give
+them when a source's watermark passes one trigger time after the other.  A new ``Flowing`` on a
+store is a new
 pipeline: nothing is held, and it begins where the store says.
 """
 
@@ -63,7 +65,7 @@ class Flowing:
                 self.units[number].append(part)
 
     def step(self, upto: int) -> None:
-        """The watermark passes a cut: every timer up to it fires."""
+        """The watermark passes a trigger time: every timer up to it fires."""
         shards = range(self.run.shards)
         for shard in shards:
             held = self.decide(shard, self.units.pop(shard, []), upto, self.bound)
@@ -89,8 +91,8 @@ class Flowing:
         outputs = [out for batch in batches for out in self.writer.process(batch)]
         outputs += list(self.writer.finish_bundle())
         for batch in batches:
-            marks = batch.schema.metadata
-            self.out[int(marks[b"dpstream.window"]), int(marks[b"dpstream.trigger"])] = batch
+            metadata = batch.schema.metadata
+            self.out[int(metadata[b"dpstream.window"]), int(metadata[b"dpstream.trigger"])] = batch
         for out in outputs:
             back = isinstance(out, TaggedOutput)
             value = out.value if back else out
@@ -106,14 +108,14 @@ def endless(plan: Plan) -> Plan:
 
 
 def cells(plan: Plan, batches: Iterable[pa.RecordBatch]) -> dict[int, Batches]:
-    """Source batches of one row each by the cut of their stamp."""
+    """Source batches of one row each by the trigger time of their stamp."""
     out: dict[int, Batches] = defaultdict(list)
     for batch in batches:
         stamps = batch.column(plan.stamp if plan.stamp != "event_time" else plan.event_time)
         for row, stamp in enumerate(stamps.cast(pa.int64()).to_pylist()):
-            cut = max(1, (stamp - plan.timeline.start) // plan.timeline.trigger_every + 1)
+            trigger_time = max(1, (stamp - plan.timeline.start) // plan.timeline.trigger_every + 1)
             one = batch.slice(row, 1)
             first = int(batch.schema.metadata[b"dpstream.offset"]) + row
-            marks = {**batch.schema.metadata, b"dpstream.offset": str(first).encode()}
-            out[cut].append(one.replace_schema_metadata(marks))
+            metadata = {**batch.schema.metadata, b"dpstream.offset": str(first).encode()}
+            out[trigger_time].append(one.replace_schema_metadata(metadata))
     return out

@@ -68,7 +68,7 @@ class Page(HTMLParser):
 def put(job: Job, trigger: int, rows: list[dict[str, Any]], window: int = 0, **other: Any) -> None:
     """Write a release with these key, values and sds; all else as the flow would."""
     begin_, end = job.plan.timeline.window_bounds(window)
-    time = job.plan.timeline.cut_time(job.plan.timeline.base(window) + trigger)
+    time = job.plan.timeline.instant_of(job.plan.timeline.base(window) + trigger)
     stamp = {"plan_hash": job.plan.hash, "run_id": f"INSECURE-{RUN}", **other}
     fixed = {"release_id": bytes(16), "window_start": begin_, "window_end": end,
              "trigger": trigger, "trigger_time": time, **stamp}  # fmt: skip

@@ -264,7 +264,7 @@ ALLOWED = {
     "state/ledger/lineage.py": ["secrets.token_hex"],
     # A draft's name and its age where it cannot be locked; never what is in it.
     "state/drafts.py": ["time.time", "secrets.token_hex"],
-    # When a cut is announced; never what is in it.
+    # When a trigger time is announced; never what is in it.
     "dp_transforms/beam/clock.py": ["time.time", "time.time"],
 }
 

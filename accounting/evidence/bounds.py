@@ -1,7 +1,7 @@
 """From trials on two neighbours to a lower bound of what a mechanism really costs.
 
 A trial is one number (a score) computed from what was published; scores of data set D are
-``without``, those of D' (one unit more) ``added``.  The test "score > cut" has a false positive
+``without``, those of D' (one unit more) ``added``.  The test "score > cutoff" has a false positive
 rate a and a false negative rate f, and the claim bounds how small both can be at once:
 
     f >= G_mu(a) - s,   f >= G_mu(a + s),   G_mu(a) = Phi(Phi^-1(1 - a) - mu),   s = C b.
@@ -12,7 +12,7 @@ threshold tests that succeed by chance, each with probability at most b (mechani
 removed.  Hence mu >= Phi^-1(1 - a) - Phi^-1(f + s) and mu >= Phi^-1(1 - a - s) - Phi^-1(f).
 
 Validity.  The score may be any function of the output, found in any way on other trials: the
-first tenth of the trials chooses statistic and cut, the others are counted.  Clopper-Pearson
+first tenth of the trials chooses statistic and cutoff, the others are counted.  Clopper-Pearson
 bounds of a and f hold together with probability 1 - tail, and so does the bound of mu, for
 EVERY mechanism with that trade-off, Gaussian or not, however good or bad the score.  What a
 sound mechanism's trials must be is independent: they are, as noise of different node names is.
@@ -36,9 +36,9 @@ from dpstream.accounting.strategies.base import Float64, Int64
 #: Shares of the trials that fit statistics and that choose among them; the rest is counted.
 _FIT, _CHOOSE = 0.05, 0.05
 _LEAST = 100
-_CUTS = 64
+_CUTOFFS = 64
 _RIDGE = 1e-6
-#: How much more (in mu, and in parts of it) another statistic or cut must prove to be taken: the
+#: How much more (in mu, and in parts of it) another statistic or cutoff must prove to be taken: the
 #: largest of many estimates is too large.
 _MARGIN = 0.25
 
@@ -79,8 +79,8 @@ class Bound(msgspec.Struct, frozen=True):
     Attributes:
         mu: lower bound, 0 if nothing is proven; epsilon: the same at ``delta_gaussian``.
         epsilon_plain: lower bound of epsilon at delta without the Gaussian curve.
-        false_positives, false_negatives: upper bounds of the two rates at the cut.
-        statistic: number of the statistic that was chosen; cut: where it was cut.
+        false_positives, false_negatives: upper bounds of the two rates at the cutoff.
+        statistic: number of the statistic that was chosen; cutoff: what it was compared with.
         trials: (without, added) trials that were counted.
     """
 
@@ -90,7 +90,7 @@ class Bound(msgspec.Struct, frozen=True):
     false_positives: float
     false_negatives: float
     statistic: int
-    cut: float
+    cutoff: float
     trials: tuple[int, int]
 
     def refutes(self, claim: Claim) -> bool:
@@ -162,15 +162,15 @@ def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> Bound:
     Args:
         statistics: scores of the same trials; the first `Parts.fit` of each side are left out
             (statistics may have been fitted to them), the next `Parts.choose` choose statistic
-            and cut, the rest is counted.
+            and cutoff, the rest is counted.
         claim: gives slack and deltas; the bound does not depend on mu or epsilon.
         tail: the chance that the result is too high.
     """
     parts = [Parts.of(len(side)) for side in statistics[0]]
-    chosen, cut = _choice(statistics, parts, claim.slack, tail)
+    chosen, cutoff = _choice(statistics, parts, claim.slack, tail)
     counted = [s[p.fit + p.choose :] for s, p in zip(statistics[chosen], parts, strict=True)]
-    positive = rate_above(int((counted[0] > cut).sum()), len(counted[0]), tail / 2)
-    negative = rate_above(int((counted[1] <= cut).sum()), len(counted[1]), tail / 2)
+    positive = rate_above(int((counted[0] > cutoff).sum()), len(counted[0]), tail / 2)
+    negative = rate_above(int((counted[1] <= cutoff).sum()), len(counted[1]), tail / 2)
     mu = least_mu(positive, negative, claim.slack)
     return Bound(
         mu=mu,
@@ -179,7 +179,7 @@ def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> Bound:
         false_positives=positive,
         false_negatives=negative,
         statistic=chosen,
-        cut=cut,
+        cutoff=cutoff,
         trials=(len(counted[0]), len(counted[1])),
     )
 
@@ -187,34 +187,38 @@ def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> Bound:
 def _choice(
     statistics: Sequence[Scores], parts: Sequence[Parts], slack: float, tail: float
 ) -> tuple[int, float]:
-    """(statistic, cut) to count with: the first statistic, half-way between the two sides' means,
-    unless another choice proves clearly more on the trials set aside for this."""
+    """(statistic, cutoff) to count with: the first statistic, half-way between the two sides'
+    means, unless another choice proves clearly more on the trials set aside for this."""
     middle = sum(
         float(s[: p.fit + p.choose].mean()) for s, p in zip(statistics[0], parts, strict=True)
     )
-    chosen, cut, best = 0, middle / 2, 0.0
+    chosen, cutoff, best = 0, middle / 2, 0.0
     for number, scores in enumerate(statistics):
         a, b = (np.sort(s[p.fit : p.fit + p.choose]) for s, p in zip(scores, parts, strict=True))
         if number == 0:
-            best = _MARGIN + (1 + _MARGIN) * float(_proven(a, b, np.array([cut]), slack, tail)[0])
-        cuts = _cuts(a, b)
-        found = _proven(a, b, cuts, slack, tail)
+            best = _MARGIN + (1 + _MARGIN) * float(
+                _proven(a, b, np.array([cutoff]), slack, tail)[0]
+            )
+        cutoffs = _cutoffs(a, b)
+        found = _proven(a, b, cutoffs, slack, tail)
         if found.max() > best:
-            chosen, cut, best = number, float(cuts[found.argmax()]), float(found.max())
-    return chosen, cut
+            chosen, cutoff, best = number, float(cutoffs[found.argmax()]), float(found.max())
+    return chosen, cutoff
 
 
-def _cuts(without: Float64, added: Float64) -> Float64:
-    """Cuts to try, at scores and between them: a broken mechanism's may hardly differ."""
+def _cutoffs(without: Float64, added: Float64) -> Float64:
+    """Cutoffs to try, at scores and between them: a broken mechanism's may hardly differ."""
     both = np.concatenate([without, added])
-    at = np.unique(np.quantile(both, np.linspace(0, 1, _CUTS), method="inverted_cdf"))
+    at = np.unique(np.quantile(both, np.linspace(0, 1, _CUTOFFS), method="inverted_cdf"))
     return np.concatenate([(at[1:] + at[:-1]) / 2, at])
 
 
-def _proven(without: Float64, added: Float64, cuts: Float64, slack: float, tail: float) -> Float64:
-    """(n,) bounds of mu that cuts prove on some trials, both sides sorted."""
-    positive = len(without) - np.searchsorted(without, cuts, side="right")
-    negative = np.searchsorted(added, cuts, side="right")
+def _proven(
+    without: Float64, added: Float64, cutoffs: Float64, slack: float, tail: float
+) -> Float64:
+    """(n,) bounds of mu that cutoffs prove on some trials, both sides sorted."""
+    positive = len(without) - np.searchsorted(without, cutoffs, side="right")
+    negative = np.searchsorted(added, cutoffs, side="right")
     return _least_mus(
         _rates_above(positive, len(without), tail / 2),
         _rates_above(negative, len(added), tail / 2),
@@ -246,11 +250,11 @@ def fitted_weights(without: Float64, added: Float64) -> Float64:
 
 
 def trade_off(scores: Scores) -> tuple[Float64, Float64]:
-    """Empirical (false positives, false negatives) of every cut, from none to all flagged."""
-    cuts = np.unique(np.concatenate(scores))
+    """Empirical (false positives, false negatives) of every cutoff, from none to all flagged."""
+    cutoffs = np.unique(np.concatenate(scores))
     without, added = np.sort(scores.without), np.sort(scores.added)
-    positive = 1 - np.searchsorted(without, cuts, side="right") / len(without)
-    negative = np.searchsorted(added, cuts, side="right") / len(added)
+    positive = 1 - np.searchsorted(without, cutoffs, side="right") / len(without)
+    negative = np.searchsorted(added, cutoffs, side="right") / len(added)
     return np.concatenate([[1.0], positive]), np.concatenate([[0.0], negative])
 
 

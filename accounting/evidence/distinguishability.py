@@ -1,6 +1,6 @@
 """What an observer of one unit's keys can see: the best linear statistic and its mu.
 
-A unit that puts a records into one key at leaf l moves every released prefix from l on by a L,
+A unit that puts a records into one key at step l moves every released prefix from l on by a L,
 and the noise of the prefixes released at triggers P has a public covariance sigma^2 S_P.  The
 likelihood ratio of the released prefixes is linear in them with weights S_P^-1 e (e = 1 from l
 on), and two sides are told apart by exactly
@@ -26,7 +26,7 @@ MAX_PREFIXES = 128
 
 
 def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
-    """(p, p) covariance of the released prefixes at leaves ``at`` (rising) for node sd 1.
+    """(p, p) covariance of the released prefixes at steps ``at`` (rising) for node sd 1.
 
     Rounding of nodes and of the decoder is left out: it only makes the statistic slightly
     worse than the best, never a bound wrong.
@@ -35,8 +35,8 @@ def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
         return _tree_covariance(strategy, at)
     assert isinstance(strategy, ConvolutionStrategy)
     rows = np.zeros((len(at), int(at[-1])))
-    for row, leaf in zip(rows, at, strict=True):
-        row[:leaf] = strategy.decoder[:leaf][::-1]
+    for row, step_index in zip(rows, at, strict=True):
+        row[:step_index] = strategy.decoder[:step_index][::-1]
     return np.asarray(rows @ rows.T)
 
 
@@ -77,20 +77,22 @@ class Seen:
     """The best statistic for one stream's prefixes at public triggers.
 
     Args:
-        plan: gives the leaf of a trigger; noise: the stream; at: (p,) triggers, rising.
+        plan: gives the step of a trigger; noise: the stream; at: (p,) triggers, rising.
     """
 
     def __init__(self, plan: Plan, noise: StreamNoise, at: Int64) -> None:
-        self._leaf_of = plan.design.selection_leaf if noise.name == "selection" else int
-        leaves = np.array([self._leaf_of(int(t)) for t in at])
-        self._leaves = leaves
-        covariance = prefix_covariance(noise.strategy_object, leaves) * noise.sigma**2
+        self._step_index_of = plan.design.selection_step_index if noise.name == "selection" else int
+        step_indices = np.array([self._step_index_of(int(t)) for t in at])
+        self._step_indices = step_indices
+        covariance = prefix_covariance(noise.strategy_object, step_indices) * noise.sigma**2
         self._inverse = np.linalg.inv(covariance)
 
     def moved(self, triggers: Int64) -> Float64:
         """(p,) effect on the prefixes of one grid unit at each of these triggers."""
-        leaves = np.array([self._leaf_of(int(t)) for t in triggers])
-        return np.asarray((leaves <= self._leaves[:, None]).sum(axis=1, dtype=np.float64))
+        step_indices = np.array([self._step_index_of(int(t)) for t in triggers])
+        return np.asarray(
+            (step_indices <= self._step_indices[:, None]).sum(axis=1, dtype=np.float64)
+        )
 
     def weights(self, moved: Float64) -> Float64:
         """(p,) weights of the likelihood ratio of an effect."""

@@ -77,11 +77,11 @@ class Design(msgspec.Struct, frozen=True):
 
     @property
     def tests(self) -> int:
-        """Tests of a key in one window = leaves of the selection stream."""
+        """Tests of a key in one window = steps of the selection stream."""
         return -(-self.triggers // self.select_every)
 
-    def selection_leaf(self, trigger: int) -> int:
-        """Leaf of the selection stream that holds a trigger's data: the next test, 1-based."""
+    def selection_step_index(self, trigger: int) -> int:
+        """Step of the selection stream that holds a trigger's data: the next test, 1-based."""
         return -(-trigger // self.select_every)
 
     def selects_at(self, trigger: int) -> bool:

@@ -124,7 +124,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             "run_id",
         }
         used = [f.column for f in self.key]
-        inside = {"unit", "stamp", "event_cut", "partition", "offset", "window", "leaf", "rank"}
+        inside = {"unit", "stamp", "partition", "offset", "window", "rank"}
         if any(not n or n[0] == "_" or n in inside or re.fullmatch(r"v\d+", n) for n in used):
             raise UsageError(
                 "schema.key",

@@ -1,14 +1,14 @@
-"""The public time axis: windows, triggers, leaves, periods.
+"""The public time axis: windows, triggers, periods.
 
 Everything here is a function of the plan and of one record's own times, never of another
 record or of a clock (mechanism.md rule 0: stamps decide).  Times are int64 microseconds
-since the epoch.  The axis is cut every ``trigger_every`` micros from ``start``: cut g is
-the instant ``start + g * trigger_every``; the half-open cell before it holds the records of
-trigger g, so a record exactly on a cut belongs to the next trigger.
+since the epoch.  The axis is divided every ``trigger_every`` micros from ``start``: trigger
+time g is the instant ``start + g * trigger_every``; the half-open cell before it holds the
+records of trigger g, so a record exactly on a trigger time belongs to the next trigger.
 
-Window w is ``[start + w*slide, start + w*slide + window)``.  Its triggers are the cuts
-``base(w) + 1 .. base(w) + T`` with ``base(w) = w * slide / trigger_every`` and
-``T = (window + allowed_lateness) / trigger_every``; its leaf j is trigger ``base(w) + j``.
+Window w is ``[start + w*slide, start + w*slide + window)``.  Its triggers are the trigger
+times ``base(w) + 1 .. base(w) + T`` with ``base(w) = w * slide / trigger_every`` and
+``T = (window + allowed_lateness) / trigger_every``; its step j is trigger ``base(w) + j``.
 """
 
 import math
@@ -109,7 +109,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         a period could have a number beyond 32 bits."""
         if self.end is not None:
             return self.end
-        last = self.start + limits.MAX_CUT * self.trigger_every
+        last = self.start + limits.MAX_TRIGGER_TIME * self.trigger_every
         return min(last, 1 << 62) - self.window - self.allowed_lateness - (self.period or 0)
 
     @property
@@ -152,32 +152,32 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return -(-(self.end - self.start) // self.slide)
 
     @property
-    def last_cut(self) -> int:
+    def last_trigger_time(self) -> int:
         """Global index of the last trigger of a job with an end."""
         return self.base(self.windows - 1) + self.triggers
 
     def base(self, window: int) -> int:
-        """Global index of the cut at which window ``window`` starts (its leaf 0)."""
+        """Global index of the trigger time at which window ``window`` starts (its step 0)."""
         return window * (self.slide // self.trigger_every)
 
-    def cut_time(self, cut: int) -> int:
-        """Instant of global cut ``cut`` in micros."""
-        return self.start + cut * self.trigger_every
+    def instant_of(self, trigger_time: int) -> int:
+        """Instant of global trigger time ``trigger_time`` in micros."""
+        return self.start + trigger_time * self.trigger_every
 
     def window_bounds(self, window: int) -> tuple[int, int]:
         """``[start, end)`` of a window in micros."""
         begin = self.start + window * self.slide
         return begin, begin + self.window
 
-    def cut_of(self, times: Int64) -> Int64:
+    def trigger_time_of(self, times: Int64) -> Int64:
         """Global trigger index (>= 1 inside the job) of each instant."""
         return (times - self.start) // self.trigger_every + 1
 
-    def windows_at(self, cut: int) -> range:
-        """Windows that have a step at global cut ``cut``, oldest first."""
+    def windows_at(self, trigger_time: int) -> range:
+        """Windows that have a step at global trigger time ``trigger_time``, oldest first."""
         stride = self.slide // self.trigger_every
-        first = max(0, -(-(cut - self.triggers) // stride))
-        last = (cut - 1) // stride
+        first = max(0, -(-(trigger_time - self.triggers) // stride))
+        last = (trigger_time - 1) // stride
         if self.end is not None:
             last = min(last, self.windows - 1)
         return range(first, last + 1)

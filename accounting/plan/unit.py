@@ -17,7 +17,7 @@ coordinate, and by Cauchy-Schwarz, coordinate by coordinate,
     |x_1 + ... + x_k|^2 <= min(k, m) (|x_1|^2 + ... + |x_k|^2) <= k min(k, m) mu^2.
 
 With m = 1 that is sqrt(k) mu.  The bound is reached: m units with all their pairs in one key and
-leaf (late records share a leaf) add up to m times what one adds, which is mu for the tree.  For
+step (late records share a step) add up to m times what one adds, which is mu for the tree.  For
 selected keys and m > 1 the plan states the larger k mu (no tree is looked at: the triangle
 inequality), and k C b of delta; ``accounting.thresholds`` says what thresholds must be for that.
 
@@ -27,13 +27,13 @@ of the run's A, the run costs B what n units of a person cost together (above). 
 a part of a unit of A, nothing follows from the run's own guarantee but replacement (remove the
 unit, add it again without the part): 2 mu and a factor e^epsilon on the thresholds' delta, for
 each unit that is met in part; such a bound is not used.  So costs are added up for the *common
-unit*: the finest unit of which every run's units are complete parts.  Cut times of a period are
-phase + i * period for all whole i; a time is a cut of the common unit if it is a cut of all:
+unit*: the finest unit of which every run's units are complete parts.  Borders of a period are
+phase + i * period for all whole i; a time is a border of the common unit if it is one of all:
 
 * all without a period: the unit itself;
-* all with periods of one event-time column: the cuts common to all, which are period lcm(P, Q)
+* all with periods of one event-time column: the borders common to all, whose period is lcm(P, Q)
   where the phases agree modulo gcd(P, Q), and none at all where they do not;
-* no common cut, or a run without a period: all records of the unit's name.  Then n is the number
+* no common border, or a run without a period: all records of the unit's name.  Then n is the number
   of periods in the run's own time, and a run without an end is refused;
 * event-time columns that differ: refused, because one period of the one can meet any number of
   the other's; so are names or types that differ.

@@ -1,7 +1,7 @@
 """What a noise strategy is: an encoder of a stream, its noise, and a streaming decoder.
 
 Symbols are listed in ``strategies/README.md``.  A strategy for T public triggers turns the
-leaf inputs x (int64, one per trigger) into nodes ``y = A x + z`` with z independent Gaussians
+step inputs x (int64, one per trigger) into nodes ``y = A x + z`` with z independent Gaussians
 of sd sigma; what is released at trigger t is a fixed function of y's first nodes, equal to
 ``prefix_t + n_t`` where n_t is a fixed function of z alone, a whole number of 2^-DECODE_BITS.
 All methods are public arithmetic: no data, no randomness.
@@ -22,15 +22,15 @@ ExactNoise = Callable[[int], Sequence[Any]]
 
 
 class Ranges(NamedTuple):
-    """Noise paths that ``Strategy.fold`` advances, each over its own range of leaves.
+    """Noise paths that ``Strategy.fold`` advances, each over its own range of steps.
 
     Attributes:
         noise: node noises of all rows; row i's from ``starts[i]``, beginning with node
-            ``first_node(leaf[i])``, in the order of completion.
-        leaf: (n,) leaves already folded in; ``upto``: (n,) last leaf to fold in.
+            ``first_node(step_index[i])``, in the order of completion.
+        step_index: (n,) steps already folded in; ``upto``: (n,) last step to fold in.
         stack: (n, state_columns) state, updated.
-        out: (n, width) receives n_t * 2^DECODE_BITS of leaf ``leaf[i] + 1 + k`` in column k.
-            With width 1 only the last leaf's is kept.
+        out: (n, width) receives n_t * 2^DECODE_BITS of step ``step_index[i] + 1 + k`` in column k.
+            With width 1 only the last step's is kept.
         exact: (row, nodes) -> the first ``nodes`` node noises of a row, counted from node 0; asked
             only where floats leave a rounding open.
         noise_error: bound of each node noise's float error (0: integers).
@@ -38,7 +38,7 @@ class Ranges(NamedTuple):
 
     noise: npt.NDArray[Any]
     starts: Int64
-    leaf: Int64
+    step_index: Int64
     upto: Int64
     stack: npt.NDArray[Any]
     out: Int64
@@ -62,7 +62,7 @@ class Strategy(ABC):
         name: as in the job file.
         rounds_nodes: z are rounded Gaussians (A is an integer matrix); else z are Gaussians
             themselves, and only decoded prefixes are rounded.
-        state_dtype: dtype of the state that ``fold`` carries from leaf to leaf.
+        state_dtype: dtype of the state that ``fold`` carries from step to step.
     """
 
     name: str
@@ -111,24 +111,24 @@ class Strategy(ABC):
 
     @abstractmethod
     def worst_split(self, pieces: int, total: int) -> float:
-        """Upper bound of |A a|^2 over a >= 1 on ``pieces`` distinct leaves, sum(a) = ``total``."""
+        """Upper bound of |A a|^2 over a >= 1 on ``pieces`` distinct steps, sum(a) = ``total``."""
 
     @abstractmethod
     def matrix(self) -> npt.NDArray[Any]:
         """Dense encoder (nodes, T), nodes in the order in which they complete (small T)."""
 
     @abstractmethod
-    def nodes_through(self, leaf: int | Int64) -> Int64:
-        """Number of nodes that are complete after leaf ``leaf`` (0 for leaf 0)."""
+    def nodes_through(self, step_index: int | Int64) -> Int64:
+        """Number of nodes that are complete after step ``step_index`` (0 for step 0)."""
 
     @property
     @abstractmethod
     def state_columns(self) -> int:
-        """Numbers of state a path carries from leaf to leaf (0: ``fold`` starts at leaf 0)."""
+        """Numbers of state a path carries from step to step (0: ``fold`` starts at step 0)."""
 
-    def first_node(self, leaf: Int64) -> Int64:
-        """First node whose noise ``fold`` needs to go on after ``leaf``."""
-        return self.nodes_through(leaf) if self.state_columns else np.zeros_like(leaf)
+    def first_node(self, step_index: Int64) -> Int64:
+        """First node whose noise ``fold`` needs to go on after ``step_index``."""
+        return self.nodes_through(step_index) if self.state_columns else np.zeros_like(step_index)
 
     @abstractmethod
     def fold(self, ranges: Ranges) -> None:

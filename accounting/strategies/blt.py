@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz: near-optimal error, constant state and work per leaf, any T.
+"""Buffered linear Toeplitz: near-optimal error, constant state and work per step, any T.
 
 The encoder's coefficients are sums of few exponentials (Dvijotham, McMahan, Pillutla, Steinke
 and Thakurta 2024),

@@ -11,7 +11,7 @@ bound of their error, and ``exact`` settles every prefix whose rounding the boun
 ball arithmetic of growing precision.  The result depends neither on the order of float
 operations nor on the machine.
 
-Sensitivity: one unit of input at any leaf moves y by a column of A, squared norm <= col2,
+Sensitivity: one unit of input at any step moves y by a column of A, squared norm <= col2,
 the first column's (all columns are its beginnings).
 """
 
@@ -100,7 +100,7 @@ class ConvolutionStrategy(Strategy):
     @override
     def worst_split(self, pieces: int, total: int) -> float:
         """See base.  |A a|^2 is convex in a, so a is (total - pieces + 1, 1, ..., 1); the Gram
-        entries are non-negative and fall with the lag, so the leaves are neighbours with the
+        entries are non-negative and fall with the lag, so the steps are neighbours with the
         heavy one in the middle.  Every pair is charged the largest entry of its lag."""
         pieces = min(pieces, self.triggers)
         extra = total - pieces
@@ -117,36 +117,36 @@ class ConvolutionStrategy(Strategy):
         return np.where(lag >= 0, column[np.maximum(lag, 0)], 0)
 
     @override
-    def nodes_through(self, leaf: int | Int64) -> Int64:
-        return np.asarray(leaf, np.int64).copy()
+    def nodes_through(self, step_index: int | Int64) -> Int64:
+        return np.asarray(step_index, np.int64).copy()
 
     @override
     def fold(self, ranges: Ranges) -> None:
-        for row, leaf in zip(*(where.tolist() for where in self._fold(ranges)), strict=True):
-            column = leaf - ranges.leaf[row] - 1 if ranges.out.shape[1] > 1 else 0
-            ranges.out[row, column] = self.exact(ranges.exact(row, leaf), leaf)
+        for row, step_index in zip(*(where.tolist() for where in self._fold(ranges)), strict=True):
+            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
+            ranges.out[row, column] = self.exact(ranges.exact(row, step_index), step_index)
 
     @abstractmethod
     def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:
-        """``fold`` in floats; returns the (rows, leaves) whose rounding these cannot settle."""
+        """``fold`` in floats; returns the (rows, steps) whose rounding these cannot settle."""
 
-    def exact(self, noise: ExactNoise, leaf: int) -> int:
-        """n_t * 2^DECODE_BITS at ``leaf``, whatever precision that takes."""
+    def exact(self, noise: ExactNoise, step_index: int) -> int:
+        """n_t * 2^DECODE_BITS at ``step_index``, whatever precision that takes."""
         bits = _FIRST_PRECISION
         while bits <= _LAST_PRECISION:
             decoder = self._balls if bits == _FIRST_PRECISION else self.decoder_balls(bits)
             with precision(bits):
-                rounded = _rounded(decoder, noise(bits), leaf)
+                rounded = _rounded(decoder, noise(bits), step_index)
             if rounded is not None:
                 return rounded
             bits *= 4
         raise ArithmeticError("a prefix lies on a rounding boundary")
 
 
-def _rounded(decoder: Sequence[Any], nodes: Sequence[Any], leaf: int) -> int | None:
+def _rounded(decoder: Sequence[Any], nodes: Sequence[Any], step_index: int) -> int | None:
     """floor(2^D (b * z)_leaf + ROUND_UP), ``None`` while the balls are too wide to tell."""
     total = flint.arb(0)
-    for weight, node in zip(reversed(decoder[:leaf]), nodes[:leaf], strict=True):
+    for weight, node in zip(reversed(decoder[:step_index]), nodes[:step_index], strict=True):
         total += weight * node
     up = flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
     floor = (total * (1 << DECODE_BITS) + up).floor()

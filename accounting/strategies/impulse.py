@@ -10,7 +10,7 @@ from dpstream.accounting.strategies.base import Float64
 
 
 def impulse(theta: Float64, omega: Float64, out: Float64) -> None:
-    """Fill ``out`` with b_k, the prefix of w after k + 1 leaves for z = (1, 0, 0, ...).
+    """Fill ``out`` with b_k, the prefix of w after k + 1 steps for z = (1, 0, 0, ...).
 
     Direct-form filters lose digits where poles lie near 1.
 

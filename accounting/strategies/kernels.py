@@ -40,20 +40,20 @@ def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
 
 @njit(cache=True, nogil=True)
 def fold_tree(
-    noise: Int32, starts: Int64, leaf: Int64, upto: Int64, stack: Int64, out: Int64
+    noise: Int32, starts: Int64, step_index: Int64, upto: Int64, stack: Int64, out: Int64
 ) -> None:  # pragma: no cover - compiled
     """Compiled body of ``TreeStrategy.fold``."""
     levels = stack.shape[1]
     width = out.shape[1]
     # Sum of the decoded blocks of a level and above.
     above = np.zeros(levels + 1, np.int64)
-    for i in range(leaf.size):
+    for i in range(step_index.size):
         for level in range(levels - 1, -1, -1):
             above[level] = above[level + 1]
-            if (leaf[i] >> level) & 1:
+            if (step_index[i] >> level) & 1:
                 above[level] += decode_block(stack[i, level], level)
         node = starts[i]
-        for t in range(leaf[i] + 1, upto[i] + 1):
+        for t in range(step_index[i] + 1, upto[i] + 1):
             total = np.int64(noise[node])
             node += 1
             level = 0
@@ -67,7 +67,7 @@ def fold_tree(
             # The blocks below are part of this one now.
             for lower in range(level + 1):
                 above[lower] = value
-            column = t - leaf[i] - 1
+            column = t - step_index[i] - 1
             out[i, column if width > 1 else 0] = value
 
 
@@ -75,7 +75,7 @@ def fold_tree(
 def fold_blt(
     noise: Float64,
     starts: Int64,
-    leaf: Int64,
+    step_index: Int64,
     upto: Int64,
     stack: Float64,
     out: Int64,
@@ -93,11 +93,11 @@ def fold_blt(
     o0, o1, o2, o3 = tables[1]
     r0, r1, r2, r3 = tables[2]
     width = out.shape[1]
-    rows, leaves = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
-    for i in range(leaf.size):
+    rows, step_indices = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
+    for i in range(step_index.size):
         s0, s1, s2, s3, total, magnitude = stack[i]
-        for t in range(leaf[i] + 1, upto[i] + 1):
-            node = noise[starts[i] + t - leaf[i] - 1]
+        for t in range(step_index[i] + 1, upto[i] + 1):
+            node = noise[starts[i] + t - step_index[i] - 1]
             p0, p1, p2, p3 = o0 * s0, o1 * s1, o2 * s2, o3 * s3
             step = node - ((p0 + p1) + (p2 + p3))
             local = 5.0 * (abs(node) + abs(p0) + abs(p1) + abs(p2) + abs(p3))
@@ -112,21 +112,21 @@ def fold_blt(
             whole = np.int64(scaled)
             if scaled < whole:
                 whole -= 1
-            out[i, 0 if width == 1 else t - leaf[i] - 1] = whole
+            out[i, 0 if width == 1 else t - step_index[i] - 1] = whole
             error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _FLOAT_SCALE
             if scaled - whole < error or scaled - whole > 1 - error:
                 rows.append(np.int64(i))
-                leaves.append(np.int64(t))
+                step_indices.append(np.int64(t))
         stack[i, 0], stack[i, 1], stack[i, 2], stack[i, 3] = s0, s1, s2, s3
         stack[i, 4], stack[i, 5] = total, magnitude
-    return np.array(rows), np.array(leaves)
+    return np.array(rows), np.array(step_indices)
 
 
 @njit(cache=True, nogil=True)
 def largest_response(
     theta: float, omega: float, decoder: Float64
 ) -> float:  # pragma: no cover - compiled
-    """The most that 1 added to a buffer (theta, omega) at any leaf moves a later prefix."""
+    """The most that 1 added to a buffer (theta, omega) at any step moves a later prefix."""
     value, largest = 0.0, 0.0
     for k in range(1, decoder.size):
         value = theta * value - omega * decoder[k - 1]

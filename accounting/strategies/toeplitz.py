@@ -3,7 +3,7 @@
 c_k = rint(2^g C(2k, k) / 4^k), the coefficients of (1 - x)^(-1/2) on the lattice of 2^-g:
 g = 6 up to T = 1000, 8 above.  Nodes are integers with rounded Gaussian noise; the decoder
 inverts the integer matrix that is actually used.  A path has no state: it starts at
-leaf 0 and is a matrix product over many rows.  Sensitivity: see ``convolution``; col2 is an
+step 0 and is a matrix product over many rows.  Sensitivity: see ``convolution``; col2 is an
 integer, that of the rounded coefficients.
 """
 
@@ -94,9 +94,9 @@ class ToeplitzStrategy(ConvolutionStrategy):
     def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:
         from dpstream.accounting.strategies.kernels import round_where_open
 
-        noise, starts, leaf, upto, _, out = ranges.arrays
-        rows, leaves = [], []
-        for begin, end, group in _groups(leaf, upto):
+        noise, starts, step_index, upto, _, out = ranges.arrays
+        rows, step_indices = [], []
+        for begin, end, group in _groups(step_index, upto):
             first = begin if out.shape[1] > 1 else end - 1
             nodes = noise[starts[group][:, None] + np.arange(end)].astype(np.float64)
             prefixes = nodes @ self._products[:end, first:end]
@@ -107,15 +107,17 @@ class ToeplitzStrategy(ConvolutionStrategy):
             )
             out[group, : end - first] = decoded
             rows.append(group[open_ // (end - first)])
-            leaves.append(first + 1 + open_ % (end - first))
+            step_indices.append(first + 1 + open_ % (end - first))
         none = np.zeros(0, np.int64)
-        return np.concatenate([none, *rows]), np.concatenate([none, *leaves])
+        return np.concatenate([none, *rows]), np.concatenate([none, *step_indices])
 
 
-def _groups(leaf: Int64, upto: Int64) -> list[tuple[int, int, Int64]]:
-    """(leaf, upto, rows) of rows that share both; rows that stand still are left out."""
-    name = leaf * (MAX_TOEPLITZ_TRIGGERS + 1) + upto
+def _groups(step_index: Int64, upto: Int64) -> list[tuple[int, int, Int64]]:
+    """(step, upto, rows) of rows that share both; rows that stand still are left out."""
+    name = step_index * (MAX_TOEPLITZ_TRIGGERS + 1) + upto
     order = np.argsort(name, kind="stable")
     edges = np.flatnonzero(np.diff(name[order])) + 1
     groups = [g for g in np.split(order, edges) if len(g)]
-    return [(int(leaf[g[0]]), int(upto[g[0]]), g) for g in groups if leaf[g[0]] < upto[g[0]]]
+    return [
+        (int(step_index[g[0]]), int(upto[g[0]]), g) for g in groups if step_index[g[0]] < upto[g[0]]
+    ]

@@ -1,7 +1,7 @@
-"""What a choice said and what it cost: figures from noisy counts, receipts, words.
+"""What a tuning said and what it cost: figures from noisy counts, receipts, words.
 
 ``read_off`` is post-processing of noisy counts.  A ``Receipt`` is what the ledger commits and
-what a job's figures are held against later; ``Chosen`` is what a plan tells about it.
+what a job's figures are held against later; ``Tuned`` is what a plan tells about it.
 """
 
 import math
@@ -28,7 +28,7 @@ How = Literal["private", "proxy", "public", "data"]
 
 FROM_PROXY = (
     "contributions{clamps} chosen from other data: no charge, if that data shares users with "
-    "this stream the guarantee does not cover the choice"
+    "this stream the guarantee does not cover the tuning"
 )
 BIAS = (
     "the rule multiplies by a public factor: too large where a unit's records come in bursts or "
@@ -38,7 +38,7 @@ BIAS = (
 
 
 class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a private choice released; committed once, before anyone sees it.
+    """What a private tuning released; committed once, before anyone sees it.
 
     Attributes:
         run_id, question: its run, and the digest of its public question.
@@ -67,7 +67,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Chosen figures; ``unanswered`` names the histogram that gave none."""
+    """Tuned figures; ``unanswered`` names the histogram that gave none."""
 
     contributions: int
     clamps: tuple[tuple[str, int, int], ...]
@@ -90,15 +90,15 @@ def read_off(question: Question, design: Design, noisy: list[Int64]) -> Figures:
     scale, most = Fraction(question.scale), question.max_contributions
     notes = []
     if cell == len(pairs.candidates):
-        chosen = most
+        tuned = most
         notes.append("the quantile lies beyond --max-contributions, which is taken instead")
     else:
-        chosen = contributions_of(pairs.candidates[cell], scale, most)
+        tuned = contributions_of(pairs.candidates[cell], scale, most)
     clamps = tuple(
         (of.name, *clamp_of(of, estimate, question.tail))
         for of, estimate in zip(columns, estimates[1:], strict=True)
     )
-    return Figures(chosen, clamps, None, tuple(notes))
+    return Figures(tuned, clamps, None, tuple(notes))
 
 
 def expectation(question: Question, design: Design) -> list[dict[str, Any]]:
@@ -119,14 +119,14 @@ def _expected(of: Histogram) -> dict[str, Any]:
     }
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class Tuned(msgspec.Struct, frozen=True):
     """Where a job's C and clamps come from; all public.
 
     Attributes:
         how: ``private`` (charged), ``proxy`` (other data) or ``public``.
         clamps: aggregates whose clamp was chosen with C.
         first: the part of the stream that was read, as text.
-        run_id, epsilon, delta, mu: of a private choice.
+        run_id, epsilon, delta, mu: of a private tuning.
     """
 
     how: How
@@ -138,9 +138,9 @@ class Chosen(msgspec.Struct, frozen=True):
     mu: float = 0.0
 
     def describe(self, plan: Plan, budget: Budget) -> dict[str, Any]:
-        """``how``, ``words`` and, for a private choice, its cost and the total, JSON-able.
+        """``how``, ``words`` and, for a private tuning, its cost and the total, JSON-able.
 
-        The total is one Gaussian mechanism with mu^2 = mu_choice^2 + mu_stream^2, the deltas
+        The total is one Gaussian mechanism with mu^2 = mu_tuning^2 + mu_stream^2, the deltas
         of the stream's thresholds added, at the sum of both deltas; rounded up.
         """
         if self.how != "private":
@@ -156,7 +156,7 @@ class Chosen(msgspec.Struct, frozen=True):
             f"a ({up(self.epsilon)}, {up(self.delta)})-DP mechanism, charged as run {self.run_id}"
         )
         if total is not None:
-            words += f"; choice and stream together: ({up(total, 4)}, {up(delta, 4)}); "
+            words += f"; tuning and stream together: ({up(total, 4)}, {up(delta, 4)}); "
             words += "the ledger holds every other run on the data set"
         return {
             "how": self.how,

@@ -178,11 +178,11 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Everything public about one choice; fixed before a record is read.
+    """Everything public about one tuning; fixed before a record is read.
 
     Attributes:
         first: micros of the stream that are read.
-        epsilon, delta: what the choice may spend; 0 and 0 for proxy data (no noise).
+        epsilon, delta: what the tuning may spend; 0 and 0 for proxy data (no noise).
         quantile: of pairs per unit, or ``None`` when ``cover`` is asked.
         cover: share of all pairs that C must keep.
         max_contributions: largest C.

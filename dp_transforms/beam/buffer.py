@@ -1,12 +1,13 @@
-"""Timers say when, records say what: the stateful stage that waits for a cut.
+"""Timers say when, records say what: the stateful stage that waits for a trigger time.
 
-Rows of a shard wait in a bag until the watermark passes a cut that the clock has announced; a
-callback then works on them and says which rows must wait on.  One timer per shard: armed for
-the next cut to stop at, and armed again by the timer itself until the last announced cut.
+Rows of a shard wait in a bag until the watermark passes a trigger time that the clock has
+announced; a callback then works on them and says which rows must wait on.  One timer per shard:
+armed for the next trigger time to stop at, and armed again by the timer itself until the last
+announced trigger time.
 
 A timer holds the output watermark of its stage, and with it the stages behind, only until its
-own instant.  So all shards of all stages stop at the same cuts, whenever they hear of them: what
-one shard would step through at a later stop, the next stage would not wait for.
+own instant.  So all shards of all stages stop at the same trigger times, whenever they hear of
+them: what one shard would step through at a later stop, the next stage would not wait for.
 
 What is kept beside the bag says how far the shard has come *in this pipeline's state*.  A runner
 that goes back to a checkpoint goes back with both, and the store, which may be ahead, answers
@@ -47,40 +48,42 @@ class Held(NamedTuple):
 
     Attributes:
         outputs: to emit, in order; consumed before the waiting rows are put back.
-        waiting: rows for a later cut, if any.
+        waiting: rows for a later trigger time, if any.
     """
 
     outputs: Iterator[Any]
     waiting: pa.RecordBatch | None = None
 
 
-#: (shard, held batches, last complete cut, cut through which outputs were emitted) -> Held
+#: (shard, held batches, last complete trigger time, trigger time through which outputs were
+#: emitted) -> Held
 ShardCallback = Callable[[int, Iterable[pa.RecordBatch], int, int], Held]
 
 
-class BufferUntilCut(beam.DoFn):
-    """Holds the batches of a shard until a cut is complete, then hands them to a callback.
+class BufferUntilTriggerTime(beam.DoFn):
+    """Holds the batches of a shard until a trigger time is complete, then hands them to a callback.
 
     Args:
         line: public time axis.
         make: builds the worker-side callback.
-        ticks: milliseconds between the cut's instant and the timer's: a stage must fire after
-            the one that feeds it.
-        catch_up_cuts: most cuts of a clock tick that one callback steps through, when the last of
-            them is
-            complete; ``None``: all.  A stage that keeps up has one to do.  Bounded input is read
-            before any timer fires, and its bag only once.
-        anew: begin with ``since = 0``: rows of cuts before the first one are still asked for.
-        threads: that shards may work on; with several, no rows may wait for a later cut: all
-            cuts are announced at once, and every shard stops at the last one.
-        calls: steps that a callback takes at a cut, one for each window.
+        ticks: milliseconds between the trigger time and the timer's instant: a stage must fire
+            after the one that feeds it.
+        catch_up_limit: most trigger times of a clock tick that one callback steps through, when the
+            last of them is complete; ``None``: all.  A stage that keeps up has one to do.  Bounded
+            input is read before any timer fires, and its bag only once.
+        anew: begin with ``since = 0``: rows of trigger times before the first one are still asked
+            for.
+        threads: that shards may work on; with several, no rows may wait for a later trigger time:
+            all trigger times are announced at once, and every shard stops at the last one.
+        calls: steps that a callback takes at a trigger time, one for each window.
     """
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
     #: [since, done, armed, begin, through, begin, through, ...]: emitted through, stepped
-    #: through, cut of the timer that is set (or ``done``), and what clock ticks have announced.
+    #: through, trigger time of the timer that is set (or ``done``), and what clock ticks have
+    #: announced.
     PROGRESS = ReadModifyWriteStateSpec("progress", ListCoder(VarIntCoder()))
-    CUT = TimerSpec("cut", TimeDomain.WATERMARK)
+    TRIGGER_TIME = TimerSpec("trigger_time", TimeDomain.WATERMARK)
 
     def __init__(
         self,
@@ -88,14 +91,14 @@ class BufferUntilCut(beam.DoFn):
         make: Callable[[], ShardCallback],
         ticks: int = 0,
         *,
-        catch_up_cuts: int | None = None,
+        catch_up_limit: int | None = None,
         anew: bool = False,
         threads: Threads = Threads(),  # noqa: B008 - immutable
         calls: int = 1,
     ) -> None:
         self._calls = calls
         self._line, self._make, self._ticks = line, make, ticks
-        self._catch_up_cuts, self._anew, self._threads = catch_up_cuts, anew, threads
+        self._catch_up_limit, self._anew, self._threads = catch_up_limit, anew, threads
 
     @guarded("hold")
     def setup(self) -> None:
@@ -116,7 +119,7 @@ class BufferUntilCut(beam.DoFn):
         element: tuple[int, pa.RecordBatch],
         rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008 - Beam's way to declare state
         progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
-        timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
+        timer: Any = beam.DoFn.TimerParam(TRIGGER_TIME),  # noqa: B008
     ) -> None:
         """Keep the batch; a clock tick arms the shard's timer, unless it is armed."""
         _, batch = element
@@ -138,28 +141,30 @@ class BufferUntilCut(beam.DoFn):
         progress.write([since, done, armed, *announced])
 
     def _arm(self, timer: Any, done: int, announced: list[int]) -> int:
-        """Set the timer for the next cut to stop at, if it is known."""
+        """Set the timer for the next trigger time to stop at, if it is known."""
         if not announced or announced[0] > done + 1:
             return done  # a clock tick is missing; on its way, it holds the watermark
         through = announced[1]
-        cut = through if self._catch_up_cuts is None else min(through, done + self._catch_up_cuts)
-        timer.set(instant(self._line, cut, self._ticks))
-        return cut
+        trigger_time = (
+            through if self._catch_up_limit is None else min(through, done + self._catch_up_limit)
+        )
+        timer.set(instant(self._line, trigger_time, self._ticks))
+        return trigger_time
 
-    @on_timer(CUT)
-    @guarded("cut")
-    def cut(
+    @on_timer(TRIGGER_TIME)
+    @guarded("trigger_time")
+    def fire(
         self,
         shard: int = beam.DoFn.KeyParam,
         rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
         progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
-        timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
+        timer: Any = beam.DoFn.TimerParam(TRIGGER_TIME),  # noqa: B008
     ) -> Iterator[Any]:
-        """The cut it was armed for is complete: run what is due on the shard, keep what is not."""
+        """Its trigger time is complete: run what is due on the shard, keep what is not."""
         since, done, upto, *announced = progress.read()
         if upto <= done:
             return
-        deliveries.passed(map(self._line.cut_time, range(done + 1, upto + 1)))
+        deliveries.passed(map(self._line.instant_of, range(done + 1, upto + 1)))
         if self._threads.number > 1:
             batches = list(rows.read())
             least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
@@ -176,7 +181,7 @@ class BufferUntilCut(beam.DoFn):
         left = announced[2:] if announced[1] == upto else announced
         progress.write([upto, upto, self._arm(timer, upto, left), *left])
 
-    @guarded("cut")
+    @guarded("trigger_time")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
         """What the threads made of the shards whose timers fired, in the order they did."""
         if self._threads.number > 1:
@@ -187,7 +192,7 @@ class BufferUntilCut(beam.DoFn):
 def _outputs(
     shard: int, batches: list[pa.RecordBatch], upto: int, since: int, callback: ShardCallback
 ) -> Iterator[Any]:
-    """All that a shard gives at its last cut.
+    """All that a shard gives at its last trigger time.
 
     Raises:
         RunError: rows would wait on: their bag is empty by now, and no timer is set.
@@ -197,7 +202,7 @@ def _outputs(
     if held.waiting is not None and held.waiting.num_rows:
         raise RunError(
             "performance.threads",
-            "rows of a shard would wait for a later cut, and its threads have no later one",
+            "rows of a shard would wait for a later trigger time, and its threads have none",
             "set it to 1, and run again on the same state",
         )
 

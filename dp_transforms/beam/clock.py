@@ -1,16 +1,17 @@
-"""The public clock: which cuts have been reached.
+"""The public clock: which trigger times have been reached.
 
-A step of a cut runs when the clock has announced the cut and the watermark has passed it.  What
-is announced is a function of the plan and of a clock on the wall (or, for input whose extent is
-known, of the plan alone), never of a record; and it decides only when a step may run.  A runner
-that drains a pipeline lifts its watermarks to infinity: steps of cuts that nobody announced are
-then left for the run that goes on.
+A step of a trigger time runs when the clock has announced the trigger time and the watermark has
+passed it.  What is announced is a function of the plan and of a clock on the wall (or, for input
+whose extent is known, of the plan alone), never of a record; and it decides only when a step may
+run.  A runner that drains a pipeline lifts its watermarks to infinity: steps of trigger times that
+nobody announced are then left for the run that goes on.
 
-A *clock tick* is ``(first, begin, through)``: cuts ``begin`` .. ``through`` may be stepped through;
-``first`` is the first cut of the pipeline.  Every shard gets each clock tick as an empty batch with
-the three numbers in its schema's metadata.  All shards of all stages stop at the same cuts, which
-the clock ticks alone decide: a stage that stood at other cuts than those before it would step
-through a cut whose rows are still to come.  A runner may deliver clock ticks in any order.
+A *clock tick* is ``(first, begin, through)``: trigger times ``begin`` .. ``through`` may be
+stepped through; ``first`` is the first trigger time of the pipeline.  Every shard gets each clock
+tick as an empty batch with the three numbers in its schema's metadata.  All shards of all stages
+stop at the same trigger times, which the clock ticks alone decide: a stage that stood at other
+trigger times than those before it would step through a trigger time whose rows are still to come.
+A runner may deliver clock ticks in any order.
 """
 
 import time
@@ -32,23 +33,23 @@ from dpstream.dp_transforms.telemetry import guarded
 ClockTick = tuple[int, int, int]
 #: Runners keep time in milliseconds.
 TICK = 1_000
-#: A clock without end; about 10^10 cuts.
+#: A clock without end; about 10^10 trigger times.
 _FOREVER = 1 << 40
 #: Longest wait between two looks at the clock on the wall, in micros.
 _LOOK = 200_000
 _HERE_SECONDS = 0.02
 
 
-def instant(line: Timeline, cut: int, ticks: int = 0) -> Timestamp:
-    """Instant of a cut, up to the next millisecond, and some milliseconds on."""
-    return Timestamp(micros=-(-line.cut_time(cut) // TICK) * TICK + ticks * TICK)
+def instant(line: Timeline, trigger_time: int, ticks: int = 0) -> Timestamp:
+    """Instant of a trigger time, up to the next millisecond, and some milliseconds on."""
+    return Timestamp(micros=-(-line.instant_of(trigger_time) // TICK) * TICK + ticks * TICK)
 
 
 class Announced(beam.PTransform):
-    """All cuts at once: for input whose extent is known when the run begins.
+    """All trigger times at once: for input whose extent is known when the run begins.
 
     Args:
-        through: the last cut.
+        through: the last trigger time.
         first: the first one.
     """
 
@@ -63,11 +64,11 @@ class Announced(beam.PTransform):
 
 
 class WallClock(beam.PTransform):
-    """A cut is announced when a clock on the wall has reached it.
+    """A trigger time is announced when a clock on the wall has reached it.
 
     Args:
         line: public time axis.
-        first: first cut to announce; those of the past come in one clock tick.
+        first: first trigger time to announce; those of the past come in one clock tick.
         now: the clock, in seconds since the epoch.
     """
 
@@ -75,12 +76,12 @@ class WallClock(beam.PTransform):
         self, line: Timeline, first: int = 1, now: Callable[[], float] = time.time
     ) -> None:
         super().__init__()
-        self._beat = _Beat(line, first, now)
+        self._clock = _PublicClock(line, first, now)
 
     def expand(self, begin: Any) -> beam.PCollection:
-        """A clock tick a cut, for as long as the pipeline lives or until the plan's last cut."""
-        beats = beam.ParDo(self._beat).with_output_types(ClockTick)
-        return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Beat" >> beats
+        """A clock tick for each trigger time, as long as the pipeline lives or the plan goes on."""
+        ticks = beam.ParDo(self._clock).with_output_types(ClockTick)
+        return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Ticks" >> ticks
 
 
 class StreamTime:
@@ -102,11 +103,12 @@ class StreamTime:
         return now if now * 1e6 <= self.last else self.end / 1e6
 
 
-class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type: ignore[misc]
-    """Announces cuts as they are reached; the restriction is the cuts that are left.
+class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type: ignore[misc]
+    """Announces trigger times as they are reached; the restriction is the trigger times that are
+    left.
 
-    Its watermark stays before the timers of the next cut, so that none of them fires before its
-    clock tick is there.
+    Its watermark stays before the timers of the next trigger time, so that none of them fires
+    before its clock tick is there.
     """
 
     def __init__(self, line: Timeline, first: int, now: Callable[[], float]) -> None:
@@ -120,29 +122,29 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         estimator: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008
     ) -> Iterator[Any]:
-        """Announce what has been reached, then wait for the next cut."""
+        """Announce what has been reached, then wait for the next trigger time."""
         line, left = self._line, tracker.current_restriction()
         now = int(self._now() * 1_000_000)
         through = min((now - line.start) // line.trigger_every, left.stop - 1)
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
-            # Until a shard has it, no stage may pass the first of its cuts.
+            # Until a shard has it, no stage may pass the first of its trigger times.
             at = instant(line, left.start, -1)
             yield TimestampedValue((self._first, left.start, through), at)
             estimator.set_watermark(instant(line, through + 1, -1))
         if through + 1 < left.stop:
-            due = line.cut_time(max(through, left.start - 1) + 1)
+            due = line.instant_of(max(through, left.start - 1) + 1)
             wait = min(_LOOK, max(0, due - now))
             give_back(tracker, wait / 1_000_000)
 
     def initial_restriction(self, element: int) -> OffsetRange:
-        """From the first cut on."""
-        last = _FOREVER if self._line.end is None else self._line.last_cut
+        """From the first trigger time on."""
+        last = _FOREVER if self._line.end is None else self._line.last_trigger_time
         return OffsetRange(self._first, max(self._first, last + 1))
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
-        """Claims are cuts."""
+        """Claims are trigger times."""
         return OffsetRestrictionTracker(restriction)
 
     def split(self, element: int, restriction: OffsetRange) -> Iterator[OffsetRange]:
@@ -157,7 +159,7 @@ class _Beat(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type
         """Nothing is announced any more when the pipeline is drained."""
 
     def initial_estimator_state(self, element: int, restriction: OffsetRange) -> Timestamp:
-        """Just before the timers of the first cut."""
+        """Just before the timers of the first trigger time."""
         return instant(self._line, restriction.start, -1)
 
     def create_watermark_estimator(self, state: Timestamp) -> ManualWatermarkEstimator:
@@ -190,15 +192,15 @@ class ToShards(beam.DoFn):
     def process(self, element: ClockTick) -> Iterator[tuple[int, pa.RecordBatch]]:
         """One for each."""
         first, begin, through = element
-        marks = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
-        batch = empty(self._schema).replace_schema_metadata(marks)
+        metadata = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
+        batch = empty(self._schema).replace_schema_metadata(metadata)
         for shard in range(self._shards):
             yield shard, batch
 
 
 def clock_tick_of(batch: pa.RecordBatch) -> ClockTick | None:
     """The clock tick that an element of a shard carries, if it is one."""
-    marks = batch.schema.metadata
-    if not marks or THROUGH not in marks:
+    metadata = batch.schema.metadata
+    if not metadata or THROUGH not in metadata:
         return None
-    return int(marks[FIRST]), int(marks[BEGIN]), int(marks[THROUGH])
+    return int(metadata[FIRST]), int(metadata[BEGIN]), int(metadata[THROUGH])

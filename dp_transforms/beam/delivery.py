@@ -1,12 +1,12 @@
-"""DELIVERED: the store remembers through which cut every release has reached the sink.
+"""DELIVERED: the store remembers through which trigger time every release has reached the sink.
 
-A stream without end begins again, when its runner has lost its state, after that cut: what was
-committed beyond it is emitted once more, and nothing before it.
+A stream without end begins again, when its runner has lost its state, after that trigger time: what
+was committed beyond it is emitted once more, and nothing before it.
 
 While a restored store catches up, the sink holds back what is not published yet and sends its
-names here.  Once everything that is published lies at or before a complete cut, all of it has been
-committed again and compared: what was held back is published, and the run goes on like any other.
-A name that was held back while that happened comes with the next cut.
+names here.  Once everything that is published lies at or before a complete trigger time, all of it
+has been committed again and compared: what was held back is published, and the run goes on like any
+other.  A name that was held back while that happened comes with the next trigger time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import concat, numbers
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, ShardCallback
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import ToShards
-from dpstream.dp_transforms.flow import CATCH_UP_CUTS
+from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
 from dpstream.dp_transforms.run import Run
 from dpstream.state.copying import DELIVERED
-from dpstream.state.retention import drop_delivered, reached, settled_cut
+from dpstream.state.retention import drop_delivered, reached, settled_trigger_time
 from dpstream.state.store import Store
 
 #: Its timer fires one runner tick after the release step's.
@@ -41,7 +41,7 @@ class Outlet(Protocol):
     """What DELIVERED needs of a sink while a restored store catches up with it."""
 
     def caught_up(self, upto: int) -> bool:
-        """Whether all that is published lies at or before a cut."""
+        """Whether all that is published lies at or before a trigger time."""
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
         """Write committed releases, durably; those that are there already stay as they are."""
@@ -51,8 +51,8 @@ class Delivered(beam.PTransform):
     """(What the sink wrote, names it held back, what the dead letters' sink gave, clock ticks) ->
     nothing, but the note is kept.
 
-    The sinks' watermarks pass a cut when all of its releases, and all that was refused before
-    it, have gone through them.  The names are checked against the plan: a release that is
+    The sinks' watermarks pass a trigger time when all of its releases, and all that was refused
+    before it, have gone through them.  The names are checked against the plan: a release that is
     committed and that no runner brought to the sink is written from the store.
 
     Args:
@@ -67,26 +67,28 @@ class Delivered(beam.PTransform):
         self._run, self._make = run, DeliveredCallback(run, outlet, keep)
 
     def expand(self, pcolls: Any) -> beam.PCollection:
-        """One shard, which writes down each cut."""
+        """One shard, which writes down each trigger time."""
         written, held, refused, clock_ticks = pcolls
         typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
-        marks = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
+        to_shards = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
             (
                 written | "Written" >> beam.Map(named, True).with_output_types(typed),
                 held | "Held" >> beam.Map(named, False).with_output_types(typed),
                 refused | "Refused" >> nothing,
-                clock_ticks | "ClockTicks" >> marks,
+                clock_ticks | "ClockTicks" >> to_shards,
             )
             | beam.Flatten()
             | "Delivered" >> beam.ParDo(self.buffer()).with_output_types(typed)
         )
 
-    def buffer(self) -> BufferUntilCut:
+    def buffer(self) -> BufferUntilTriggerTime:
         """The stage itself."""
         line = self._run.plan.timeline
-        return BufferUntilCut(line, self._make, DELIVERED_TICKS, catch_up_cuts=CATCH_UP_CUTS)
+        return BufferUntilTriggerTime(
+            line, self._make, DELIVERED_TICKS, catch_up_limit=CATCH_UP_LIMIT
+        )
 
 
 def _nothing(element: Any) -> tuple[()]:
@@ -100,7 +102,7 @@ def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
 
 
 class DeliveredCallback:
-    """Builds the worker side: write down the cut."""
+    """Builds the worker side: write down the trigger time."""
 
     def __init__(self, run: Run, outlet: Outlet, keep: int | None = None) -> None:
         self._run, self._outlet, self._keep = run, outlet, keep
@@ -124,7 +126,7 @@ class DeliveredCallback:
                 store.finish_restoring()
             before = store.metadata(DELIVERED)
             if upto > int(before or 0):
-                # Should another worker have been faster, its cut is as good.
+                # Should another worker have been faster, its trigger time is as good.
                 store.swap_metadata(DELIVERED, before, str(upto))
             if keep is not None:
                 drop_delivered(store, line, upto, keep)
@@ -134,7 +136,7 @@ class DeliveredCallback:
 
 
 def _by(line: Timeline, names: pa.RecordBatch, upto: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """(names of releases of cuts up to one, those of later ones)."""
+    """(names of releases up to a trigger time, those of later ones)."""
     window, trigger = (numbers(names.column(name)) for name in ("window", "trigger"))
     later = pa.array(window.astype(np.int64) * line.base(1) + trigger > upto)
     return names.filter(pc.invert(later)), names.filter(later)
@@ -148,15 +150,16 @@ def held_back(names: pa.RecordBatch) -> set[Name]:
 def missing(
     line: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
 ) -> set[Name]:
-    """Releases of the cuts after ``since`` that are committed, and that the sink was not given.
+    """Releases of the trigger times after ``since`` that are committed, and that the sink was not
+    given.
 
     A runner that loses an element (Prism did, where it split a bundle) must not lose a release.
     """
-    first = store.marks.first
+    first = store.retained_windows.first
     due = {
-        (window, cut - line.base(window))
-        for cut in range(since + 1, upto + 1)
-        for window in line.windows_at(cut)
+        (window, trigger_time - line.base(window))
+        for trigger_time in range(since + 1, upto + 1)
+        for window in line.windows_at(trigger_time)
         if window >= first
     }
     return due - _names(names)
@@ -171,7 +174,7 @@ class Resume(NamedTuple):
     """Where a stream goes on whose runner knows nothing any more.
 
     Attributes:
-        first: first cut whose steps are run or read back.
+        first: first trigger time whose steps are run or read back.
         begin: instant (micros); records with earlier stamps belong to complete windows only.
     """
 
@@ -180,7 +183,7 @@ class Resume(NamedTuple):
 
 
 def delivered_through(store: Store) -> int:
-    """Last cut through which all releases have reached the sink; 0: none."""
+    """Last trigger time through which all releases have reached the sink; 0: none."""
     return int(store.metadata(DELIVERED) or 0)
 
 
@@ -192,29 +195,30 @@ def forget_delivered(store: Store) -> None:
     """
     before = store.metadata(DELIVERED)
     if before is not None:
-        # Should an earlier attempt still live and note a cut now, its releases are there.
+        # Should an earlier attempt still live and note a trigger time now, its releases are there.
         store.swap_metadata(DELIVERED, before, None)
 
 
 def resume_point(run: Run) -> Resume:
     """Where to go on, from the store alone; `state.retention` says which records still matter."""
     store, line = run.open(), run.plan.timeline
-    settled = settled_cut(line, reached(store, line).complete)
-    begin = line.cut_time(settled) if settled else line.start - line.max_skew
+    settled = settled_trigger_time(line, reached(store, line).complete)
+    begin = line.instant_of(settled) if settled else line.start - line.max_skew
     return Resume(delivered_through(store) + 1, begin)
 
 
 def released_through(run: Run) -> int:
-    """Last cut that all key shards have stepped through; windows that take no steps count."""
+    """Last trigger time that all key shards have stepped through; windows without steps count."""
     store, line = run.open(), run.plan.timeline
-    done, past = reached(store, line), line.base(store.marks.first)
+    done, past = reached(store, line), line.base(store.retained_windows.first)
     latest = [line.base(window) + last for window, last in done.open.items() if last]
-    if done.complete > store.marks.abandoned:
+    if done.complete > store.retained_windows.abandoned:
         latest.append(line.base(done.complete - 1) + line.triggers)
-    cut = max(latest, default=0)
-    if cut <= past:
+    trigger_time = max(latest, default=0)
+    if trigger_time <= past:
         return past
-    # A shard takes cuts in order: whoever has begun on this one is through with those before.
-    windows = (w for w in line.windows_at(cut) if w >= store.marks.first)
-    whole = all(done.trigger(line, w) >= cut - line.base(w) for w in windows)
-    return cut if whole else cut - 1
+    # A shard takes trigger times in order: whoever has begun on this one is through with those
+    # before.
+    windows = (w for w in line.windows_at(trigger_time) if w >= store.retained_windows.first)
+    whole = all(done.trigger(line, w) >= trigger_time - line.base(w) for w in windows)
+    return trigger_time if whole else trigger_time - 1

@@ -42,7 +42,7 @@ class SplitByShard(beam.DoFn):
     """Routes rows to shards by their keyed id, gathering many rows before each split.
 
     What leaves has the least time of what was gathered: with a later one a watermark could pass
-    a cut while rows of it are on their way.
+    a trigger time while rows of it are on their way.
 
     Args:
         make: gives, on the worker, the function from rows to the ids they are sent by.

@@ -136,8 +136,8 @@ class Canonicaliser:
         stamp = np.where(inside, stamp, line.start)
         # Late for the last window it belongs to is late for all; a closed period likewise.
         last = (event - line.start) // line.slide
-        final_cut = last * (line.slide // line.trigger_every) + line.triggers
-        late = (line.cut_of(stamp) > final_cut) | line.period_closed(event, stamp)
+        final_trigger_time = last * (line.slide // line.trigger_every) + line.triggers
+        late = (line.trigger_time_of(stamp) > final_trigger_time) | line.period_closed(event, stamp)
         reason.unless("late", ~late)
         return event, stamp
 
@@ -145,7 +145,7 @@ class Canonicaliser:
         """Trigger index of the event time, where the stamp does not tell it already."""
         if self.plan.stamp == "event_time":
             return []
-        return [pa.array(self.plan.timeline.cut_of(event))]
+        return [pa.array(self.plan.timeline.trigger_time_of(event))]
 
     def _value(self, batch: pa.RecordBatch, stream: ValueStream, reason: "_Reasons") -> Int64:
         """Clamped, rounded to the grid, centred: int64 within +-L."""

@@ -1,4 +1,4 @@
-"""Noise of released prefixes, advanced leaf by leaf: one path per (key, round, column).
+"""Noise of released prefixes, advanced step by step: one path per (key, round, column).
 
 The name of a path identifies the data (mechanism.md section 5): run id, epoch, plan hash,
 digest of the sampler's table, window, column, key and round.  Everything but key and round is
@@ -72,33 +72,35 @@ class NoiseStream:
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
     def no_state(self, rows: int) -> State:
-        """(rows, state_columns) state of paths at leaf 0."""
+        """(rows, state_columns) state of paths at step 0."""
         return np.zeros((rows, self.strategy.state_columns), self.strategy.state_dtype)
 
-    def advance(self, tweaks: Ids, leaf: Int64, upto: Int64, stack: State, width: int) -> Int64:
-        """Fold the noise of leaves ``leaf + 1 .. upto`` into ``stack`` (updated in place).
+    def advance(
+        self, tweaks: Ids, step_index: Int64, upto: Int64, stack: State, width: int
+    ) -> Int64:
+        """Fold the noise of steps ``step_index + 1 .. upto`` into ``stack`` (updated in place).
 
         Returns:
-            (n, width) n_t * 2^DECODE_BITS of the leaves in order; with width 1 of the last.
+            (n, width) n_t * 2^DECODE_BITS of the steps in order; with width 1 of the last.
 
         Raises:
-            RunError: width is 1 and a path is at that leaf already or beyond it: its noise was
+            RunError: width is 1 and a path is at that step already or beyond it: its noise was
                 handed out before, and 0 in its place would publish the exact count.
         """
-        if width == 1 and (upto <= leaf).any():
+        if width == 1 and (upto <= step_index).any():
             raise RunError(
                 "noise",
-                "a prefix is asked for at a leaf that its path has passed",
+                "a prefix is asked for at a step that its path has passed",
                 "run again, and report it if that does not help",
             )
-        out = np.zeros((len(leaf), width), np.int64)
-        first = self.strategy.first_node(leaf)
+        out = np.zeros((len(step_index), width), np.int64)
+        first = self.strategy.first_node(step_index)
         last = np.maximum(first, self.strategy.nodes_through(upto))
         for rows in _chunks(last - first):
             names = tweaks[rows]
             noise, starts = self.sampler.draw(self._node, names, first[rows], last[rows])
             exact = functools.partial(self._exact, names)
-            spans = leaf[rows], upto[rows], stack[rows], out[rows]
+            spans = step_index[rows], upto[rows], stack[rows], out[rows]
             self.strategy.fold(Ranges(noise, starts, *spans, exact, self.sampler.error))
         return out
 
@@ -113,41 +115,41 @@ class Paths:
     def __init__(self, stream: NoiseStream) -> None:
         self._stream = stream
         self.tweaks = np.empty((0, 2), np.uint64)
-        self.leaf = np.empty(0, np.int64)
+        self.step_index = np.empty(0, np.int64)
         self._stack = stream.no_state(0)
 
     def start(self, rows: Int64, key_ids: Ids, rounds: Int64) -> None:
-        """(Re)start the paths of ``rows`` at leaf 0 under the names of keys and rounds."""
+        """(Re)start the paths of ``rows`` at step 0 under the names of keys and rounds."""
         if len(rows) == 0:
             return
         self._grow(int(rows.max()) + 1)
         self.tweaks[rows] = self._stream.names(key_ids, rounds)
-        self.leaf[rows] = 0
+        self.step_index[rows] = 0
         self._stack[rows] = 0
 
     def advance(self, rows: Int64, upto: Int64, width: int = 1) -> Int64:
-        """Move the paths of ``rows`` to leaf ``upto``; see ``NoiseStream.advance``."""
+        """Move the paths of ``rows`` to step ``upto``; see ``NoiseStream.advance``."""
         stack = self._stack[rows]
-        out = self._stream.advance(self.tweaks[rows], self.leaf[rows], upto, stack, width)
+        out = self._stream.advance(self.tweaks[rows], self.step_index[rows], upto, stack, width)
         self._stack[rows] = stack
-        self.leaf[rows] = upto
+        self.step_index[rows] = upto
         return out
 
-    def seek(self, rows: Int64, leaf: Int64) -> None:
-        """Move the paths of ``rows`` on to ``leaf`` without decoding what lies between."""
-        behind = self.leaf[rows] < leaf
-        rows, leaf = rows[behind], leaf[behind]
+    def seek(self, rows: Int64, step_index: Int64) -> None:
+        """Move the paths of ``rows`` on to ``step_index`` without decoding what lies between."""
+        behind = self.step_index[rows] < step_index
+        rows, step_index = rows[behind], step_index[behind]
         if self._stack.shape[1]:
-            self.advance(rows, leaf)
-        self.leaf[rows] = leaf
+            self.advance(rows, step_index)
+        self.step_index[rows] = step_index
 
     def _grow(self, size: int) -> None:
-        have = len(self.leaf)
+        have = len(self.step_index)
         if size <= have:
             return
         size = max(size, have + have // 2, 1024)
         self.tweaks = np.resize(self.tweaks, (size, 2))
-        self.leaf = np.concatenate([self.leaf, np.zeros(size - have, np.int64)])
+        self.step_index = np.concatenate([self.step_index, np.zeros(size - have, np.int64)])
         stack = self._stream.no_state(size)
         stack[:have] = self._stack
         self._stack = stack

@@ -142,7 +142,7 @@ class Runner:
             ledger=None,
             sink=SinkConfig("parquet", str(folder / "releases")),
             plan=self.plan,
-            choice=None,
+            tuning=None,
         )
 
     def _in_memory(self, job: Job, given: TrialInput) -> pa.Table:

@@ -78,12 +78,12 @@ def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
 def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> Float64:
     """(paths, tests) simulated noise of the statistic."""
     assert budget.selection is not None and budget.statistic is not None
-    leaves = np.arange(1, tests + 1)
-    covariance = prefix_covariance(budget.selection.strategy_object, leaves)
+    step_indices = np.arange(1, tests + 1)
+    covariance = prefix_covariance(budget.selection.strategy_object, step_indices)
     covariance = covariance * (budget.statistic.weighted * budget.selection.sigma) ** 2
     plain = plain_count(plan, budget.units, budget.values)
     if plain is not None:
-        at = np.minimum(leaves * plan.design.select_every, plan.timeline.triggers)
+        at = np.minimum(step_indices * plan.design.select_every, plan.timeline.triggers)
         own = prefix_covariance(plain.strategy_object, at)
         covariance = covariance + own * (budget.statistic.counted * plain.sigma) ** 2
     root = np.linalg.cholesky(covariance + 1e-9 * np.trace(covariance) * np.eye(tests))
@@ -98,16 +98,16 @@ def _chances(noise: Float64, need: Float64) -> Float64:
 
 
 def visible_mu(design: Crossing, seed: int) -> float:
-    """mu of the best cut of the score, by simulation."""
+    """mu of the best cutoff of the score, by simulation."""
     rng = np.random.default_rng([seed, 1])
     ratios = design.ratios
     totals = np.zeros((2, _PATHS))
     for key, row in enumerate(ratios):
         for side, chances in enumerate((design.without, design.added[key])):
             totals[side] += rng.choice(row, _PATHS, p=chances)
-    cuts = np.quantile(totals, np.linspace(0.02, 0.98, 97))
-    positive = np.array([(totals[0] > cut).mean() for cut in cuts])
-    negative = np.array([(totals[1] <= cut).mean() for cut in cuts])
+    cutoffs = np.quantile(totals, np.linspace(0.02, 0.98, 97))
+    positive = np.array([(totals[0] > cutoff).mean() for cutoff in cutoffs])
+    negative = np.array([(totals[1] <= cutoff).mean() for cutoff in cutoffs])
     inside = (np.minimum(positive, negative) > 0.01) & (np.maximum(positive, negative) < 0.99)
     gaps = norm.isf(positive[inside]) - norm.ppf(negative[inside])
     return max(0.0, float(gaps.max(initial=0.0)))

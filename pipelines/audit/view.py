@@ -80,7 +80,7 @@ def picture(result: Result) -> Figure:
     shown = f"proven (mu {down(family.bound.mu, 3)})"
     axes.plot(grid, proven, color=_PROVEN, lw=1.2, ls=":", label=shown)
     at = (family.bound.false_positives, family.bound.false_negatives)
-    axes.plot(*at, "o", color=_PROVEN, ms=6, label="bounds of the cut that was counted")
+    axes.plot(*at, "o", color=_PROVEN, ms=6, label="bounds of the cutoff that was counted")
     axes.set(
         xlim=(0, 1), ylim=(0, 1), xlabel="false positives", ylabel="false negatives", aspect="equal"
     )

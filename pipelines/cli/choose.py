@@ -25,7 +25,7 @@ Examples:
 @JOB
 @click.option("--out", type=click.Path(path_type=Path), help="The new job file, beside the old.")
 @click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
-@click.option("--epsilon", type=float, help="Budget of the choice, charged in the ledger.")
+@click.option("--epsilon", type=float, help="Budget of the tuning, charged in the ledger.")
 @click.option("--delta", type=float, help="Default: the job's.")
 @click.option("--quantile", type=float, help="Of pairs per unit (default 0.9).")
 @click.option("--cover", type=float, help="Instead: share of all pairs that C must keep.")

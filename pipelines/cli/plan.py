@@ -26,7 +26,8 @@ SCALE = options(
         help="--scale: keys published at a trigger.  [default: the most the threshold allows]",
     ),
     click.option(
-        "--within", help="--scale: releases are out so long after a cut.  [default: one interval]"
+        "--within",
+        help="--scale: releases are out so long after a trigger time.  [default: one interval]",
     ),
     click.option("--worker-vcpus", type=_COUNT, default=2, show_default=True, help="--scale"),
     click.option("--worker-gib", type=float, default=7.5, show_default=True, help="--scale"),
@@ -63,27 +64,27 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning import alternatives
-    from dpstream.pipelines.jobs.choice import chosen_of
     from dpstream.pipelines.jobs.committed import committed
     from dpstream.pipelines.jobs.job import load_job
+    from dpstream.pipelines.jobs.tuning import tuned_of
     from dpstream.pipelines.scale import shards
 
     loaded = load_job(job)
     if scale:
         _scaled(loaded, load, as_json)
         return
-    checked, chosen = loaded.plan, chosen_of(loaded)
+    checked, tuned = loaded.plan, tuned_of(loaded)
     state_figures = shards.describe(loaded, changed_keys)
     begun = committed(loaded)
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
     others = alternatives.compare(checked)
     if as_json:
-        figures = describe(planned, budget, chosen) | {"plan_hash": checked.hash}
+        figures = describe(planned, budget, tuned) | {"plan_hash": checked.hash}
         figures["run_id"] = begun.run_id if begun else None
         more = {"state": state_figures} if state_figures else {}
         print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        whole = text(planned, budget, chosen)
+        whole = text(planned, budget, tuned)
         if begun:
             whole += f"Figures     of run {begun.run_id}, committed when it began\n"
         whole += shards.text(state_figures)

@@ -13,7 +13,7 @@ from dpstream.dp_transforms.telemetry import deliveries, guarded
 class CountDelivered(beam.PTransform):  # type: ignore[misc]
     """(window, trigger) of releases that are in the sink -> the same, each counted.
 
-    Cuts after this transform was made are the live ones.
+    Trigger times after this transform was made are the live ones.
 
     Args:
         line: the plan's time axis.
@@ -42,7 +42,7 @@ class _Count(beam.DoFn):
     def process(self, element: tuple[int, int]) -> list[tuple[int, int]]:
         """One release."""
         window, trigger = element
-        deliveries.delivered(self._line.cut_time(self._line.base(window) + trigger), _now())
+        deliveries.delivered(self._line.instant_of(self._line.base(window) + trigger), _now())
         return [element]
 
 

@@ -37,7 +37,7 @@ def catch_up(run: Run, sink: Sink) -> None:
         PolicyError: something is published that the store has not committed again.
     """
     store = run.open()
-    done, first = store.completed(run.shards), store.marks.first
+    done, first = store.completed(run.shards), store.retained_windows.first
     published = [(one.window, one.trigger) for one in known_releases(sink)]
     for window, trigger in [*published, *known_unsealed(sink)]:
         if window >= first and trigger > done.get(window, 0):
@@ -67,14 +67,14 @@ class Catching:
         self._last: int | None = None
 
     def caught_up(self, upto: int) -> bool:
-        """Whether all that is published, or begun to be, lies at or before a cut."""
+        """Whether all that is published, or begun to be, lies at or before a trigger time."""
         if self._last is None or self._last <= upto:
             # Once more at the end: a worker of the store that was replaced may have gone on.
             self._last = self._look()
         return self._last <= upto
 
     def _look(self) -> int:
-        line, first = self._run.plan.timeline, self._run.open().marks.first
+        line, first = self._run.plan.timeline, self._run.open().retained_windows.first
         names = [(one.window, one.trigger) for one in known_releases(self._sink)]
         names += known_unsealed(self._sink)
         return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
@@ -94,7 +94,7 @@ def publish_missing(run: Run, sink: Sink) -> None:
     """Write what is committed and what the runner did not bring to the sink, if there is any."""
     there = {(one.window, one.trigger) for one in known_releases(sink)}
     store = run.open()
-    names = [n for n in committed_names(run, store) if n[0] >= store.marks.first]
+    names = [n for n in committed_names(run, store) if n[0] >= store.retained_windows.first]
     lost = [name for name in names if name not in there]
     if lost:
         Catching(run, sink).publish(lost)
@@ -112,7 +112,7 @@ def publish_committed(
         begin: called once the key is known to be the run's, before anything is written.
     """
     store = run.open()
-    dropped, names = store.marks.dropped, list(committed_names(run, store))
+    dropped, names = store.retained_windows.dropped, list(committed_names(run, store))
     names = [name for name in names if name[0] >= dropped]
     batches = resealed(run, store, iter(names))  # refuses another key
     begin()
@@ -145,7 +145,7 @@ def note_complete(run: Run, sink: Sink) -> None:
     if content is None:
         return
     store, there = run.open(), {(one.window, one.trigger) for one in known_releases(sink)}
-    dropped = store.marks.dropped
+    dropped = store.retained_windows.dropped
     if all(name in there for name in committed_names(run, store) if name[0] >= dropped):
         store.set_metadata(_PUBLISHED, content)
 

@@ -108,7 +108,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
     # In this order: what another worker publishes meanwhile is committed before.
     published = known_releases(sink)
-    line, first = run.plan.timeline, store.marks.first
+    line, first = run.plan.timeline, store.retained_windows.first
     done = reached(store, line)
     for one in published:
         if one.window < first:  # dropped from the store, or abandoned: the sink alone has it

@@ -35,7 +35,7 @@ class OutgoingRelease(NamedTuple):
     messages: ReleaseMessages
 
 
-class Mark(NamedTuple):
+class ControlMessage(NamedTuple):
     """A seal, or a run's manifest.
 
     Attributes:
@@ -68,7 +68,7 @@ class WriteOnlySink(Sink):
         """Write rows; on return they are durable."""
 
     @abstractmethod
-    def _put_marks(self, marks: Sequence[Mark]) -> None:
+    def _put_control_messages(self, messages: Sequence[ControlMessage]) -> None:
         """Write seals or a manifest; on return they are durable."""
 
     @override
@@ -85,7 +85,7 @@ class WriteOnlySink(Sink):
     def put_manifest(self, manifest: RunManifest) -> None:
         self._run_id = run_id = manifest.run_id
         name = f"{run_id}/{manifest_key(manifest.epoch)}"
-        self._put_marks([Mark("run", run_id, name, text_of(manifest))])
+        self._put_control_messages([ControlMessage("run", run_id, name, text_of(manifest))])
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
@@ -97,10 +97,12 @@ class WriteOnlySink(Sink):
         releases = [OutgoingRelease(run_id, batch, messages_of(batch)) for batch in batches]
         self._put_rows(releases)
         # Only now, that every row is acknowledged.
-        self._put_marks([_seal(release) for release in releases])
+        self._put_control_messages([_seal(release) for release in releases])
         return [release.messages.name for release in releases]
 
 
-def _seal(release: OutgoingRelease) -> Mark:
+def _seal(release: OutgoingRelease) -> ControlMessage:
     name, seal = release.messages.name, release.messages.seal
-    return Mark("seal", release.run_id, f"{release.run_id}/{seal_key(name)}", text_of(seal), name)
+    return ControlMessage(
+        "seal", release.run_id, f"{release.run_id}/{seal_key(name)}", text_of(seal), name
+    )

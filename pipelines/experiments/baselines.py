@@ -205,11 +205,11 @@ class Feed:
 
     def __init__(self, data: Columns, contributions: int, triggers: int, whole: bool) -> None:
         kept = first_of_each(data.user, contributions)
-        user, key, leaf = data.user[kept], data.key[kept], data.leaf(triggers)[kept]
+        user, key, step_index = data.user[kept], data.key[kept], data.step_index(triggers)[kept]
         size = len(data.names)
-        self.records = ByTrigger(key, leaf, size, triggers)
-        first = first_of_pair(user, key, None if whole else leaf)
-        self.users = ByTrigger(key[first], leaf[first], size, triggers)
+        self.records = ByTrigger(key, step_index, size, triggers)
+        first = first_of_pair(user, key, None if whole else step_index)
+        self.users = ByTrigger(key[first], step_index[first], size, triggers)
 
 
 def run_baseline(

@@ -89,8 +89,8 @@ def parse_mode(text: str) -> Mode:
 def _parts(text: str) -> list[str]:
     """Split at commas that are in no bracket."""
     depth = itertools.accumulate((c in "[{") - (c in "]}") for c in text)
-    cut = "".join("\0" if c == "," and not d else c for c, d in zip(text, depth, strict=True))
-    return [part.strip() for part in cut.split("\0")]
+    marked = "".join("\0" if c == "," and not d else c for c, d in zip(text, depth, strict=True))
+    return [part.strip() for part in marked.split("\0")]
 
 
 def _value(text: str) -> Any:

@@ -39,7 +39,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.key)
 
-    def leaf(self, triggers: int) -> Int32:
+    def step_index(self, triggers: int) -> Int32:
         """(n,) trigger 1 .. T at which each record counts."""
         return (self.time // (DAY_MICROS // triggers) + 1).astype(np.int32)
 
@@ -83,13 +83,13 @@ class ByTrigger:
     """Records' key codes grouped by trigger.
 
     Args:
-        key: (n,) codes below ``size``; leaf: (n,) triggers 1 .. ``triggers``.
+        key: (n,) codes below ``size``; step_index: (n,) triggers 1 .. ``triggers``.
     """
 
-    def __init__(self, key: Int32, leaf: Int32, size: int, triggers: int) -> None:
-        order = np.argsort(leaf, kind="stable")
+    def __init__(self, key: Int32, step_index: Int32, size: int, triggers: int) -> None:
+        order = np.argsort(step_index, kind="stable")
         self._key = key[order]
-        self._bounds = np.searchsorted(leaf[order], np.arange(1, triggers + 2))
+        self._bounds = np.searchsorted(step_index[order], np.arange(1, triggers + 2))
         self.size, self.triggers = size, triggers
 
     def added(self, trigger: int) -> Int64:
@@ -106,7 +106,7 @@ class Truth(ByTrigger):
     """
 
     def __init__(self, data: Columns, triggers: int) -> None:
-        super().__init__(data.key, data.leaf(triggers), len(data.names), triggers)
+        super().__init__(data.key, data.step_index(triggers), len(data.names), triggers)
         self.names = data.names
 
     def codes_of(self, keys: pa.ChunkedArray) -> Int64:
@@ -131,17 +131,17 @@ def first_of_each(group: Int32, most: int) -> Bool:
     return mask
 
 
-def first_of_pair(user: Int32, key: Int32, leaf: Int32 | None = None) -> Bool:
-    """(n,) mask of the first row of each distinct (user, key), or (user, key, leaf).
+def first_of_pair(user: Int32, key: Int32, step_index: Int32 | None = None) -> Bool:
+    """(n,) mask of the first row of each distinct (user, key), or (user, key, step index).
 
-    Rows are in order of leaf, so the rows of one (user, key) are, too.
+    Rows are in order of step, so the rows of one (user, key) are, too.
     """
     pair = user.astype(np.int64) << 32 | key
     order = np.argsort(pair, kind="stable").astype(np.int32)
     pair = pair[order]
     first = np.diff(pair, prepend=-1) != 0
-    if leaf is not None:
-        first |= np.diff(leaf[order], prepend=-1) != 0
+    if step_index is not None:
+        first |= np.diff(step_index[order], prepend=-1) != 0
     mask = np.zeros(len(pair), np.bool_)
     mask[order] = first
     return mask

@@ -21,13 +21,11 @@ from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference
-from dpstream.pipelines.jobs.choice import check_choice
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.tables import (
     GIVEN_COLUMNS,
     GIVEN_STAMPS,
     MESSAGE_ID,
-    ChoiceConfig,
     JobFile,
     KeysConfig,
     LedgerConfig,
@@ -37,6 +35,7 @@ from dpstream.pipelines.jobs.tables import (
     SinkConfig,
     SourceConfig,
     StateConfig,
+    TuningConfig,
 )
 from dpstream.pipelines.jobs.text import (
     duration_micros,
@@ -45,6 +44,7 @@ from dpstream.pipelines.jobs.text import (
     raise_decode_error,
     refuse_data_dependent,
 )
+from dpstream.pipelines.jobs.tuning import check_tuning
 from dpstream.state import open as stores
 
 MAX_JOB_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class Job(msgspec.Struct, frozen=True):
         source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
             path in them is absolute.
         plan: what is released and promised; checked.
-        choice: where C and clamps come from, if the job says so.
+        tuning: where C and clamps come from, if the job says so.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Job(msgspec.Struct, frozen=True):
     sink: SinkConfig
     performance: PerformanceConfig
     plan: Plan
-    choice: ChoiceConfig | None = None
+    tuning: TuningConfig | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def load_job(path: str | Path) -> Job:
     """
     path = Path(path).absolute()
     job = job_of(decode_job(read_text(path)), path)
-    check_choice(job)
+    check_tuning(job)
     return job
 
 
@@ -178,7 +178,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         sink=_sink_below(path, file.sink),
         performance=file.performance,
         plan=plan,
-        choice=file.choice,
+        tuning=file.choice,
     )
 
 

@@ -250,7 +250,7 @@ class PerformanceConfig(_Table, frozen=True):
     threads: int | None = None
 
 
-class ChoiceConfig(_Table, frozen=True):
+class TuningConfig(_Table, frozen=True):
     """``[choice]``: where C and clamps come from; written by ``dpstream choose``, but for
     ``range``: the declared [low, high] of an aggregate whose clamp is to be chosen."""
 
@@ -280,4 +280,4 @@ class JobFile(_Table, frozen=True):
     state: StateConfig = StateConfig()
     ledger: LedgerConfig | None = None
     performance: PerformanceConfig = PerformanceConfig()
-    choice: ChoiceConfig | None = None
+    choice: TuningConfig | None = None

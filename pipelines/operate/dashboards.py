@@ -46,12 +46,12 @@ _AFTER = "dpstream_operator_release_after_watermark_seconds"
 PUBLIC = (
     Panel(
         "Behind the public clock", "s",
-        (("time() - dpstream_last_cut_timestamp_seconds", "since the last published cut"),
+        (("time() - dpstream_last_cut_timestamp_seconds", "since the last published trigger time"),
          ("dpstream_trigger_interval_seconds", "trigger interval")),
         "Of a live stream: about one trigger interval at most; more: releases are late.",
     ),
     Panel(
-        "Release latency after the cut", "s",
+        "Release latency after the trigger time", "s",
         ((_quantile(0.5, _LATENCY), "median"), (_quantile(0.99, _LATENCY), "p99")),
     ),
     Panel(

@@ -79,15 +79,15 @@ def _counters(names: Iterable[str], public: bool) -> Iterator[Name]:
 METRICS: tuple[Name, ...] = (
     *_counters(PUBLIC_COUNTERS, True),
     Name("dpstream_plan_info", "gauge", "1; the label plan_hash says which plan runs.", True),
-    Name("dpstream_trigger_interval_seconds", "gauge", "Seconds between public cuts.", True),
+    Name("dpstream_trigger_interval_seconds", "gauge", "Seconds between trigger times.", True),
     Name("dpstream_last_cut_timestamp_seconds", "gauge",
-         "Instant of the last cut of which a release is in the sink.", True),
+         "Last trigger time of which a release is in the sink.", True),
     Name("dpstream_release_latency_seconds", "histogram",
-         "From a cut's instant to its release in the sink, live cuts only; whole seconds added.",
+         "From a trigger time to its release in the sink, live ones only; whole seconds added.",
          True),
     *_counters(PRIVATE_COUNTERS, False),
     Name("dpstream_operator_release_after_watermark_seconds", "histogram",
-         "Private: how long the step of a cut took, which follows its records.", False),
+         "Private: how long the step of a trigger time took, which follows its records.", False),
     Name("dpstream_operator_stage_seconds_total", "counter",
          "Private: wall time spent in a stage.", False),
 )  # fmt: skip
@@ -116,7 +116,9 @@ class _Table(Collector):
             return CounterMetricFamily(name.name, name.words, value=value)
         if name.kind == "histogram":
             after = name.name.endswith("_after_watermark_seconds")
-            return _histogram(name, deliveries.since_passed if after else deliveries.since_cut)
+            return _histogram(
+                name, deliveries.since_passed if after else deliveries.since_trigger_time
+            )
         if name.kind == "counter":
             family = CounterMetricFamily(name.name, name.words, labels=["stage"])
             for stage in STAGES:
@@ -133,7 +135,7 @@ class _Table(Collector):
         family = GaugeMetricFamily(name.name, name.words)
         micros: int | None = plan.timeline.trigger_every
         if name.name == "dpstream_last_cut_timestamp_seconds":
-            micros = deliveries.last_cut
+            micros = deliveries.last_instant
         if micros is not None:
             family.add_metric([], micros / MICROS_PER_SECOND)
         return family

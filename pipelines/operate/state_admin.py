@@ -67,7 +67,7 @@ def expire(
         if releases_before is not None:
             before = _droppable(job, instant_micros("releases-before", releases_before))
             _require_published(job, before, progress)
-            dropped = max(0, before - store.marks.dropped)
+            dropped = max(0, before - store.retained_windows.dropped)
             retention.drop_releases(store, line, before)
         store.compact()
         return {"shards_expired": changed, "windows_dropped": dropped}
@@ -80,7 +80,7 @@ def _droppable(job: Job, instant: int) -> int:
     store, line = open_job_store(job), job.plan.timeline
     complete = retention.reached(store, line).complete
     ended = (instant - line.start - line.window - line.allowed_lateness) // line.slide + 1
-    return max(store.marks.dropped, min(complete, ended))
+    return max(store.retained_windows.dropped, min(complete, ended))
 
 
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
@@ -89,7 +89,7 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
     store, line = run.open(), run.plan.timeline
     names = [
         (window, trigger)
-        for window in range(store.marks.first, before)
+        for window in range(store.retained_windows.first, before)
         for trigger in range(1, line.triggers + 1)
     ]
     sink = sink_of(job)
@@ -234,11 +234,16 @@ def _epoch_in_place(job: Job, run_id: str) -> int:
 def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     """Everything up to the instant, and never less than the backup or the sink knows of."""
     line, shards = job.plan.timeline, range(store.identity.shards)
-    cuts = [int(line.cut_of(np.array([instant]))[0]), store.marks.abandoned]
-    cuts += [store.unit_progress(shard).reach for shard in shards]
-    cuts += [line.base(window) + trigger for window, _, trigger in store.progress()]
-    cuts += [line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))]
-    return Abandon(max(1, *cuts), job.plan.privacy.contributions)
+    trigger_times = [
+        int(line.trigger_time_of(np.array([instant]))[0]),
+        store.retained_windows.abandoned,
+    ]
+    trigger_times += [store.unit_progress(shard).reach for shard in shards]
+    trigger_times += [line.base(window) + trigger for window, _, trigger in store.progress()]
+    trigger_times += [
+        line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))
+    ]
+    return Abandon(max(1, *trigger_times), job.plan.privacy.contributions)
 
 
 def spent(job: Job, identity: RunIdentity) -> dict[str, float]:

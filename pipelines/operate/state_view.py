@@ -23,7 +23,7 @@ from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import FileKind
 from dpstream.pipelines.stream import Progress
 from dpstream.state import open as stores
-from dpstream.state.retention import reached, settled_cut
+from dpstream.state.retention import reached, settled_trigger_time
 from dpstream.state.store import Store
 
 
@@ -50,7 +50,7 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
     """
     try:
         store = open_job_store(job)
-        identity, line, marks = store.identity, job.plan.timeline, store.marks
+        identity, line, retained = store.identity, job.plan.timeline, store.retained_windows
         done = store.completed(identity.shards)
         found = {
             "run_id": stamped_run_id(job.plan, identity),
@@ -59,11 +59,11 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
             "shards": identity.shards,
             "windows": None if line.end is None else line.windows,
             "triggers": line.triggers,
-            "complete": marks.dropped + sum(t == line.triggers for t in done.values()),
+            "complete": retained.dropped + sum(t == line.triggers for t in done.values()),
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "settled_cut": settled_cut(line, reached(store, line).complete),
-            "dropped": marks.dropped,
-            "abandoned": marks.abandoned,
+            "settled_cut": settled_trigger_time(line, reached(store, line).complete),
+            "dropped": retained.dropped,
+            "abandoned": retained.abandoned,
             "restoring": store.restoring,
         }
         return found | {"operator_only": _sizes(job, store)} if operator else found

@@ -48,10 +48,10 @@ def visible(text: str, most: int = KEY_CHARACTERS) -> str:
 
     Escaping for HTML is the template's; this is for what HTML cannot show.
     """
-    cut = text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    short = text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
     hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     return "".join(
-        f"\\u{ord(char):04x}" if unicodedata.category(char) in hidden else char for char in cut
+        f"\\u{ord(char):04x}" if unicodedata.category(char) in hidden else char for char in short
     )
 
 

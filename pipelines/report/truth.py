@@ -90,7 +90,7 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
     held, rows, limit = [_no_totals(plan, groups)], 0, _HELD_ROWS
     for every in _pairs(job):
         pairs = every.filter(pc.less(every["window"], len(upto)))
-        open_ = pc.less_equal(pairs["leaf"], pa.array(upto[numbers(pairs["window"])]))
+        open_ = pc.less_equal(pairs["trigger"], pa.array(upto[numbers(pairs["window"])]))
         ones = pa.array(np.ones(pairs.num_rows, np.int64))
         part = pa.Table.from_batches([pairs]).append_column("_n", ones).filter(open_)
         part = part.rename_columns({name: f"_{name}" for name in value_columns(plan)})
@@ -130,8 +130,10 @@ def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
     for batch in _batches(job):
         records, _ = ingest(batch)
         everything = Batch(plan, records)
-        leaf_cut = np.maximum(everything.event_cut, everything.cut)
-        _, everything.pairs = open_windows(plan.timeline, everything.event_cut, leaf_cut)
+        entry_trigger_time = np.maximum(everything.event_trigger_time, everything.trigger_time)
+        _, everything.pairs = open_windows(
+            plan.timeline, everything.event_trigger_time, entry_trigger_time
+        )
         yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
 
 

@@ -132,7 +132,7 @@ def _band(report: Report, name: str, row: int, chart: str) -> dict[str, Any] | N
     line = report.job.plan.timeline
     base = line.base(report.findings.latest[0].window)
     triggers = table["trigger"].to_numpy()[known]
-    when = [moment_of(line.cut_time(base + int(trigger))) for trigger in triggers]
+    when = [moment_of(line.instant_of(base + int(trigger))) for trigger in triggers]
     values, sds = values[known], sds[known]
     words = (
         f"Released {name} of key {_labels(report)[row]}: {len(when)} releases, the last "

@@ -36,13 +36,13 @@ def prism_is_open(program: Path) -> bool:
     return _after(program, _LOOPBACK) is None and _after(program, _MODULE) is not None
 
 
-def _after(program: Path, mark: bytes) -> str | None:
-    """The version that follows a mark in a program."""
+def _after(program: Path, prefix: bytes) -> str | None:
+    """The version that follows a prefix in a program."""
     with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = data.find(mark)
+        at = data.find(prefix)
         if at < 0:
             return None
-        version = data[at + len(mark) : at + len(mark) + 40].split(b"\t")[0].split(b"\n")[0]
+        version = data[at + len(prefix) : at + len(prefix) + 40].split(b"\t")[0].split(b"\n")[0]
     text = version.decode("ascii", "replace").removeprefix("v")
     return text if text[:1].isdigit() else None
 

@@ -28,9 +28,10 @@ def wait_or_stop(
     engine: Engine | None = None,
     stillness: Stillness | None = None,
 ) -> bool:
-    """Wait until a pipeline ends, is told to stop, or has delivered the plan's last cut.
+    """Wait until a pipeline ends, is told to stop, or has delivered the plan's last trigger time.
 
-    A source without end has none of its own: the job's last cut is where such a run is done.
+    A source without end has none of its own: the job's last trigger time is where such a run is
+    done.
 
     Args:
         result: what ``pipeline.run()`` gave.
@@ -61,7 +62,7 @@ def wait_or_stop(
 
 
 class _Watcher(threading.Thread):
-    """Cancels a pipeline that is told to stop, or whose last cut is delivered."""
+    """Cancels a pipeline that is told to stop, or whose last trigger time is delivered."""
 
     def __init__(
         self,
@@ -127,13 +128,13 @@ class _Watcher(threading.Thread):
 
 
 def _delivered(run: Run) -> int:
-    """Last cut that is delivered, as the store knows."""
+    """Last trigger time that is delivered, as the store knows."""
     line, through = run.plan.timeline, delivered_through(run.open())
     if through:  # known here whatever process the sink's stage runs in
-        deliveries.reached(line.cut_time(through))
+        deliveries.reached(line.instant_of(through))
     return through
 
 
 def _complete(run: Run, through: int) -> bool:
     line = run.plan.timeline
-    return line.end is not None and through >= line.last_cut
+    return line.end is not None and through >= line.last_trigger_time

@@ -35,7 +35,8 @@ class Load(msgspec.Struct, frozen=True):
         units: distinct units of a window; ``None``: as many as records.
         peak: records of the busiest trigger over those of an average one.
         published_keys: keys published at a trigger; ``None``: the most that can be selected.
-        within_seconds: how soon after a cut its releases must be out; ``None``: one interval.
+        within_seconds: how soon after a trigger time its releases must be out; ``None``: one
+            interval.
         worker_vcpus, worker_gib: size of a worker.
     """
 

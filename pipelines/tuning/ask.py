@@ -1,4 +1,4 @@
-"""The public side of a choice: what is asked, what it costs, how exact the answer will be.
+"""The public side of a tuning: what is asked, what it costs, how exact the answer will be.
 
 Nothing here reads a record.  All of it is fixed, and its digest enters the charge and the name
 of every noise node, before anything is drawn.
@@ -17,9 +17,9 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.answer import BIAS, expectation, rule_in_words
 from dpstream.accounting.tuning.question import Column, Design, Question, design
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import duration_micros
-from dpstream.pipelines.tuning import file as choose_file
+from dpstream.pipelines.tuning import file as tuning_file
 
 
 class Request(NamedTuple):
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """128-bit hex digest of everything public about the choice."""
+        """128-bit hex digest of everything public about the tuning."""
         parts = msgspec.json.encode((self.question, self.design, self.job.plan.hash))
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
@@ -82,10 +82,10 @@ def ask(request: Request) -> Asked:
 
     Raises:
         UsageError: the job or a figure is not usable, or the budget allows no answer.
-        PolicyError: a private choice without a ledger.
+        PolicyError: a private tuning without a ledger.
     """
-    choose_file.check_out(request.job, request.out, request.resume is not None)
-    job, names = choose_file.base_job(request.job, request.clamps)
+    tuning_file.check_out(request.job, request.out, request.resume is not None)
+    job, names = tuning_file.base_job(request.job, request.clamps)
     private = request.proxy is None
     if private and job.source.unbounded:
         raise UsageError(
@@ -124,7 +124,7 @@ def ask(request: Request) -> Asked:
         raise UsageError("--cover", "excludes --quantile", "give one of the two")
     allocate(job.plan)  # the widest clamps with C = 1 can be run: so can whatever is chosen
     widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
-    choose_file.render(request.job, 1, widest, ChoiceConfig())  # or refused before it is paid for
+    tuning_file.render(request.job, 1, widest, TuningConfig())  # or refused before it is paid for
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
     return Asked(request, job, question, design(question, private), ranges)
 
@@ -164,6 +164,6 @@ def _refuse_uncharged(job: Job) -> None:
     if job.ledger is None:
         raise PolicyError(
             "ledger",
-            "is required: a choice from the stream's own records is a release and is charged",
+            "is required: tuning on the stream's own records is a release and is charged",
             "add [ledger] with path, data_set and limit, or choose from other data with --proxy",
         )

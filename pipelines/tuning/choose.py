@@ -27,11 +27,11 @@ from dpstream.pipelines.begin import spend_of
 from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
-from dpstream.pipelines.jobs.choice import unit_in_words, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
-from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import instant_micros
-from dpstream.pipelines.tuning import file as choose_file
+from dpstream.pipelines.jobs.tuning import unit_in_words, unit_of
+from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.own_data import refuse_own_data
 from dpstream.pipelines.tuning.read import tally
@@ -107,14 +107,14 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
 
 
 def _refuse_useless(asked: Asked, ledger: Ledger, spend: Charge) -> None:
-    """Nobody pays for a choice that the stream it is for leaves no budget to use."""
+    """Nobody pays for a tuning that the stream it is for leaves no budget to use."""
     assert asked.job.ledger is not None
     limit = asked.job.ledger.limit
     stream = spend_of(asked.job, allocate(asked.job.plan), "")
     if not ledger.fits([spend, stream], limit.epsilon, limit.delta):
         raise PolicyError(
             "ledger.limit",
-            "the choice and the stream it is for would together spend more than epsilon "
+            "the tuning and the stream it is for would together spend more than epsilon "
             f"{exact(limit.epsilon)} at delta {exact(limit.delta)} per unit",
             "lower --epsilon or privacy.epsilon, or ask the data steward for more",
         )
@@ -139,7 +139,7 @@ def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
 
 
 def _runnable(asked: Asked, figures: Figures) -> Figures:
-    """The same with the largest C, at most the chosen one, whose noise can be drawn."""
+    """The same with the largest C, at most the tuned one, whose noise can be drawn."""
     if figures.unanswered is not None or _allowed(asked, figures, figures.contributions):
         return figures
     low, high = 1, figures.contributions  # low can be run: see ``ask``
@@ -165,10 +165,10 @@ def _allowed(asked: Asked, figures: Figures, contributions: int) -> bool:
 
 
 def _clamps(asked: Asked, figures: Figures | Receipt) -> dict[str, tuple[float, float]]:
-    """Chosen clamps in the columns' units, by aggregate."""
+    """Tuned clamps in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in asked.job.plan.aggregates}
     return {
-        name: choose_file.in_column_units(low, high, grids[name])
+        name: tuning_file.in_column_units(low, high, grids[name])
         for name, low, high in figures.clamps
     }
 
@@ -203,7 +203,7 @@ def _tell(asked: Asked, answer: Answer) -> Outcome:
             "check the job's columns and types, use a longer --first or a larger --epsilon (a new "
             "charge), or choose by --proxy",
         )
-    table = ChoiceConfig(
+    table = TuningConfig(
         how="private",
         first=asked.request.first,
         rule=rule_in_words(asked.question),
@@ -239,7 +239,7 @@ def _proxy(asked: Asked) -> Outcome:
         raise UsageError(
             "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
         )
-    table = ChoiceConfig(
+    table = TuningConfig(
         how="proxy",
         first=request.first,
         rule=rule_in_words(asked.question),
@@ -252,13 +252,13 @@ def _proxy(asked: Asked) -> Outcome:
 def _write(
     asked: Asked,
     figures: Figures | Receipt,
-    table: ChoiceConfig,
+    table: TuningConfig,
     run_id: str | None,
     resumed: bool,
 ) -> Outcome:
     out, clamps = asked.request.out, _clamps(asked, figures)
-    text = choose_file.render(asked.request.job, figures.contributions, figures.clamps, table)
-    choose_file.write(out, text)
+    text = tuning_file.render(asked.request.job, figures.contributions, figures.clamps, table)
+    tuning_file.write(out, text)
     return Outcome(
         out=str(out),
         how=table.how,

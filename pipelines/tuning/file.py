@@ -1,6 +1,6 @@
-"""The job file of a choice: read without C and clamps, written with them, comments kept.
+"""The job file of a tuning: read without C and clamps, written with them, comments kept.
 
-Before the choice the job needs no ``privacy.contributions`` and no clamps.  For reading its
+Before the tuning the job needs no ``privacy.contributions`` and no clamps.  For reading its
 records C stands at 1 and each clamp to choose at the column's declared range: public both.
 """
 
@@ -17,7 +17,7 @@ from tomlkit.exceptions import TOMLKitError
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
-from dpstream.pipelines.jobs.tables import ChoiceConfig
+from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import parse_toml
 
 
@@ -35,8 +35,8 @@ def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:
     """
     path = path.absolute()
     tables = parse_toml(read_text(path))
-    choice = _table(tables.get("choice"))
-    declared = _table(choice.get("range"))
+    tuning = _table(tables.get("choice"))
+    declared = _table(tuning.get("range"))
     privacy = tables.get("privacy")
     if isinstance(privacy, dict):
         privacy["contributions"] = 1
@@ -50,7 +50,7 @@ def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:
             continue
         names.append(str(entry.get("name")))
         entry["clamp"] = _range(entry, declared)
-    # What an earlier choice wrote is not what is checked now; ranges are.
+    # What an earlier tuning wrote is not what is checked now; ranges are.
     tables["choice"] = {"range": declared}
     unknown = sorted(set(declared) - {str(e.get("name")) for e in entries})
     job = job_of(decode_tables(tables), path)
@@ -86,9 +86,9 @@ def check_out(path: Path, out: Path, resume: bool) -> None:
 
 
 def render(
-    path: Path, contributions: int, clamps: tuple[tuple[str, int, int], ...], choice: ChoiceConfig
+    path: Path, contributions: int, clamps: tuple[tuple[str, int, int], ...], tuning: TuningConfig
 ) -> str:
-    """The job file's text with the chosen figures; everything else as it was written.
+    """The job file's text with the tuned figures; everything else as it was written.
 
     Raises:
         UsageError: the file cannot be kept as it is written.
@@ -98,15 +98,15 @@ def render(
     except (TOMLKitError, UnicodeDecodeError):
         raise UsageError("job file", "cannot be rewritten", "simplify its layout") from None
     document["privacy"]["contributions"] = contributions
-    chosen = {name: (low, high) for name, low, high in clamps}
+    tuned = {name: (low, high) for name, low, high in clamps}
     for entry in document["aggregate"]:
-        if entry["name"] in chosen:
+        if entry["name"] in tuned:
             grid = msgspec.convert(entry.unwrap(), Aggregate).grid
-            entry["clamp"] = list(in_column_units(*chosen[entry["name"]], grid))
+            entry["clamp"] = list(in_column_units(*tuned[entry["name"]], grid))
     document.pop("choice", None)
-    document["choice"] = _choice_table(choice)
+    document["choice"] = _tuning_table(tuning)
     text = tomlkit.dumps(document)
-    _check(text, contributions, chosen)
+    _check(text, contributions, tuned)
     return text
 
 
@@ -127,9 +127,9 @@ def _outward(units: int, grid: Fraction, sign: int) -> int | float:
     return value
 
 
-def _choice_table(choice: ChoiceConfig) -> Any:
+def _tuning_table(tuning: TuningConfig) -> Any:
     table = tomlkit.table()
-    for name, value in msgspec.to_builtins(choice).items():
+    for name, value in msgspec.to_builtins(tuning).items():
         if value is None or value in ((), [], {}):
             continue
         if isinstance(value, dict):
@@ -141,11 +141,11 @@ def _choice_table(choice: ChoiceConfig) -> Any:
     return table
 
 
-def _check(text: str, contributions: int, chosen: dict[str, tuple[int, int]]) -> None:
+def _check(text: str, contributions: int, tuned: dict[str, tuple[int, int]]) -> None:
     """What is written reads back as what was chosen."""
     file = decode_job(text.encode())
-    bounds = {a.name: a.grid_bounds() for a in file.aggregate if a.name in chosen}
-    if file.privacy.contributions != contributions or bounds != chosen:
+    bounds = {a.name: a.grid_bounds() for a in file.aggregate if a.name in tuned}
+    if file.privacy.contributions != contributions or bounds != tuned:
         raise RunError("--out", "would not say what was chosen", "report this job file's layout")
 
 

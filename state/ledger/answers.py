@@ -1,6 +1,6 @@
 """Answers in the ledger: charged before a row is read, committed before they are seen, paid once.
 
-A request of any kind (a choice of bounds, a SQL statement, a table) is an entry of the data set
+A request of any kind (a tuning of bounds, a SQL statement, a table) is an entry of the data set
 like any run, plus a row here: the keyed fingerprint of what was asked of which input, and, once
 drawn, the receipt, which is the answer's bytes.  The order is the guarantee:
 

@@ -230,8 +230,8 @@ class SqliteLedger(Ledger):
 
     def _insert(self, table: str, row: tuple[object, ...]) -> None:
         total = sum_of(table, [row], self._sum(table))
-        marks = ", ".join("?" * len(row))
-        self._db.execute(f"INSERT INTO {table} ({COLUMNS[table]}) VALUES ({marks})", row)
+        placeholders = ", ".join("?" * len(row))
+        self._db.execute(f"INSERT INTO {table} ({COLUMNS[table]}) VALUES ({placeholders})", row)
         self._moved(table, total)
 
     def _sum(self, table: str) -> int:

@@ -52,7 +52,7 @@ class SpannerKeyShard(KeyShard):
     Attributes:
         pending: steps since the last commit.
         left: step -> its rows in ``Steps`` beyond the committed ones: of a commit cut short, or
-            carried by a copy.
+            put there by a copy.
     """
 
     def __init__(
@@ -278,8 +278,8 @@ class SpannerKeyShard(KeyShard):
     def settled(self) -> None:
         """Everything that waited is durable."""
         self._stored[self._changed] = True
-        for marks in (self._changed, self._sets, self._examined):
-            marks[:] = False
+        for flags in (self._changed, self._sets, self._examined):
+            flags[:] = False
         last = self.pending[-1].trigger
         self.left = {step: rows for step, rows in self.left.items() if step > last}
         self.pending, self._overflow = [], []

@@ -1,7 +1,7 @@
 """The life of the Spanner store: expiry, sizes, and copies in pieces.
 
 A store is filled as a new generation beside the one in force (``state.spanner.schema``), so
-nobody sees it before the switch.  What a copy carries of steps that are to come stands in
+nobody sees it before the switch.  What was released ahead, of steps that are to come, stands in
 ``Steps`` as the parts of an interrupted commit do.
 """
 
@@ -131,21 +131,21 @@ class SpannerRetention(RetentionStore):
 
     @abstractmethod
     def _unit_rows(self, part: int) -> tuple[dict[int, int], list[int]]:
-        """(progress of a unit shard by kind, cuts that a decision under way goes up to)."""
+        """(progress of a unit shard by kind, trigger times a decision under way goes up to)."""
 
     # --- expiry -------------------------------------------------------------------------
 
     @override
-    def forget_positions(self, shard: int, cut: int) -> None:
+    def forget_positions(self, shard: int, trigger_time: int) -> None:
         part = self._first_part + shard
-        if cut <= self.unit_progress(shard).forgotten:
+        if trigger_time <= self.unit_progress(shard).forgotten:
             return
         # First of all: from now on nobody uses a position that is about to go.
-        self._raise_forgotten(part, cut)
+        self._raise_forgotten(part, trigger_time)
         self._close_decisions(part)
-        after = transact(self._db, _Expiry(part, cut, None))
+        after = transact(self._db, _Expiry(part, trigger_time, None))
         while after is not None:
-            after = transact(self._db, _Expiry(part, cut, after))
+            after = transact(self._db, _Expiry(part, trigger_time, after))
         # Whoever decides with counters it has in memory writes counts that are still right.
         self.forget_units(shard)
 
@@ -160,13 +160,15 @@ class SpannerRetention(RetentionStore):
     def forget_units(self, shard: int) -> None:
         """See ``Store``."""
 
-    def _raise_forgotten(self, part: int, cut: int) -> None:
+    def _raise_forgotten(self, part: int, trigger_time: int) -> None:
         key = spanner.KeySet(keys=[[part, FORGOTTEN]])
 
         def work(transaction: Any) -> None:
             rows = list(transaction.read("Progress", ("Reached",), key))
-            if not rows or rows[0][0] < cut:
-                transaction.insert_or_update("Progress", PROGRESS, [[part, FORGOTTEN, cut]])
+            if not rows or rows[0][0] < trigger_time:
+                transaction.insert_or_update(
+                    "Progress", PROGRESS, [[part, FORGOTTEN, trigger_time]]
+                )
 
         transact(self._db, work)
 
@@ -299,7 +301,7 @@ class SpannerRetention(RetentionStore):
     @override
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
         ids, found = self._all_units(shard)
-        new = np.flatnonzero(found.records["cut"] > self.unit_progress(shard).forgotten)
+        new = np.flatnonzero(found.records["trigger_time"] > self.unit_progress(shard).forgotten)
         some = found.records[new]
         if len(new):
             yield PositionPiece(
@@ -307,12 +309,12 @@ class SpannerRetention(RetentionStore):
                 some["partition"],
                 some["offset"],
                 some["pairs"],
-                some["cut"],
+                some["trigger_time"],
                 some["rank"],
             )
 
     @override
-    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+    def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         part = self._first_part + shard
         rows = dict(self._rows("Progress", ("WindowIndex", "Reached"), [(part, window)]))
         if trigger <= rows.get(window, 0):
@@ -345,7 +347,9 @@ class SpannerRetention(RetentionStore):
         self._filled.outbox(part, window, trigger, releases)
 
     @override
-    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
+    def put_released_ahead(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
+    ) -> None:
         part = self._first_part + shard
         self._filled.reached.setdefault((part, window), 0)
         self._filled.outbox(part, window, trigger, releases)
@@ -372,15 +376,17 @@ class SpannerRetention(RetentionStore):
         units = self._filled.shard(self._first_part + shard)
         slots = units.table.find(piece.ids).astype(np.int32)
         units.put_records(
-            Admitted(piece.partition, piece.offset, slots, piece.pairs, piece.cut, piece.rank)
+            Admitted(
+                piece.partition, piece.offset, slots, piece.pairs, piece.trigger_time, piece.rank
+            )
         )
 
     @override
     def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
         part = self._first_part + shard
-        for kind, cut in zip((BOUND, FORGOTTEN, REACH), progress, strict=True):
-            if cut:
-                self._filled.reached[part, kind] = cut
+        for kind, trigger_time in zip((BOUND, FORGOTTEN, REACH), progress, strict=True):
+            if trigger_time:
+                self._filled.reached[part, kind] = trigger_time
 
 
 class _Expiry:
@@ -389,8 +395,8 @@ class _Expiry:
     It reads what it writes, so a worker that decides at the same time makes it start again.
     """
 
-    def __init__(self, part: int, cut: int, after: str | None) -> None:
-        self._part, self._cut, self._after = part, cut, after
+    def __init__(self, part: int, trigger_time: int, after: str | None) -> None:
+        self._part, self._trigger_time, self._after = part, trigger_time, after
 
     def __call__(self, transaction: Any) -> str | None:
         start: dict[str, Any] = {"start_closed": [self._part]}
@@ -401,9 +407,9 @@ class _Expiry:
         if not rows:
             return None
         found = UnitRows.of([b64decode(row[1]) for row in rows])
-        goes = found.records["cut"] <= self._cut
+        goes = found.records["trigger_time"] <= self._trigger_time
         left = np.bincount(found.owner[~goes], minlength=len(rows))
-        ended = (found.until <= self._cut) & (left == 0)
+        ended = (found.until <= self._trigger_time) & (left == 0)
         changed = np.zeros(len(rows), np.bool_)
         changed[found.owner[goes]] = True
         gone = found.gone.copy()

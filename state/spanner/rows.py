@@ -21,12 +21,19 @@ from dpstream.state.store import NEVER, Admitted, Ids, Int64, Ints, KeyShard
 DUE = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")
 #: Key of an id that two columns of 64 bits are.
 ID_BYTES = 16
-#: One admitted record: its position, the cut it was decided at, its pairs and their first rank.
+#: One admitted record: its position, the trigger time it was decided at, its pairs and their first
+#: rank.
 RECORD = np.dtype(
-    [("offset", "<i8"), ("partition", "<i4"), ("cut", "<i4"), ("pairs", "<i4"), ("rank", "<i4")]
+    [
+        ("offset", "<i8"),
+        ("partition", "<i4"),
+        ("trigger_time", "<i4"),
+        ("pairs", "<i4"),
+        ("rank", "<i4"),
+    ]
 )
 #: What stands before the records of a unit: admitted pairs whose records have expired, and the
-#: last cut at which any record of the unit can be decided.
+#: last trigger time at which any record of the unit can be decided.
 UNIT_HEADER = np.dtype([("gone", "<i8"), ("until", "<i8")])
 
 
@@ -148,7 +155,7 @@ def pack_records(admitted: Admitted, order: Int64) -> bytes:
     """Admitted records in an order, ``RECORD.itemsize`` bytes each."""
     packed = np.zeros(len(order), RECORD)
     packed["offset"], packed["partition"] = admitted.offset[order], admitted.partition[order]
-    packed["cut"], packed["pairs"] = admitted.cut[order], admitted.pairs[order]
+    packed["trigger_time"], packed["pairs"] = admitted.trigger_time[order], admitted.pairs[order]
     if admitted.rank is not None:
         packed["rank"] = admitted.rank[order]
     return packed.tobytes()

@@ -44,8 +44,8 @@ from dpstream.state.store import Calibrate, RunIdentity
 _PLAIN = "1"
 #: Version 2: cells have digests (`state.spanner.seals`); the tables are those of version 1.
 SCHEMA_VERSION = 2
-#: ``WindowIndex`` of BOUND's progress and decisions; of the cut up to which positions are
-#: forgotten; of the cut that a decision cut short may have reached.
+#: ``WindowIndex`` of BOUND's progress and decisions; of the trigger time up to which positions are
+#: forgotten; of the trigger time that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3
 #: Row of ``Meta``: the last generation that anybody has begun to fill.
 _CLAIMED = "claimed"
@@ -249,8 +249,8 @@ def read_identity(database: Database) -> tuple[RunIdentity, int]:
 def _pieces(identity: RunIdentity) -> list[tuple[str, str]]:
     """Rows of ``Meta`` for the identity: a long window's numbers are more than one cell takes."""
     text = msgspec.json.encode(identity).decode()
-    cuts = range(CELL_CHARACTERS, len(text), CELL_CHARACTERS)
-    more = [(f"identity.{cut}", text[cut : cut + CELL_CHARACTERS]) for cut in cuts]
+    starts = range(CELL_CHARACTERS, len(text), CELL_CHARACTERS)
+    more = [(f"identity.{start}", text[start : start + CELL_CHARACTERS]) for start in starts]
     return [("identity", text[:CELL_CHARACTERS]), *more]
 
 

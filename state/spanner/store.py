@@ -2,10 +2,10 @@
 
 A step is three calls: the list of due keys, the rows that are not in memory, and the commit of
 all mutations.  States stay in memory between steps (nothing is read for a (window, shard) that
-began here), bounded by ``limits.CACHED_STATES``.  Fencing needs no read: a step's row in
-``Steps`` can be inserted once, and a worker commits step t only after it has seen t - 1
-committed, so whoever inserts row t worked on the states as of t - 1.  The same holds for
-BOUND's decisions, whose rows are named by the cut that they follow.
+began here), bounded by ``limits.CACHED_STATES``.  Fencing needs no read: a step's row in ``Steps``
+can be inserted once, and a worker commits step t only after it has seen t - 1 committed, so whoever
+inserts row t worked on the states as of t - 1.  The same holds for BOUND's decisions, whose rows
+are named by the trigger time that they follow.
 
 A step beyond ``limits.COMMIT_MUTATIONS`` is committed in parts, see `state.store`.
 """
@@ -346,32 +346,36 @@ class SpannerStore(SpannerRetention, Store):
         units.ahead = units.pieces > 0 or units.reach > units.decided
 
     @override
-    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+    def commit_units(
+        self, shard: int, trigger_time: int, units: UnitShard, admitted: Admitted
+    ) -> None:
         assert isinstance(units, SpannerUnitShard)
         try:
             slots = units.take(admitted)
             runs = parts(slots, ROW_MUTATIONS, units.row_bytes(slots))
             for number, run in enumerate(runs, 1):
-                self._commit_decision(units, cut, run, number == len(runs))
+                self._commit_decision(units, trigger_time, run, number == len(runs))
         except BaseException:
             self.forget_units(shard)
             raise
-        units.decided, units.logged = cut, units.table.size
-        units.ahead, units.pieces = units.reach > cut, 0
+        units.decided, units.logged = trigger_time, units.table.size
+        units.ahead, units.pieces = units.reach > trigger_time, 0
         if units.table.size > CACHED_STATES:
             self.forget_units(shard)
 
-    def _commit_decision(self, units: SpannerUnitShard, cut: int, slots: Int64, last: bool) -> None:
+    def _commit_decision(
+        self, units: SpannerUnitShard, trigger_time: int, slots: Int64, last: bool
+    ) -> None:
         """One commit of a decision: rows of some units, and with the last one the progress."""
         out = Mutations()
         fence = (units.part, BOUND, units.decided, units.pieces)
         # A row of a decision says how far it goes.
-        out.insert("Steps", STEP, [[*fence, out.writer, cell(cut.to_bytes(8, "little"))]])
+        out.insert("Steps", STEP, [[*fence, out.writer, cell(trigger_time.to_bytes(8, "little"))]])
         out.require(units.part, epochs.of_decision(units.decided))
         units.write(out, slots)
         if last:
-            rows = [[units.part, BOUND, cut]]
-            if units.reach > cut:
+            rows = [[units.part, BOUND, trigger_time]]
+            if units.reach > trigger_time:
                 rows.append([units.part, REACH, units.reach])
             out.upsert("Progress", PROGRESS, rows)
         self._commit_once(out, fence)
@@ -397,7 +401,7 @@ class SpannerStore(SpannerRetention, Store):
         return next((int(reached) for (reached,) in rows), None)
 
     def _key_progress(self, part: int, window: int) -> tuple[int | None, dict[int, int]]:
-        """(step reached, rows in ``Steps`` of each step beyond: parts, and what a copy carried).
+        """(step reached, rows in ``Steps`` of each step beyond: parts, and what a copy put there).
 
         The two are read one after the other.  Had another worker committed the step in between,
         all of its rows would look like a part: progress that has not moved since excludes it.
@@ -415,7 +419,7 @@ class SpannerStore(SpannerRetention, Store):
         return dict(Counter(int(step) for (step,) in rows))
 
     def _unit_rows(self, part: int) -> tuple[dict[int, int], list[int]]:
-        """(progress by kind, cuts that the rows of a decision under way go up to).
+        """(progress by kind, trigger times that the rows of a decision under way go up to).
 
         Read one after the other like those of keys.
         """
@@ -432,7 +436,7 @@ class SpannerStore(SpannerRetention, Store):
 
     def _decision(self, part: int, decided: int) -> list[int]:
         rows = self._rows("Steps", ("Releases",), ranges=[prefix(part, BOUND, decided)])
-        return [int.from_bytes(b64decode(cut), "little") for (cut,) in rows]
+        return [int.from_bytes(b64decode(trigger_time), "little") for (trigger_time,) in rows]
 
     @override
     def close(self) -> None:

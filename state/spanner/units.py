@@ -35,7 +35,7 @@ class SpannerUnitShard(UnitShard):
 
     Attributes:
         pieces: rows that a decision cut short has left in ``Steps``.
-        reach: last cut of any record in memory: a decision cut short may have gone further
+        reach: last trigger time of any record in memory: a decision cut short may have gone further
             than the one that was made in its place.
     """
 
@@ -62,7 +62,7 @@ class SpannerUnitShard(UnitShard):
         found = UnitRows.of([b64decode(row[1]) for row in rows])
         for slot, blob in zip(slots.tolist(), found.blobs, strict=True):
             self._records[slot] = blob
-        self.reach = max(self.reach, int(found.records["cut"].max(initial=0)))
+        self.reach = max(self.reach, int(found.records["trigger_time"].max(initial=0)))
         self._gone[slots], self.until[slots] = found.gone, found.until
         self.counts[slots] = found.counts
 
@@ -119,7 +119,7 @@ class SpannerUnitShard(UnitShard):
                 records["offset"],
                 owner.astype(np.int32),
                 records["pairs"],
-                records["cut"],
+                records["trigger_time"],
                 records["rank"],
             )
         )

@@ -34,7 +34,7 @@ from dpstream.state.sqlite.rows import (
     UnitRow,
     admission_row,
     admissions_of,
-    carried_row,
+    released_ahead_row,
     releases_of,
     snapshot_row,
     step_blobs,
@@ -78,7 +78,7 @@ class SqliteRetention(RetentionStore):
             self._db.close()  # one that is left open would keep others from the file
             raise
         self._unit_shards: dict[int, UnitShard] = {}
-        self._carrying = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
+        self._has_released_ahead = bool(list(self._read("SELECT 1 FROM carried LIMIT 1")))
 
     @override
     def metadata(self, name: str) -> str | None:
@@ -113,8 +113,8 @@ class SqliteRetention(RetentionStore):
         with self._lock:
             row = self._unit_row(shard)
             last = "SELECT cut FROM admissions WHERE shard = ? ORDER BY rowid DESC LIMIT 1"
-            (cut,) = next(self._read(last, (shard,)), (0,))
-        return UnitProgress(cut, row.forgotten, max(row.reach, cut))
+            (trigger_time,) = next(self._read(last, (shard,)), (0,))
+        return UnitProgress(trigger_time, row.forgotten, max(row.reach, trigger_time))
 
     def _unit_row(self, shard: int) -> UnitRow:
         found = self._read("SELECT progress FROM unit_shards WHERE shard = ?", (shard,))
@@ -126,34 +126,34 @@ class SqliteRetention(RetentionStore):
     # --- expiry ---
 
     @override
-    def forget_positions(self, shard: int, cut: int) -> None:
+    def forget_positions(self, shard: int, trigger_time: int) -> None:
         with self._lock:
-            if cut <= self._unit_row(shard).forgotten:
+            if trigger_time <= self._unit_row(shard).forgotten:
                 return
             with self._changing():
                 row = self._unit_row(shard)
-                if cut <= row.forgotten:
+                if trigger_time <= row.forgotten:
                     return
-                moved = self._rewrite_units(shard, cut)
-                self._put_unit_row(shard, UnitRow(cut, row.reach, row.generation + moved))
+                moved = self._rewrite_units(shard, trigger_time)
+                self._put_unit_row(shard, UnitRow(trigger_time, row.reach, row.generation + moved))
             if moved:
                 self._unit_shards.pop(shard, None)
             elif shard in self._unit_shards:
-                self._unit_shards[shard].forgotten = cut
+                self._unit_shards[shard].forgotten = trigger_time
 
-    def _rewrite_units(self, shard: int, cut: int) -> bool:
-        """Merge a unit shard's log into a snapshot without positions up to ``cut``; whether
-        units got other slots, because some went."""
+    def _rewrite_units(self, shard: int, trigger_time: int) -> bool:
+        """Merge a unit shard's log into a snapshot without positions up to ``trigger_time``;
+        whether units got other slots, because some went."""
         rows = self._admissions(shard)
         if not rows:
             return False
         units = UnitShard()
         arrow.replay_units(units, rows)
         # Nothing is decided beyond the shard's own last commit but by a commit of a part.
-        everything = units.decided <= cut and self._unit_row(shard).reach <= cut
+        everything = units.decided <= trigger_time and self._unit_row(shard).reach <= trigger_time
         admitted = arrow.no_records() if everything else arrow.records_of(rows)
-        kept = admitted.cut > cut
-        stays = units.until[: units.table.size] > cut
+        kept = admitted.trigger_time > trigger_time
+        stays = units.until[: units.table.size] > trigger_time
         stays[admitted.unit[kept]] = True
         moved = not stays.all()
         place = np.cumsum(stays) - 1
@@ -163,7 +163,7 @@ class SqliteRetention(RetentionStore):
             admitted.offset[kept],
             place[admitted.unit[kept]].astype(np.int32),
             admitted.pairs[kept],
-            admitted.cut[kept],
+            admitted.trigger_time[kept],
             None if admitted.rank is None else admitted.rank[kept],
         )
         (last,) = next(self._read("SELECT max(rowid) FROM admissions"))
@@ -175,7 +175,8 @@ class SqliteRetention(RetentionStore):
     @override
     def drop_releases(self, before: int) -> None:
         with self._lock, self._changing():
-            # `marks`, which are checked in each commit of steps, are the fence from now on.
+            # `retained_windows`, which are checked in each commit of steps, are the fence from now
+            # on.
             for table in ("steps", "snapshots", "carried"):
                 self._db.execute(f"DELETE FROM {table} WHERE window < ?", (before,))
 
@@ -286,19 +287,19 @@ class SqliteRetention(RetentionStore):
         arrow.replay_units(units, rows)
         for row in rows:
             some = arrow.records_of([row])
-            new = np.flatnonzero(some.cut > self._unit_row(shard).forgotten)
+            new = np.flatnonzero(some.trigger_time > self._unit_row(shard).forgotten)
             if len(new):
                 yield PositionPiece(
                     units.table.ids[some.unit[new]],
                     some.partition[new],
                     some.offset[new],
                     some.pairs[new],
-                    some.cut[new],
+                    some.trigger_time[new],
                     None if some.rank is None else some.rank[new],
                 )
 
     @override
-    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+    def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         with self._lock:
             row = next(
                 self._read(
@@ -341,10 +342,12 @@ class SqliteRetention(RetentionStore):
         self._put("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     @override
-    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
-        values = carried_row(window, shard, trigger, arrow.to_bytes(releases))
+    def put_released_ahead(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
+    ) -> None:
+        values = released_ahead_row(window, shard, trigger, arrow.to_bytes(releases))
         self._put("INSERT INTO carried VALUES (?, ?, ?, ?)", values)
-        self._carrying = True
+        self._has_released_ahead = True
 
     @override
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
@@ -377,7 +380,7 @@ class SqliteRetention(RetentionStore):
         table = self._unit_shards[shard].table
         slots = table.find(piece.ids).astype(np.int32)
         admitted = Admitted(
-            piece.partition, piece.offset, slots, piece.pairs, piece.cut, piece.rank
+            piece.partition, piece.offset, slots, piece.pairs, piece.trigger_time, piece.rank
         )
         self._put_admission(shard, 0, table.size, _no_units(), arrow.records_blob(admitted))
 

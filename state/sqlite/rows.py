@@ -60,19 +60,23 @@ def snapshot_row(window: int, shard: int, before: int, blobs: Iterable[bytes]) -
     return (window, shard, *_three((window, shard, before), blobs, "snapshots"))
 
 
-def carried_row(window: int, shard: int, trigger: int, releases: bytes) -> tuple[Any, ...]:
-    """Releases that a copy carries."""
+def released_ahead_row(window: int, shard: int, trigger: int, releases: bytes) -> tuple[Any, ...]:
+    """Releases of steps that a shard was ahead with at a reshard."""
     row = (window, shard, trigger)
     return (*row, sealed(_name("carried", row, "releases"), releases))
 
 
 def admission_row(
-    shard: int, cut: int, before: int, units: bytes, records: bytes
+    shard: int, trigger_time: int, before: int, units: bytes, records: bytes
 ) -> tuple[Any, ...]:
     """A commit of decisions, or a piece, of a shard that has ``before`` units before it."""
-    row = (shard, cut, before)
+    row = (shard, trigger_time, before)
     blobs = {"units": units, "records": records}
-    return (shard, cut, *(sealed(_name("admissions", row, c), b) for c, b in blobs.items()))
+    return (
+        shard,
+        trigger_time,
+        *(sealed(_name("admissions", row, c), b) for c, b in blobs.items()),
+    )
 
 
 def unit_row(shard: int, row: UnitRow) -> tuple[int, bytes]:
@@ -114,11 +118,11 @@ def step_blobs(
 def admissions_of(shard: int, rows: Iterable[tuple[int, Any, Any]]) -> list[arrow.AdmissionRow]:
     """The log of a unit shard, from its first row on."""
     found, before = [], 0
-    for cut, units, records in rows:
-        row = (shard, cut, before)
+    for trigger_time, units, records in rows:
+        row = (shard, trigger_time, before)
         batch = arrow.from_bytes(unsealed(_name("admissions", row, "units"), units))
         data = unsealed(_name("admissions", row, "records"), records)
-        found.append(arrow.AdmissionRow(cut, batch, data))
+        found.append(arrow.AdmissionRow(trigger_time, batch, data))
         before += batch.num_rows
     return found
 

@@ -81,8 +81,10 @@ class SqliteStore(SqliteRetention, Store):
         if trigger != states.committed + 1:  # the row's uniqueness tells the rest
             self.forget(window, shard)
             raise OvertakenError
-        carried = self.carried(window, shard, trigger) if self._carrying else None
-        everything = arrow.merged(result.releases, carried)
+        released_ahead = (
+            self.released_ahead(window, shard, trigger) if self._has_released_ahead else None
+        )
+        everything = arrow.merged(result.releases, released_ahead)
         releases = arrow.to_bytes(everything)
         blobs = () if result.closes else arrow.step_blobs(states, result)
         row = step_row(window, shard, trigger, releases, blobs)
@@ -119,7 +121,7 @@ class SqliteStore(SqliteRetention, Store):
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
-                if min(row.window for row, _ in steps) < self.marks.dropped:
+                if min(row.window for row, _ in steps) < self.retained_windows.dropped:
                     raise OvertakenError  # long ago: the rows that would tell are gone
                 for row, _ in steps:
                     kept = row[:4] if (row.window, row.shard) in closed else row
@@ -177,24 +179,26 @@ class SqliteStore(SqliteRetention, Store):
         """Nothing to do: all units of a shard are in memory."""
 
     @override
-    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+    def commit_units(
+        self, shard: int, trigger_time: int, units: UnitShard, admitted: Admitted
+    ) -> None:
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 row, seen = self._unit_row(shard), self._unit_rows[shard]
-                cut_and_slots = self.unit_progress(shard).decided, row.generation
-                if cut_and_slots != (units.decided, seen.generation):
+                trigger_time_and_slots = self.unit_progress(shard).decided, row.generation
+                if trigger_time_and_slots != (units.decided, seen.generation):
                     raise OvertakenError
                 for piece in arrow.unit_blobs(units, admitted):
-                    self._db.execute(INSERT_ADMISSION, admission_row(shard, cut, *piece))
+                    self._db.execute(INSERT_ADMISSION, admission_row(shard, trigger_time, *piece))
         except sqlite3.Error as error:
             self.forget_units(shard)
             raise failed(error) from None
         except (OvertakenError, RunError):
             self.forget_units(shard)
             raise
-        units.decided, units.logged = cut, units.table.size
-        units.forgotten, units.ahead = row.forgotten, row.reach > cut
+        units.decided, units.logged = trigger_time, units.table.size
+        units.forgotten, units.ahead = row.forgotten, row.reach > trigger_time
 
     @override
     def forget_units(self, shard: int) -> None:

@@ -13,7 +13,7 @@ from dpstream.state.seals import damaged
 from dpstream.state.sqlite.rows import (
     UnitRow,
     admission_row,
-    carried_row,
+    released_ahead_row,
     snapshot_row,
     step_row,
     unit_row,
@@ -87,7 +87,7 @@ def _seal(db: sqlite3.Connection, version: int) -> None:
         some = [] if None in blobs else blobs
         _put(db, "steps", rowid, step_row(window, shard, trigger, releases or b"", some))
     for (rowid,) in _ids(db, "carried"):
-        _put(db, "carried", rowid, carried_row(*_row(db, "carried", rowid)))
+        _put(db, "carried", rowid, released_ahead_row(*_row(db, "carried", rowid)))
     before: dict[tuple[int, ...], int] = {}
     for (rowid,) in _ids(db, "snapshots"):
         window, shard, *blobs = _row(db, "snapshots", rowid)
@@ -96,9 +96,9 @@ def _seal(db: sqlite3.Connection, version: int) -> None:
         before[window, shard] = at + arrow.from_bytes(blobs[0]).num_rows
     before = {}
     for (rowid,) in _ids(db, "admissions"):
-        shard, cut, ids, records = _row(db, "admissions", rowid)
+        shard, trigger_time, ids, records = _row(db, "admissions", rowid)
         at = before.get((shard,), 0)
-        _put(db, "admissions", rowid, admission_row(shard, cut, at, ids, records))
+        _put(db, "admissions", rowid, admission_row(shard, trigger_time, at, ids, records))
         before[shard,] = at + arrow.from_bytes(ids).num_rows
     put_meta(db, "schema_version", str(SCHEMA_VERSION))
 
@@ -118,7 +118,7 @@ def _row(db: sqlite3.Connection, table: str, rowid: int) -> Any:
 
 def _put(db: sqlite3.Connection, table: str, rowid: int, row: tuple[Any, ...]) -> None:
     """Replace a row in its place."""
-    marks = ", ".join("?" * len(row))
+    placeholders = ", ".join("?" * len(row))
     names = [name for (_, name, *_) in db.execute(f"PRAGMA table_info({table})")]
     columns = f"rowid, {', '.join(names)}"
-    db.execute(f"REPLACE INTO {table} ({columns}) VALUES (?, {marks})", (rowid, *row))
+    db.execute(f"REPLACE INTO {table} ({columns}) VALUES (?, {placeholders})", (rowid, *row))

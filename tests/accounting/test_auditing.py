@@ -49,8 +49,8 @@ def test_rates_cover_exactly(trials: int, tail: float) -> None:
 
 def test_least_mu_is_the_claims_own() -> None:
     for mu in (0.1, 1.0, 3.0):
-        for cut in (-1.0, 0.3, 2.0):
-            a, f = norm.sf(cut), norm.cdf(cut - mu)
+        for cutoff in (-1.0, 0.3, 2.0):
+            a, f = norm.sf(cutoff), norm.cdf(cutoff - mu)
             assert least_mu(a, f, 0.0) == pytest.approx(mu)
             # With slack the claim is weaker, by just as much in both orders of the data.
             edge = max(f - 0.01, norm.cdf(norm.isf(a + 0.01) - mu))
@@ -173,7 +173,7 @@ def test_only_more_than_the_claim_refutes_it() -> None:
 
 
 def test_the_trade_off_of_scores_that_repeat() -> None:
-    """Above a cut is strictly above it, on both sides."""
+    """Above a cutoff is strictly above it, on both sides."""
     positive, negative = trade_off(Scores(np.array([0.0, 1, 1, 2]), np.array([1.0, 2, 2, 3])))
     assert positive.tolist() == [1, 0.75, 0.25, 0, 0]
     assert negative.tolist() == [0, 0, 0.25, 0.75, 1]

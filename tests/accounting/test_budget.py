@@ -181,7 +181,7 @@ def test_selection_share_leaves_the_largest_value_share(make_plan: Make) -> None
 
 
 def brute_force_rounds(triggers: int, total: int, n: int) -> float:
-    """Worst cost of n selections in any number of value trees of T leaves, by dynamic search."""
+    """Worst cost of n selections in any number of value trees of T steps, by dynamic search."""
     worst_split = make_strategy("tree", triggers).worst_split
     best = {(0, 0): 0.0}
     for _ in range(n):

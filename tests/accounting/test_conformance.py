@@ -29,9 +29,9 @@ def noise_of(strategy: Strategy, rows: int, sigma: float, seed: int = 0) -> npt.
 
 
 def fold(
-    strategy: Strategy, noise: npt.NDArray[np.generic], cuts: tuple[int, ...] = (), width: int = 0
+    strategy: Strategy, noise: npt.NDArray[np.generic], ends: tuple[int, ...] = (), width: int = 0
 ) -> Ints:
-    """(rows, T) n_t * 2^D, folded in pieces that end at ``cuts``; open roundings settled."""
+    """(rows, T) n_t * 2^D, folded in pieces that end at ``ends``; open roundings settled."""
     rows, size = len(noise), strategy.triggers
     stack = np.zeros((rows, strategy.state_columns), strategy.state_dtype)
 
@@ -39,13 +39,13 @@ def fold(
         return balls(noise[row, :nodes])
 
     result, begin = np.zeros((rows, size), np.int64), 0
-    for end in (*cuts, size):
-        leaf, upto = np.full(rows, begin), np.full(rows, end)
-        first = int(strategy.first_node(leaf)[0])
+    for end in (*ends, size):
+        step_index, upto = np.full(rows, begin), np.full(rows, end)
+        first = int(strategy.first_node(step_index)[0])
         part = np.ascontiguousarray(noise[:, first : int(strategy.nodes_through(end))])
         starts = np.arange(rows) * part.shape[1]
         out = np.zeros((rows, width or end - begin + 1), np.int64)
-        strategy.fold(Ranges(part.reshape(-1), starts, leaf, upto, stack, out, exact))
+        strategy.fold(Ranges(part.reshape(-1), starts, step_index, upto, stack, out, exact))
         last = end - 1 if out.shape[1] == 1 else begin
         result[:, last:end] = out[:, : end - last]
         begin = end
@@ -107,8 +107,8 @@ def test_any_pieces_give_the_same_path(name: str, triggers: int) -> None:
     whole = fold(strategy, noise)
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        cuts = tuple(sorted(set(rng.integers(1, triggers + 1, 4).tolist()) - {triggers}))
-        assert np.array_equal(fold(strategy, noise, cuts), whole)
+        ends = tuple(sorted(set(rng.integers(1, triggers + 1, 4).tolist()) - {triggers}))
+        assert np.array_equal(fold(strategy, noise, ends), whole)
     every = fold(strategy, noise, tuple(range(1, triggers)), width=1)
     assert np.array_equal(every, whole)
 

@@ -87,31 +87,31 @@ def test_honaker_is_the_best_linear_estimate(level: int) -> None:
     assert np.allclose(np.ones(size) @ np.linalg.pinv(dense), row)
 
 
-def exact_noise(noise: np.ndarray, leaves: np.ndarray) -> list[int]:
+def exact_noise(noise: np.ndarray, inputs: np.ndarray) -> list[int]:
     """2^D n_t from the noisy nodes y = A x + z in fractions, minus 2^D prefix."""
-    nodes = oracle_nodes(len(leaves))
-    noisy = dict(zip(nodes, oracle_matrix(len(leaves)) @ leaves + noise, strict=True))
+    nodes = oracle_nodes(len(inputs))
+    noisy = dict(zip(nodes, oracle_matrix(len(inputs)) @ inputs + noise, strict=True))
     result = []
-    for t in range(1, len(leaves) + 1):
+    for t in range(1, len(inputs) + 1):
         estimates = (
             sum(w * int(noisy[node]) for node, w in honaker(*block).items()) for block in blocks(t)
         )
         released = sum(round(SCALE * estimate) for estimate in estimates)
-        result.append(released - SCALE * int(leaves[:t].sum()))
+        result.append(released - SCALE * int(inputs[:t].sum()))
     return result
 
 
-def run_fold(noise: np.ndarray, triggers: int, cuts: tuple[int, ...], width: int) -> list[int]:
-    """n_t of one row, folded in pieces that end at ``cuts``."""
+def run_fold(noise: np.ndarray, triggers: int, ends: tuple[int, ...], width: int) -> list[int]:
+    """n_t of one row, folded in pieces that end at ``ends``."""
     strategy = TreeStrategy(triggers)
     stack = np.zeros((1, strategy.levels), np.int64)
-    leaf, found = 0, []
-    for cut in (*cuts, triggers):
+    step_index, found = 0, []
+    for end in (*ends, triggers):
         out = np.zeros((1, width), np.int64)
-        start = np.array([strategy.nodes_through(leaf)], np.int64)
-        fold_tree(noise, start, np.array([leaf]), np.array([cut]), stack, out)
-        found += out[0, : cut - leaf].tolist()
-        leaf = cut
+        start = np.array([strategy.nodes_through(step_index)], np.int64)
+        fold_tree(noise, start, np.array([step_index]), np.array([end]), stack, out)
+        found += out[0, : end - step_index].tolist()
+        step_index = end
     return found
 
 
@@ -132,8 +132,8 @@ def test_fold_resumes_anywhere(triggers: int) -> None:
     noise = rng.integers(-500, 500, nodes).astype(np.int32)
     whole = run_fold(noise, triggers, (), triggers + 1)
     assert run_fold(noise, triggers, tuple(range(1, triggers)), 1) == whole
-    cuts = tuple(sorted(set(rng.integers(1, triggers + 1, 3).tolist()) - {triggers}))
-    assert run_fold(noise, triggers, cuts, triggers + 1) == whole
+    ends = tuple(sorted(set(rng.integers(1, triggers + 1, 3).tolist()) - {triggers}))
+    assert run_fold(noise, triggers, ends, triggers + 1) == whole
     last_only = run_fold(noise, triggers, (), 1)
     assert last_only == whole[-1:]
 
@@ -141,12 +141,12 @@ def test_fold_resumes_anywhere(triggers: int) -> None:
 def test_fold_keeps_rows_apart() -> None:
     rng = np.random.default_rng(5)
     strategy = TreeStrategy(20)
-    leaf, upto = np.array([0, 0, 0]), np.array([20, 5, 13])
+    step_index, upto = np.array([0, 0, 0]), np.array([20, 5, 13])
     sizes = strategy.nodes_through(upto)
     noise = rng.integers(-99, 99, int(sizes.sum())).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     stack, out = np.zeros((3, strategy.levels), np.int64), np.zeros((3, 20), np.int64)
-    fold_tree(noise, starts, leaf, upto, stack, out)
+    fold_tree(noise, starts, step_index, upto, stack, out)
     for row in range(3):
         alone = noise[starts[row] : starts[row] + sizes[row]]
         assert out[row, : upto[row]].tolist() == run_fold(alone, int(upto[row]), (), 21)

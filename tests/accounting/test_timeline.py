@@ -18,27 +18,29 @@ def test_counts() -> None:
     BASE.check()
     assert (BASE.triggers, BASE.windows_per_record, BASE.windows) == (12, 2, 12)
     assert BASE.window_bounds(3) == (1150, 1250)
-    assert BASE.base(3) == 15 and BASE.cut_time(15) == 1150
-    assert BASE.last_cut == 11 * 5 + 12
+    assert BASE.base(3) == 15 and BASE.instant_of(15) == 1150
+    assert BASE.last_trigger_time == 11 * 5 + 12
     assert changed(end=1601).windows == 13
     with pytest.raises(ValueError, match="without end"):
         _ = changed(end=None).windows
 
 
-def test_a_record_on_a_cut_belongs_to_the_next_trigger() -> None:
+def test_a_record_on_a_trigger_time_belongs_to_the_next_trigger() -> None:
     times = np.array([1000, 1009, 1010, 1599])
-    assert BASE.cut_of(times).tolist() == [1, 1, 2, 60]
+    assert BASE.trigger_time_of(times).tolist() == [1, 1, 2, 60]
     for instant in range(1000, 1600):
-        cut = int(BASE.cut_of(np.array([instant]))[0])
-        assert BASE.cut_time(cut - 1) <= instant < BASE.cut_time(cut)
+        trigger_time = int(BASE.trigger_time_of(np.array([instant]))[0])
+        assert BASE.instant_of(trigger_time - 1) <= instant < BASE.instant_of(trigger_time)
 
 
 @pytest.mark.parametrize("line", [BASE, changed(slide=100), changed(end=None), changed(slide=30)])
-def test_windows_at_a_cut(line: Timeline) -> None:
+def test_windows_at_a_trigger_time(line: Timeline) -> None:
     last = 40 if line.end is None else line.windows
-    for cut in range(1, 70):
-        expected = [w for w in range(last) if line.base(w) < cut <= line.base(w) + line.triggers]
-        assert list(line.windows_at(cut)) == [w for w in expected if w < last]
+    for trigger_time in range(1, 70):
+        expected = [
+            w for w in range(last) if line.base(w) < trigger_time <= line.base(w) + line.triggers
+        ]
+        assert list(line.windows_at(trigger_time)) == [w for w in expected if w < last]
 
 
 def test_every_event_is_in_windows_per_record_windows_at_most() -> None:
@@ -49,8 +51,8 @@ def test_every_event_is_in_windows_per_record_windows_at_most() -> None:
             if BASE.window_bounds(w)[0] <= event < BASE.window_bounds(w)[1]
         ]
         assert 1 <= len(inside) <= BASE.windows_per_record
-        cut = int(BASE.cut_of(np.array([event]))[0])
-        assert set(inside) <= set(BASE.windows_at(cut))
+        trigger_time = int(BASE.trigger_time_of(np.array([event]))[0])
+        assert set(inside) <= set(BASE.windows_at(trigger_time))
 
 
 def test_on_time_uses_the_records_own_stamp_alone() -> None:

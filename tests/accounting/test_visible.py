@@ -140,7 +140,7 @@ def test_layouts_and_spread(make_plan: Make) -> None:
     assert spread(make_plan(8, per_key_bound=1), 5) == (1, 1)
 
 
-def test_values_move_at_their_own_leaf(make_plan: Make) -> None:
+def test_values_move_at_their_own_step(make_plan: Make) -> None:
     """Counts for selection move at the next test, values at once."""
     plan = make_plan(12, select_every=3, refresh_every=3, strategy="blt")
     budget, at = allocate(plan), np.array([3, 6, 9, 12])

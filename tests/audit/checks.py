@@ -35,7 +35,7 @@ SMALLEST_P = 1e-6
 
 
 def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
-    """Breaches within one run: bound, counts, leaves, selection, calendar, noise."""
+    """Breaches within one run: bound, counts, steps, selection, calendar, noise."""
     plan, budget = mechanism.plan, mechanism.budget
     pairs = Counter(row.unit for row in trace.rows)
     if any(n > plan.privacy.contributions for n in pairs.values()):
@@ -53,7 +53,7 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         have < need for have, need in zip(trace.tau, _tau(mechanism), strict=True)
     ):
         yield "threshold: lower than a union bound over the triggers allows"
-    if budget.selection is not None and mechanism.leaves("selection") > 1:
+    if budget.selection is not None and mechanism.steps("selection") > 1:
         spent = delta_of(budget.epsilon, budget.mu) + plan.privacy.contributions * budget.b
         if spent > budget.delta:
             yield "budget: the deltas do not add up"
@@ -107,9 +107,9 @@ def _against(
             if name in trace.counts:  # a key has a state from its first record on
                 if trace.counts[name] != run.counts[trigger - 1]:
                     wrong.add("counts: a state is not what the admitted pairs add up to")
-                if trace.marks[name][1] != run.marks[trigger - 1][1]:
-                    wrong.add("leaf: a round does not start at the public release trigger")
-                if trace.marks[name][0] != run.marks[trigger - 1][0]:
+                if trace.rounds_after[name][1] != run.rounds_after[trigger - 1][1]:
+                    wrong.add("step: a round does not start at the public release trigger")
+                if trace.rounds_after[name][0] != run.rounds_after[trigger - 1][0]:
                     wrong.add("selection: a key is not selected when the test says so")
             elif any(run.counts[trigger - 1][1]) or run.counts[trigger - 1][0]:
                 wrong.add("counts: a key with data has no state")
@@ -146,7 +146,7 @@ def pair_problems(mechanism: Mechanism, pair: Pair, without: Trace, added: Trace
     have, with_unit = without.admitted(), added.admitted()
     mine = {record.serial for record in pair.unit}
     if have != {serial: at for serial, at in with_unit.items() if serial not in mine}:
-        yield "others: another record's admission, window or leaf moved"
+        yield "others: another record's admission, window or step moved"
     if any(without.names[n] != added.names[n] for n in without.names.keys() & added.names.keys()):
         yield "names: a tree has another name on a neighbour"
     both = without.draws.keys() & added.draws.keys()
@@ -164,8 +164,8 @@ def pair_problems(mechanism: Mechanism, pair: Pair, without: Trace, added: Trace
 def _transcript(trace: Trace) -> Transcript:
     """Selections of a run, from the rounds of its states."""
     out: dict[tuple[int, str], list[int]] = {}
-    for window, page, trigger in sorted(trace.marks):
-        rounds = trace.marks[window, page, trigger][0]
+    for window, page, trigger in sorted(trace.rounds_after):
+        rounds = trace.rounds_after[window, page, trigger][0]
         seen = out.setdefault((window, page), [])
         if rounds > len(seen):
             seen.append(trigger)
@@ -193,16 +193,14 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
             if mechanism.weights is not None:
                 moved["selection"] = -1
             for stream, i in moved.items():
-                of_round, leaf = (0, trigger) if i >= 0 else (number, trigger - started)
+                of_round, step_index = (0, trigger) if i >= 0 else (number, trigger - started)
                 name = (window, page, stream, of_round)
-                inputs = out.setdefault(name, [0] * mechanism.leaves(stream))
-                inputs[mechanism.leaf(stream, leaf) - 1] += now[1][i] - before[1][i]
+                inputs = out.setdefault(name, [0] * mechanism.steps(stream))
+                inputs[mechanism.step_index(stream, step_index) - 1] += now[1][i] - before[1][i]
             units = mechanism.plain_units
             if units is not None and now[0] != before[0]:
-                inputs = out.setdefault(
-                    (window, page, units, number), [0] * mechanism.leaves(units)
-                )
-                inputs[mechanism.leaf(units, trigger - started) - 1] += now[0] - before[0]
+                inputs = out.setdefault((window, page, units, number), [0] * mechanism.steps(units))
+                inputs[mechanism.step_index(units, trigger - started) - 1] += now[0] - before[0]
             before = now
             if plan.design.restarts and trigger in here:
                 before, started, number = (0, now[1]), trigger, number + 1
@@ -219,12 +217,12 @@ def _sensitivity(mechanism: Mechanism, x: Streams, y: Streams, sigmas: Sigmas) -
     by_stream: dict[str, Fraction] = {}
     in_trees: dict[str, list[int]] = {}
     for name in x.keys() | y.keys():
-        zero = [0] * mechanism.leaves(name[2])
+        zero = [0] * mechanism.steps(name[2])
         encoder = encoders.matrix(strategy, len(zero))
         pairs = zip(x.get(name, zero), y.get(name, zero), strict=True)
-        moved = {leaf: a - b for leaf, (a, b) in enumerate(pairs) if a != b}
+        moved = {step_index: a - b for step_index, (a, b) in enumerate(pairs) if a != b}
         if moved:
-            nodes = (sum(row[leaf] * v for leaf, v in moved.items()) for row in encoder)
+            nodes = (sum(row[step_index] * v for step_index, v in moved.items()) for row in encoder)
             squared = sum((v * v for v in nodes), Fraction(0))
             by_stream[name[2]] = by_stream.get(name[2], Fraction(0)) + squared
             in_trees.setdefault(name[2], []).append(sum(map(abs, moved.values())))

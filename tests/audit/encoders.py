@@ -59,16 +59,16 @@ def _column(strategy: str, triggers: int) -> list[Any]:
 
 
 def prefixes(strategy: str, inputs: list[int], noise: list[Any]) -> list[int]:
-    """Decoded noisy prefix at every leaf in units of 2^-DECODE_BITS, from y = A x + z alone."""
-    leaves = len(inputs)
+    """Decoded noisy prefix at every step in units of 2^-DECODE_BITS, from y = A x + z alone."""
+    steps = len(inputs)
     if strategy == "tree":
-        exact = np.array(matrix("tree", leaves), dtype=np.int64) @ np.array(inputs, np.int64)
-        return decode([int(y) + z for y, z in zip(exact, noise, strict=True)], leaves)
-    column = _column(strategy, leaves)
+        exact = np.array(matrix("tree", steps), dtype=np.int64) @ np.array(inputs, np.int64)
+        return decode([int(y) + z for y, z in zip(exact, noise, strict=True)], steps)
+    column = _column(strategy, steps)
     with flint.ctx.workprec(PRECISION):
         nodes = [
             sum((column[t - k] * inputs[k] for k in range(t + 1)), flint.arb(0)) + noise[t]
-            for t in range(leaves)
+            for t in range(steps)
         ]
         return _solve(column, nodes)
 
@@ -86,11 +86,11 @@ def _solve(column: list[Any], nodes: list[Any]) -> list[int]:
     return out
 
 
-def decode(nodes: list[int], leaves: int) -> list[int]:
+def decode(nodes: list[int], steps: int) -> list[int]:
     """Bottom-up Honaker on noisy nodes in order of completion; no float, no noise apart."""
     blocks: dict[int, int] = {}
     out, node = [], 0
-    for leaf in range(1, leaves + 1):
+    for leaf in range(1, steps + 1):
         level, total = 0, nodes[node]
         node += 1
         while leaf >> level & 1 == 0:

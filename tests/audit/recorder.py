@@ -34,7 +34,7 @@ class Row:
 
     serial: int
     window: int
-    leaf: int
+    step_index: int
     rank: int
     order: tuple[int, int, int]  # (stamp, partition, offset)
     unit: bytes
@@ -50,7 +50,7 @@ class Trace:
         rows: admitted pairs as BOUND emitted them.
         counts: (units, sums) of a key at a step, before selection; sums are the value prefixes
             and, with weights, the weighted count of units.
-        marks: (round, base) of a key after a step.
+        rounds_after: (round, base) of a key after a step.
         tau: thresholds in use; sigmas: sd of a node by (role, stream); names: tweak of each
             noise path; draws: noise of its nodes.
         clashes: nodes that were drawn twice with different noise.
@@ -60,7 +60,7 @@ class Trace:
     plan: Plan
     rows: list[Row] = dataclasses.field(default_factory=list)
     counts: dict[Step, tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
-    marks: dict[Step, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    rounds_after: dict[Step, tuple[int, int]] = dataclasses.field(default_factory=dict)
     tau: list[Any] = dataclasses.field(default_factory=list)
     sigmas: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     names: dict[Path_, bytes] = dataclasses.field(default_factory=dict)
@@ -71,10 +71,10 @@ class Trace:
     )
 
     def admitted(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Serial -> (window, leaf, rank) of each admitted pair."""
+        """Serial -> (window, step index, rank) of each admitted pair."""
         out: dict[int, list[tuple[int, int, int]]] = {}
         for row in self.rows:
-            out.setdefault(row.serial, []).append((row.window, row.leaf, row.rank))
+            out.setdefault(row.serial, []).append((row.window, row.step_index, row.rank))
         return {serial: sorted(pairs) for serial, pairs in out.items()}
 
 
@@ -107,10 +107,10 @@ def record(
     return trace
 
 
-def record_bound_by_cuts(
+def record_bound_by_trigger_times(
     plan: Plan, records: tuple[Record, ...], folder: Path, shards: int
 ) -> Trace:
-    """BOUND alone, one call for each cut with the records of that cut only."""
+    """BOUND alone, one call for each trigger time with the records of that trigger time only."""
     batches, serials = deliveries(records)
     trace = Trace(plan)
     run = begin(plan, folder, shards)
@@ -118,13 +118,15 @@ def record_bound_by_cuts(
     try:
         twin = CanonicaliserFactory(plan, run.keys, run.public)()
         good = concat([twin(batch)[0] for batch in batches], record_schema(plan))
-        cut = np.clip(line.cut_of(good.column("stamp").to_numpy()), 1, line.last_cut)
+        trigger_time = np.clip(
+            line.trigger_time_of(good.column("stamp").to_numpy()), 1, line.last_trigger_time
+        )
         shard = step.shard_of(ids_of(good.column("unit")), shards)
         store = run.open()
         with watched(trace, serials):
-            for upto in range(1, line.last_cut + 1):
+            for upto in range(1, line.last_trigger_time + 1):
                 for number in range(shards):
-                    now = good.filter(pa.array((cut == upto) & (shard == number)))
+                    now = good.filter(pa.array((trigger_time == upto) & (shard == number)))
                     bounding.bound(plan, store, number, now, upto)
     finally:
         stores.close_all()
@@ -160,7 +162,7 @@ def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> 
         )
         columns = [c for c in out.schema.names if c.startswith("v")]
         for order, row in zip(orders, out.to_pylist(), strict=True):
-            place = (row["window"], row["leaf"], row.get("rank", 0), order)
+            place = (row["window"], row["trigger"], row.get("rank", 0), order)
             values = tuple(row[c] for c in columns)
             trace.rows.append(Row(serials[order[1:]], *place, row["unit"], row["page"], values))
         return out
@@ -187,10 +189,10 @@ def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
         pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
         for slot, page in enumerate(pages):
             trace.counts[window, page, trigger] = seen[id(states)][slot]
-            mark = int(states.round[slot]), int(states.base[slot])
-            trace.marks[window, page, trigger] = mark
-        if "needs" in states.scratch and not trace.tau:
-            trace.tau = states.scratch["needs"]._tau.tolist()
+            after = int(states.round[slot]), int(states.base[slot])
+            trace.rounds_after[window, page, trigger] = after
+        if "thresholds" in states.scratch and not trace.tau:
+            trace.tau = states.scratch["thresholds"]._tau.tolist()
         return real(store, window, shard, trigger, states, result)
 
     return commit_step

@@ -37,7 +37,7 @@ _thresholds_of, _typed_ids, _bounds = allocate, typed_ids, Timeline.window_bound
 
 #: (window, page) -> triggers at which the key was selected.
 Transcript = Mapping[tuple[int, str], list[int]]
-#: (window, page, stream, round) -> inputs by leaf of the stream's tree.
+#: (window, page, stream, round) -> inputs by step of the stream.
 Streams = dict[tuple[int, str, str, int], list[int]]
 
 
@@ -60,12 +60,12 @@ class Mechanism:
     every: int = dataclasses.field(init=False)
     drawn: dict[tuple[object, ...], list[Any]] = dataclasses.field(init=False)
 
-    def leaves(self, stream: str) -> int:
-        """Leaves of a stream's tree: tests of a key for the selection stream, else triggers."""
-        return self.leaf(stream, self.plan.timeline.triggers)
+    def steps(self, stream: str) -> int:
+        """Steps of a stream: tests of a key for the selection stream, else triggers."""
+        return self.step_index(stream, self.plan.timeline.triggers)
 
-    def leaf(self, stream: str, trigger: int) -> int:
-        """The leaf of a round at which data of its ``trigger``-th trigger counts."""
+    def step_index(self, stream: str, trigger: int) -> int:
+        """The step of a round at which data of its ``trigger``-th trigger counts."""
         return -(-trigger // self.every) if stream == "selection" else trigger
 
     def tested(self, trigger: int) -> bool:
@@ -130,7 +130,7 @@ class Mechanism:
         ring = key_ring()
         _stream(path, ring, name, window_bounds, stream.split(maxsplit=1)[0], noise, sampler)
         tweaks = _names(path, page_id(page), np.array([number]))
-        nodes = len(encoders.matrix(self.plan.privacy.strategy, self.leaves(stream)))
+        nodes = len(encoders.matrix(self.plan.privacy.strategy, self.steps(stream)))
         if isinstance(sampler, RoundedGaussian):
             zero = np.zeros(1, np.int64)
             drawn = [int(z) for z in _draw(sampler, ring.node, tweaks, zero, zero + nodes)[0]]
@@ -143,7 +143,7 @@ class Mechanism:
     def prefixes(
         self, window: int, page: str, stream: str, number: int, inputs: list[int]
     ) -> list[int]:
-        """Decoded noisy prefix at every leaf, in units of 2^-DECODE_BITS."""
+        """Decoded noisy prefix at every step, in units of 2^-DECODE_BITS."""
         z = self.node_noise(window, page, stream, number)
         return encoders.prefixes(self.plan.privacy.strategy, inputs, z)
 
@@ -173,13 +173,13 @@ def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript
     out: Streams = {}
     counted: set[tuple[int, str, int, bytes]] = set()
 
-    def add(name: tuple[int, str, str, int], leaf: int, amount: int) -> None:
+    def add(name: tuple[int, str, str, int], step_index: int, amount: int) -> None:
         """Add at a trigger of the stream's round."""
-        inputs = out.setdefault(name, [0] * mechanism.leaves(name[2]))
-        inputs[mechanism.leaf(name[2], leaf) - 1] += amount
+        inputs = out.setdefault(name, [0] * mechanism.steps(name[2]))
+        inputs[mechanism.step_index(name[2], step_index) - 1] += amount
 
-    for row in sorted(rows, key=lambda r: (r.leaf, r.rank)):
-        earlier = [t for t in transcript.get((row.window, row.page), []) if t < row.leaf]
+    for row in sorted(rows, key=lambda r: (r.step_index, r.rank)):
+        earlier = [t for t in transcript.get((row.window, row.page), []) if t < row.step_index]
         closed = sticky and bool(earlier) and not plan.design.window_sets
         number, base = (0, 0) if sticky or not earlier else (len(earlier), earlier[-1])
         place = (row.window, row.page, number, row.unit)
@@ -187,12 +187,12 @@ def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript
         if first:
             counted.add(place)
             for stream, amount in mechanism.unit_amounts(row.rank).items():
-                add((row.window, row.page, stream, number), row.leaf - base, amount)
+                add((row.window, row.page, stream, number), row.step_index - base, amount)
         if first or not plan.privacy.per_key_bound:
             amounts = iter(row.values)
             for spec in mechanism.values:
                 amount = 1 if spec.column is None else next(amounts)
-                add((row.window, row.page, f"value {spec.name}", 0), row.leaf, amount)
+                add((row.window, row.page, f"value {spec.name}", 0), row.step_index, amount)
     return out
 
 
@@ -201,7 +201,7 @@ class KeyRun:
     """What must happen to one key of one window, by trigger."""
 
     counts: list[tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=list)
-    marks: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    rounds_after: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     selected: list[int] = dataclasses.field(default_factory=list)
     published: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
 
@@ -230,15 +230,15 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
         values[spec.name] = (np.cumsum(inputs).tolist(), noisy)
     base, number, units = 0, 0, 0
     counted: set[bytes] = set()
-    inputs_of = {s: [0] * mechanism.leaves(s) for s in ("selection", "units")}
+    inputs_of = {s: [0] * mechanism.steps(s) for s in ("selection", "units")}
     for trigger in range(1, triggers + 1):
-        for row in sorted((r for r in rows if r.leaf == trigger), key=lambda r: r.rank):
+        for row in sorted((r for r in rows if r.step_index == trigger), key=lambda r: r.rank):
             closed = sticky and run.selected and not plan.design.window_sets
             if plan.design.unit_sets != "none" and not closed and row.unit not in counted:
                 counted.add(row.unit)
                 units += 1
                 for stream, amount in mechanism.unit_amounts(row.rank).items():
-                    inputs_of[stream][mechanism.leaf(stream, trigger - base) - 1] += amount
+                    inputs_of[stream][mechanism.step_index(stream, trigger - base) - 1] += amount
         sums = [exact[trigger - 1] for exact, _ in values.values()]
         weighted = [] if mechanism.weights is None else [sum(inputs_of["selection"])]
         run.counts.append((units, (*sums, *weighted)))
@@ -248,7 +248,7 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
             """A stream of units at (round, its trigger), decoded from its noisy nodes."""
             inputs = inputs_of[stream]  # noqa: B023 - called at once
             noisy = mechanism.prefixes(window, page, stream, place[0], inputs)
-            return noisy[mechanism.leaf(stream, place[1]) - 1]
+            return noisy[mechanism.step_index(stream, place[1]) - 1]
 
         passed = False
         may = plan.design.selects and mechanism.tested(trigger) and not (sticky and run.selected)
@@ -258,15 +258,15 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
             if mechanism.plain_count is not None:
                 combined = mechanism.plain_count
                 plain = at["count"] if combined != "units" else noisy_units("units", place)
-            leaf = mechanism.leaf("selection", trigger - base)
-            passed = _passes(mechanism, leaf, noisy_units("selection", place), plain)
+            step_index = mechanism.step_index("selection", trigger - base)
+            passed = _passes(mechanism, step_index, noisy_units("selection", place), plain)
         if passed:
             run.selected.append(trigger)
             if not sticky:
                 base, number, units, counted = trigger, number + 1, 0, set()
-                inputs_of = {s: [0] * mechanism.leaves(s) for s in inputs_of}
+                inputs_of = {s: [0] * mechanism.steps(s) for s in inputs_of}
         rounds = len(run.selected) if plan.design.selects else 1
-        run.marks.append((rounds, base))
+        run.rounds_after.append((rounds, base))
         if _published(plan, run, trigger, passed):
             people = None
             if plan.design.units_column is not None:
@@ -276,14 +276,14 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
     return run
 
 
-def _passes(mechanism: Mechanism, leaf: int, selection: int, plain: int | None) -> bool:
+def _passes(mechanism: Mechanism, step_index: int, selection: int, plain: int | None) -> bool:
     """Whether the noisy statistic, a function of published streams' nodes alone, exceeds tau."""
     tau, statistic = mechanism.budget.tau, mechanism.budget.statistic
     assert tau is not None and statistic is not None
     noisy = statistic.weighted * selection
     if plain is not None:
         noisy += statistic.counted * plain
-    return noisy > int(tau[leaf - 1])
+    return noisy > int(tau[step_index - 1])
 
 
 def _published(plan: Plan, run: KeyRun, trigger: int, passed: bool) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.audit.checks import name_problems, pair_problems, run_problems, scale_problems
 from tests.audit.neighbours import KINDS, Pair, make_pair, plans
-from tests.audit.recorder import Trace, record, record_bound_by_cuts
+from tests.audit.recorder import Trace, record, record_bound_by_trigger_times
 from tests.audit.reference import Mechanism
 
 CI_PAIRS, LONG_PAIRS = 60, 500
@@ -28,9 +28,9 @@ def audit(pair: Pair, folder: Path) -> tuple[list[str], list[Trace]]:
     added = record(pair.plan, everyone, folder, 1 + pair.seed % 3, seed=pair.seed)
     problems = [*run_problems(mechanism, without), *run_problems(mechanism, added)]
     problems += pair_problems(mechanism, pair, without, added)
-    by_cuts = record_bound_by_cuts(pair.plan, everyone, folder, 1 + pair.seed % 2)
-    if by_cuts.admitted() != added.admitted():
-        problems.append("bound: deciding cut by cut admits other records")
+    by_trigger_times = record_bound_by_trigger_times(pair.plan, everyone, folder, 1 + pair.seed % 2)
+    if by_trigger_times.admitted() != added.admitted():
+        problems.append("bound: deciding one trigger time at a time admits other records")
     problems += name_problems(mechanism)
     return problems, [without, added]
 
@@ -74,7 +74,7 @@ def test_ranked_pairs_repeat_a_unit_within_a_micro_batch(tmp_path: Path) -> None
     for name in ("per_key", "weights", "combined"):
         pair = make_pair(3, "flood", name)
         trace = record(pair.plan, pair.others + pair.unit, tmp_path, 1)
-        places = Counter((row.window, row.leaf, row.unit, row.page) for row in trace.rows)
+        places = Counter((row.window, row.step_index, row.unit, row.page) for row in trace.rows)
         assert max(places.values()) > 1
         ranks = {row.rank for row in trace.rows}
         assert ranks == set(range(pair.plan.privacy.contributions))

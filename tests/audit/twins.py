@@ -126,7 +126,7 @@ def _tree_from_first_record(real: Any) -> Any:
         before = states.size
         out = real(plan, states, rows, *ids)
         if states.size > before:
-            states.base[before : states.size] = rows.column("leaf")[0].as_py() - 1
+            states.base[before : states.size] = rows.column("trigger")[0].as_py() - 1
         return out
 
     return aggregate
@@ -169,10 +169,10 @@ def _short_fingerprints(real: Any) -> Any:
 
 
 def _forgotten_counters(real: Any) -> Any:
-    """The counters of a unit start again after a cut (or a period, or an expiry)."""
+    """The counters of a unit start again after each trigger time (or a period, or an expiry)."""
 
-    def commit_units(store: Any, shard: int, cut: int, units: Any, admitted: Any) -> None:
-        real(store, shard, cut, units, admitted)
+    def commit_units(store: Any, shard: int, trigger_time: int, units: Any, admitted: Any) -> None:
+        real(store, shard, trigger_time, units, admitted)
         units.counts[:] = 0
 
     return commit_units
@@ -256,7 +256,7 @@ TWINS = {
         PairSet, "add", _short_fingerprints, "sticky", "ordinary", "counts"
     ),
     "tree from the first record on": replaced(
-        step, "aggregate", _tree_from_first_record, "sticky", "first", "leaf"
+        step, "aggregate", _tree_from_first_record, "sticky", "first", "step"
     ),
     "counted from the crossing on": replaced(
         step, "aggregate", _counted_from_the_crossing_on, "buffered", "flood", "sensitivity"

@@ -119,7 +119,7 @@ def _tau_of_the_weighted_noise(_: Any, budget: Any) -> Any:
 def _noise_of_its_own(real: Any) -> Any:
     """The test draws the plain count's noise anew: one more look at the same count."""
 
-    def needs(stepper: Any, states: Any, window: int) -> Any:
+    def thresholds(stepper: Any, states: Any, window: int) -> Any:
         honest = stepper._stream
 
         def stream(window: int, role: str, noise: Any) -> Any:
@@ -128,7 +128,7 @@ def _noise_of_its_own(real: Any) -> Any:
         with mock.patch.object(stepper, "_stream", stream):
             return real(stepper, states, window)
 
-    return needs
+    return thresholds
 
 
 def _shares_of_one_record_a_key(real: Any) -> Any:
@@ -261,7 +261,7 @@ RANKED_TWINS = {
         "combined_buffered", "ordinary", "threshold",
     ),
     "combined test with noise of its own": replaced(
-        step.Stepper, "_needs", _noise_of_its_own, "combined", "ordinary", "selection"
+        step.Stepper, "_thresholds", _noise_of_its_own, "combined", "ordinary", "selection"
     ),
     "toeplitz calibrated to the real matrix": replaced(
         step, "calibrated", budgets(_sigma_of_the_real_matrix), "toeplitz", "first", "sensitivity"

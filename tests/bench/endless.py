@@ -1,11 +1,12 @@
-"""Growth over years: a stream of short windows, cut by cut, on one store.
+"""Growth over years: a stream of short windows, one trigger time at a time, on one store.
 
     python -m tests.bench.endless --windows 20000
 
-The streaming form's own callbacks without a runner (`tests.flowing`), a window and a release a cut,
-new units all the time.  Printed at every tenth of the run: CPU milliseconds a cut, resident memory,
-rows and bytes of the store.  Nothing may grow but the sink.  ``--note N`` is the number of complete
-windows between two notes; a huge one shows what it would be without.
+The streaming form's own callbacks without a runner (`tests.flowing`), a window and a release each
+trigger time, new units all the time.  Printed at every tenth of the run:  CPU milliseconds of a
+trigger time, resident memory, rows and bytes of the store.  Nothing may grow but the sink.
+``--note N`` is the number of complete windows between two notes; a huge one shows what it would be
+without.
 """
 
 import argparse
@@ -34,19 +35,19 @@ class Nowhere(FileSink):
     """Files that are not written: the sink is not what is measured."""
 
     def write(self, batches: list[pa.RecordBatch], only_compare: bool = False) -> list[Name]:  # type: ignore[override]
-        marks = [batch.schema.metadata for batch in batches]
-        return [(int(m[b"dpstream.window"]), int(m[b"dpstream.trigger"])) for m in marks]
+        metadata = [batch.schema.metadata for batch in batches]
+        return [(int(m[b"dpstream.window"]), int(m[b"dpstream.trigger"])) for m in metadata]
 
 
-def rows(cut: int, size: int) -> pa.RecordBatch:
-    """Records of one cut, each of a new unit."""
-    stamp = START + (cut - 1) * STEP + STEP // 2
+def rows(trigger_time: int, size: int) -> pa.RecordBatch:
+    """Records of one trigger time, each of a new unit."""
+    stamp = START + (trigger_time - 1) * STEP + STEP // 2
     columns = {
-        "user": [f"u{cut}-{i}" for i in range(size)],
+        "user": [f"u{trigger_time}-{i}" for i in range(size)],
         "page": [f"k{i % 5}" for i in range(size)],
         "time": pa.array(np.full(size, stamp)).cast(pa.timestamp("us", "UTC")),
     }
-    return positioned(columns, 0, cut * size)
+    return positioned(columns, 0, trigger_time * size)
 
 
 def measured(
@@ -57,16 +58,16 @@ def measured(
     if isinstance(flowing.store, SqliteStore):
         flowing.store._db.execute("PRAGMA synchronous = OFF")
     before = time.process_time()
-    for cut in range(1, windows + 1):
-        flowing.feed([rows(cut, 20)])
-        flowing.step(cut)
+    for trigger_time in range(1, windows + 1):
+        flowing.feed([rows(trigger_time, 20)])
+        flowing.step(trigger_time)
         flowing.out.clear()
-        if cut % (windows // 10) == 0:
+        if trigger_time % (windows // 10) == 0:
             parts = flowing.store.parts()
             spent, before = time.process_time() - before, time.process_time()
             yield {
-                "windows": cut,
-                "cpu_ms_a_cut": round(1000 * spent / (windows // 10), 2),
+                "windows": trigger_time,
+                "cpu_ms_a_trigger_time": round(1000 * spent / (windows // 10), 2),
                 "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
                 "rows": sum(part.rows for part in parts),
                 "kib": sum(part.bytes for part in parts) // 1024,

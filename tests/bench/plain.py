@@ -22,7 +22,7 @@ from dpstream.dp_transforms.batches import (
     numbers,
     split_by_shard,
 )
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, ShardCallback
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
@@ -31,7 +31,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.state.idtable import shard_of
 from dpstream.state.store import KeyShard
 
-_SCHEMA = pa.schema([("key_id", pa.binary(16)), ("key", pa.string()), ("cut", pa.int32())])
+_SCHEMA = pa.schema([("key_id", pa.binary(16)), ("key", pa.string()), ("trigger_time", pa.int32())])
 
 
 class _Route(beam.DoFn):
@@ -48,10 +48,12 @@ class _Route(beam.DoFn):
 
     def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         ids = typed_ids(self._prf, [("string", element.column("key"))])
-        cut = self._line.cut_of(element.column("time").cast(pa.int64()).to_numpy())
+        trigger_time = self._line.trigger_time_of(
+            element.column("time").cast(pa.int64()).to_numpy()
+        )
         self._held.append(
             pa.RecordBatch.from_arrays(
-                [id_array(ids), element.column("key"), pa.array(cut.astype(np.int32))],
+                [id_array(ids), element.column("key"), pa.array(trigger_time.astype(np.int32))],
                 schema=_SCHEMA,
             )
         )
@@ -70,19 +72,21 @@ class _Route(beam.DoFn):
             yield from split_by_shard(batch, shard, self._shards)
 
 
-def _count(cuts: int) -> Callable[[], ShardCallback]:
+def _count(trigger_times: int) -> Callable[[], ShardCallback]:
     def make() -> ShardCallback:
         def callback(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
             return Held(counted(batches))
 
         def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
             rows = concat(batches, _SCHEMA)
-            cut = numbers(rows.column("cut"))
-            rows = rows.take(pa.array(np.argsort(cut, kind="stable")))
-            bounds = np.searchsorted(numbers(rows.column("cut")), np.arange(1, cuts + 2))
+            trigger_time = numbers(rows.column("trigger_time"))
+            rows = rows.take(pa.array(np.argsort(trigger_time, kind="stable")))
+            bounds = np.searchsorted(
+                numbers(rows.column("trigger_time")), np.arange(1, trigger_times + 2)
+            )
             states = KeyShard(pa.schema([("key", pa.string())]), 0)
             counts = np.zeros(0, np.int64)
-            for trigger in range(1, cuts + 1):
+            for trigger in range(1, trigger_times + 1):
                 begin, end = int(bounds[trigger - 1]), int(bounds[trigger])
                 part = rows.slice(begin, end - begin)
                 slots = states.intern(ids_of(part.column("key_id")), part)
@@ -102,7 +106,7 @@ def _count(cuts: int) -> Callable[[], ShardCallback]:
 def run_plain(job: Job) -> None:
     """Run the baseline on the job's input."""
     line = job.plan.timeline
-    hold = BufferUntilCut(line, _count(line.last_cut))
+    hold = BufferUntilTriggerTime(line, _count(line.last_trigger_time))
     runner, options = FnApiRunner(), PipelineOptions([])
     with HAND_OVER.open(), beam.Pipeline(runner=runner, options=options) as pipeline:
         read = pipeline | ReadFiles(job)
@@ -110,7 +114,7 @@ def run_plain(job: Job) -> None:
         clock_ticks = beam.ParDo(ToShards(job.state.shards, _SCHEMA))
         clock_ticks = clock_ticks.with_output_types(tuple[int, pa.RecordBatch])
         _ = (
-            (read.records | route, pipeline | Announced(line.last_cut) | clock_ticks)
+            (read.records | route, pipeline | Announced(line.last_trigger_time) | clock_ticks)
             | beam.Flatten()
             | beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
             | "Gather" >> beam.GroupByKey()

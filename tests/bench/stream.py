@@ -160,10 +160,13 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     def advance(estimator: Any, micros: int) -> None:
         real(estimator, micros)
-        now, cut = time.time(), min(line.last_cut, (micros - line.start) // line.trigger_every)
-        while cut > 0 and cut not in passed:
-            passed[cut] = now
-            cut -= 1
+        now, trigger_time = (
+            time.time(),
+            min(line.last_trigger_time, (micros - line.start) // line.trigger_every),
+        )
+        while trigger_time > 0 and trigger_time not in passed:
+            passed[trigger_time] = now
+            trigger_time -= 1
 
     with mock.patch.object(replay, "advance", advance):
         run_job(job, NAMES[args.runner], [], speed=86_400 * args.rate / rows)

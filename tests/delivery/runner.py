@@ -135,7 +135,7 @@ class State:
     Attributes:
         source: watermark of the source; clock, left: watermark of the clock and what is left of
             it; cells: of each stage's shards; coming: elements before each stage; parts: of the
-            gathering stage; marks: input watermark of each stage, which never goes back.
+            gathering stage; watermarks: input watermark of each stage, which never goes back.
     """
 
     source: int
@@ -144,7 +144,7 @@ class State:
     cells: dict[str, list[Cells]]
     coming: dict[str, list[Element]]
     parts: dict[tuple[int, int], Part]
-    marks: dict[str, int]
+    watermarks: dict[str, int]
 
     def copy(self) -> "State":
         return State(
@@ -154,7 +154,7 @@ class State:
             {name: [c.copy() for c in cells] for name, cells in self.cells.items()},
             {name: list(elements) for name, elements in self.coming.items()},
             {name: part.copy() for name, part in self.parts.items()},
-            dict(self.marks),
+            dict(self.watermarks),
         )
 
 
@@ -162,23 +162,23 @@ class Runner:
     """The flow from BOUND to the sink's note, on one run.
 
     Args:
-        run: begun; first: the first cut that is announced.
+        run: begun; first: the first trigger time that is announced.
     """
 
     def __init__(self, run: Run, first: int = 1) -> None:
         line, shards = run.plan.timeline, run.shards
         self.run, self.line, self._now = run, line, line.start
         self._dofns = {
-            "bound": flow.Bound(run, flow.CATCH_UP_CUTS).buffer(),
-            "release": flow.Release(run, flow.CATCH_UP_CUTS).buffer(),
+            "bound": flow.Bound(run, flow.CATCH_UP_LIMIT).buffer(),
+            "release": flow.Release(run, flow.CATCH_UP_LIMIT).buffer(),
             "delivered": delivery.Delivered(run, self).buffer(),
         }
         for dofn in self._dofns.values():
             dofn.setup()
         self._gather, self._seal = Gather(shards), flow.SealFactory(run)()
-        self._beat = WallClock(line, first, lambda: self._now / 1e6)._beat
-        left = self._beat.initial_restriction(0)
-        clock = self._beat.initial_estimator_state(0, left).micros
+        self._clock = WallClock(line, first, lambda: self._now / 1e6)._clock
+        left = self._clock.initial_restriction(0)
+        clock = self._clock.initial_estimator_state(0, left).micros
         counts = {"bound": shards, "release": shards, "delivered": 1}
         self.state = State(
             -ENDLESS,
@@ -218,9 +218,9 @@ class Runner:
             "sink": lambda: self._input("gather"),
             "delivered": lambda: min(self._input("sink"), state.clock),
         }[stage]()
-        mark = min([before, *(element.at for element in state.coming[stage])])
-        state.marks[stage] = max(state.marks[stage], mark)
-        return state.marks[stage]
+        watermark = min([before, *(element.at for element in state.coming[stage])])
+        state.watermarks[stage] = max(state.watermarks[stage], watermark)
+        return state.watermarks[stage]
 
     # What the world does.
 
@@ -228,7 +228,7 @@ class Runner:
         """A batch of canonical records reaches BOUND."""
         self._put("bound", shard, batch)
 
-    def mark(self, micros: int) -> None:
+    def advance_watermark(self, micros: int) -> None:
         """The source's watermark moves on."""
         self.state.source = max(self.state.source, floored(micros))
 
@@ -237,11 +237,11 @@ class Runner:
         state, self._now = self.state, now
         if state.left is None:
             return
-        tracker = ThreadsafeRestrictionTracker(self._beat.create_tracker(state.left))
+        tracker = ThreadsafeRestrictionTracker(self._clock.create_tracker(state.left))
         estimator = ManualWatermarkEstimator(Timestamp(micros=state.clock))
         view = RestrictionTrackerView(tracker)
         with mock.patch.object(clock, "_HERE_SECONDS", 0.0):  # the schedule is the time here
-            clock_ticks = list(self._beat.process(0, tracker=view, estimator=estimator))
+            clock_ticks = list(self._clock.process(0, tracker=view, estimator=estimator))
         tracker.check_done()
         rest = tracker.deferred_status()
         state.clock = ENDLESS if rest is None else floored(estimator.current_watermark().micros)
@@ -260,9 +260,9 @@ class Runner:
 
     def due(self, stage: str) -> list[int]:
         """Shards whose timer may fire."""
-        mark = self._input(stage)
+        watermark = self._input(stage)
         cells = self.state.cells[stage]
-        return [n for n, c in enumerate(cells) if c.armed is not None and c.armed <= mark]
+        return [n for n, c in enumerate(cells) if c.armed is not None and c.armed <= watermark]
 
     def fire(self, stage: str, shard: int, lost: bool = False) -> None:
         """A timer fires; of a bundle that is lost, the runner keeps nothing."""
@@ -271,7 +271,7 @@ class Runner:
         at, cells.armed = cells.armed, None
         assert at is not None
         outputs = list(
-            self._dofns[stage].cut(
+            self._dofns[stage].fire(
                 shard=shard, rows=_Bag(cells), progress=_Value(cells), timer=_Timer(cells)
             )
         )

@@ -1,8 +1,8 @@
 """Schedules: what a source without end delivers when, and how far it says it is.
 
 A schedule is a list of events, a function of its seed and of the other units' records; the added
-unit's records are put between them and change none.  Stamps stand on the edges of cuts and of
-milliseconds, and cuts lie inside a millisecond.
+unit's records are put between them and change none.  Stamps stand on the edges of trigger times and
+of milliseconds, and trigger times lie inside a millisecond.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from dpstream.accounting.plan.plan import Plan
 from tests.audit.neighbours import Pair, Record, make_pair
 from tests.streams import STEP
 
-#: No cut of a schedule lies on a whole millisecond.
+#: No trigger time of a schedule lies on a whole millisecond.
 OFF = 137
 _EDGES = (-1000, -999, -137, -1, 0, 1, 500, 863, 999)
 
@@ -27,7 +27,7 @@ class Deliver(NamedTuple):
     serials: tuple[int, ...]
 
 
-class Mark(NamedTuple):
+class WatermarkEvent(NamedTuple):
     """The source says: what comes from now on has stamps from this instant on."""
 
     micros: int
@@ -60,7 +60,7 @@ class Back(NamedTuple):
     seed: int
 
 
-Event = Deliver | Mark | Tick | Fire | Keep | Back
+Event = Deliver | WatermarkEvent | Tick | Fire | Keep | Back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Schedule:
     """One history of deliveries.
 
     Attributes:
-        tardy: serials that may be delivered after their cut was stepped.
+        tardy: serials that may be delivered after their trigger time was stepped.
         stamps: serial -> stamp.
     """
 
@@ -80,7 +80,7 @@ class Schedule:
 
 
 def moved(pair: Pair) -> Pair:
-    """The pair with cuts inside a millisecond and stamps around the edges of cuts."""
+    """The pair with trigger times inside a millisecond and stamps around their edges."""
     line, end = pair.plan.timeline, pair.plan.timeline.end
     assert end is not None
     line = msgspec.structs.replace(line, start=line.start + OFF, end=end + OFF)
@@ -121,7 +121,7 @@ def schedule(
     sent: list[int] = []
     early = draw.choice([0, 0, 5 * STEP, 20 * STEP])
     now, at, restores, size = line.start, 0, draw.choice([0, 0, 1, 2, 3]), draw.choice([3, 12, 60])
-    cut_end = line.cut_time(line.last_cut)
+    last_instant = line.instant_of(line.last_trigger_time)
     while at < len(order):
         until = min(len(order), at + draw.randint(1, size))
         batch = [r.serial for r in order[at:until]]
@@ -132,10 +132,10 @@ def schedule(
             batch += draw.sample(sent, min(len(sent), draw.randint(1, 9)))
         sent += batch
         events.append(Deliver(tuple(batch)))
-        reach = min(least[at], cut_end + 5 * STEP)
+        reach = min(least[at], last_instant + 5 * STEP)
         if draw.random() < 0.8:
             now = max(now, draw.choice([reach, reach, reach - 1, reach - 999, reach - STEP // 3]))
-            events.append(Mark(now))
+            events.append(WatermarkEvent(now))
         if draw.random() < 0.7:
             ahead = draw.choice([0, 0, 0, 1, 1000, STEP, 3 * STEP, -STEP, -3 * STEP, early])
             events.append(Tick(now + ahead))
@@ -147,7 +147,7 @@ def schedule(
             restores -= 1
             anew = draw.random() < 0.4
             events.append(Back(None if anew else draw.randint(1, 3), draw.getrandbits(32)))
-    events += [Mark(cut_end + 10 * STEP), Tick(cut_end + 10 * STEP)]
+    events += [WatermarkEvent(last_instant + 10 * STEP), Tick(last_instant + 10 * STEP)]
     events += [Deliver((serial,)) for _, serial in when]  # nothing is open any more, or soon
     return Schedule(plan, shards, records, tuple(events), frozenset(late))
 
@@ -165,9 +165,9 @@ def with_unit(base: Schedule, unit: tuple[Record, ...], seed: int) -> Schedule:
     """
     draw, slots = random.Random(seed), dict[int, list[int]]()
     tardy = set(base.tardy)
-    marks = [(n, e.micros) for n, e in enumerate(base.events) if isinstance(e, Mark)]
+    watermarks = [(n, e.micros) for n, e in enumerate(base.events) if isinstance(e, WatermarkEvent)]
     for record in unit:
-        last = next((n for n, micros in marks if micros > record.stamp), len(base.events))
+        last = next((n for n, micros in watermarks if micros > record.stamp), len(base.events))
         if base.tardy and draw.random() < 0.2:
             tardy.add(record.serial)
             last = len(base.events)

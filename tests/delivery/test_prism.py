@@ -13,7 +13,7 @@ from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners.table import make_runner
 from tests.audit.neighbours import PARTITIONS, _batch
 from tests.delivery.audit import promised
-from tests.delivery.schedules import Deliver, Mark, Schedule, make
+from tests.delivery.schedules import Deliver, Schedule, WatermarkEvent, make
 from tests.delivery.world import World, live
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary
@@ -23,7 +23,7 @@ from tests.streams import STEP
 class Fast:
     """A clock on the wall that begins when it is first looked at, and runs fast.
 
-    Every cut takes 20 ms: some are announced before the source gets there, some after.
+    Every trigger time takes 20 ms: some are announced before the source gets there, some after.
     """
 
     def __init__(self, line: Timeline) -> None:
@@ -42,10 +42,14 @@ def feed(schedule: Schedule) -> Feed:
         own = (r for r in schedule.records if r.serial % PARTITIONS == partition)
         for offset, record in enumerate(sorted(own, key=lambda r: (r.stamp, r.serial))):
             place[record.serial] = partition, offset
-    batches, marks, mark = list[pa.RecordBatch](), list[int](), schedule.plan.timeline.start - STEP
+    batches, watermarks, watermark = (
+        list[pa.RecordBatch](),
+        list[int](),
+        schedule.plan.timeline.start - STEP,
+    )
     for event in schedule.events:
-        if isinstance(event, Mark):
-            mark = event.micros
+        if isinstance(event, WatermarkEvent):
+            watermark = event.micros
         elif isinstance(event, Deliver):
             run: list[int] = []
             for serial in sorted(set(event.serials), key=place.__getitem__):
@@ -55,8 +59,8 @@ def feed(schedule: Schedule) -> Feed:
                     run = []
                 run.append(serial)
             batches.append(_batch([of[s] for s in run], *place[run[0]]))
-            marks += [mark] * (len(batches) - len(marks))
-    return Feed(batches, "arrived", hold=max(2, len(batches) // 25), marks=marks)
+            watermarks += [watermark] * (len(batches) - len(watermarks))
+    return Feed(batches, "arrived", hold=max(2, len(batches) // 25), watermarks=watermarks)
 
 
 @pytest.mark.parametrize("seed", range(10))

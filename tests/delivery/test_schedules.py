@@ -56,4 +56,4 @@ def test_the_schedules_reach_what_they_claim() -> None:
     assert sum(bool(s.tardy) for _, s in made) == CI // 2
     for pair, _ in made:
         line = pair.plan.timeline
-        assert line.cut_time(1) % 1000 != 0
+        assert line.instant_of(1) % 1000 != 0

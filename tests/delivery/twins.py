@@ -8,7 +8,7 @@ from unittest import mock
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam import buffer as hold
 from dpstream.dp_transforms.beam import clock
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.run import Run
 from tests.delivery import world
 
@@ -44,29 +44,29 @@ def _since_ignored(real: Any) -> Any:
 
 
 def _early(real: Any) -> Any:
-    return lambda line, cut, ticks=0: real(line, cut, ticks - 1)
+    return lambda line, trigger_time, ticks=0: real(line, trigger_time, ticks - 1)
 
 
 def _before_the_last(real: Any) -> Any:
-    """A stride is taken when its first cut is complete."""
+    """A stride is taken when its first trigger time is complete."""
 
-    def arm(stage: BufferUntilCut, timer: Any, done: int, announced: list[int]) -> int:
-        cut: int = real(stage, timer, done, announced)
-        if cut > done:
+    def arm(stage: BufferUntilTriggerTime, timer: Any, done: int, announced: list[int]) -> int:
+        trigger_time: int = real(stage, timer, done, announced)
+        if trigger_time > done:
             timer.set(hold.instant(stage._line, done + 1, stage._ticks))
-        return cut
+        return trigger_time
 
     return arm
 
 
 def _all_it_knows(real: Any) -> Any:
-    """A shard stops at the last cut that it has heard of, others elsewhere."""
+    """A shard stops at the last trigger time that it has heard of, others elsewhere."""
 
-    def arm(stage: BufferUntilCut, timer: Any, done: int, announced: list[int]) -> int:
+    def arm(stage: BufferUntilTriggerTime, timer: Any, done: int, announced: list[int]) -> int:
         if announced:
             announced[:] = [done + 1, announced[-1]]
-        cut: int = real(stage, timer, done, announced)
-        return cut
+        trigger_time: int = real(stage, timer, done, announced)
+        return trigger_time
 
     return arm
 
@@ -74,28 +74,28 @@ def _all_it_knows(real: Any) -> Any:
 def _first_heard(real: Any) -> Any:
     """A shard begins with the clock tick that comes first."""
 
-    def process(beat: Any, *args: Any, **more: Any) -> Any:
-        for out in real(beat, *args, **more):
+    def process(stage: Any, *args: Any, **more: Any) -> Any:
+        for out in real(stage, *args, **more):
             out.value = (out.value[1], *out.value[1:])
             yield out
 
     return process
 
 
-def _late_pulse(real: Any) -> Any:
-    """A clock tick holds the watermark before the last of its cuts only."""
+def _late_tick(real: Any) -> Any:
+    """A clock tick holds the watermark before the last of its trigger times only."""
 
-    def process(beat: Any, *args: Any, **more: Any) -> Any:
-        for out in real(beat, *args, **more):
-            out.timestamp = clock.instant(beat._line, out.value[2], -1)
+    def process(stage: Any, *args: Any, **more: Any) -> Any:
+        for out in real(stage, *args, **more):
+            out.timestamp = clock.instant(stage._line, out.value[2], -1)
             yield out
 
     return process
 
 
 def _not_anew(real: Any) -> Any:
-    def held(stage: flow.Bound) -> BufferUntilCut:
-        out: BufferUntilCut = real(stage)
+    def held(stage: flow.Bound) -> BufferUntilTriggerTime:
+        out: BufferUntilTriggerTime = real(stage)
         out._anew = False
         return out
 
@@ -103,7 +103,7 @@ def _not_anew(real: Any) -> Any:
 
 
 def _too_far(real: Any) -> Any:
-    """A stream goes on behind a cut that was not delivered."""
+    """A stream goes on behind a trigger time that was not delivered."""
 
     def resume_point(run: Run) -> Any:
         at = real(run)
@@ -124,16 +124,16 @@ TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
     "timers a millisecond early": (_replaced(hold, "instant", _early), "lost", None, None),
     "release with BOUND": (_replaced(flow, "RELEASE_TICKS", lambda _: 0), "counted", None, None),
     "strides before they are complete": (
-        _replaced(BufferUntilCut, "_arm", _before_the_last), "lost", None, None,
+        _replaced(BufferUntilTriggerTime, "_arm", _before_the_last), "lost", None, None,
     ),
-    "shards stop at different cuts": (
-        _replaced(BufferUntilCut, "_arm", _all_it_knows), "counted", None, None,
+    "shards stop at different trigger times": (
+        _replaced(BufferUntilTriggerTime, "_arm", _all_it_knows), "counted", None, None,
     ),
     "shards begin where they hear": (
-        _replaced(clock._Beat, "process", _first_heard), "another worker", None, None,
+        _replaced(clock._PublicClock, "process", _first_heard), "another worker", None, None,
     ),
-    "pulses that hold nothing": (
-        _replaced(clock._Beat, "process", _late_pulse), "counted", None, None,
+    "clock ticks that hold nothing": (
+        _replaced(clock._PublicClock, "process", _late_tick), "counted", None, None,
     ),
     "a restart asks for nothing": (
         _replaced(flow.Bound, "buffer", _not_anew), "counted", None, None,

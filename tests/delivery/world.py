@@ -26,7 +26,7 @@ from dpstream.state.store import Store
 from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin
 from tests.delivery.runner import ENDLESS, Runner
-from tests.delivery.schedules import Back, Deliver, Fire, Keep, Mark, Schedule, Tick
+from tests.delivery.schedules import Back, Deliver, Fire, Keep, Schedule, Tick, WatermarkEvent
 from tests.simulation.checks import Decision, Problem, Record, decisions, still_there
 from tests.simulation.hooks import fast, memory_folder, nothing_expires
 from tests.streams import sealed_bytes
@@ -41,7 +41,7 @@ class Came:
     """What came of a schedule.
 
     Attributes:
-        placed: serial -> (window, leaf, rank) of each admitted pair; decided: as committed;
+        placed: serial -> (window, step index, rank) of each admitted pair; decided: as committed;
         sink: (window, trigger) -> sealed bytes; counts: of every key at every step.
     """
 
@@ -97,8 +97,8 @@ class World:
         if isinstance(event, Deliver):
             self.latest_event = max([self.latest_event, *(self.event[s] for s in event.serials)])
             self._deliver([self.row_of[s] for s in event.serials if s in self.row_of])
-        elif isinstance(event, Mark):
-            self.runner.mark(watermark(self, event.micros))
+        elif isinstance(event, WatermarkEvent):
+            self.runner.advance_watermark(watermark(self, event.micros))
         elif isinstance(event, Tick):
             self.runner.tick(event.micros)
         elif isinstance(event, Fire):
@@ -131,8 +131,8 @@ class World:
             if self.emitted.setdefault(name, data) != data:
                 raise Problem("a release has two values")
         for batch in self.runner.sealed:
-            marks = batch.schema.metadata
-            place = int(marks[b"dpstream.window"]), int(marks[b"dpstream.trigger"])
+            metadata = batch.schema.metadata
+            place = int(metadata[b"dpstream.window"]), int(metadata[b"dpstream.trigger"])
             data = sealed_bytes(batch)
             if self.sink.setdefault(place, data) != data:
                 raise Problem("a release has two values")
@@ -144,7 +144,7 @@ class World:
         self.restores += 1
         begin_at = -ENDLESS
         if event.nth is None or not self.kept:
-            mark = sealed.state.source
+            reached = sealed.state.source
             stores.close_all()
             at = resume_point(self.run)
             begin_at, self.kept = at.begin, []
@@ -152,7 +152,7 @@ class World:
             self.delivered = self.stamp < begin_at
         else:
             state, delivered = self.kept[-min(event.nth, len(self.kept))]
-            mark = sealed.state.source
+            reached = sealed.state.source
             self.runner.state, self.delivered = state.copy(), delivered.copy()
         owed = np.flatnonzero(had & ~self.delivered).tolist()
         tardy = [r for r in owed if self.serials[r] in self.schedule.tardy]
@@ -163,11 +163,11 @@ class World:
             self._deliver(rest[:size])
             rest = rest[size:]
             if rest and draw.random() < 0.5:
-                self.runner.mark(min(mark, int(self.stamp[rest[0]])))
+                self.runner.advance_watermark(min(reached, int(self.stamp[rest[0]])))
                 self.runner.fire_bound(range(self.run.shards))
                 self.runner.work(draw, draw.choice([0, 10, 1000]))
                 self._look()
-        self.runner.mark(mark)
+        self.runner.advance_watermark(reached)
         self.delivered |= had
 
 
@@ -199,9 +199,9 @@ def keeps_counts(world: World, real: Any) -> Any:
 def watched(world: World) -> Iterator[None]:
     """Counts, and decisions whose positions are about to go, are noted."""
 
-    def forget(store: Store, shard: int, cut: int) -> None:
+    def forget(store: Store, shard: int, trigger_time: int) -> None:
         still_there(store, shard, world.plan.design.ranked, world.gone)
-        really(store, shard, cut)
+        really(store, shard, trigger_time)
 
     really = SqliteStore.forget_positions
     aggregate, commit_step = keeps_counts(world, step.aggregate)
@@ -260,19 +260,19 @@ def _filled(world: World, made: dict[Record, Decision]) -> Batch:
         if decision is not None:
             rank = np.array([decision.rank or 0], np.int32)
             batch.write(np.array([row]), np.array([decision.pairs]), rank)
-            batch.cut[row] = decision.cut
+            batch.trigger_time[row] = decision.trigger_time
     return batch
 
 
 def placed(world: World, made: dict[Record, Decision]) -> Placed:
-    """Serial -> (window, leaf, rank) of its admitted pairs."""
+    """Serial -> (window, step index, rank) of its admitted pairs."""
     batch, out = _filled(world, made), Placed()
     for row in np.flatnonzero(batch.pairs).tolist():
         pairs = expand(world.plan, world.records, np.array([row]), batch)
         ranks = (
             pairs.column("rank").to_pylist() if world.plan.design.ranked else [0] * pairs.num_rows
         )
-        columns = (pairs.column(c).to_pylist() for c in ("window", "leaf"))
+        columns = (pairs.column(c).to_pylist() for c in ("window", "trigger"))
         out[world.serials[row]] = list(zip(*columns, ranks, strict=True))
     return out
 
@@ -292,7 +292,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
         mock.patch.object(step, "aggregate", aggregate),
     ):
         release, seal = ReleaseCallback(run)(), SealFactory(run)()
-        last = world.plan.timeline.last_cut
+        last = world.plan.timeline.last_trigger_time
         sealed = {
             name: sealed_bytes(seal(*name, [part]))
             for name, part in release(0, [rows], last, 0).outputs

@@ -51,7 +51,7 @@ def _sampler(sigma: float, rounded: bool) -> Sampler:
 
 
 class SlowNoise:
-    """Decoded noise of one named path, recomputed from its first leaf."""
+    """Decoded noise of one named path, recomputed from its first step."""
 
     def __init__(self, plan: Plan, ring: KeyRing, identity: tuple[bytes, ...]) -> None:
         self._plan, self._ring, self._identity = plan, ring, identity
@@ -68,8 +68,8 @@ class SlowNoise:
             stream = NoiseStream(self._ring, self._identity, bounds, role, noise, sampler)
             ids = np.frombuffer(key_id, np.uint64).reshape(1, 2)
             tweak = stream.names(ids, np.array([round_number]))
-            leaves = np.array([0]), np.array([noise.triggers])
-            path = stream.advance(tweak, *leaves, stream.no_state(1), noise.triggers)
+            span = np.array([0]), np.array([noise.triggers])
+            path = stream.advance(tweak, *span, stream.no_state(1), noise.triggers)
             self._known[name] = path[0]
         return self._known[name]
 
@@ -85,7 +85,7 @@ class _Key:
     base: int = 0
 
     def feed(self, plan: Plan, pairs: Iterable[Pair]) -> None:
-        """Apply one leaf's pairs; of a unit's several the lowest rank makes the unit count."""
+        """Apply one step's pairs; of a unit's several the lowest rank makes the unit count."""
         weights = weights_of(plan)
         for pair in sorted(pairs, key=lambda p: p.rank):
             first = pair.unit not in self.units
@@ -138,7 +138,7 @@ def exhaustive(
     line = plan.timeline
     cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
-        cells[pair.window, pair.leaf][pair.key].append(pair)
+        cells[pair.window, pair.step_index][pair.key].append(pair)
     out = {}
     for window in range(line.windows):
         keys = {k: _Key([0] * len(plan.design.streams), round=1) for k in public}
@@ -176,9 +176,9 @@ def _selected(
             continue
         assert budget.selection is not None and budget.tau is not None
         assert budget.statistic is not None
-        leaf = math.ceil(t / every) - state.base
+        step_index = math.ceil(t / every) - state.base
         name = (window, key_ids[key], state.round)
-        drawn = int(noise.path("selection", budget.selection, *name)[leaf - 1])
+        drawn = int(noise.path("selection", budget.selection, *name)[step_index - 1])
         if plan.privacy.weights is not None:
             drawn *= budget.statistic.weighted
         if plan.privacy.combine:
@@ -186,7 +186,9 @@ def _selected(
             count = ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
             drawn += budget.statistic.counted * int(noise.path(*count, *name)[t - 1])
         statistic = (state.statistic(plan, budget) << 8) + drawn
-        if len(state.units) > plan.privacy.pre_threshold and statistic > int(budget.tau[leaf - 1]):
+        if len(state.units) > plan.privacy.pre_threshold and statistic > int(
+            budget.tau[step_index - 1]
+        ):
             yield key
 
 
@@ -225,9 +227,9 @@ def _figures(
             fused = plan.public_keys is None and plan.privacy.weights is None
             role = "selection" if fused else "units"
             drawn = noise.path(role, budget.units, window, key_id)
-            leaf = math.ceil(t / tests_every(plan)) if fused else t
-            exact = (len(state.units) << 8) + int(drawn[leaf - 1])
-            out[a.name] = exact / 256, float(budget.units.sd[leaf - 1])
+            step_index = math.ceil(t / tests_every(plan)) if fused else t
+            exact = (len(state.units) << 8) + int(drawn[step_index - 1])
+            out[a.name] = exact / 256, float(budget.units.sd[step_index - 1])
         else:
             out[a.name] = _mean(a, noisy, sd)
     return out

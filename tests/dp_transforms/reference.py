@@ -20,8 +20,8 @@ class Accepted:
 
     unit: tuple[str, int]  # user and privacy period
     key: str
-    event_cut: int
-    stamp_cut: int
+    event_trigger_time: int
+    stamp_trigger_time: int
     order: tuple[int, int, int]  # (stamp, partition, offset)
     values: tuple[int, ...]  # per column stream, clamped, centred, in grid units
 
@@ -31,7 +31,7 @@ class Pair:
     """An admitted (record, window) pair; ``rank`` of its unit's pairs were admitted before it."""
 
     window: int
-    leaf: int
+    step_index: int
     rank: int
     unit: tuple[str, int]
     key: str
@@ -113,30 +113,30 @@ class SlowBound:
         self.fate: dict[tuple[int, int], list[Pair]] = {}
 
     def deliver(self, positions: Iterable[tuple[int, int]], upto: int) -> list[Pair]:
-        """Pairs of the delivered records whose cuts are complete, each position once."""
+        """Pairs of the delivered records whose trigger times are complete, each position once."""
         delivered = set(positions)
-        cut = {p: max(self.records[p].stamp_cut, 1) for p in delivered}
+        trigger_time = {p: max(self.records[p].stamp_trigger_time, 1) for p in delivered}
         for position in delivered - set(self.fate):
-            if cut[position] <= self.decided:
-                cut[position] = self.decided + 1
-        fresh = [p for p in delivered if p not in self.fate and cut[p] <= upto]
+            if trigger_time[position] <= self.decided:
+                trigger_time[position] = self.decided + 1
+        fresh = [p for p in delivered if p not in self.fate and trigger_time[p] <= upto]
         for position in sorted(fresh, key=lambda p: self.records[p].order):
-            self.fate[position] = self._admit(self.records[position], cut[position])
+            self.fate[position] = self._admit(self.records[position], trigger_time[position])
         self.decided = max(self.decided, upto)
         return [pair for p in delivered for pair in self.fate.get(p, [])]
 
-    def _admit(self, record: Accepted, cut: int) -> list[Pair]:
+    def _admit(self, record: Accepted, trigger_time: int) -> list[Pair]:
         line, out = self.plan.timeline, []
-        leaf_cut = max(record.event_cut, cut)
+        entry_trigger_time = max(record.event_trigger_time, trigger_time)
         stride = line.slide // line.trigger_every
-        event = line.start + (record.event_cut - 1) * line.trigger_every
+        event = line.start + (record.event_trigger_time - 1) * line.trigger_every
         for window in range(line.windows):
-            leaf = leaf_cut - window * stride
-            is_open = covers(self.plan, window, event) and leaf <= line.triggers
+            step_index = entry_trigger_time - window * stride
+            is_open = covers(self.plan, window, event) and step_index <= line.triggers
             if is_open and self.used[record.unit] < self.plan.privacy.contributions:
                 rank = self.used[record.unit]
                 self.used[record.unit] += 1
-                out.append(Pair(window, leaf, rank, record.unit, record.key, record.values))
+                out.append(Pair(window, step_index, rank, record.unit, record.key, record.values))
         return out
 
 

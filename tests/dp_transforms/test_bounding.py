@@ -1,4 +1,4 @@
-"""Admission against a slow reference: order, C, periods, windows, repeats, replays, cuts."""
+"""Admission against a slow reference: order, C, periods, windows, repeats, trigger times."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -77,7 +77,7 @@ class Case:
         return sorted(
             (
                 p.window,
-                p.leaf,
+                p.step_index,
                 *[p.rank] * self.plan.design.ranked,
                 self.unit_id[p.unit],
                 p.key,
@@ -110,7 +110,7 @@ def test_the_door_accepts_what_rule_0_accepts(case: Case) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_at_once_equals_the_reference(case: Case, seed: int) -> None:
-    last = case.plan.timeline.last_cut
+    last = case.plan.timeline.last_trigger_time
     got = case.deliver(shuffled(case.row, seed), last)
     expected = case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
     assert got == expected
@@ -118,13 +118,13 @@ def test_all_at_once_equals_the_reference(case: Case, seed: int) -> None:
 
 
 def test_a_unit_never_gets_more_than_c_pairs(case: Case) -> None:
-    got = case.deliver(case.row, case.plan.timeline.last_cut)
+    got = case.deliver(case.row, case.plan.timeline.last_trigger_time)
     per_unit = Counter(row[2 + case.plan.design.ranked] for row in got)
     assert max(per_unit.values()) == case.plan.privacy.contributions
     # The same reference without the bound admits more: the figure above is the bound's doing.
     slow = SlowBound(case.plan, case.accepted)
     slow.used = _Unbounded()
-    free = Counter(p.unit for p in slow.deliver(case.row, case.plan.timeline.last_cut))
+    free = Counter(p.unit for p in slow.deliver(case.row, case.plan.timeline.last_trigger_time))
     assert max(free.values()) > case.plan.privacy.contributions
 
 
@@ -136,42 +136,44 @@ class _Unbounded(dict):  # type: ignore[type-arg]
         pass
 
 
-def cuts_of(case: Case, pieces: int) -> list[int]:
-    last = case.plan.timeline.last_cut
+def trigger_times_of(case: Case, pieces: int) -> list[int]:
+    last = case.plan.timeline.last_trigger_time
     return sorted({max(1, last * (i + 1) // pieces) for i in range(pieces)})
 
 
-def by_cut(case: Case, upto: int, after: int) -> Positions:
-    return [p for p in case.row if after < max(1, case.accepted[p].stamp_cut) <= upto]
+def by_trigger_time(case: Case, upto: int, after: int) -> Positions:
+    return [p for p in case.row if after < max(1, case.accepted[p].stamp_trigger_time) <= upto]
 
 
 @pytest.mark.parametrize("pieces", [2, 5, 1000])
-def test_cut_by_cut_equals_all_at_once(case: Case, pieces: int) -> None:
+def test_one_trigger_time_at_a_time_equals_all_at_once(case: Case, pieces: int) -> None:
     got: list[Row] = []
     after = 0
-    for upto in cuts_of(case, pieces):
-        got += case.deliver(shuffled(by_cut(case, upto, after), upto), upto)
+    for upto in trigger_times_of(case, pieces):
+        got += case.deliver(shuffled(by_trigger_time(case, upto, after), upto), upto)
         after = upto
     whole = SlowBound(case.plan, case.accepted)
-    assert sorted(got) == case.expected(whole.deliver(case.row, case.plan.timeline.last_cut))
+    assert sorted(got) == case.expected(
+        whole.deliver(case.row, case.plan.timeline.last_trigger_time)
+    )
 
 
 def test_repeated_deliveries_count_once(case: Case) -> None:
     rng = np.random.default_rng(7)
     times = rng.integers(1, 6, len(case.row))
     positions = [p for p, n in zip(case.row, times, strict=True) for _ in range(n)]
-    last = case.plan.timeline.last_cut
+    last = case.plan.timeline.last_trigger_time
     got = case.deliver([positions[i] for i in rng.permutation(len(positions))], last)
     assert got == case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_replay_repeats_committed_decisions(case: Case, restart: bool) -> None:
-    middle, last = case.plan.timeline.last_cut // 2, case.plan.timeline.last_cut
-    first = case.deliver(by_cut(case, middle, 0), middle)
+    middle, last = case.plan.timeline.last_trigger_time // 2, case.plan.timeline.last_trigger_time
+    first = case.deliver(by_trigger_time(case, middle, 0), middle)
     if restart:
         stores.close_all()
-    early = shuffled(by_cut(case, middle, 0), 5)
+    early = shuffled(by_trigger_time(case, middle, 0), 5)
     assert case.deliver(early + early[::3], middle) == first
     rest = case.deliver(case.row, last)
     whole = SlowBound(case.plan, case.accepted)
@@ -180,16 +182,16 @@ def test_a_replay_repeats_committed_decisions(case: Case, restart: bool) -> None
     assert case.deliver(shuffled(case.row, 6) + list(case.row), last) == rest
 
 
-def test_a_late_delivery_joins_the_next_open_cut(case: Case) -> None:
-    last = case.plan.timeline.last_cut
+def test_a_late_delivery_joins_the_next_open_trigger_time(case: Case) -> None:
+    last = case.plan.timeline.last_trigger_time
     slow = SlowBound(case.plan, case.accepted)
     held = [p for p in case.row if sum(p) % 5 == 0]
     after, moved = 0, 0
-    for number, upto in enumerate(cuts_of(case, 4)):
-        now = [p for p in by_cut(case, upto, after) if p not in set(held)]
+    for number, upto in enumerate(trigger_times_of(case, 4)):
+        now = [p for p in by_trigger_time(case, upto, after) if p not in set(held)]
         if number:
-            now += [p for p in held if case.accepted[p].stamp_cut <= after]
-            held = [p for p in held if case.accepted[p].stamp_cut > after]
+            now += [p for p in held if case.accepted[p].stamp_trigger_time <= after]
+            held = [p for p in held if case.accepted[p].stamp_trigger_time > after]
             moved += len(now)
         assert case.deliver(shuffled(now, number), upto) == case.expected(slow.deliver(now, upto))
         after = upto
@@ -203,8 +205,8 @@ def test_a_late_delivery_joins_the_next_open_cut(case: Case) -> None:
 def test_decisions_that_were_not_committed_do_not_count(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = case.plan.timeline.last_cut
-    case.deliver(by_cut(case, last // 2, 0), last // 2)
+    last = case.plan.timeline.last_trigger_time
+    case.deliver(by_trigger_time(case, last // 2, 0), last // 2)
     store = case.open()
     for name in ("commit_units", "unit_shard"):
         with monkeypatch.context() as patch:
@@ -214,7 +216,7 @@ def test_decisions_that_were_not_committed_do_not_count(
     with monkeypatch.context() as patch:
         patch.setattr(bounding, "expand", _interrupted)
         with pytest.raises(InterruptedError):
-            case.deliver(by_cut(case, last // 2, 0), last // 2)
+            case.deliver(by_trigger_time(case, last // 2, 0), last // 2)
     whole = SlowBound(case.plan, case.accepted)
     assert case.deliver(case.row, last) == case.expected(whole.deliver(case.row, last))
 
@@ -224,7 +226,7 @@ def _interrupted(*_: object) -> None:
 
 
 def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
-    last = case.plan.timeline.last_cut
+    last = case.plan.timeline.last_trigger_time
     lost = [p for p in case.row if case.accepted[p].unit[0] == "u1"]
     case.deliver([p for p in case.row if p not in set(lost)], last)
     rows = pa.array([case.row[p] for p in lost])
@@ -234,8 +236,8 @@ def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
 
 
 def test_other_units_do_not_matter(case: Case, ring: KeyRing, store_paths: Iterator[str]) -> None:
-    """Remove the unit with a third of all records: the others keep admission and leaf."""
-    last = case.plan.timeline.last_cut
+    """Remove the unit with a third of all records: the others keep admission and step."""
+    last = case.plan.timeline.last_trigger_time
     everyone = case.deliver(case.row, last)
     heavy = {i for unit, i in case.unit_id.items() if unit[0] == "u0"}
     rest = [p for p in case.row if case.accepted[p].unit[0] != "u0"]
@@ -259,7 +261,7 @@ def test_sabotaged_orders_are_noticed(
     case: Case, order: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounding, "stamp_order", order)
-    last = case.plan.timeline.last_cut
+    last = case.plan.timeline.last_trigger_time
     got = case.deliver(shuffled(case.row, 1), last)
     expected = case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
     assert got != expected
@@ -280,7 +282,7 @@ def test_ranks_of_a_unit_are_its_pairs_in_the_order_of_stamps(case: Case) -> Non
     """0, 1, 2, ... whatever the delivery; forgetting them is noticed by the reference."""
     if not case.plan.design.ranked:
         return
-    got = case.deliver(shuffled(case.row, 4), case.plan.timeline.last_cut)
+    got = case.deliver(shuffled(case.row, 4), case.plan.timeline.last_trigger_time)
     by_unit: dict[object, list[object]] = {}
     for row in got:
         by_unit.setdefault(row[3], []).append(row[2])
@@ -325,8 +327,8 @@ def test_a_million_records_of_one_unit_stay_c_pairs() -> None:
 
 
 def test_what_was_emitted_is_not_returned_again(case: Case) -> None:
-    """Cut by cut, with everything delivered each time: every pair leaves BOUND once."""
-    last, got, since = case.plan.timeline.last_cut, list[Row](), 0
+    """One trigger time at a time, everything delivered each time: every pair leaves BOUND once."""
+    last, got, since = case.plan.timeline.last_trigger_time, list[Row](), 0
     for upto in range(1, last + 1):
         rows = case.records.take(pa.array(np.random.default_rng(upto).permutation(len(case.row))))
         out, *_ = bound(case.plan, case.open(), 0, rows, upto, since)

@@ -9,7 +9,7 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 
 from dpstream.dp_transforms.batches import record_schema
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import ToShards, WallClock, clock_tick_of, instant
 from tests.streams import START, STEP, make_plan
 
@@ -32,23 +32,23 @@ class Drive:
 
     def __init__(self, line: object, first: int = 1) -> None:
         self.hand = Hand()
-        self.beat = WallClock(line, first, self.hand)._beat  # type: ignore[arg-type]
-        self.left = self.beat.initial_restriction(0)
-        self.marks = self.beat.create_watermark_estimator(
-            self.beat.initial_estimator_state(0, self.left)
+        self.clock = WallClock(line, first, self.hand)._clock  # type: ignore[arg-type]
+        self.left = self.clock.initial_restriction(0)
+        self.estimator = self.clock.create_watermark_estimator(
+            self.clock.initial_estimator_state(0, self.left)
         )
         self.ended = False
 
     def at(self, micros: int) -> tuple[list[tuple[int, int, int]], ManualWatermarkEstimator]:
         """The next bundle at an instant: what is announced, and the watermark."""
         self.hand.at = micros
-        tracker = ThreadsafeRestrictionTracker(self.beat.create_tracker(self.left))
+        tracker = ThreadsafeRestrictionTracker(self.clock.create_tracker(self.left))
         view = RestrictionTrackerView(tracker)
-        before, clock_ticks = self.marks.current_watermark(), []
-        for out in self.beat.process(0, tracker=view, estimator=self.marks):
+        before, clock_ticks = self.estimator.current_watermark(), []
+        for out in self.clock.process(0, tracker=view, estimator=self.estimator):
             # A stage that has not got the clock tick yet holds the others' watermarks before its
-            # cuts.
-            assert before <= out.timestamp < instant(self.beat._line, out.value[1])
+            # trigger times.
+            assert before <= out.timestamp < instant(self.clock._line, out.value[1])
             clock_ticks.append(out.value)
         tracker.check_done()
         left = tracker.deferred_status()
@@ -56,10 +56,10 @@ class Drive:
         if left is not None:
             self.left, wait = left
             assert float(wait) <= 0.2
-        return clock_ticks, self.marks
+        return clock_ticks, self.estimator
 
 
-def test_cuts_are_announced_when_they_are_reached() -> None:
+def test_trigger_times_are_announced_when_they_are_reached() -> None:
     drive = Drive(LINE)
     for now, wanted in ((0, []), (STEP - 1, []), (STEP, [(1, 1, 1)]), (STEP + 1, [])):
         clock_ticks, _ = drive.at(now)
@@ -71,32 +71,32 @@ def test_cuts_are_announced_when_they_are_reached() -> None:
 def test_the_watermark_stays_before_the_next_timers() -> None:
     drive = Drive(LINE, first=3)
     for now in range(0, 12 * STEP, STEP // 3):
-        _, marks = drive.at(now)
+        _, estimator = drive.at(now)
         following = max(3, now // STEP + 1)
-        assert marks.current_watermark() == instant(LINE, following, -1)
-        assert marks.current_watermark().micros < LINE.cut_time(following)
+        assert estimator.current_watermark() == instant(LINE, following, -1)
+        assert estimator.current_watermark().micros < LINE.instant_of(following)
 
 
-def test_the_last_cut_ends_it_and_an_endless_plan_never() -> None:
+def test_the_last_trigger_time_ends_it_and_an_endless_plan_never() -> None:
     drive = Drive(LINE)
-    assert drive.at(100 * STEP)[0] == [(1, 1, LINE.last_cut)] and drive.ended
+    assert drive.at(100 * STEP)[0] == [(1, 1, LINE.last_trigger_time)] and drive.ended
     endless = Drive(ENDLESS, first=7)
     assert endless.at(10**6 * STEP)[0] == [(7, 7, 10**6)] and not endless.ended
 
 
 def test_a_drain_announces_nothing_more() -> None:
-    beat = Drive(ENDLESS).beat
-    assert beat.truncate(0, beat.initial_restriction(0)) is None
+    clock = Drive(ENDLESS).clock
+    assert clock.truncate(0, clock.initial_restriction(0)) is None
 
 
 @pytest.mark.parametrize("start", [START, START + 1, START + 999, START + 123_456])
-def test_timers_are_not_before_their_cut(start: int) -> None:
+def test_timers_are_not_before_their_trigger_time(start: int) -> None:
     """Runners floor every time to a millisecond."""
     line = msgspec.structs.replace(LINE, start=start)
-    for cut in range(1, 5):
-        at = instant(line, cut).micros
-        assert at % 1000 == 0 and 0 <= at - line.cut_time(cut) < 1000
-        assert instant(line, cut, 1).micros == at + 1000
+    for trigger_time in range(1, 5):
+        at = instant(line, trigger_time).micros
+        assert at % 1000 == 0 and 0 <= at - line.instant_of(trigger_time) < 1000
+        assert instant(line, trigger_time, 1).micros == at + 1000
 
 
 def test_every_shard_gets_every_pulse() -> None:
@@ -107,5 +107,8 @@ def test_every_shard_gets_every_pulse() -> None:
     assert all(batch.num_rows == 0 and clock_tick_of(batch) == (3, 5, 9) for _, batch in out)
     assert clock_tick_of(out[0][1].replace_schema_metadata(None)) is None
     assert (
-        BufferUntilCut.ROWS.coder.decode(BufferUntilCut.ROWS.coder.encode(out[0][1])) == out[0][1]
+        BufferUntilTriggerTime.ROWS.coder.decode(
+            BufferUntilTriggerTime.ROWS.coder.encode(out[0][1])
+        )
+        == out[0][1]
     )

@@ -238,12 +238,14 @@ def stream_of(name: str, triggers: int = TRIGGERS) -> NoiseStream:
 def paths_of(stream: NoiseStream, width: int, rows: int = ROWS) -> npt.NDArray[np.int64]:
     ids = np.arange(2 * rows, dtype=np.uint64).reshape(rows, 2)
     names = stream.names(ids, np.zeros(rows, np.int64))
-    leaf, found = np.zeros(rows, np.int64), []
+    step_index, found = np.zeros(rows, np.int64), []
     stack = stream.no_state(rows)
-    while leaf[0] < stream.strategy.triggers:
-        upto = np.minimum(leaf + width, stream.strategy.triggers)
-        found.append(stream.advance(names, leaf, upto, stack, width)[:, : upto[0] - leaf[0]])
-        leaf = upto
+    while step_index[0] < stream.strategy.triggers:
+        upto = np.minimum(step_index + width, stream.strategy.triggers)
+        found.append(
+            stream.advance(names, step_index, upto, stack, width)[:, : upto[0] - step_index[0]]
+        )
+        step_index = upto
     return np.concatenate(found, axis=1)
 
 
@@ -251,9 +253,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     honest = ConvolutionStrategy.exact
 
-    def exact(self: ConvolutionStrategy, noise: ExactNoise, leaf: int) -> int:
-        calls.append(leaf)
-        return honest(self, noise, leaf)
+    def exact(self: ConvolutionStrategy, noise: ExactNoise, step_index: int) -> int:
+        calls.append(step_index)
+        return honest(self, noise, step_index)
 
     monkeypatch.setattr(ConvolutionStrategy, "exact", exact)
     return calls
@@ -303,16 +305,16 @@ def test_announced_errors_never_show(announced: bool, monkeypatch: pytest.Monkey
 
 
 def test_long_paths_stay_within_their_error_bound() -> None:
-    """Buffers of 3,000 leaves: every prefix that floats decide is the exact one."""
+    """Buffers of 3,000 steps: every prefix that floats decide is the exact one."""
     stream = stream_of("blt", 3000)
     assert isinstance(stream.strategy, ConvolutionStrategy)
     got = paths_of(stream, 100, 2)
     ids = np.arange(4, dtype=np.uint64).reshape(2, 2)
     names = stream.names(ids, np.zeros(2, np.int64))
-    for leaf in (1, 2, 999, 1000, 2048, 2999, 3000):
+    for step_index in (1, 2, 999, 1000, 2048, 2999, 3000):
         for row in range(2):
-            nodes = stream.sampler.exact(KEYS.ring().node, names[row], leaf)
-            assert got[row, leaf - 1] == stream.strategy.exact(nodes, leaf)
+            nodes = stream.sampler.exact(KEYS.ring().node, names[row], step_index)
+            assert got[row, step_index - 1] == stream.strategy.exact(nodes, step_index)
 
 
 def test_the_rounded_sampler_has_its_own_lanes() -> None:

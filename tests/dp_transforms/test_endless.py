@@ -1,4 +1,4 @@
-"""A stream without end, cut by cut: what it keeps is bounded, whatever has passed by."""
+"""A stream without end, one trigger time at a time: what it keeps is bounded."""
 
 import os
 from collections.abc import Iterator
@@ -39,10 +39,12 @@ def plan_of(**more: Any) -> Plan:
     return make_plan(epsilon=9.0, **settings)
 
 
-def rows(cut: int, users: list[str], event_cut: int | None = None) -> pa.RecordBatch:
-    """Records of one cut."""
-    stamp = START + (cut - 1) * STEP + STEP // 2
-    event = START + ((event_cut or cut) - 1) * STEP + STEP // 2
+def rows(
+    trigger_time: int, users: list[str], event_trigger_time: int | None = None
+) -> pa.RecordBatch:
+    """Records of one trigger time."""
+    stamp = START + (trigger_time - 1) * STEP + STEP // 2
+    event = START + ((event_trigger_time or trigger_time) - 1) * STEP + STEP // 2
     instant, size = pa.timestamp("us", "UTC"), len(users)
     columns = {
         "user": users,
@@ -51,7 +53,7 @@ def rows(cut: int, users: list[str], event_cut: int | None = None) -> pa.RecordB
         "arrived": pa.array(np.full(size, stamp)).cast(instant),
         "value": np.ones(size),
     }
-    return positioned(columns, 0, cut * 1000)
+    return positioned(columns, 0, trigger_time * 1000)
 
 
 def units(store: Store) -> int:
@@ -67,40 +69,45 @@ def size(store: Store, name: str) -> int:
 
 
 def run_on(stream: Iterator[Flowing]) -> Flowing:
-    """The stream after its last cut."""
+    """The stream after its last trigger time."""
     return list(stream)[-1]
 
 
 @pytest.mark.parametrize(
     "more", [{}, {"triggers": 3, "slide": 1, "period": 6}, {"skew": STEP, "period": 4}]
 )
-def test_cut_by_cut_is_the_twin_of_the_whole(more: dict[str, Any], tmp_path: Path) -> None:
+def test_one_trigger_time_at_a_time_is_the_twin_of_the_whole(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
     plan = plan_of(aggregates=(MEAN,), windows=12, **more)
     source = generate(plan, 5, records=400, users=90, keys=9).batches(50)
     whole = by_name(run_in_memory(begin(plan, tmp_path / "a.db", SHARDS), source)[0])
     sink = FileSink(tmp_path / "out", "parquet")
     flowing = Flowing(begin(plan, tmp_path / "b.db", SHARDS), sink)
-    by_cut = cells(plan, source)
-    for cut in range(1, plan.timeline.last_cut + 1):
-        flowing.feed(by_cut.get(cut, []))
-        flowing.step(cut)
-        assert released_through(flowing.run) == cut == delivered_through(flowing.store)
+    by_trigger_time = cells(plan, source)
+    for trigger_time in range(1, plan.timeline.last_trigger_time + 1):
+        flowing.feed(by_trigger_time.get(trigger_time, []))
+        flowing.step(trigger_time)
+        assert released_through(flowing.run) == trigger_time == delivered_through(flowing.store)
     assert by_name(flowing.out.values()) == whole
     assert {(one.window, one.trigger) for one in sink.published()} == set(whole)
 
 
-def live(plan: Plan, folder: Path, cuts: int, keep: int | None = None) -> Iterator[Flowing]:
-    """A stream of new units in every period, some of whom come late, cut after cut."""
+def live(
+    plan: Plan, folder: Path, trigger_times: int, keep: int | None = None
+) -> Iterator[Flowing]:
+    """A stream of new units in every period, some of whom come late, by trigger times."""
     flowing = Flowing(begin(plan, folder / "s.db", SHARDS), FileSink(folder / "out", "csv"), keep)
     assert isinstance(flowing.store, SqliteStore)
     flowing.store._db.execute("PRAGMA synchronous = OFF")
-    for cut in range(1, cuts + 1):
-        period = (cut - 1) // PERIOD
-        flowing.feed([rows(cut, [f"u{period}-{i}" for i in range(6)])])
-        if cut % PERIOD == 1 and cut > 1:  # of the period before, within the lateness
+    for trigger_time in range(1, trigger_times + 1):
+        period = (trigger_time - 1) // PERIOD
+        flowing.feed([rows(trigger_time, [f"u{period}-{i}" for i in range(6)])])
+        if trigger_time % PERIOD == 1 and trigger_time > 1:
+            # of the period before, within the lateness
             late = [f"u{period - 1}-{i}" for i in range(3)]
-            flowing.feed([rows(cut, late, cut - 1).slice(0, 3)])
-        flowing.step(cut)
+            flowing.feed([rows(trigger_time, late, trigger_time - 1).slice(0, 3)])
+        flowing.step(trigger_time)
         yield flowing
 
 
@@ -108,10 +115,10 @@ def test_unit_state_stays_bounded_over_200_periods(tmp_path: Path) -> None:
     """Counters of closed periods go, and positions of settled windows; a unit of the open period
     keeps its count."""
     plan, most, last = endless(plan_of(period=PERIOD)), 0, 0
-    for cut, flowing in enumerate(live(plan, tmp_path, 200 * PERIOD), 1):
+    for trigger_time, flowing in enumerate(live(plan, tmp_path, 200 * PERIOD), 1):
         most = max(most, units(flowing.store))
         last = max(last, positions(flowing.store))
-        if cut == 30 * PERIOD:
+        if trigger_time == 30 * PERIOD:
             early = most, last
     assert (most, last) == early, "it grows with the stream"
     assert most <= 6 * 4 and last <= 6 * 3 * PERIOD
@@ -165,10 +172,10 @@ def test_what_is_read_of_progress_stays_bounded(
 def test_releases_go_once_the_sink_has_had_them_for_long_enough(keep: int, tmp_path: Path) -> None:
     plan = endless(plan_of(triggers=2, lateness=0))
     line, most = plan.timeline, 0
-    for cut, flowing in enumerate(live(plan, tmp_path, 300, keep * line.window), 1):
+    for trigger_time, flowing in enumerate(live(plan, tmp_path, 300, keep * line.window), 1):
         kept = {part.window for part in flowing.store.parts() if part.name == "outbox"}
         most = max(most, len(kept))
-        ended = (cut - line.triggers) // 2 + 1
+        ended = (trigger_time - line.triggers) // 2 + 1
         assert set(range(max(0, ended - keep), ended)) <= kept, "dropped too early"
     assert most <= keep + 2 + max(1, keep // 16)
     written = {(one.window, one.trigger) for one in FileSink(tmp_path / "out", "csv").published()}
@@ -186,31 +193,31 @@ def test_nothing_is_dropped_that_the_sink_may_not_have(tmp_path: Path) -> None:
     flowing = run_on(live(plan, tmp_path, 60))
     store, line = flowing.store, plan.timeline
     assert retention.reached(store, line).complete == 30
-    assert retention.drop_delivered(store, line, 20, 0) == 10 == store.marks.dropped
+    assert retention.drop_delivered(store, line, 20, 0) == 10 == store.retained_windows.dropped
     assert retention.drop_delivered(store, line, 21, 0) == 0
     assert store.committed_releases(9, 0, 1) is None
     assert store.committed_releases(10, 0, 1) is not None
-    # Nor what has not ended in every shard, whatever cut is said to be delivered.
+    # Nor what has not ended in every shard, whatever trigger time is said to be delivered.
     assert retention.drop_delivered(store, line, 90, 0) == 20
-    assert store.marks.dropped == 30
+    assert store.retained_windows.dropped == 30
 
 
 def test_a_stream_that_may_not_drop_yet_keeps_all(tmp_path: Path) -> None:
     flowing = run_on(live(endless(plan_of()), tmp_path, 60))
-    assert flowing.store.marks.dropped == 0
+    assert flowing.store.retained_windows.dropped == 0
     assert {p.window for p in flowing.store.parts() if p.name == "outbox"} == set(range(60))
 
 
-def test_marks_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> None:
+def test_retained_windows_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> None:
     plan = endless(plan_of(triggers=2, lateness=0))
     flowing = next(live(plan, tmp_path, 1))
     line = plan.timeline
-    for cut in range(2, 9):  # shard 0 runs ahead
-        flowing.decide(0, [], cut, cut - 1)
-        list(flowing.release(0, [], cut, cut - 1).outputs)
+    for trigger_time in range(2, 9):  # shard 0 runs ahead
+        flowing.decide(0, [], trigger_time, trigger_time - 1)
+        list(flowing.release(0, [], trigger_time, trigger_time - 1).outputs)
     assert retention.reached(flowing.store, line).complete == 0
     assert released_through(flowing.run) == 1
     assert retention.drop_delivered(flowing.store, line, 8, 0) == 0
-    marks = msgspec.structs.replace(flowing.store.marks, abandoned=2)
-    flowing.store.marks = marks
+    retained = msgspec.structs.replace(flowing.store.retained_windows, abandoned=2)
+    flowing.store.retained_windows = retained
     assert retention.reached(flowing.store, line).complete == 2

@@ -1,4 +1,4 @@
-"""Expiry and abandoning in a stream that arrives cut by cut, with restarts that replay it."""
+"""Expiry and abandoning in a stream of single trigger times, with restarts that replay it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def plan_of(name: str) -> Plan:
 
 
 class Live:
-    """One run that gets its records cut by cut, in this process."""
+    """One run that gets its records one trigger time at a time, in this process."""
 
     def __init__(self, run: Run, expires: bool = True) -> None:
         self.run, self.line, self.expires = run, run.plan.timeline, expires
@@ -62,7 +62,7 @@ class Live:
         self.released: Releases = {}
 
     def deliver(self, records: pa.RecordBatch, upto: int) -> None:
-        """Records whose input is complete up to a cut: decide, step, expire."""
+        """Records whose input is complete up to a trigger time: decide, step, expire."""
         shard = shard_of(ids_of(records.column("unit")), SHARDS)
         for n in range(SHARDS):
             mine = records.filter(pa.array(shard == n))
@@ -71,20 +71,20 @@ class Live:
             self.held.append(admitted)
         rows = concat(self.held, admitted_schema(self.run.plan))
         stride = self.line.slide // self.line.trigger_every
-        cut = rows.column("window").to_numpy() * stride + rows.column("leaf").to_numpy()
-        self.held = [rows.filter(pa.array(cut > upto))]
-        self.step(rows.filter(pa.array(cut <= upto)), upto)
+        trigger_time = rows.column("window").to_numpy() * stride + rows.column("trigger").to_numpy()
+        self.held = [rows.filter(pa.array(trigger_time > upto))]
+        self.step(rows.filter(pa.array(trigger_time <= upto)), upto)
         if self.expires:
             retention.expire(self.store, self.line)
 
     def step(self, rows: pa.RecordBatch, upto: int) -> None:
-        """Every step up to a cut, old ones read back."""
+        """Every step up to a trigger time, old ones read back."""
         to = shard_of(key_ids(self.run.plan, self.ring.key, rows), SHARDS)
         parts: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         for n in range(SHARDS):
             mine = rows.filter(pa.array(to == n))
             for window, trigger, some in steps_through(self.line, mine, upto):
-                if window >= self.store.marks.first:
+                if window >= self.store.retained_windows.first:
                     out, _ = self.stepper.step(window, n, trigger, some)
                     parts.setdefault((window, trigger), []).append(out)
         sealed = SealFactory(self.run)()
@@ -99,18 +99,18 @@ def canonical(plan: Plan, seed: int = 3) -> tuple[list[pa.RecordBatch], pa.Recor
     return batches, concat([ingest(b)[0] for b in batches], record_schema(plan))
 
 
-def stamp_cut(plan: Plan, records: pa.RecordBatch) -> Any:
-    return np.maximum(1, plan.timeline.cut_of(records.column("stamp").to_numpy()))
+def stamp_trigger_time(plan: Plan, records: pa.RecordBatch) -> Any:
+    return np.maximum(1, plan.timeline.trigger_time_of(records.column("stamp").to_numpy()))
 
 
 def drive(live: Live, records: pa.RecordBatch, first: int, last: int, restarts: int) -> None:
-    """Deliver cut by cut; now and then restart and get everything from the beginning again."""
-    cuts, rng = stamp_cut(live.run.plan, records), np.random.default_rng(8)
+    """Deliver one trigger time at a time; now and then restart and get everything again."""
+    trigger_times, rng = stamp_trigger_time(live.run.plan, records), np.random.default_rng(8)
     for upto in range(first, last + 1):
-        live.deliver(records.filter(pa.array(cuts == upto)), upto)
+        live.deliver(records.filter(pa.array(trigger_times == upto)), upto)
         if rng.integers(0, 10) < restarts:
             live.reopen()
-            again = records.filter(pa.array(cuts <= upto))
+            again = records.filter(pa.array(trigger_times <= upto))
             live.deliver(again.take(pa.array(rng.permutation(again.num_rows))), upto)
 
 
@@ -124,9 +124,9 @@ def expected(plan: Plan, folder: Path) -> Releases:
 @contextlib.contextmanager
 def lived(plan: Plan, path: Path, restarts: int, expires: bool = True) -> Iterator[Live]:
     live = Live(begin(plan, path, SHARDS), expires)
-    drive(live, canonical(plan)[1], 1, plan.timeline.last_cut, restarts)
+    drive(live, canonical(plan)[1], 1, plan.timeline.last_trigger_time, restarts)
     live.reopen()
-    live.deliver(canonical(plan)[1], plan.timeline.last_cut)
+    live.deliver(canonical(plan)[1], plan.timeline.last_trigger_time)
     yield live
     stores.close_all()
 
@@ -147,8 +147,10 @@ def test_expiry_changes_no_release(name: str, tmp_path: Path) -> None:
         assert live.released == calm
         assert live.undelivered == 0  # what is forgotten is no record that was lost
         for shard in range(SHARDS):
-            assert live.store.unit_progress(shard).forgotten == plan.timeline.last_cut
-            assert not len(live.store.admitted_before(shard, live.store.unit_shard(shard))[1].cut)
+            assert live.store.unit_progress(shard).forgotten == plan.timeline.last_trigger_time
+            assert not len(
+                live.store.admitted_before(shard, live.store.unit_shard(shard))[1].trigger_time
+            )
         assert units(live.store) == 0 or plan.timeline.period is None
     with lived(plan, tmp_path / "b.db", 3, expires=False) as live:
         assert live.released == calm and units(live.store) > 100
@@ -159,13 +161,13 @@ def test_state_stays_small_while_time_passes(tmp_path: Path) -> None:
     plan = plan_of("periods")
     line, (_, records) = plan.timeline, canonical(plan)
     live, most, everything = Live(begin(plan, tmp_path / "a.db", SHARDS)), 0, 0
-    cuts = stamp_cut(plan, records)
-    for upto in range(1, line.last_cut + 1):
-        live.deliver(records.filter(pa.array(cuts == upto)), upto)
+    trigger_times = stamp_trigger_time(plan, records)
+    for upto in range(1, line.last_trigger_time + 1):
+        live.deliver(records.filter(pa.array(trigger_times == upto)), upto)
         most = max(most, units(live.store))
         for n in range(SHARDS):
             live.store.forget_units(n)
-            kept = live.store.admitted_before(n, live.store.unit_shard(n))[1].cut
+            kept = live.store.admitted_before(n, live.store.unit_shard(n))[1].trigger_time
             assert len(kept) == 0 or kept.min() > upto - line.triggers - 2 - line.triggers
     live.reopen()
     stores.close_all()
@@ -178,11 +180,11 @@ def test_state_stays_small_while_time_passes(tmp_path: Path) -> None:
 #: windows close while records of the next are decided) and what is wrong.
 SABOTAGED = {
     "positions go a window too early": (
-        "periods", "settled_cut", lambda line, k: line.base(k + 1)
+        "periods", "settled_trigger_time", lambda line, k: line.base(k + 1)
     ),
-    "events do not run ahead of their stamps": ("ahead", "skew_cuts", lambda line: 0),
+    "events do not run ahead of their stamps": ("ahead", "skew_trigger_times", lambda line: 0),
     "counters go before their period ends": (
-        "periods", "period_cut", lambda line, cut: cut * 0 + 1
+        "periods", "period_trigger_time", lambda line, trigger_time: trigger_time * 0 + 1
     ),
 }  # fmt: skip
 
@@ -195,13 +197,15 @@ def test_expiry_that_is_too_eager_is_noticed(
     plan = plan_of(which)
     calm = expected(plan, tmp_path)
     monkeypatch.setattr(retention, name, wrong)
-    monkeypatch.setattr("dpstream.dp_transforms.bounding.period_cut", retention.period_cut)
+    monkeypatch.setattr(
+        "dpstream.dp_transforms.bounding.period_trigger_time", retention.period_trigger_time
+    )
     with lived(plan, tmp_path / "a.db", 10) as live:
         assert live.released != calm
 
 
 def answers(plan: Plan, store: SqliteStore, records: pa.RecordBatch, upto: int) -> list[Any]:
-    """What BOUND emits of the last cuts, by unit shard, when a runner asks once more."""
+    """What BOUND emits of the last trigger times, by unit shard, when a runner asks once more."""
     shard = shard_of(ids_of(records.column("unit")), SHARDS)
     return [
         bound(plan, store, n, records.filter(pa.array(shard == n)), upto, upto - 3)[0].to_pylist()
@@ -215,10 +219,10 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
     """Another worker's expiry gives units new slots; decisions that are left are still found."""
     plan = plan_of("periods")
     line, (_, records) = plan.timeline, canonical(plan)
-    upto = line.last_cut // 2
+    upto = line.last_trigger_time // 2
     live = Live(begin(plan, tmp_path / "a.db", SHARDS), expires=False)
     drive(live, records, 1, upto, 0)
-    records = records.filter(pa.array(stamp_cut(plan, records) <= upto))
+    records = records.filter(pa.array(stamp_trigger_time(plan, records) <= upto))
     schema, sums = stores.key_schema(plan), plan.design.sums
     with contextlib.ExitStack() as stack:
         old, new = (
@@ -237,12 +241,12 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
 # --- abandoning ------------------------------------------------------------------------
 
 
-def abandoned(live: Live, folder: Path, cut: int) -> Live:
-    """The run in a new epoch, everything up to the cut given up."""
+def abandoned(live: Live, folder: Path, trigger_time: int) -> Live:
+    """The run in a new epoch, everything up to the trigger time given up."""
     source, plan = live.store, live.run.plan
     create_store(folder / "new.db", msgspec.structs.replace(source.identity, epoch=1))
     new = SqliteStore(folder / "new.db", stores.key_schema(plan), plan.design.sums)
-    copy_store(source, new, plan.timeline, None, Abandon(cut, plan.privacy.contributions))
+    copy_store(source, new, plan.timeline, None, Abandon(trigger_time, plan.privacy.contributions))
     new.close()
     stores.close_all()
     return Live(live.run._replace(store=f"sqlite:{folder / 'new.db'}"))
@@ -253,16 +257,16 @@ def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -
     plan = plan_of(name)
     line, (_, records) = plan.timeline, canonical(plan)
     live = Live(begin(plan, tmp_path / "a.db", SHARDS))
-    lost = line.last_cut // 2
+    lost = line.last_trigger_time // 2
     drive(live, records, 1, lost - 3, 0)
     before = dict(live.released)
     known = {tuple(i) for n in range(SHARDS) for i in live.store.unit_shard(n).table.ids.tolist()}
     live = abandoned(live, tmp_path, lost)
     live.expires = False
-    # Everything comes again, old records too; only what is stamped after the cut counts.
-    drive(live, records, lost + 1, line.last_cut, 4)
+    # Everything comes again, old records too; only what is stamped after the trigger time counts.
+    drive(live, records, lost + 1, line.last_trigger_time, 4)
     live.reopen()
-    live.deliver(records, line.last_cut)
+    live.deliver(records, line.last_trigger_time)
     first = -(-lost // line.base(1))
     assert {w for w, _ in live.released} == set(range(first, line.windows))
     assert not set(before) & set(live.released)
@@ -276,30 +280,32 @@ def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -
     assert seen > 0
     # The same records in a new run of the same windows have other noise: another epoch.
     fresh = Live(begin(plan, tmp_path / "same.db", SHARDS), expires=False)
-    later = records.filter(pa.array(stamp_cut(plan, records) > lost))
-    drive(fresh, later, 1, line.last_cut, 0)
+    later = records.filter(pa.array(stamp_trigger_time(plan, records) > lost))
+    drive(fresh, later, 1, line.last_trigger_time, 0)
     same = [w for w in live.released if live.released[w] == fresh.released[w]]
     assert len(same) < len(live.released) or not live.released
     stores.close_all()
 
 
-def test_records_before_the_cut_are_decided(tmp_path: Path) -> None:
+def test_records_before_the_trigger_time_are_decided(tmp_path: Path) -> None:
     """A record stamped before the loss is never admitted again, in whatever window it lies."""
     plan = plan_of("sliding")
     line, (_, records) = plan.timeline, canonical(plan)
     live = abandoned(Live(begin(plan, tmp_path / "a.db", SHARDS)), tmp_path, 6)
-    old = records.filter(pa.array(stamp_cut(plan, records) <= 6))
+    old = records.filter(pa.array(stamp_trigger_time(plan, records) <= 6))
     assert old.num_rows > 50
     for n in range(SHARDS):
         shard = shard_of(ids_of(old.column("unit")), SHARDS)
-        out, counts, _ = bound(plan, live.store, n, old.filter(pa.array(shard == n)), line.last_cut)
+        out, counts, _ = bound(
+            plan, live.store, n, old.filter(pa.array(shard == n)), line.last_trigger_time
+        )
         assert out.num_rows == 0 and counts["operator_records_undelivered"] == 0
     # Later ones are not wasted on windows that nobody releases any more.
     live.reopen()
-    late = records.filter(pa.array(stamp_cut(plan, records) == 7))
+    late = records.filter(pa.array(stamp_trigger_time(plan, records) == 7))
     Path(tmp_path / "x").mkdir()
     other = abandoned(Live(begin(plan, tmp_path / "b.db", SHARDS)), tmp_path / "x", 6)
     shard = shard_of(ids_of(late.column("unit")), SHARDS)
-    out, *_ = bound(plan, other.store, 0, late.filter(pa.array(shard == 0)), line.last_cut)
+    out, *_ = bound(plan, other.store, 0, late.filter(pa.array(shard == 0)), line.last_trigger_time)
     assert out.num_rows and min(out.column("window").to_pylist()) >= 3
     stores.close_all()

@@ -205,7 +205,7 @@ def test_errors_leave_a_stage_without_what_they_say(
         through_beam(DPStream(plan, run), source, tmp_path / "out")
     said = "".join(traceback.format_exception(caught.value)) + caplog.text
     said += "".join(capfd.readouterr())
-    assert "stage.cut" in said and repr(secret) not in said
+    assert "stage.trigger_time" in said and repr(secret) not in said
     assert repr(secret) in "".join(traceback.format_exception(KeyError(secret)))
 
 

@@ -55,7 +55,7 @@ def key_ids(count: int, first: int = 0) -> npt.NDArray[np.uint64]:
 
 
 def whole(stream: NoiseStream, ids: npt.NDArray[np.uint64], rounds: Int64) -> Int64:
-    """(n, T) noise of every leaf, in one go."""
+    """(n, T) noise of every step, in one go."""
     count, triggers = len(ids), stream.strategy.triggers
     stack = stream.no_state(count)
     ends = np.zeros(count, np.int64), np.full(count, triggers)
@@ -73,33 +73,35 @@ def test_any_pieces_give_the_same_path(name: str, seed: int, triggers: int, long
     table = Paths(stream)
     order = rng.permutation(count) * 300  # rows far apart: growth
     table.start(order, key_ids(count), rounds)
-    while table.leaf[order].min() < triggers:
+    while table.step_index[order].min() < triggers:
         some = np.flatnonzero(rng.random(count) < 0.6)
-        leaf = table.leaf[order[some]].copy()
+        step_index = table.step_index[order[some]].copy()
         width = int(rng.choice([1, longest]))
-        upto = np.minimum(triggers, leaf + rng.integers(width == 1, longest + 1, len(some)))
-        some, leaf, upto = (x[(upto > leaf) | (width > 1)] for x in (some, leaf, upto))
+        upto = np.minimum(triggers, step_index + rng.integers(width == 1, longest + 1, len(some)))
+        some, step_index, upto = (
+            x[(upto > step_index) | (width > 1)] for x in (some, step_index, upto)
+        )
         got = table.advance(order[some], upto, width)
         assert got.shape == (len(some), width)
         for i, key in enumerate(some):
-            drawn = expected[key, leaf[i] : upto[i]]
+            drawn = expected[key, step_index[i] : upto[i]]
             if width > 1:
                 assert got[i, : len(drawn)].tolist() == drawn.tolist()
             else:
                 assert got[i, 0] == drawn[-1]
-        assert (table.leaf[order[some]] == upto).all()
+        assert (table.step_index[order[some]] == upto).all()
 
 
 @STRATEGIES
-def test_a_path_goes_on_from_any_leaf_it_sought(name: str) -> None:
+def test_a_path_goes_on_from_any_step_it_sought(name: str) -> None:
     stream = stream_of(30, name=name)
     expected = whole(stream, key_ids(4), np.zeros(4, np.int64))
-    for leaf in (0, 1, 7, 16, 29):
+    for step_index in (0, 1, 7, 16, 29):
         table, rows = Paths(stream), np.arange(4)
         table.start(rows, key_ids(4), np.zeros(4, np.int64))
-        table.seek(rows, np.full(4, leaf))
+        table.seek(rows, np.full(4, step_index))
         got = table.advance(rows, np.full(4, 30), 30)
-        assert (got[:, : 30 - leaf] == expected[:, leaf:]).all()
+        assert (got[:, : 30 - step_index] == expected[:, step_index:]).all()
 
 
 @STRATEGIES
@@ -117,24 +119,24 @@ def test_a_restarted_path_begins_anew(name: str) -> None:
 
 @STRATEGIES
 def test_a_prefix_is_never_handed_out_without_its_noise(name: str) -> None:
-    """At a leaf that a path has reached there is nothing to fold: 0 would be the exact count."""
+    """At a step that a path has reached there is nothing to fold: 0 would be the exact count."""
     table, rows = Paths(stream_of(9, name=name)), np.arange(3)
     table.start(rows, key_ids(3), np.zeros(3, np.int64))
     table.advance(rows, np.array([4, 5, 4]))
     for upto in ([5, 5, 5], [5, 4, 5], [5, 6, 0]):
-        with pytest.raises(RunError, match="noise: a prefix is asked for at a leaf"):
+        with pytest.raises(RunError, match="noise: a prefix is asked for at a step"):
             table.advance(rows, np.array(upto))
-    # A prediction looks ahead over many leaves, and may have all of them for some keys.
+    # A prediction looks ahead over many steps, and may have all of them for some keys.
     assert table.advance(rows, np.array([6, 5, 6]), 3)[1].tolist() == [0, 0, 0]
-    # Nor does a path go back when it is sought at an earlier leaf.
+    # Nor does a path go back when it is sought at an earlier step.
     table.seek(rows, np.array([2, 7, 2]))
-    assert table.leaf[rows].tolist() == [6, 7, 6]
+    assert table.step_index[rows].tolist() == [6, 7, 6]
     expected = whole(stream_of(9, name=name), key_ids(3), np.zeros(3, np.int64))
     assert table.advance(rows, np.full(3, 9))[:, 0].tolist() == expected[:, 8].tolist()
 
 
 @STRATEGIES
-def test_publishing_a_count_twice_at_one_leaf_is_refused(name: str, tmp_path: Path) -> None:
+def test_publishing_a_count_twice_at_one_step_is_refused(name: str, tmp_path: Path) -> None:
     """As a refresh between two tests of a key would, were it not refused when planning."""
     plan = make_plan(triggers=4, aggregates=(UNITS,), strategy=name)
     run = begin(plan, tmp_path / "s.db", 1)
@@ -238,7 +240,7 @@ def coefficients(name: str, triggers: int) -> list[object]:
 @pytest.mark.parametrize("name", ["toeplitz", "blt"])
 @pytest.mark.parametrize("triggers", [1, 2, 3, 8, 33])
 def test_convolutions_equal_solving_for_the_inputs(name: str, triggers: int) -> None:
-    """A x = z solved leaf by leaf in 400 bits, summed, rounded to 2^-8 just above the half."""
+    """A x = z solved step by step in 400 bits, summed, rounded to 2^-8 just above the half."""
     stream, count = stream_of(triggers, name=name), 6
     got = whole(stream, key_ids(count), np.zeros(count, np.int64))
     tweaks = stream.names(key_ids(count), np.zeros(count, np.int64))
@@ -268,7 +270,7 @@ def many(sigma: float, name: str = "tree") -> npt.NDArray[np.float64]:
 
 
 def variance_fits(noise: npt.NDArray[np.float64], sd: npt.NDArray[np.float64]) -> bool:
-    """Whether every leaf's sample variance is within 5.5 sds of sd^2."""
+    """Whether every step's sample variance is within 5.5 sds of sd^2."""
     ratio = (noise**2).mean(axis=0) / sd**2
     return bool((np.abs(ratio - 1) < 5.5 * np.sqrt(2 / len(noise))).all())
 
@@ -288,7 +290,7 @@ def test_the_variance_of_every_prefix(name: str, sigma: float) -> None:
     assert (np.abs(noise.mean(axis=0)) < 5.5 * sd / np.sqrt(PATHS)).all()
     for factor in (0.95, 1.05):
         assert not variance_fits(noise * factor, sd)
-    # Nor is it the law of another strategy, or of the neighbouring leaf.
+    # Nor is it the law of another strategy, or of the neighbouring step.
     for other in {"tree", "toeplitz", "blt"} - {name}:
         if {name, other} != {"toeplitz", "blt"}:  # these two differ by 2%
             scaled = announced(sigma, other) / announced(sigma, other)[0] * sd[0]
@@ -301,11 +303,11 @@ def no_honaker(t: int) -> float:
     return float(len(blocks(t)))
 
 
-def as_at_the_next_leaf(t: int) -> float:
+def as_at_the_next_step(t: int) -> float:
     return float(TreeStrategy(TRIGGERS + 1).sd_factors[t] ** 2)
 
 
-@pytest.mark.parametrize("law", [no_honaker, as_at_the_next_leaf])
+@pytest.mark.parametrize("law", [no_honaker, as_at_the_next_step])
 def test_other_laws_are_rejected(law: Callable[[int], float]) -> None:
     sd = 25.0 * np.sqrt([law(t) for t in range(1, TRIGGERS + 1)])
     assert not variance_fits(many(25.0), sd)
@@ -317,7 +319,7 @@ def test_paths_of_keys_and_rounds_are_uncorrelated(name: str) -> None:
     other = whole(stream, key_ids(PATHS), np.ones(PATHS, np.int64)) / 256
     bound = 5.5 / np.sqrt(PATHS)
     for a, b in ((noise, other), (noise[1:], noise[:-1])):
-        for leaf in (0, 16, 36):
-            assert abs(np.corrcoef(a[:, leaf], b[:, leaf])[0, 1]) < bound
-    # Leaves of one path share nodes: the same figure is far beyond chance there.
+        for step_index in (0, 16, 36):
+            assert abs(np.corrcoef(a[:, step_index], b[:, step_index])[0, 1]) < bound
+    # Steps of one path share nodes: the same figure is far beyond chance there.
     assert abs(np.corrcoef(noise[:, 31], noise[:, 32])[0, 1]) > 10 * bound

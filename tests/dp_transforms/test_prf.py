@@ -160,8 +160,8 @@ def test_rows_are_framed_alone(ring: KeyRing) -> None:
     whole = typed_ids(ring.key, columns, period)
     assert len({row.tobytes() for row in whole}) == 30
     for begin, end in ((0, 1), (3, 17), (29, 30), (5, 5)):
-        cut = [(kind, column.slice(begin, end - begin)) for kind, column in columns]
-        assert (typed_ids(ring.key, cut, period[begin:end]) == whole[begin:end]).all()
+        sliced = [(kind, column.slice(begin, end - begin)) for kind, column in columns]
+        assert (typed_ids(ring.key, sliced, period[begin:end]) == whole[begin:end]).all()
 
 
 # --- the ring --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def several_at_once(plan: Plan) -> int:
     """Cases of a unit with pairs of one key, but not of one value, in one micro-batch."""
     found: dict[object, set[object]] = {}
     for p in admitted(plan, stream_of(plan)):
-        found.setdefault((p.window, p.leaf, p.unit, p.key), set()).add((p.rank, p.values))
+        found.setdefault((p.window, p.step_index, p.unit, p.key), set()).add((p.rank, p.values))
     return sum(len(pairs) > 1 for pairs in found.values())
 
 
@@ -70,7 +70,7 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
     settings = begin(plan, next(paths), shards=1, **options_of(plan))
     ingest = CanonicaliserFactory(plan, settings.keys, settings.public)()
     good = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
-    last = plan.timeline.last_cut
+    last = plan.timeline.last_trigger_time
     rows = [batch for _, batch in BoundCallback(settings)()(0, [good], last, 0).outputs]
     if seed is not None:
         (whole,) = rows
@@ -163,11 +163,11 @@ def no_ranks(real: Any) -> Any:
 def separate_noise(real: Any) -> Any:
     """The test of a combined statistic draws its own noise for the plain count."""
 
-    def ensure(self: Any, states: Any, slots: Any, leaf: Any) -> None:
+    def ensure(self: Any, states: Any, slots: Any, step_index: Any) -> None:
         for paths, coefficient in self._paths[1:]:
             assert coefficient > 0
             paths._stream._prefix = paths._stream._prefix ^ np.uint64(1)
-        real(self, states, slots, leaf)
+        real(self, states, slots, step_index)
         for paths, _ in self._paths[1:]:
             paths._stream._prefix = paths._stream._prefix ^ np.uint64(1)
 
@@ -204,8 +204,8 @@ def test_sabotage_is_noticed_by_the_reference(
 
 FIRST = """
 SELECT page, count(*), count(DISTINCT "user"), sum(value) * 0.5 FROM (
-  SELECT *, row_number() OVER (PARTITION BY page, "user" ORDER BY leaf, rank) AS nth
-  FROM pairs WHERE win = ? AND leaf <= ?
+  SELECT *, row_number() OVER (PARTITION BY page, "user" ORDER BY step_index, rank) AS nth
+  FROM pairs WHERE win = ? AND step_index <= ?
 ) WHERE nth = 1 GROUP BY page ORDER BY page
 """
 
@@ -218,7 +218,7 @@ def test_without_noise_it_is_each_units_first_record(
     at = [a.name for a in plan.aggregates if a.kind in ("sum", "mean")].index(SUM.name)
     pairs = admitted(plan, listed(plan, stream_of(plan)))
     table = {
-        "win": [p.window for p in pairs], "leaf": [p.leaf for p in pairs],
+        "win": [p.window for p in pairs], "step_index": [p.step_index for p in pairs],
         "rank": [p.rank for p in pairs], "user": [f"{p.unit}" for p in pairs],
         "page": [p.key for p in pairs], "value": [p.values[at] for p in pairs],
     }  # fmt: skip
@@ -240,9 +240,9 @@ def test_without_noise_it_is_each_units_first_record(
 
 
 def _no_noise(
-    self: Any, tweaks: Any, leaf: np.ndarray, upto: np.ndarray, stack: Any, width: int
+    self: Any, tweaks: Any, step_index: np.ndarray, upto: np.ndarray, stack: Any, width: int
 ) -> np.ndarray:
-    return np.zeros((len(leaf), width), np.int64)
+    return np.zeros((len(step_index), width), np.int64)
 
 
 # --- weights -------------------------------------------------------------------------------

@@ -160,7 +160,8 @@ def test_copies_with_later_stamps_count_once(tmp_path: Path) -> None:
 
 
 def pairs(plan: Plan, store: Store, rows: list[tuple[str, float, float, int]], upto: int) -> Any:
-    """(key, leaf) of what BOUND admits of (user, event, stamp, id), its key the user's name."""
+    """(key, step index) of what BOUND admits of (user, event, stamp, id), its key the user's
+    name."""
     users, events, stamps, ids = zip(*rows, strict=True)
     instant = pa.timestamp("us", "UTC")
     columns = {
@@ -174,7 +175,7 @@ def pairs(plan: Plan, store: Store, rows: list[tuple[str, float, float, int]], u
     records, dead = Canonicaliser(plan, KEYS.ring())(positioned(columns))
     assert dead.num_rows == 0
     out, *_ = bound(plan, store, 0, records, upto, upto - 1)
-    return sorted(zip(out["page"].to_pylist(), out["leaf"].to_pylist(), strict=True))
+    return sorted(zip(out["page"].to_pylist(), out["trigger"].to_pylist(), strict=True))
 
 
 def test_a_copy_at_a_later_cut_is_the_same_record(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_delivery_does_not_choose_between_copies(tmp_path: Path, copies: list[An
         again, *_ = bound(plan, store, 0, records, 2, 1)
         for got in (out, again):
             assert got.num_rows == 2
-            names = ("page", "v1", "leaf", "window")
+            names = ("page", "v1", "trigger", "window")
             seen.add(tuple(sorted(zip(*(got[n].to_pylist() for n in names), strict=True))))
         stores.close_all()
     assert len(seen) == 1

@@ -152,12 +152,12 @@ def reason_of(plan: Plan, row: Any) -> str | None:
 @pytest.mark.parametrize("plan", [PLAN, PERIODS], ids=["stream", "periods"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=60)
-@given(rows=st.lists(RECORD | GOOD_RECORD, min_size=1, max_size=12), cut=st.integers(0, 12))
-def test_a_rows_fate_is_its_own(plan: Plan, layout: str, rows: list[Any], cut: int) -> None:
+@given(rows=st.lists(RECORD | GOOD_RECORD, min_size=1, max_size=12), split=st.integers(0, 12))
+def test_a_rows_fate_is_its_own(plan: Plan, layout: str, rows: list[Any], split: int) -> None:
     together = outcomes(plan, rows, layout)
     assert together == [outcomes(plan, [row])[0] for row in rows]
     assert together == outcomes(plan, rows[::-1], layout, first=7)[::-1]
-    apart = [outcomes(plan, part, layout) for part in (rows[:cut], rows[cut:]) if part]
+    apart = [outcomes(plan, part, layout) for part in (rows[:split], rows[split:]) if part]
     assert together == [fate for part in apart for fate in part]
     good = [i for i, fate in enumerate(together) if isinstance(fate, dict)]
     if good:
@@ -198,7 +198,7 @@ def test_rule_0_at_every_boundary(plan: Plan) -> None:
     assert {None, "time", "late"} == set(expected)
     for (_, _, event, stamp, _), fate in zip(rows, fates, strict=True):
         if isinstance(fate, dict):
-            assert fate["event_cut"] == (event - line.start) // STEP + 1
+            assert fate["_event_trigger_time"] == (event - line.start) // STEP + 1
             assert fate["stamp"] == stamp
 
 
@@ -226,7 +226,10 @@ def test_a_stream_is_accepted_as_the_reference_says() -> None:
     assert set(got) == set(expected)
     for where, record in got.items():
         slow = expected[where]
-        assert (record["event_cut"], record["v0"]) == (slow.event_cut, *slow.values)
+        assert (record["_event_trigger_time"], record["v0"]) == (
+            slow.event_trigger_time,
+            *slow.values,
+        )
         assert (record["page"], record["stamp"]) == (slow.key, slow.order[0])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms import flow
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -152,8 +152,8 @@ def test_what_begins_a_run_is_destroyed_there(
 def test_teardown_lets_go_of_the_key(run: Run, made: list[KeyRing]) -> None:
     stages = [
         Records(CanonicaliserFactory(run.plan, run.keys)),
-        BufferUntilCut(run.plan.timeline, BoundCallback(run)),
-        BufferUntilCut(run.plan.timeline, ReleaseCallback(run)),
+        BufferUntilTriggerTime(run.plan.timeline, BoundCallback(run)),
+        BufferUntilTriggerTime(run.plan.timeline, ReleaseCallback(run)),
         Seal(SealFactory(run)),
     ]
     for stage in stages:

@@ -221,17 +221,17 @@ def test_a_coarser_lattice_and_a_shift_are_rejected(sigma: float) -> None:
 
 
 def tail_p(noise: npt.NDArray[np.int32], sigma: float, sds: float) -> float:
-    cut = round(sds * sigma)
-    chance = 2 * stats.norm.sf((cut + 0.5) / sigma)
-    return float(stats.binomtest(int((np.abs(noise) > cut).sum()), noise.size, chance).pvalue)
+    cutoff = round(sds * sigma)
+    chance = 2 * stats.norm.sf((cutoff + 0.5) / sigma)
+    return float(stats.binomtest(int((np.abs(noise) > cutoff).sum()), noise.size, chance).pvalue)
 
 
 @pytest.mark.parametrize("sigma", SIGMAS[1:])
 def test_tails(sigma: float) -> None:
     for sds in (3.0, 4.0):
         assert tail_p(draws(sigma), sigma, sds) > LEAST_P
-    cut = int(2.5 * sigma)
-    assert tail_p(draws(sigma).clip(-cut, cut), sigma, 3.0) < LEAST_P
+    cutoff = int(2.5 * sigma)
+    assert tail_p(draws(sigma).clip(-cutoff, cutoff), sigma, 3.0) < LEAST_P
     assert tail_p(draws(sigma * 1.1), sigma, 3.0) < LEAST_P
 
 

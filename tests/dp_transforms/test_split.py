@@ -13,7 +13,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import batches
 from dpstream.dp_transforms.batches import concat, id_array, ids_of
 from dpstream.dp_transforms.beam import split
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.split import SplitByShard
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.state import open as stores
@@ -35,15 +35,15 @@ def test_many_shards_are_not_their_square_of_batches(
 ) -> None:
     """What every key shard gets is split from the pairs of all unit shards together."""
     held: dict[int, int] = {}
-    real = BufferUntilCut.process
+    real = BufferUntilTriggerTime.process
 
-    def process(self: BufferUntilCut, element: Any, *state: Any, **more: Any) -> Any:
+    def process(self: BufferUntilTriggerTime, element: Any, *state: Any, **more: Any) -> Any:
         if self._ticks and element[1].num_rows:
             held[element[0]] = held.get(element[0], 0) + 1
         return real(self, element, *state, **more)
 
     functools.update_wrapper(process, real)  # Beam looks at the names of the arguments
-    monkeypatch.setattr(BufferUntilCut, "process", process)
+    monkeypatch.setattr(BufferUntilTriggerTime, "process", process)
     plan = make_plan()
     source = generate(plan).batches(1000)
     expected = in_memory(plan, next(store_paths), source)[0]

@@ -59,7 +59,7 @@ def test_look_ahead_never_changes_a_byte(plan: Plan, store_paths: Iterator[str])
 
 def silent_selections(plan: Plan, stream: Stream, got: Released) -> int:
     """Selections of keys at a trigger at which they received nothing."""
-    fed = {(p.window, p.leaf, p.key) for p in admitted(plan, stream)}
+    fed = {(p.window, p.step_index, p.key) for p in admitted(plan, stream)}
     seen: set[tuple[int, str]] = set()
     count = 0
     for (window, trigger), rows in got.items():
@@ -84,9 +84,11 @@ def test_prediction_is_needed_and_its_loss_noticed(
     assert [run(plan, store_paths, stream) for stream in streams] != honest
 
 
-def one_later(plan: Plan, needs: object, states: object, slots: np.ndarray, trigger: int) -> None:
+def one_later(
+    plan: Plan, thresholds: object, states: object, slots: np.ndarray, trigger: int
+) -> None:
     """Prediction that is a trigger late."""
-    honest_predict(plan, needs, states, slots, trigger)
+    honest_predict(plan, thresholds, states, slots, trigger)
     due = states.due[slots]
     states.due[slots] = np.where(due < plan.timeline.triggers, due + 1, due)
 
@@ -130,7 +132,7 @@ def repeated_units(plan: Plan, keys: int, units: int) -> Stream:
 def unit_counts(plan: Plan, pairs: list[Pair], window: int, trigger: int) -> dict[str, int]:
     units: dict[str, set[object]] = {}
     for p in pairs:
-        if p.window == window and p.leaf <= trigger:
+        if p.window == window and p.step_index <= trigger:
             units.setdefault(p.key, set()).add(p.unit)
     return {key: len(found) for key, found in units.items()}
 
@@ -165,7 +167,7 @@ def test_no_key_is_tested_below_the_pre_threshold(
         assert seen == above and (len(above) < len(units)) == (least > 0)
         for t in range(1, last + 1):
             if mode == "rounds" and least == 0:  # whoever sends ends the round at once
-                fed = {p.key for p in pairs if (p.window, p.leaf) == (window, t)}
+                fed = {p.key for p in pairs if (p.window, p.step_index) == (window, t)}
                 assert [key for key, _ in got[window, t]] == sorted(fed)
 
 
@@ -314,7 +316,7 @@ def turns(
     aliases = [run._replace(store=f"sqlite:{'/' * n}{path}") for n in range(workers)]
     ingest = CanonicaliserFactory(plan, run.keys, run.public)()
     records = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
-    last = plan.timeline.last_cut
+    last = plan.timeline.last_trigger_time
     batches = [batch for _, batch in BoundCallback(run)()(0, [records], last, 0).outputs]
     busy = [ReleaseCallback(alias)()(0, batches, last, 0).outputs for alias in aliases]
     out: list[list[object]] = [[] for _ in busy]
@@ -357,7 +359,7 @@ TRUTH = """
 SELECT k.page, k.people, k.n, k.total, k.level FROM (
   SELECT page, count(DISTINCT "user") people, count(*) n, sum(total) * 0.5 total,
          sum(level) / count(*) level
-  FROM pairs WHERE win = ? AND leaf <= ? GROUP BY page) k
+  FROM pairs WHERE win = ? AND step_index <= ? GROUP BY page) k
 WHERE k.people > ? ORDER BY k.page
 """
 
@@ -366,7 +368,7 @@ def true_figures(plan: Plan, pairs: list[Pair]) -> dict[tuple[int, int], list[tu
     columns = [a.name for a in plan.aggregates if a.kind in ("sum", "mean")]
     table: dict[str, list[object]] = {
         "win": [p.window for p in pairs],
-        "leaf": [p.leaf for p in pairs],
+        "step_index": [p.step_index for p in pairs],
         "user": [f"{p.unit}" for p in pairs],
         "page": [p.key for p in pairs],
         "total": [0] * len(pairs),

@@ -17,7 +17,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam import buffer as hold
 from dpstream.dp_transforms.beam import split
-from dpstream.dp_transforms.beam.buffer import BufferUntilCut, Held, _outputs
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, _outputs
 from dpstream.dp_transforms.beam.clock import Announced
 from dpstream.dp_transforms.beam.workers import Threads, Workers, stop_workers
 from dpstream.dp_transforms.flow import DPStream
@@ -155,7 +155,7 @@ def test_rows_that_would_be_lost_are_an_error(rows: int) -> None:
     found = _outputs(4, [batch, batch], 9, 0, callback)
     assert [next(found), next(found)] == [4, 2 * rows]
     if rows:
-        with pytest.raises(RunError, match="would wait for a later cut"):
+        with pytest.raises(RunError, match="would wait for a later trigger time"):
             next(found)
     else:
         assert list(found) == []
@@ -201,7 +201,7 @@ def test_any_number_of_threads_gives_the_same_bytes(
 
 
 class Halves(beam.PTransform):
-    """A clock that announces the cuts of bounded input in two parts."""
+    """A clock that announces the trigger times of bounded input in two parts."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -212,21 +212,26 @@ class Halves(beam.PTransform):
 
 
 @pytest.mark.parametrize(("bounded", "announced"), [(True, True), (True, False), (False, True)])
-def test_only_what_ends_at_one_cut_is_given_to_threads(
+def test_only_what_ends_at_one_trigger_time_is_given_to_threads(
     store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch, bounded: bool, announced: bool
 ) -> None:
-    """Elsewhere rows may wait for later cuts, and a bundle's end is no place to emit."""
+    """Elsewhere rows may wait for later trigger times, and a bundle's end is no place to emit."""
     seen: list[int] = []
-    real = BufferUntilCut.__init__
+    real = BufferUntilTriggerTime.__init__
 
-    def init(self: BufferUntilCut, *args: Any, threads: Threads = Threads(), **more: Any) -> None:  # noqa: B008
+    def init(
+        self: BufferUntilTriggerTime,
+        *args: Any,
+        threads: Threads = Threads(),  # noqa: B008
+        **more: Any,
+    ) -> None:
         seen.append(threads.number)
         real(self, *args, threads=threads, **more)
 
-    monkeypatch.setattr(BufferUntilCut, "__init__", init)
+    monkeypatch.setattr(BufferUntilTriggerTime, "__init__", init)
     plan = make_plan()
     line = plan.timeline
-    clock = Announced(line.last_cut) if announced else Halves(line.last_cut)
+    clock = Announced(line.last_trigger_time) if announced else Halves(line.last_trigger_time)
     transform = DPStream(plan, on(begin(plan, next(store_paths)), 4), clock=clock)
     records = beam.Pipeline() | beam.Create(generate(plan).batches(300), reshuffle=False)
     records.is_bounded = bounded

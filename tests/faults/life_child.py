@@ -21,7 +21,7 @@ CALLS: tuple[tuple[Any, str], ...] = (
     (transfer, "create_store"), (transfer, "copy_store"),
     (transfer, "check_file"), (transfer, "replace_file"),
     (sqlite_backup, "check_file"),
-    (SqliteStore, "put_carried"), (SqliteStore, "put_unit_progress"),
+    (SqliteStore, "put_released_ahead"), (SqliteStore, "put_unit_progress"),
     (SqliteStore, "begin_restoring"), (SqliteStore, "_compact_keys"), (SqliteStore, "_insert_keys"),
 )  # fmt: skip
 

@@ -73,9 +73,9 @@ def test_what_was_taken_before_is_not_taken_again(tmp_path: Path, monkeypatch: A
         check("sticky", tmp_path, (15, 3, 20))
 
 
-def test_what_was_carried_is_released(tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_was_released_ahead_is_released(tmp_path: Path, monkeypatch: Any) -> None:
     """The sabotaged twin: releases of a shard that was ahead are lost."""
-    monkeypatch.setattr(SqliteStore, "carried", lambda *_: None)
+    monkeypatch.setattr(SqliteStore, "released_ahead", lambda *_: None)
     with pytest.raises(AssertionError):
         check("sticky", tmp_path, (15, 3, 20))
 

@@ -104,21 +104,21 @@ def test_stopped_again_and_again(url: str, name: str, small: bool) -> None:
 
 
 def decided_in_turns(url: str, interrupted: bool) -> list[str]:
-    """Pairs that BOUND admits up to cut 3 and then to the end, by two workers that are given
-    what is new; before, one may have been interrupted on its way to the end."""
+    """Pairs that BOUND admits up to trigger time 3 and then to the end, by two workers that are
+    given what is new; before, one may have been interrupted on its way to the end."""
     run = job("sticky", url, 1)
     plan = run.plan
     twin = CanonicaliserFactory(plan, run.keys, None)()
     records = concat([twin(batch)[0] for batch in batches_of(plan)], record_schema(plan))
-    last = plan.timeline.last_cut
+    last = plan.timeline.last_trigger_time
     if interrupted:
         with pytest.raises(Stopped), stop_at(9, after=True):
             bound(plan, run.open(), 0, records, last)
         stores.close_all()
     out = []
-    cut = Batch(plan, records).cut
+    trigger_time = Batch(plan, records).trigger_time
     for since, upto in ((0, 3), (3, last)):
-        new = records.filter(pa.array((cut > since) & (cut <= upto)))
+        new = records.filter(pa.array((trigger_time > since) & (trigger_time <= upto)))
         admitted, *_ = bound(plan, run.open(), 0, new, upto)
         again, *_ = bound(plan, run.open(), 0, new, upto)
         assert again.num_rows == admitted.num_rows > 0

@@ -285,7 +285,10 @@ def admitted_steps(run: Run) -> list[tuple[int, int, int, pa.RecordBatch]]:
     ids = None if run.public is None else public_key_ids(plan, ring, run.public)
     ingest = Canonicaliser(plan, ring, ids)
     records = concat([ingest(b)[0] for b in batches_of(plan)], record_schema(plan))
-    shard, upto = shard_of(ids_of(records.column("unit")), run.shards), plan.timeline.last_cut
+    shard, upto = (
+        shard_of(ids_of(records.column("unit")), run.shards),
+        plan.timeline.last_trigger_time,
+    )
     parts = [
         bounding.bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
         for n in range(run.shards)
@@ -469,7 +472,7 @@ def test_a_decision_of_bound_is_made_once(place: Places) -> None:
     batches = generate(plan, 6, records=300, users=60).batches(100)
     records = concat([ingest(b)[0] for b in batches], record_schema(plan))
     a, b = another(run), another(run)
-    upto = plan.timeline.last_cut
+    upto = plan.timeline.last_trigger_time
     b.unit_shard(0)  # b has looked before a decides
     first, *_ = bounding.bound(plan, a, 0, records, upto)
     second, *_ = bounding.bound(plan, b, 0, records, upto)

@@ -45,8 +45,8 @@ class Records:
     def __len__(self) -> int:
         return len(self.user)
 
-    def leaf(self, triggers: int) -> Ints:
-        """(n,) leaf 1..T of each record."""
+    def step_index(self, triggers: int) -> Ints:
+        """(n,) step 1..T of each record."""
         cell = (self.instant.astype(np.uint64) * np.uint64(triggers)) >> np.uint64(32)
         return (cell + 1).astype(np.int16 if triggers < 32000 else np.int32)
 
@@ -102,11 +102,11 @@ def admit(raw: Records, contributions: int) -> Records:
 
 
 class Trees:
-    """One noisy binary tree per key, each with its own number of leaves so far."""
+    """One noisy binary tree per key, each with its own number of steps so far."""
 
     def __init__(self, rng: np.random.Generator, keys: int, triggers: int, sigma: float) -> None:
         self.rng, self.sigma = rng, sigma
-        self.leaf = np.zeros(keys, np.int64)
+        self.step_index = np.zeros(keys, np.int64)
         levels = triggers.bit_length()
         self.block = np.zeros((levels, keys))
         # Inverse-variance weighting: a node (variance 1) against the sum of its two children.
@@ -116,12 +116,12 @@ class Trees:
             self.variance[level] = children / (children + 1)
 
     def advance(self) -> Float64:
-        """One more leaf for every key; returns the noise of each prefix."""
-        self.leaf += 1
-        rows = np.arange(len(self.leaf))
+        """One more step for every key; returns the noise of each prefix."""
+        self.step_index += 1
+        rows = np.arange(len(self.step_index))
         value = self.rng.normal(0, self.sigma, len(rows))
         for level in range(len(self.block)):
-            done = (self.leaf[rows] >> level) & 1 == 1
+            done = (self.step_index[rows] >> level) & 1 == 1
             self.block[level, rows[done]] = value[done]
             rows, value = rows[~done], value[~done]
             if not len(rows):
@@ -133,11 +133,11 @@ class Trees:
             value = weight * fresh + (1 - weight) * children
         return np.asarray(self.block.sum(axis=0))
 
-    def restart(self, rows: Ints, leaf: int) -> None:
-        """New trees that have seen ``leaf`` leaves of zeros."""
-        self.leaf[rows] = leaf
+    def restart(self, rows: Ints, step_index: int) -> None:
+        """New trees that have seen ``step_index`` steps of zeros."""
+        self.step_index[rows] = step_index
         for level in range(len(self.block)):
-            sd = self.sigma * np.sqrt(self.variance[level]) * ((leaf >> level) & 1)
+            sd = self.sigma * np.sqrt(self.variance[level]) * ((step_index >> level) & 1)
             self.block[level, rows] = self.rng.normal(0, 1, len(rows)) * sd
 
 
@@ -146,7 +146,7 @@ class Convolved:
 
     def __init__(self, rng: np.random.Generator, keys: int, strategy: Strategy, sigma: float):
         self.rng, self.sigma = rng, sigma
-        self.leaf = np.zeros(keys, np.int64)
+        self.step_index = np.zeros(keys, np.int64)
         size = strategy.triggers
         encoder = strategy.matrix().astype(np.float64)
         self._decoder = np.tril(np.ones((size, size))) @ np.linalg.inv(encoder)
@@ -159,13 +159,13 @@ class Convolved:
         self._noise[rows] = nodes @ self._decoder.T
 
     def advance(self) -> Float64:
-        """One more leaf for every key; returns the noise of each prefix."""
-        self.leaf += 1
-        return self._noise[np.arange(len(self.leaf)), self.leaf - 1].astype(np.float64)
+        """One more step for every key; returns the noise of each prefix."""
+        self.step_index += 1
+        return self._noise[np.arange(len(self.step_index)), self.step_index - 1].astype(np.float64)
 
-    def restart(self, rows: Ints, leaf: int) -> None:
-        """New noise from ``leaf`` on; as many leaves of zeros came before."""
-        self.leaf[rows] = leaf
+    def restart(self, rows: Ints, step_index: int) -> None:
+        """New noise from ``step_index`` on; as many steps of zeros came before."""
+        self.step_index[rows] = step_index
         self._draw(rows)
 
 
@@ -180,14 +180,14 @@ def noise_of(
 
 @dataclasses.dataclass
 class Feed:
-    """Admitted records of the keys that can be selected at all, by leaf."""
+    """Admitted records of the keys that can be selected at all, by step."""
 
     keys: Ints  # (k,) ids of the candidate keys
     key: Ints  # (n,) index into ``keys``
-    previous: Ints  # (n,) leaf of the same user's previous record of that key, 0 if none
+    previous: Ints  # (n,) step of the same user's previous record of that key, 0 if none
     rank: Ints  # (n,) index of the record among its user's
     again: npt.NDArray[np.bool_]  # (n,) whether the user has an earlier record of that key
-    start: Ints  # (T + 2,) records of leaf t are start[t] .. start[t + 1]
+    start: Ints  # (T + 2,) records of step t are start[t] .. start[t + 1]
 
 
 def make_feed(bounded: Records, keys: int, triggers: int, least: float) -> Feed:
@@ -199,22 +199,22 @@ def make_feed(bounded: Records, keys: int, triggers: int, least: float) -> Feed:
     keep = index[bounded.key] >= 0
     code = bounded.user[keep].astype(np.int64) * keys + bounded.key[keep]
     code *= triggers + 1
-    code += bounded.leaf(triggers)[keep]
+    code += bounded.step_index(triggers)[keep]
     top = 1 if bounded.rank is None else int(bounded.rank.max()) + 1
     code *= top
     code += 0 if bounded.rank is None else bounded.rank[keep]
     code.sort()
     rank = (code % top).astype(np.int16)
     code //= top
-    leaf = (code % (triggers + 1)).astype(np.int16 if triggers < 32000 else np.int32)
+    step_index = (code % (triggers + 1)).astype(np.int16 if triggers < 32000 else np.int32)
     code //= triggers + 1
-    previous = np.zeros_like(leaf)
-    again = np.zeros(len(leaf), np.bool_)
+    previous = np.zeros_like(step_index)
+    again = np.zeros(len(step_index), np.bool_)
     again[1:] = code[1:] == code[:-1]
-    previous[1:] = np.where(again[1:], leaf[:-1], 0)
+    previous[1:] = np.where(again[1:], step_index[:-1], 0)
     key = index[code % keys]
-    order = np.argsort(leaf, kind="stable")
-    start = np.searchsorted(leaf[order], np.arange(triggers + 2))
+    order = np.argsort(step_index, kind="stable")
+    start = np.searchsorted(step_index[order], np.arange(triggers + 2))
     return Feed(candidates, key[order], previous[order], rank[order], again[order], start)
 
 
@@ -235,7 +235,7 @@ class Design:
     """What is simulated: noise, thresholds (in counts) and the way of publishing."""
 
     triggers: int
-    strategy: Strategy  # of the selection stream, which has a leaf for each test
+    strategy: Strategy  # of the selection stream, which has a step for each test
     value_strategy: Strategy
     selection_sigma: float
     value_sigma: float | None  # None: the selection stream is what is published
@@ -299,7 +299,7 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
     units, total, weighted, released = (np.zeros(size, np.int64) for _ in range(4))
     published, truth = np.zeros(size), np.zeros(size)
     selected = np.zeros(size, bool)
-    order, cells = _by_leaf(raw, triggers)
+    order, cells = _by_step_index(raw, triggers)
     back = np.full(keys, -1, np.int32)
     back[feed.keys] = np.arange(size)
     missed, errors, updates = 0, [], 0
@@ -315,7 +315,7 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
         noise = selection.advance() if testing else noise
         published_noise = values.advance() if values else noise
         statistic = a * (weighted + noise) + d * (total + published_noise)
-        tau = design.tau[np.maximum(selection.leaf, 1) - 1]
+        tau = design.tau[np.maximum(selection.step_index, 1) - 1]
         wins = testing & (units > design.mu_count) & (statistic > tau)
         due = _publish(design, t, wins, selected)
         if design.mode != "sticky":
@@ -358,10 +358,10 @@ def _publish(
     return selected.copy() if design.final_flush and t == design.triggers else wins
 
 
-def _by_leaf(raw: Records, triggers: int) -> tuple[Ints, Ints]:
-    leaf = raw.leaf(triggers)
-    order = np.argsort(leaf, kind="stable").astype(np.int32)
-    counts = np.bincount(leaf, minlength=triggers + 2)
+def _by_step_index(raw: Records, triggers: int) -> tuple[Ints, Ints]:
+    step_index = raw.step_index(triggers)
+    order = np.argsort(step_index, kind="stable").astype(np.int32)
+    counts = np.bincount(step_index, minlength=triggers + 2)
     return order, np.concatenate([[0], np.cumsum(counts)])
 
 

@@ -18,19 +18,19 @@ def fits(noise: Float64, sd: float) -> bool:
 
 
 @pytest.mark.parametrize("name", ["tree", "toeplitz", "blt"])
-@pytest.mark.parametrize("leaf", [0, 5])
-def test_prefixes_before_and_after_a_restart(name: str, leaf: int) -> None:
+@pytest.mark.parametrize("step_index", [0, 5])
+def test_prefixes_before_and_after_a_restart(name: str, step_index: int) -> None:
     strategy = make_strategy(name, TRIGGERS)
     sd = SIGMA * strategy.sd_factors
     noise = noise_of(np.random.default_rng(4), KEYS, strategy, SIGMA)
     before = [noise.advance() for _ in range(8)]
     assert all(fits(drawn, sd[t]) for t, drawn in enumerate(before))
     again, others = np.arange(KEYS // 2), slice(KEYS // 2, None)
-    noise.restart(again, leaf)
+    noise.restart(again, step_index)
     for t in range(8, TRIGGERS):
         drawn = noise.advance()
-        fresh = leaf + t - 8
-        assert noise.leaf[0] == fresh + 1 and noise.leaf[-1] == t + 1
+        fresh = step_index + t - 8
+        assert noise.step_index[0] == fresh + 1 and noise.step_index[-1] == t + 1
         assert fits(drawn[again], sd[fresh]) and fits(drawn[others], sd[t])
         for past in before:
             correlation = np.corrcoef(past[again], drawn[again])[0, 1]

@@ -17,11 +17,20 @@ from dpstream.dp_transforms.beam.delivery import (
     released_through,
     resume_point,
 )
-from dpstream.dp_transforms.flow import CATCH_UP_CUTS, BoundCallback, ReleaseCallback, run_in_memory
+from dpstream.dp_transforms.flow import (
+    CATCH_UP_LIMIT,
+    BoundCallback,
+    ReleaseCallback,
+    run_in_memory,
+)
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.backpressure import ASK_SECONDS, CUTS_AHEAD, Backpressure
+from dpstream.pipelines.connectors.backpressure import (
+    ASK_SECONDS,
+    TRIGGER_TIMES_AHEAD,
+    Backpressure,
+)
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.restored import Catching
 from dpstream.state import open as stores
@@ -39,11 +48,11 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def step_through(run: Run, upto: int, shards: range = range(2)) -> None:
-    """RELEASE of some shards, cut by cut, without data."""
+    """RELEASE of some shards, one trigger time at a time, without data."""
     release = ReleaseCallback(run)()
     for shard in shards:
-        for cut in range(1, upto + 1):
-            outputs = list(release(shard, [], cut, cut - 1).outputs)
+        for trigger_time in range(1, upto + 1):
+            outputs = list(release(shard, [], trigger_time, trigger_time - 1).outputs)
             assert all(b.schema.metadata[SHARD] == str(shard).encode() for _, b in outputs)
 
 
@@ -53,31 +62,32 @@ def test_released_is_what_all_shards_have_stepped_through(run: Run) -> None:
     assert released_through(run) <= 0
     step_through(run, 7, range(1, 2))
     assert released_through(run) in (6, 7)
-    step_through(run, LINE.last_cut)
-    assert released_through(run) == LINE.last_cut
+    step_through(run, LINE.last_trigger_time)
+    assert released_through(run) == LINE.last_trigger_time
 
 
 def test_windows_that_take_no_steps_hold_nobody(run: Run) -> None:
     """A restore gave them up: no step of theirs will ever be released."""
     store = run.open()
-    store.marks = msgspec.structs.replace(store.marks, abandoned=3)
+    store.retained_windows = msgspec.structs.replace(store.retained_windows, abandoned=3)
     past = LINE.base(3)
-    assert past > CUTS_AHEAD + 1 and released_through(run) == past
-    assert not Backpressure(run).holds(LINE.cut_time(past), 1 << 40)
-    assert Backpressure(run).holds(LINE.cut_time(past + CUTS_AHEAD + 1), 1 << 40)
-    step_through(run, LINE.last_cut)
-    assert released_through(run) == LINE.last_cut
+    assert past > TRIGGER_TIMES_AHEAD + 1 and released_through(run) == past
+    assert not Backpressure(run).holds(LINE.instant_of(past), 1 << 40)
+    assert Backpressure(run).holds(LINE.instant_of(past + TRIGGER_TIMES_AHEAD + 1), 1 << 40)
+    step_through(run, LINE.last_trigger_time)
+    assert released_through(run) == LINE.last_trigger_time
 
 
 def test_a_source_within_a_stride_is_never_held(run: Run) -> None:
-    assert CUTS_AHEAD > CATCH_UP_CUTS + 1  # or a stride that is waited for could never come
-    for ahead in range(CUTS_AHEAD - 1):
-        assert not Backpressure(run).holds(LINE.cut_time(ahead), 1 << 40)
+    # Or a stride that is waited for could never come.
+    assert TRIGGER_TIMES_AHEAD > CATCH_UP_LIMIT + 1
+    for ahead in range(TRIGGER_TIMES_AHEAD - 1):
+        assert not Backpressure(run).holds(LINE.instant_of(ahead), 1 << 40)
 
 
 def test_a_source_far_ahead_waits_until_releases_follow(run: Run) -> None:
     backpressure = pickle.loads(pickle.dumps(Backpressure(run)))  # noqa: S301
-    far = LINE.cut_time(CUTS_AHEAD + 3)
+    far = LINE.instant_of(TRIGGER_TIMES_AHEAD + 3)
     assert not backpressure.holds(LINE.start, 1)
     assert backpressure.holds(far, 1 << 40)
     step_through(run, 6)
@@ -88,12 +98,13 @@ def test_a_source_far_ahead_waits_until_releases_follow(run: Run) -> None:
 def test_few_rows_may_be_further_ahead(run: Run) -> None:
     backpressure = Backpressure(run)
     assert not backpressure.holds(LINE.start, 10)
-    assert not backpressure.holds(LINE.cut_time(CUTS_AHEAD + 10), 10)
-    assert Backpressure(run).holds(LINE.cut_time(CUTS_AHEAD + 10))  # who does not know must wait
+    assert not backpressure.holds(LINE.instant_of(TRIGGER_TIMES_AHEAD + 10), 10)
+    # Who does not know must wait.
+    assert Backpressure(run).holds(LINE.instant_of(TRIGGER_TIMES_AHEAD + 10))
 
 
 def test_the_end_of_the_plan_is_as_far_as_a_source_can_be(run: Run) -> None:
-    step_through(run, LINE.last_cut)
+    step_through(run, LINE.last_trigger_time)
     assert not Backpressure(run).holds(1 << 62, 1 << 40)
 
 
@@ -112,7 +123,7 @@ def test_a_store_says_from_where_on_records_matter(run: Run) -> None:
     assert at.first == 1 and delivered_through(run.open()) == 0  # nothing was delivered
     assert at.begin > LINE.start  # windows are complete
     late = np.flatnonzero(stream.stamp >= at.begin)
-    got |= drive(run, stream.take(late).batches(200), at.first, LINE.last_cut)
+    got |= drive(run, stream.take(late).batches(200), at.first, LINE.last_trigger_time)
     assert {name: rows(parts) for name, parts in got.items()} == {
         (int(w), int(t)): b.num_rows for (w, t), b in want.items()
     }
@@ -122,8 +133,8 @@ def test_what_was_delivered_is_noted_and_forgotten(run: Run, tmp_path: Path) -> 
     outlet = Catching(run, FileSink(tmp_path / "out", "parquet"))
     note, store = DeliveredCallback(run, outlet)(), run.open()
     forget_delivered(store)
-    for cut in (3, 2):
-        note(0, [], cut, cut)
+    for trigger_time in (3, 2):
+        note(0, [], trigger_time, trigger_time)
         assert delivered_through(store) == 3
     assert resume_point(run).first == 4
     forget_delivered(store)
@@ -143,7 +154,7 @@ def rows(parts: dict[int, pa.RecordBatch]) -> int:
 def drive(
     run: Run, batches: list[pa.RecordBatch], first: int, last: int
 ) -> dict[tuple[int, int], dict[int, pa.RecordBatch]]:
-    """Both stages cut by cut with all records at hand, as a pipeline without state begins."""
+    """Both stages, one trigger time at a time, all records at hand: a pipeline without state."""
     ingest, plan = Canonicaliser(run.plan, KEYS.ring()), run.plan
     good = concat([ingest(batch)[0] for batch in batches], record_schema(plan))
     unit = shard_of(np.frombuffer(good["unit"].buffers()[1], np.uint64).reshape(-1, 2), 2)
@@ -151,15 +162,17 @@ def drive(
     decide, release = BoundCallback(run)(), ReleaseCallback(run)()
     held: list[list[pa.RecordBatch]] = [[], []]
     out: dict[tuple[int, int], dict[int, pa.RecordBatch]] = {}
-    for cut in range(first, last + 1):
+    for trigger_time in range(first, last + 1):
         for shard in range(2):
-            bound = decide(shard, [bags[shard]], cut, 0 if cut == first else cut - 1)
+            bound = decide(
+                shard, [bags[shard]], trigger_time, 0 if trigger_time == first else trigger_time - 1
+            )
             for target, batch in bound.outputs:
                 held[target].append(batch)
             assert bound.waiting is not None
             bags[shard] = bound.waiting
         for shard in range(2):
-            made = release(shard, held[shard], cut, cut - 1)
+            made = release(shard, held[shard], trigger_time, trigger_time - 1)
             for name, part in made.outputs:
                 out.setdefault(name, {})[shard] = part
             held[shard] = [made.waiting] if made.waiting is not None else []

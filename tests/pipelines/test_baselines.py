@@ -71,17 +71,19 @@ def slow(name: str, data: Columns, triggers: int, promise: Guarantee, ring: KeyR
     test = query.selection_sigma and Draws(ring, (name, "test"), query.selection_sigma, ids)
     admitted: dict[int, int] = defaultdict(int)
     rows = []
-    for user, key, leaf in zip(
-        data.user.tolist(), data.key.tolist(), data.leaf(triggers).tolist(), strict=True
+    for user, key, step_index in zip(
+        data.user.tolist(), data.key.tolist(), data.step_index(triggers).tolist(), strict=True
     ):
         admitted[user] += 1
         if admitted[user] <= promise.contributions:
-            rows.append((user, key, leaf))
+            rows.append((user, key, step_index))
     total: dict[int, float] = defaultdict(float)
     out: Published = {}
     for t in range(1, triggers + 1):
         whole = name.startswith("baseline1")
-        asked = [(u, k) for u, k, leaf in rows if leaf == t or (whole and leaf < t)]
+        asked = [
+            (u, k) for u, k, step_index in rows if step_index == t or (whole and step_index < t)
+        ]
         out[t] = {}
         for key in {k for _, k in asked}:
             row = np.array([key])

@@ -30,12 +30,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Lived:
-    """A stream that lost its store at cut ``LOST`` and got the backup of cut ``SAVED``."""
+    """A stream that lost its store at trigger time ``LOST`` and got the backup of ``SAVED``."""
 
     def __init__(self, folder: Path) -> None:
         plan = make_plan(triggers=4, windows=20, lateness=1, stamped=True, epsilon=9.0)
         source = generate(plan, 4, records=600, users=300, keys=8).batches(60)
-        self.by_cut, self.plan, self.folder = cells(plan, source), endless(plan), folder
+        self.by_trigger_time, self.plan, self.folder = cells(plan, source), endless(plan), folder
         self.url = f"sqlite:{folder / 's.db'}"
         calm = self.pipeline("calm.db", "calm")
         self.go(calm, 1, LAST)
@@ -57,15 +57,15 @@ class Lived:
         sink_manifest.write_manifest(run, sink)
         flowing = Flowing(run, sink)
         # The source is read again from where the store says.
-        for cut in range(1, flowing.resume.first):
-            flowing.feed(self.by_cut.get(cut, []))
+        for trigger_time in range(1, flowing.resume.first):
+            flowing.feed(self.by_trigger_time.get(trigger_time, []))
         return flowing
 
     def go(self, flowing: Flowing, first: int, last: int, stride: int = 1) -> None:
-        """Cuts one after the other, or several in a callback."""
+        """Trigger times one after the other, or several in a callback."""
         for upto in range(first + stride - 1, last + 1, stride):
-            for cut in range(upto - stride + 1, upto + 1):
-                flowing.feed(self.by_cut.get(cut, []))
+            for trigger_time in range(upto - stride + 1, upto + 1):
+                flowing.feed(self.by_trigger_time.get(trigger_time, []))
             flowing.step(upto)
 
     def files(self, out: str = "out") -> Files:
@@ -79,12 +79,12 @@ def lived(tmp_path: Path) -> Lived:
     return Lived(tmp_path)
 
 
-def published_by(cut: int, files: Files) -> Files:
-    """Releases of cuts up to one (windows of three triggers and one of lateness)."""
+def published_by(trigger_time: int, files: Files) -> Files:
+    """Releases up to a trigger time (windows of three triggers and one of lateness)."""
     out = {}
     for name, data in files.items():
         window, trigger = (int(part.rpartition("-")[2].split(".")[0]) for part in name.split("/"))
-        if 3 * window + trigger <= cut:
+        if 3 * window + trigger <= trigger_time:
             out[name] = data
     return out
 
@@ -106,7 +106,7 @@ def test_it_goes_on_as_if_nothing_had_been(lived: Lived) -> None:
 
 @pytest.mark.parametrize("stride", [5, 8, LAST])
 def test_what_was_held_back_is_published_when_all_is_compared(lived: Lived, stride: int) -> None:
-    """A stream that is behind its clock takes several cuts at once: some beyond the sink's end."""
+    """A stream behind its clock takes several trigger times at once: some beyond the sink's end."""
     flowing, before = lived.pipeline(), lived.files()
     last = LAST // stride * stride
     for upto in range(stride, last + 1, stride):
@@ -118,11 +118,11 @@ def test_what_was_held_back_is_published_when_all_is_compared(lived: Lived, stri
     assert len(flowing.held) == len(beyond) > 0 and flowing.names == []
 
 
-def test_what_was_held_back_meanwhile_comes_with_the_next_cut(lived: Lived) -> None:
+def test_what_was_held_back_meanwhile_comes_with_the_next_trigger_time(lived: Lived) -> None:
     """Another worker's bundle was written before it could know that all is compared."""
     flowing = lived.pipeline()
     lived.go(flowing, 1, LOST - 1)
-    flowing.feed(lived.by_cut.get(LOST, []) + lived.by_cut.get(LOST + 1, []))
+    flowing.feed(lived.by_trigger_time.get(LOST, []) + lived.by_trigger_time.get(LOST + 1, []))
     real = flowing.delivered
 
     def late(shard: int, names: Any, upto: int, since: int) -> Any:
@@ -186,7 +186,7 @@ def test_a_worker_of_the_old_store_publishes_on(lived: Lived) -> None:
     """What came into the sink while this run was catching up is compared as well."""
     flowing = lived.pipeline()
     lived.go(flowing, 1, 9)
-    name = "window-000006/trigger-000003.parquet"  # of cut 21
+    name = "window-000006/trigger-000003.parquet"  # of trigger time 21
     (lived.folder / "out" / name).parent.mkdir(exist_ok=True)
     (lived.folder / "out" / name).write_bytes(lived.calm[name])
     before = lived.files()
@@ -251,7 +251,7 @@ def test_a_reshard_need_not_compare_what_was_delivered(lived: Lived) -> None:
     run = begin(lived.plan, lived.folder / "s.db", 3)
     again = Flowing(run, FileSink(lived.folder / "out", "parquet"))
     assert again.resume.first == LOST + 3 and not run.open().restoring
-    for cut in range(1, LOST + 3):
-        again.feed(lived.by_cut.get(cut, []))
+    for trigger_time in range(1, LOST + 3):
+        again.feed(lived.by_trigger_time.get(trigger_time, []))
     lived.go(again, LOST + 3, LAST)
     assert lived.files() == lived.calm

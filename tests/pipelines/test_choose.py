@@ -15,7 +15,7 @@ from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.tuning import choose as module
 from dpstream.state.ledger.answers import Register
-from tests.pipelines.choosing import (  # noqa: F401
+from tests.pipelines.tuning import (  # noqa: F401
     ASK,
     JOB,
     USERS,
@@ -42,11 +42,11 @@ def test_choose_writes_a_job_that_runs(job: Path) -> None:
     assert 20 <= made.plan.privacy.contributions <= 28
     low, high = made.plan.aggregates[1].grid_bounds()
     assert -48 <= low <= -28 and 28 <= high <= 48  # 5% tails of -20 .. 20 on a grid of 0.5
-    assert made.choice is not None and made.choice.range == {"total": (-100.0, 200.0)}
+    assert made.tuning is not None and made.tuning.range == {"total": (-100.0, 200.0)}
     run, resumed = begin(made)
     assert not resumed and entries(job) == 2 and run.plan == made.plan
     told = done(call("plan", job.with_name("new.toml"))).stdout
-    assert re.search(r"Choice .* first 12h of this stream .*together: \(2\.\d+, 2e-08\)", told)
+    assert re.search(r"Tuning .* first 12h of this stream .*together: \(2\.\d+, 2e-08\)", told)
     figures = json.loads(done(call("plan", job.with_name("new.toml"), "--json")).stdout)
     assert figures["choice"]["epsilon"] == 1.0 and figures["choice"]["total"]["epsilon"] > 2.0
 
@@ -92,8 +92,8 @@ def test_clamps_flag_chooses_those_that_are_there_too(job: Path) -> None:
     given = load_job(job.with_name("a.toml")).plan.aggregates[1]
     assert given.clamp == (-100.0, 200.0)
     job.with_name("ledger.db").unlink()
-    chosen = json.loads(done(choose(job, "b.toml", "--clamps", "--json")).stdout)["clamps"]
-    assert -25 < chosen["total"][0] < 0 < chosen["total"][1] < 25
+    tuned = json.loads(done(choose(job, "b.toml", "--clamps", "--json")).stdout)["clamps"]
+    assert -25 < tuned["total"][0] < 0 < tuned["total"][1] < 25
 
 
 def test_c_is_lowered_to_what_can_be_drawn(job: Path) -> None:
@@ -120,11 +120,11 @@ def test_the_charge_is_durable_before_the_first_draw(job: Path) -> None:
     assert seen == [1, 1]
 
 
-def test_an_interrupted_choice_goes_on_at_no_charge(job: Path) -> None:
+def test_an_interrupted_tuning_goes_on_at_no_charge(job: Path) -> None:
     with mock.patch.object(module, "noisy", side_effect=KeyboardInterrupt):
         assert choose(job).exit_code == 4
     assert entries(job) == 1 and not job.with_name("new.toml").exists()
-    with mock.patch.object(module.choose_file, "write", side_effect=KeyboardInterrupt):
+    with mock.patch.object(module.tuning_file, "write", side_effect=KeyboardInterrupt):
         assert choose(job).exit_code == 4
     assert entries(job) == 1
 
@@ -172,7 +172,7 @@ def test_beyond_the_limit_nothing_is_charged_or_read(job: Path) -> None:
     job.write_text(JOB.replace("epsilon = 3.0, delta = 1e-6", "epsilon = 2.01, delta = 1e-8"))
     with mock.patch.object(module, "tally", side_effect=AssertionError):
         result = choose(job)
-    assert result.exit_code == 3 and "choice and the stream" in result.stderr
+    assert result.exit_code == 3 and "tuning and the stream" in result.stderr
     assert entries(job) == 0 and not job.with_name("new.toml").exists()
 
 
@@ -250,7 +250,7 @@ def test_refused_before_any_charge(job: Path, index: int) -> None:
         ),
     ],
 )
-def test_jobs_that_cannot_be_chosen_for(job: Path, old: str, new: str, field: str) -> None:
+def test_jobs_that_cannot_be_tuned(job: Path, old: str, new: str, field: str) -> None:
     job.write_text(JOB.replace(old, new))
     result = choose(job, "new.toml", "--json")
     assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field, result.stderr

@@ -19,7 +19,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.sqlite import SqliteLedger
-from tests.pipelines.choosing import (  # noqa: F401
+from tests.pipelines.tuning import (  # noqa: F401
     ASK,
     JOB,
     call,
@@ -62,7 +62,7 @@ def test_edited_figures_are_refused(job: Path) -> None:
 
 
 PERIOD = JOB.replace("[privacy]", '[privacy]\nperiod = "1d"')
-#: The unit of the choice, written otherwise: what `dpstream run` would charge to another unit.
+#: The unit of the tuning, written otherwise: what `dpstream run` would charge to another unit.
 UNITS = {
     "time.start": ('start = "2024-01-01T00:00:00Z"', 'start = "2023-12-31T23:00:00Z"'),
     "privacy.period": ('period = "1d"', 'period = "2d"'),
@@ -72,7 +72,7 @@ UNITS = {
 }
 
 
-def test_the_unit_of_a_choice_cannot_be_edited(job: Path) -> None:
+def test_the_unit_of_a_tuning_cannot_be_edited(job: Path) -> None:
     job.write_text(PERIOD)
     done(choose(job, ask=("--first", "12h", "--epsilon", "1")))
     text, edited = job.with_name("new.toml").read_text(), job.with_name("edited.toml")
@@ -104,7 +104,7 @@ def test_a_receipt_from_before_units_were_kept_exactly(job: Path) -> None:
     moved = new.read_text().replace(*UNITS["time.start"])
     new.write_text(moved)
     assert load(new) == ""
-    # Another choice and a run say so.
+    # Another tuning and a run say so.
     new.write_text(moved.replace("epsilon = 3.0", "epsilon = 9.0"))
     again = done(choose(new, "again.toml", "--clamps"))
     assert "Warning: 1 of the runs were charged by an older program" in again.stderr
@@ -114,7 +114,7 @@ def test_a_receipt_from_before_units_were_kept_exactly(job: Path) -> None:
     assert "charged by an older program" in run.stderr
 
 
-def test_a_choice_without_its_charge_is_refused(job: Path) -> None:
+def test_a_tuning_without_its_charge_is_refused(job: Path) -> None:
     """Also by ``begin``, for a job that was loaded in time."""
     done(choose(job))
     made = load_job(job.with_name("new.toml"))
@@ -138,7 +138,7 @@ def test_an_uncharged_twin_is_caught(job: Path) -> None:
     assert entries(job) == 0 and load(job.with_name("new.toml")) != ""
 
 
-def test_chosen_by_looking_is_refused_and_public_is_not(job: Path) -> None:
+def test_tuned_by_looking_is_refused_and_public_is_not(job: Path) -> None:
     text = JOB.replace("delta = 1e-8", "delta = 1e-8\ncontributions = 4")
     text = text.replace("grid = 0.5", "grid = 0.5\nclamp = [0, 9]")
     for how, field in (("data", "choice.how"), ("public", ""), ("proxy", "")):

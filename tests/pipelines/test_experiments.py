@@ -117,23 +117,23 @@ def test_columns_are_the_file_in_order_of_time(tmp_path: Path) -> None:
     users = day["user"].take(order).to_numpy()
     assert len(np.unique(np.stack([users, data.user]), axis=1).T) == len(np.unique(users))
     assert np.all(np.diff(data.time) >= 0)
-    leaf = data.leaf(100)
-    assert leaf.min() == 1 and leaf.max() == 100
+    step_index = data.step_index(100)
+    assert step_index.min() == 1 and step_index.max() == 100
 
 
 def test_first_rows_are_those_of_a_loop() -> None:
     rng = np.random.default_rng(2)
     user, key = rng.integers(0, 30, (2, 2000)).astype(np.int32)
-    leaf = np.sort(rng.integers(1, 6, 2000)).astype(np.int32)
+    step_index = np.sort(rng.integers(1, 6, 2000)).astype(np.int32)
     seen: dict[Any, int] = defaultdict(int)
     most, pair, cell = [], [], []
-    for row in zip(user.tolist(), key.tolist(), leaf.tolist(), strict=True):
+    for row in zip(user.tolist(), key.tolist(), step_index.tolist(), strict=True):
         for name, out in ((row[:1], most), (row[:2], pair), (row, cell)):
             seen[name] += 1
             out.append(seen[name] <= (7 if out is most else 1))
     np.testing.assert_array_equal(first_of_each(user, 7), most)
     np.testing.assert_array_equal(first_of_pair(user, key), pair)
-    np.testing.assert_array_equal(first_of_pair(user, key, leaf), cell)
+    np.testing.assert_array_equal(first_of_pair(user, key, step_index), cell)
 
 
 @pytest.mark.parametrize(

@@ -231,10 +231,12 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, len(JOB)), st.integers(0, 40))
-def test_a_damaged_job_is_refused_or_loaded_never_a_crash(junk: bytes, at: int, cut: int) -> None:
+def test_a_damaged_job_is_refused_or_loaded_never_a_crash(
+    junk: bytes, at: int, removed: int
+) -> None:
     text = JOB.encode()
     try:
-        decode_job(text[:at] + junk + text[at + cut :])
+        decode_job(text[:at] + junk + text[at + removed :])
     except DpstreamError as error:
         assert error.exit_code in (2, 3)
 

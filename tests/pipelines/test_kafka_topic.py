@@ -32,13 +32,13 @@ def test_a_restart_begins_at_a_time(kafka: Broker, drive: Drive, tmp_path: Path)
     topic = kafka.topic()
     kafka.produce(topic, [record(i) for i in range(3)])
     time.sleep(0.05)
-    cut = time.time_ns() // 1_000
+    between = time.time_ns() // 1_000
     time.sleep(0.05)
     kafka.produce(topic, [record(3)])
     job = kafka_job(tmp_path, kafka.servers, topic)
     reader = kafka_reader.Reader(KafkaInput(job).kafka, 0)
-    assert [reader.first(begin) for begin in (0, BEFORE, cut, AFTER)] == [0, 0, 3, 4]
-    assert drive(topic, begin=cut).until(1).users == {(0, 3): "u3"}
+    assert [reader.first(begin) for begin in (0, BEFORE, between, AFTER)] == [0, 0, 3, 4]
+    assert drive(topic, begin=between).until(1).users == {(0, 3): "u3"}
 
 
 def test_identity(kafka: Broker, tmp_path: Path) -> None:

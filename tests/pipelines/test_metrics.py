@@ -85,10 +85,13 @@ def test_a_run_is_seen_on_both_ports(tmp_path: Path) -> None:
     assert seen["dpstream_steps_reemitted_total"] == 0
     assert seen["dpstream_releases_sealed_total"] == line.triggers
     assert seen["dpstream_releases_delivered_total"] == line.triggers
-    assert seen["dpstream_last_cut_timestamp_seconds"] == line.cut_time(line.last_cut) / SECOND
+    assert (
+        seen["dpstream_last_cut_timestamp_seconds"]
+        == line.instant_of(line.last_trigger_time) / SECOND
+    )
     assert seen["dpstream_trigger_interval_seconds"] == 6 * 3600
     assert seen[f"dpstream_plan_info,plan_hash={job.plan.hash}"] == 1
-    # Cuts of 2024 are no live ones.
+    # Trigger times of 2024 are no live ones.
     assert seen["dpstream_release_latency_seconds_count"] == 0
     assert (
         private["dpstream_operator_records_in_total"]
@@ -166,14 +169,14 @@ def test_the_ports_answer_this_machine_only_and_end_with_the_run(tmp_path: Path)
         assert nothing == (None, None)
 
 
-def test_latencies_of_live_cuts_only(tmp_path: Path) -> None:
+def test_latencies_of_live_trigger_times_only(tmp_path: Path) -> None:
     deliveries = telemetry.deliveries
     deliveries.delivered(5 * SECOND, 9 * SECOND)  # nothing is known to be live
     deliveries.live_from(10 * SECOND)
     deliveries.live_from(2 * SECOND)  # a second worker thread changes nothing
     deliveries.delivered(9 * SECOND, 12 * SECOND)  # before this process began
     deliveries.delivered(13 * SECOND, 12 * SECOND)  # a replay ahead of the clock
-    assert sum(deliveries.since_cut.counts) == 0
+    assert sum(deliveries.since_trigger_time.counts) == 0
     deliveries.delivered(20 * SECOND, 20 * SECOND + 400_000)
     deliveries.delivered(30 * SECOND, 32 * SECOND)
     deliveries.delivered(40 * SECOND, 40 * SECOND + 7_200 * SECOND)
@@ -187,7 +190,7 @@ def test_latencies_of_live_cuts_only(tmp_path: Path) -> None:
     assert seen[f"{name}_bucket,le=0.5"] == 2
     assert seen[f"{name}_bucket,le=2.0"] == seen[f"{name}_bucket,le=3600.0"] == 3
     assert seen[f"{name}_bucket,le=+Inf"] == 4
-    # The last cut never goes back.
+    # The last trigger time never goes back.
     assert seen["dpstream_last_cut_timestamp_seconds"] == 40
 
 
@@ -201,7 +204,7 @@ def test_latency_after_the_watermark() -> None:
     assert sum(deliveries.since_passed.counts) == 1
     assert 0.02 <= deliveries.since_passed.total < 5
     deliveries.passed(range(5_000))
-    assert len(deliveries._passed) <= telemetry._CUTS_KEPT
+    assert len(deliveries._passed) <= telemetry._TRIGGER_TIMES_KEPT
     assert len(deliveries.since_passed.counts) == len(LATENCY_SECONDS) + 1
 
 

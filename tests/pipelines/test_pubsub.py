@@ -85,7 +85,7 @@ class Reader(Drive):
         self.finalizer = Finalizer()
         self.batches: list[pa.RecordBatch] = []
         self.dead: list[pa.RecordBatch] = []
-        self.mark: int | None = None
+        self.watermark: int | None = None
 
     def until(self, done: Callable[[], bool], seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
@@ -97,7 +97,7 @@ class Reader(Drive):
         found = self.bundle(finalizer=self.finalizer)
         self.batches += found.records
         self.dead += found.dead
-        self.mark = found.watermark
+        self.watermark = found.watermark
 
     def rows(self) -> list[dict[str, Any]]:
         return [one for batch in self.batches for one in batch.to_pylist()]
@@ -167,7 +167,7 @@ def test_acknowledged_when_stored_and_not_before(
         subscription=subscription, ack_ids=taken, ack_deadline_seconds=0
     )
     after = Reader(job)
-    after.until(lambda: after.mark is not None)
+    after.until(lambda: after.watermark is not None)
     assert after.rows() == []
 
 
@@ -191,7 +191,7 @@ def test_a_restart_reads_again_what_its_store_lacks(
     second = Reader(job, source)
     taken_over = time.monotonic()
     second.until(lambda: len(second.rows()) >= 30)
-    second.until(lambda: second.mark is not None)
+    second.until(lambda: second.watermark is not None)
     assert time.monotonic() - taken_over >= 2.9, "what the first one held may come that late"
     assert {one["_message_id"] for one in second.rows()} == set(new)
     assert not set(old) & set(new)
@@ -203,14 +203,14 @@ def test_the_watermark_goes_on_when_nothing_comes(
     topic, subscription = emulator.subscription()
     reader = Reader(make_pubsub_job(subscription))
     begin = time.monotonic()
-    reader.until(lambda: reader.mark is not None)
+    reader.until(lambda: reader.watermark is not None)
     assert time.monotonic() - begin >= QUIET_SECONDS * 0.9, "nothing is known before"
-    marks = []
+    watermarks = []
     for _ in range(20):
         reader.step()
-        marks.append(reader.mark)
-    assert marks == sorted(marks) and marks[-1] > marks[0]
-    assert time.time() * 1e6 - marks[-1] == pytest.approx(500_000, abs=400_000), "less settle"
+        watermarks.append(reader.watermark)
+    assert watermarks == sorted(watermarks) and watermarks[-1] > watermarks[0]
+    assert time.time() * 1e6 - watermarks[-1] == pytest.approx(500_000, abs=400_000), "less settle"
     emulator.publish(topic, [row(1)])
     begin = time.monotonic()
     reader.until(lambda: len(reader.rows()) == 1)
@@ -272,15 +272,15 @@ def test_an_outage(monkeypatch: pytest.MonkeyPatch, make_pubsub_job: MakePubSubJ
         assert own.process is not None
         _, subscription = own.subscription()
         reader = Reader(make_pubsub_job(subscription))
-        reader.until(lambda: reader.mark is not None)
+        reader.until(lambda: reader.watermark is not None)
         guarded.kill(own.process)
         monkeypatch.setattr(pubsub_puller, "PAUSE_SECONDS", 0.02)
         time.sleep(0.1)
         reader.step()
-        stands = reader.mark
+        stands = reader.watermark
         for _ in range(15):
             reader.step()
-        assert reader.mark == stands and reader.rows() == []
+        assert reader.watermark == stands and reader.rows() == []
         monkeypatch.setattr(pubsub_puller, "LOST_SECONDS", 0.01)
         with pytest.raises(RunError, match="cannot be pulled") as caught:
             for _ in range(100):
@@ -299,17 +299,17 @@ def test_what_a_runner_goes_back_behind_is_waited_for(
     topic, subscription = emulator.subscription()
     reader = Reader(make_pubsub_job(subscription))
     reader.dofn._ack_deadline = 2
-    reader.until(lambda: reader.mark is not None)
+    reader.until(lambda: reader.watermark is not None)
     before = reader.progress
     emulator.publish(topic, [row(i) for i in range(5)])
     reader.until(lambda: len(reader.rows()) == 5)
     reader.step()
-    stands, moved = reader.mark or 0, time.monotonic()
-    reader.until(lambda: (reader.mark or 0) > stands)
+    stands, moved = reader.watermark or 0, time.monotonic()
+    reader.until(lambda: (reader.watermark or 0) > stands)
     assert time.monotonic() - moved < 1.5, "a runner that goes on waits for nothing"
     reader.progress = before
-    stands, back = reader.mark or 0, time.monotonic()
-    reader.until(lambda: (reader.mark or 0) > stands)
+    stands, back = reader.watermark or 0, time.monotonic()
+    reader.until(lambda: (reader.watermark or 0) > stands)
     assert time.monotonic() - back >= 1.9
 
 
@@ -346,7 +346,7 @@ def test_the_brake_holds_a_reader(emulator: Emulator, make_pubsub_job: MakePubSu
     emulator.publish(topic, [row(i) for i in range(5)])
     for _ in range(5):
         reader.step()
-    assert reader.rows() == [] and reader.mark is None
+    assert reader.rows() == [] and reader.watermark is None
     backpressure.on = False
     reader.until(lambda: len(reader.rows()) == 5)
 

@@ -181,13 +181,13 @@ def test_a_slow_stream_keeps_its_watermark_going(
     job = make_job("csv")
     write(tmp_path / "in" / "a.csv", "csv", table([0, 3600 * SECOND]))
     clock = Clock(monkeypatch)
-    run, marks = drive(job, 1.0), []
+    run, watermarks = drive(job, 1.0), []
     for _ in range(50):
         bundle = run.bundle()
         assert bundle.delay and bundle.delay <= 0.1
-        marks.append(bundle.watermark)
+        watermarks.append(bundle.watermark)
         clock.now += SECOND
-    assert marks == [START + i * SECOND for i in range(50)]
+    assert watermarks == [START + i * SECOND for i in range(50)]
 
 
 def test_the_promise_is_kept_only_by_looking_ahead(
@@ -197,7 +197,9 @@ def test_the_promise_is_kept_only_by_looking_ahead(
     job = make_job("parquet", batch_rows=16)
     write(tmp_path / "in" / "a.parquet", "parquet", table([i * SECOND for i in [*range(64), 0]]))
     everything(drive(job))
-    monkeypatch.setattr(replay.Reels, "_next", lambda self, number: int(self.index.last[number]))
+    monkeypatch.setattr(
+        replay.OpenPieces, "_next", lambda self, number: int(self.index.last[number])
+    )
     with pytest.raises(AssertionError, match="stamp"):
         everything(drive(job))
 

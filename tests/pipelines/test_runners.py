@@ -184,8 +184,8 @@ def test_missing_parts_say_how_to_get_them(tools: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(runner_settings.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"apache-beam\[gcp\]"):
         make_runner("DataflowRunner", CLOUD)
-    for marks in (MODULE, MENDED):
-        (tools / "bin" / "prism").write_bytes(marks % b"2.50.0")
+    for program in (MODULE, MENDED):
+        (tools / "bin" / "prism").write_bytes(program % b"2.50.0")
         with pytest.raises(UsageError, match="another Beam"):
             make_runner("PrismRunner", [])
     (tools / "bin" / "prism").unlink()

@@ -177,7 +177,10 @@ def test_cut_off_between_rows_and_seal(
         pass
 
     batches = made[0].batches("of-files")
-    with mock.patch.object(sink, "_put_marks", side_effect=Killed), pytest.raises(Killed):
+    with (
+        mock.patch.object(sink, "_put_control_messages", side_effect=Killed),
+        pytest.raises(Killed),
+    ):
         sink.write(batches)
     assert server.tables["visits"] and not server.tables["visits_seals"]
     with pytest.raises(AssertionError, match="without a seal"):

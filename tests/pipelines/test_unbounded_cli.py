@@ -104,28 +104,28 @@ def refused(field: str, code: int, *args: Any) -> str:
     return result.stderr
 
 
-def rows(cut: int) -> pa.RecordBatch:
+def rows(trigger_time: int) -> pa.RecordBatch:
     """Records of 20 minutes: always new units, on three pages."""
-    start = 1_704_067_200_000_000 + (cut - 1) * 1_200_000_000
+    start = 1_704_067_200_000_000 + (trigger_time - 1) * 1_200_000_000
     size, instant = 60, pa.timestamp("us", "UTC")
     times = pa.array([start + i for i in range(size)]).cast(instant)
     columns = {
-        "user": [f"u{cut}-{i}" for i in range(size)],
+        "user": [f"u{trigger_time}-{i}" for i in range(size)],
         "page": [f"p{i % 3}" for i in range(size)],
         "time": times,
         "value": [str(i % 5) for i in range(size)],
         "_manifest": times,
     }
-    return positioned(columns, 0, cut * 1000)
+    return positioned(columns, 0, trigger_time * 1000)
 
 
 def lived(job: Job, last: int, first: int = 1) -> None:
-    """The job's run from one cut through another, without a runner."""
+    """The job's run from one trigger time through another, without a runner."""
     run, _ = begin(job)
     flowing = Flowing(run, sink_of(job))
-    for cut in range(first, last + 1):
-        flowing.feed([rows(cut)])
-        flowing.step(cut)
+    for trigger_time in range(first, last + 1):
+        flowing.feed([rows(trigger_time)])
+        flowing.step(trigger_time)
     run.destroy_keys()
     stores.close_all()
 
@@ -268,8 +268,8 @@ def test_info_releases_and_report(job: Path, tmp_path: Path) -> None:
 def test_report_with_truth(job: Path, tmp_path: Path) -> None:
     """Files in the place of the source; what no release covers yet counts nowhere."""
     lines = ["user,page,time,value"]
-    for cut in range(1, 40):
-        for row in rows(cut).to_pylist():
+    for trigger_time in range(1, 40):
+        for row in rows(trigger_time).to_pylist():
             at = row["time"].isoformat().replace("+00:00", "Z")
             lines.append(f"{row['user']},{row['page']},{at},{row['value']}")
     (tmp_path / "truth.csv").write_text("\n".join(lines) + "\n")
@@ -287,7 +287,7 @@ def test_backup_restore_reshard_expire(job: Path, tmp_path: Path) -> None:
     lived(load_job(job), 18, first=15)
     assert told("state", "restore", job, saved, "--replace")["epoch"] == 0
     assert told("state", "info", job)["restoring"]
-    lived(load_job(job), 20)  # from the beginning: compares up to cut 18
+    lived(load_job(job), 20)  # from the beginning: compares up to trigger time 18
     assert not told("state", "info", job)["restoring"]
     assert told("state", "reshard", job, "--shards", "3")["shards"] == 3
     job.write_text(job.read_text().replace("shards = 2", "shards = 3"))

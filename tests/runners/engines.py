@@ -71,9 +71,9 @@ def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> 
 def results(
     shape: spike.Shape, folder: Path, result: Any, seconds: float = 300.0
 ) -> dict[tuple[int, int], int]:
-    """Sums by (shard, cut) once all are there, or the job or the time is at its end."""
+    """Sums by (shard, trigger time) once all are there, or the job or the time is at its end."""
     until = time.monotonic() + seconds
-    wanted = shape.shards * shape.cuts
+    wanted = shape.shards * shape.trigger_times
     while time.monotonic() < until:
         ended = str(result.state) in ("DONE", "FAILED", "CANCELLED")
         sums, _ = spike.found(folder)

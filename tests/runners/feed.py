@@ -24,7 +24,7 @@ class Feed(beam.PTransform):
         batches: source batches with a column of instants.
         stamp: the column.
         hold: batches between two checkpoints of the source.
-        marks: the watermark before each batch, where it is not to be that.
+        watermarks: the watermark before each batch, where it is not to be that.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Feed(beam.PTransform):
         batches: Sequence[pa.RecordBatch],
         stamp: str,
         hold: int = 2,
-        marks: Sequence[int] | None = None,
+        watermarks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         least = [np.min(b.column(stamp).cast(pa.int64()).to_numpy()) for b in batches]
         ahead = np.minimum.accumulate(np.array(least)[::-1])[::-1].tolist()
-        ahead = ahead if marks is None else list(marks)
+        ahead = ahead if watermarks is None else list(watermarks)
         coder = ArrowBatchCoder()
         self._emit = _Emit([coder.encode(b) for b in batches], ahead, hold)
 
@@ -109,8 +109,8 @@ class Collect(beam.PTransform):
 
 
 def _keep(batch: pa.RecordBatch, folder: str) -> None:
-    marks = batch.schema.metadata
-    name = f"{int(marks[WINDOW])}-{int(marks[TRIGGER])}"
+    metadata = batch.schema.metadata
+    name = f"{int(metadata[WINDOW])}-{int(metadata[TRIGGER])}"
     path = Path(folder) / name
     data = sealed_bytes(batch)
     if path.exists() and path.read_bytes() != data:

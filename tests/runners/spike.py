@@ -3,8 +3,9 @@
 It shows what an engine does, apart from the flow: state, timers and their order, holds, rounding.
 
 Rows carry an event time and an amount.  Stage one holds each shard's batches and, one runner
-tick before every cut, sends those before the cut to another shard; stage two holds what it got and
-releases one sum per (shard, cut) at the cut.  ``expected`` computes the same without Beam.
+tick before every trigger time, sends those before the trigger time to another shard; stage two
+holds what it got and releases one sum per (shard, trigger time) at the trigger time.  ``expected``
+computes the same without Beam.
 """
 
 import time
@@ -40,12 +41,12 @@ SCHEMA = pa.schema([("time", pa.int64()), ("amount", pa.int64())])
 class Shape(NamedTuple):
     """Sizes of a stream.
 
-    Instants are micros; ``cuts`` triggers follow the start, ``every`` apart.  Each of ``parts``
-    source partitions makes ``batches`` batches of ``rows`` rows, ``step`` of event time each, the
-    first ``shift`` after the start; ``pace`` seconds pass before a batch.  An ``endless`` source
-    never says that it is at its end.  The stages' timers are set at the cut, rounded up to
-    a millisecond, plus ``first_at`` and ``second_at``.  Stage one raises a coded error at cut
-    ``fails_at``.
+    Instants are micros; ``trigger_times`` of them follow the start, ``every`` apart.  Each of
+    ``parts`` source partitions makes ``batches`` batches of ``rows`` rows, ``step`` of event time
+    each, the first ``shift`` after the start; ``pace`` seconds pass before a batch.  An ``endless``
+    source never says that it is at its end.  The stages' timers are set at the trigger time,
+    rounded up to a millisecond, plus ``first_at`` and ``second_at``.  Stage one raises a coded
+    error at trigger time ``fails_at``.
     """
 
     parts: int = 2
@@ -55,7 +56,7 @@ class Shape(NamedTuple):
     start: int = 1_700_000_000_000_123
     every: int = 1_000_000
     step: int = 500_000
-    cuts: int = 12
+    trigger_times: int = 12
     endless: bool = False
     pace: float = 0.0
     shift: int = 0
@@ -67,8 +68,8 @@ class Shape(NamedTuple):
         """Event time of a batch's first row."""
         return self.start + self.shift + index * self.step
 
-    def cut(self, number: int) -> int:
-        """Instant of a cut, the first is 1."""
+    def instant_of(self, number: int) -> int:
+        """Instant of a trigger time; the first is number 1."""
         return self.start + number * self.every
 
 
@@ -83,21 +84,23 @@ def batch_of(shape: Shape, part: int, index: int) -> pa.RecordBatch:
 
 
 def expected(shape: Shape) -> Counter[tuple[int, int]]:
-    """Sum of the amounts by (shard of stage two, cut)."""
+    """Sum of the amounts by (shard of stage two, trigger time)."""
     sums: Counter[tuple[int, int]] = Counter()
-    for cut in range(1, shape.cuts + 1):
+    for trigger_time in range(1, shape.trigger_times + 1):
         for shard in range(shape.shards):
-            sums[shard, cut] = 0
+            sums[shard, trigger_time] = 0
     for part in range(shape.parts):
         for index in range(shape.batches):
             batch = batch_of(shape, part, index)
             first = (part + index) % shape.shards
             times = batch.column("time").to_numpy()
-            cuts = np.maximum((times - shape.start) // shape.every + 1, 1)
-            for cut in np.unique(cuts):
-                if cut <= shape.cuts:
-                    amount = int(batch.column("amount").to_numpy()[cuts == cut].sum())
-                    sums[(first + 1) % shape.shards, int(cut)] += amount
+            trigger_times = np.maximum((times - shape.start) // shape.every + 1, 1)
+            for trigger_time in np.unique(trigger_times):
+                if trigger_time <= shape.trigger_times:
+                    amount = int(
+                        batch.column("amount").to_numpy()[trigger_times == trigger_time].sum()
+                    )
+                    sums[(first + 1) % shape.shards, int(trigger_time)] += amount
     return sums
 
 
@@ -138,7 +141,9 @@ class Follow(beam.DoFn):
         for index in range(position, position + self.AT_ONCE):
             if shape.endless and index >= shape.batches:
                 # Nothing new; time goes on all the same, as it does for an idle source.
-                watermark.set_watermark(Timestamp(micros=shape.cut(shape.cuts) + shape.every))
+                watermark.set_watermark(
+                    Timestamp(micros=shape.instant_of(shape.trigger_times) + shape.every)
+                )
                 tracker.defer_remainder(Duration(micros=200_000))
                 return
             if not tracker.try_claim(index):
@@ -153,11 +158,11 @@ class Follow(beam.DoFn):
 
 
 class Hold(beam.DoFn):
-    """Holds batches and runs every due cut when its timer fires; re-arms to the last cut."""
+    """Holds batches and runs every due trigger time when its timer fires; re-arms to the last."""
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
     ARMED = ReadModifyWriteStateSpec("armed", VarIntCoder())
-    CUT = TimerSpec("cut", TimeDomain.WATERMARK)
+    TRIGGER_TIME = TimerSpec("trigger_time", TimeDomain.WATERMARK)
 
     def __init__(self, shape: Shape, wait: int, final: bool) -> None:
         self._shape, self._wait, self._final = shape, wait, final
@@ -167,41 +172,43 @@ class Hold(beam.DoFn):
         element: tuple[int, pa.RecordBatch],
         rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
         armed: Any = beam.DoFn.StateParam(ARMED),  # noqa: B008
-        timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
+        timer: Any = beam.DoFn.TimerParam(TRIGGER_TIME),  # noqa: B008
     ) -> None:
         rows.add(element[1])
         if not armed.read():
             armed.write(1)
             timer.set(self._instant(1))
 
-    def _instant(self, cut: int) -> Timestamp:
-        return Timestamp(micros=-(-self._shape.cut(cut) // 1000) * 1000 + self._wait)
+    def _instant(self, trigger_time: int) -> Timestamp:
+        return Timestamp(
+            micros=-(-self._shape.instant_of(trigger_time) // 1000) * 1000 + self._wait
+        )
 
-    @on_timer(CUT)
-    @guarded("cut")
-    def cut(
+    @on_timer(TRIGGER_TIME)
+    @guarded("trigger_time")
+    def fire(
         self,
         shard: int = beam.DoFn.KeyParam,
         fired: Any = beam.DoFn.TimestampParam,
         rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
         armed: Any = beam.DoFn.StateParam(ARMED),  # noqa: B008
-        timer: Any = beam.DoFn.TimerParam(CUT),  # noqa: B008
+        timer: Any = beam.DoFn.TimerParam(TRIGGER_TIME),  # noqa: B008
     ) -> Iterator[Any]:
         shape, due = self._shape, armed.read()
         if due == shape.fails_at and not self._final:
             raise PolicyError("state.store", "was refused for a test", "do nothing")
         batch = concat(rows.read(), SCHEMA)
         times = batch.column("time")
-        now = pc.less(times, shape.cut(due))
+        now = pc.less(times, shape.instant_of(due))
         ready = batch.filter(now)
         rows.clear()
         rows.add(batch.filter(pc.invert(now)))
-        if due < shape.cuts:
+        if due < shape.trigger_times:
             armed.write(due + 1)
             timer.set(self._instant(due + 1))
         if self._final:
             total = pc.sum(ready.column("amount")).as_py() or 0
-            late = fired.micros - shape.cut(due)
+            late = fired.micros - shape.instant_of(due)
             yield f"{shard},{due},{total},{late}"
         else:
             yield ((shard + 1) % shape.shards, ready)
@@ -233,7 +240,7 @@ class Collect(beam.DoFn):
 
 
 def build(pipeline: beam.Pipeline, shape: Shape, folder: str) -> None:
-    """The stream; the folder gets one file per result, named by shard, cut, sum and lateness."""
+    """The stream; a file per result, named by shard, trigger time, sum and lateness."""
     pair = tuple[int, pa.RecordBatch]
 
     def starts(name: str) -> Any:
@@ -260,14 +267,14 @@ def build(pipeline: beam.Pipeline, shape: Shape, folder: str) -> None:
 
 
 def found(folder: Path) -> tuple[dict[tuple[int, int], int], Counter[int]]:
-    """(sum by (shard, cut), how often a timer fired how many micros off its instant).
+    """(sum by (shard, trigger time), how often a timer fired how many micros off its instant).
 
-    Two different sums of one (shard, cut) are an error.
+    Two different sums of one (shard, trigger time) are an error.
     """
     sums: dict[tuple[int, int], int] = {}
     off: Counter[int] = Counter()
     for file in folder.iterdir():
-        shard, cut, total, late = map(int, file.name.split(","))
-        assert sums.setdefault((shard, cut), total) == total, (shard, cut)
+        shard, trigger_time, total, late = map(int, file.name.split(","))
+        assert sums.setdefault((shard, trigger_time), total) == total, (shard, trigger_time)
         off[late] += 1
     return sums, off

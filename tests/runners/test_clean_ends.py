@@ -62,7 +62,7 @@ def test_a_recording_to_its_end(runner: str, tmp_path: Path) -> None:
     check(loud(tmp_path / "job", runner), tmp_path / "job")
 
 
-@pytest.mark.parametrize("how", ["its last cut", "SIGTERM"])
+@pytest.mark.parametrize("how", ["its last trigger time", "SIGTERM"])
 def test_a_growing_folder(how: str, tmp_path: Path) -> None:
     """Its pipeline is cancelled, by the launcher or by a person, in the middle of its bundles."""
     live: Live = Growing(tmp_path / "job")

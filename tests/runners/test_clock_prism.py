@@ -1,4 +1,4 @@
-"""The public clock on Prism: no stage steps through a cut before the stage that feeds it."""
+"""The public clock on Prism: no stage takes a trigger time before the stage that feeds it."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms.beam import buffer as hold
 from dpstream.dp_transforms.beam.clock import ClockTick, WallClock
-from dpstream.dp_transforms.flow import CATCH_UP_CUTS, DPStream
+from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
@@ -30,11 +30,11 @@ class Stalled:
         return PLAN.timeline.start / 1e6 if stands else time.time()
 
 
-def test_a_pulse_of_many_cuts_that_bound_gets_late(
+def test_a_clock_tick_of_many_trigger_times_that_bound_gets_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a stall one clock tick brings more cuts than a stride; BOUND is slow to take it."""
-    assert PLAN.timeline.last_cut > 2 * CATCH_UP_CUTS
+    """After a stall a clock tick brings more trigger times than a stride; BOUND takes it slowly."""
+    assert PLAN.timeline.last_trigger_time > 2 * CATCH_UP_LIMIT
     stream, out, clock_tick_of = (
         generate(PLAN, 8, records=1500),
         tmp_path / "out",

@@ -26,7 +26,7 @@ pytestmark = [
 ENDLESS = Shape(endless=True)
 
 
-def test_every_row_is_in_its_cut_locally(tmp_path: Path, local: list[str]) -> None:
+def test_every_row_is_in_its_trigger_locally(tmp_path: Path, local: list[str]) -> None:
     with started("FlinkRunner", local, ENDLESS, tmp_path) as result:
         assert results(ENDLESS, tmp_path, result) == expected(ENDLESS)
         assert str(result.state) == "RUNNING"
@@ -60,7 +60,7 @@ def on(cluster: flink.session.Cluster, pool: Pool) -> list[str]:
 
 def test_kills_change_nothing(tmp_path: Path, cluster: flink.session.Cluster, pool: Pool) -> None:
     """kill -9 of a Python worker, then of a task manager, while the stream goes on."""
-    shape = ENDLESS._replace(batches=120, cuts=50, pace=0.3)
+    shape = ENDLESS._replace(batches=120, trigger_times=50, pace=0.3)
     with started("FlinkRunner", on(cluster, pool), shape, tmp_path) as result:
         _wait(result, lambda: len(found(tmp_path)[0]) >= 12)
         os.kill(pool.workers()[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Latencies of streaming runs on Prism: after the watermark, and of a live stream after the cut."""
+"""Latencies on Prism: after the watermark, and of a live stream after the trigger time."""
 
 import threading
 import time
@@ -56,11 +56,11 @@ def test_every_release_has_a_latency(tmp_path: Path, deliveries: Deliveries) -> 
     assert seen[f"{AFTER}_count"] == triggers
     assert 0 < seen[f"{AFTER}_sum"] < 10 * triggers
     assert not hits(text)
-    assert sum(deliveries.since_cut.counts) == 0, "a replay is not live"
+    assert sum(deliveries.since_trigger_time.counts) == 0, "a replay is not live"
 
 
 def live_job(folder: Path, start: int, seconds: int) -> Job:
-    """A job on a folder that grows, a cut every second from an instant on."""
+    """A job on a folder that grows, a trigger time every second from an instant on."""
     text = TEMPLATE.format(
         kind="folder", pattern="in", sink="parquet", batch_rows=1000, key="0f" * 32
     )
@@ -79,7 +79,7 @@ def live_job(folder: Path, start: int, seconds: int) -> Job:
 
 
 def test_a_live_stream(tmp_path: Path) -> None:
-    """Files are closed as time passes; each cut's release is late by no more than a few looks."""
+    """Files are closed as time passes; each release is late by no more than a few looks."""
     begin = (time.time_ns() // 1_000_000_000 + 4) * SECOND
     job, ended = live_job(tmp_path, begin, 5), threading.Event()
 

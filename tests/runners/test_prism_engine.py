@@ -16,10 +16,10 @@ from tests.runners import prism
 from tests.runners.engines import ROOT, results, started
 from tests.runners.spike import Shape, expected, found
 
-#: A watermark that stops inside the millisecond before each cut, rows that come after it.
+#: A watermark that stops inside the millisecond before each trigger time, rows that come after it.
 HOSTILE = Shape(
-    start=1_700_000_000_000_000, step=20_000, every=120_000, batches=48, cuts=7, shift=-500,
-    pace=0.02,
+    start=1_700_000_000_000_000, step=20_000, every=120_000, batches=48, trigger_times=7,
+    shift=-500, pace=0.02,
 )  # fmt: skip
 
 
@@ -32,13 +32,13 @@ def flags() -> list[str]:
 @pytest.mark.parametrize(
     "shape",
     [Shape(), Shape(endless=True), HOSTILE, HOSTILE._replace(start=HOSTILE.start + 123)],
-    ids=["ends", "endless", "hostile", "hostile, cuts inside a millisecond"],
+    ids=["ends", "endless", "hostile", "hostile, trigger times inside a millisecond"],
 )
-def test_every_row_is_in_its_cut(tmp_path: Path, flags: list[str], shape: Shape) -> None:
+def test_every_row_is_in_its_trigger(tmp_path: Path, flags: list[str], shape: Shape) -> None:
     with started("PrismRunner", flags, shape, tmp_path) as result:
         assert results(shape, tmp_path, result) == expected(shape)
     _, off = found(tmp_path)
-    assert all(0 < micros < 2_000 for micros in off), "timers fire just after their cut"
+    assert all(0 < micros < 2_000 for micros in off), "timers fire just after their trigger time"
 
 
 @pytest.mark.parametrize(

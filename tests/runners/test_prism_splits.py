@@ -25,9 +25,11 @@ def test_a_slow_stage_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
 ) -> None:
     plan = make_plan(triggers=12, windows=3, stamped=True)
-    stream, last = generate(plan, 8, records=3000), plan.timeline.last_cut
+    stream, last = generate(plan, 8, records=3000), plan.timeline.last_trigger_time
     order = np.argsort(stream.stamp, kind="stable")
-    rows = np.split(order, np.flatnonzero(np.diff(plan.timeline.cut_of(stream.stamp[order]))) + 1)
+    rows = np.split(
+        order, np.flatnonzero(np.diff(plan.timeline.trigger_time_of(stream.stamp[order]))) + 1
+    )
     batches = [batch for some in rows for batch in stream.take(some).batches(40)]
     want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
     clock_tick_of, calls = hold.clock_tick_of, itertools.count(1)

@@ -19,7 +19,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import Announced
-from dpstream.dp_transforms.flow import CATCH_UP_CUTS, DPStream
+from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
@@ -33,7 +33,7 @@ LINE = PLAN.timeline
 def play(
     plan: Plan, folder: Path, events: Sequence[pa.RecordBatch | int], through: int
 ) -> dict[tuple[int, int], bytes]:
-    """Releases of a stream of batches and watermarks (micros), with cuts announced ``through``."""
+    """Releases of a stream of batches and watermarks (micros), announced ``through``."""
     script = test_stream.TestStream(coder=ArrowBatchCoder())
     for event in events:
         if isinstance(event, int):
@@ -66,52 +66,56 @@ def calm(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple
     return released(PLAN, stream.batches(500), tmp_path_factory.mktemp("calm") / "a.db")
 
 
-def by_cut(stream: Stream, cut: int) -> list[pa.RecordBatch]:
-    """Batches of the records whose stamps lie in a cut."""
-    rows = LINE.cut_of(stream.stamp).clip(1) == cut
+def by_trigger_time(stream: Stream, trigger_time: int) -> list[pa.RecordBatch]:
+    """Batches of the records whose stamps belong to a trigger time."""
+    rows = LINE.trigger_time_of(stream.stamp).clip(1) == trigger_time
     return stream.take(rows.nonzero()[0]).batches(100)
 
 
-def test_cut_by_cut(stream: Stream, calm: dict[tuple[int, int], bytes], tmp_path: Path) -> None:
+def test_one_trigger_time_at_a_time(
+    stream: Stream, calm: dict[tuple[int, int], bytes], tmp_path: Path
+) -> None:
     events: list[pa.RecordBatch | int] = []
-    for cut in range(1, LINE.last_cut + 1):
-        events += [*by_cut(stream, cut), LINE.cut_time(cut) + 2_000]
-    assert play(PLAN, tmp_path, events, LINE.last_cut) == calm
+    for trigger_time in range(1, LINE.last_trigger_time + 1):
+        events += [*by_trigger_time(stream, trigger_time), LINE.instant_of(trigger_time) + 2_000]
+    assert play(PLAN, tmp_path, events, LINE.last_trigger_time) == calm
 
 
 def test_a_watermark_that_jumps(
     stream: Stream, calm: dict[tuple[int, int], bytes], tmp_path: Path
 ) -> None:
     events: list[pa.RecordBatch | int] = [*stream.batches(300, seed=1)]
-    events.append(LINE.cut_time(LINE.last_cut) + 2_000)
-    assert play(PLAN, tmp_path, events, LINE.last_cut) == calm
+    events.append(LINE.instant_of(LINE.last_trigger_time) + 2_000)
+    assert play(PLAN, tmp_path, events, LINE.last_trigger_time) == calm
 
 
-def test_what_comes_after_its_cut_counts_in_the_next(tmp_path: Path) -> None:
+def test_what_comes_after_its_trigger_time_counts_in_the_next(tmp_path: Path) -> None:
     """Nothing is lost: it is as if these records had been stamped then."""
     plan = make_plan(triggers=20, windows=1, lateness=2, stamped=True, contributions=60)
     line, late, comes = plan.timeline, 5, 12
-    assert late < CATCH_UP_CUTS < comes
+    assert late < CATCH_UP_LIMIT < comes
     stream, events = generate(plan, 9, records=3000), list[pa.RecordBatch | int]()
-    for cut in range(1, line.last_cut + 1):
-        events += by_cut(stream, cut) if cut != late else []
-        events += by_cut(stream, late) if cut == comes else []
-        events.append(line.cut_time(cut) + 2_000)
-    missed = line.cut_of(stream.stamp) == late
-    # A callback has taken the first CATCH_UP_CUTS cuts together; the next cut begins where it
-    # ended.
-    stamp = np.where(missed, line.cut_time(CATCH_UP_CUTS), stream.stamp)
+    for trigger_time in range(1, line.last_trigger_time + 1):
+        events += by_trigger_time(stream, trigger_time) if trigger_time != late else []
+        events += by_trigger_time(stream, late) if trigger_time == comes else []
+        events.append(line.instant_of(trigger_time) + 2_000)
+    missed = line.trigger_time_of(stream.stamp) == late
+    # A callback has taken the first CATCH_UP_LIMIT trigger times together; the next trigger time
+    # begins where it ended.
+    stamp = np.where(missed, line.instant_of(CATCH_UP_LIMIT), stream.stamp)
     moved = dataclasses.replace(stream, stamp=stamp)
     want = released(plan, moved.batches(500), tmp_path / "moved.db")
-    assert play(plan, tmp_path, events, line.last_cut) == want
+    assert play(plan, tmp_path, events, line.last_trigger_time) == want
     assert want != released(plan, stream.batches(500), tmp_path / "calm.db")
 
 
-def test_cuts_that_nobody_announced_are_not_taken(
+def test_trigger_times_that_nobody_announced_are_not_taken(
     stream: Stream, calm: dict[tuple[int, int], bytes], tmp_path: Path
 ) -> None:
     """A drained pipeline lifts its watermark to infinity; what is to come must not be decided."""
-    events = [batch for cut in range(1, 6) for batch in by_cut(stream, cut)]
+    events = [
+        batch for trigger_time in range(1, 6) for batch in by_trigger_time(stream, trigger_time)
+    ]
     got = play(PLAN, tmp_path, events, 5)
     assert got == {n: b for n, b in calm.items() if LINE.base(n[0]) + n[1] <= 5} and got
 
@@ -120,12 +124,14 @@ def test_cuts_that_nobody_announced_are_not_taken(
 def test_rows_gathered_before_a_split_wait_for_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int
 ) -> None:
-    """A bundle with rows of many cuts: those of the first must be there when it is stepped."""
+    """A bundle with rows of many trigger times: those of the first must be there for its step."""
     plan = make_plan(triggers=12, windows=3, stamped=True)
-    stream, last = generate(plan, 8, records=3000), plan.timeline.last_cut
-    assert last > 4 * CATCH_UP_CUTS
+    stream, last = generate(plan, 8, records=3000), plan.timeline.last_trigger_time
+    assert last > 4 * CATCH_UP_LIMIT
     order = np.argsort(stream.stamp, kind="stable")
-    rows = np.split(order, np.flatnonzero(np.diff(plan.timeline.cut_of(stream.stamp[order]))) + 1)
+    rows = np.split(
+        order, np.flatnonzero(np.diff(plan.timeline.trigger_time_of(stream.stamp[order]))) + 1
+    )
     batches = [batch for some in rows for batch in stream.take(some).batches(40)]
     want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
     monkeypatch.setattr(flow, "SPLIT_BUFFER_ROWS", 700)

@@ -41,9 +41,9 @@ def test_a_stop_is_seen_whatever_the_store_does(
     stores.close_all()
 
 
-def test_the_last_cut_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_trigger_time_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run: Run = begin(make_plan(), tmp_path / "a.db")
-    last = run.plan.timeline.last_cut
+    last = run.plan.timeline.last_trigger_time
     said = iter([0, last - 1, last])
     monkeypatch.setattr(waiting, "delivered_through", lambda store: next(said))
     flags = [f"--prism_location={binary()}"]

@@ -13,7 +13,7 @@ from dpstream.dp_transforms.bounding import Batch, expand
 from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.state.idtable import shard_of
-from dpstream.state.retention import period_cut
+from dpstream.state.retention import period_trigger_time
 from dpstream.state.store import Int64, Store, UnitShard
 from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on
@@ -32,7 +32,7 @@ class Decision(NamedTuple):
     """What BOUND committed on an admitted record."""
 
     pairs: int
-    cut: int
+    trigger_time: int
     rank: int | None
 
 
@@ -42,7 +42,7 @@ def still_there(store: Store, shard: int, ranked: bool, out: dict[Record, Decisi
         for row, unit in enumerate(piece.ids):
             record = int(piece.partition[row]), int(piece.offset[row]), unit.tobytes()
             rank = int(piece.rank[row]) if ranked and piece.rank is not None else None
-            decision = Decision(int(piece.pairs[row]), int(piece.cut[row]), rank)
+            decision = Decision(int(piece.pairs[row]), int(piece.trigger_time[row]), rank)
             if out.setdefault(record, decision) != decision:
                 raise Problem("a decision has changed")
 
@@ -80,12 +80,12 @@ def decisions(
             if record in mine:
                 raise Problem("a position is admitted twice")
             rank = int(found.rank[row]) if plan.design.ranked and found.rank is not None else None
-            mine[record] = Decision(int(found.pairs[row]), int(found.cut[row]), rank)
+            mine[record] = Decision(int(found.pairs[row]), int(found.trigger_time[row]), rank)
         if any(gone.get(record, decision) != decision for record, decision in mine.items()):
             raise Problem("what has expired is decided again")
-        if any(d.cut <= units.forgotten and r not in gone for r, d in mine.items()):
+        if any(d.trigger_time <= units.forgotten and r not in gone for r, d in mine.items()):
             raise Problem("a position is decided when it has expired")
-        if units.decided != plan.timeline.last_cut:
+        if units.decided != plan.timeline.last_trigger_time:
             raise Problem("a decision is lost")
         _check_counters(plan, units, batch, np.flatnonzero(place == shard), gone | mine)
         out |= mine
@@ -104,7 +104,9 @@ def _check_counters(
     found = np.where(slots >= 0, units.counts[slots] if units.table.size else 0, 0)
     gone = np.zeros(len(rows), np.bool_)
     if plan.timeline.period is not None:
-        closed = period_cut(plan.timeline, batch.event_cut[rows]) <= units.forgotten
+        closed = (
+            period_trigger_time(plan.timeline, batch.event_trigger_time[rows]) <= units.forgotten
+        )
         gone = closed & (found == 0)
     if not (gone | (found == expected)).all():
         raise Problem("a counter is not that of its unit")
@@ -184,7 +186,7 @@ def _from_decisions(
         if decision is not None:
             rank = np.array([decision.rank or 0], np.int32)
             batch.write(np.array([row]), np.array([decision.pairs]), rank)
-            batch.cut[row] = decision.cut
+            batch.trigger_time[row] = decision.trigger_time
     rows = expand(plan, records, np.flatnonzero(batch.pairs), batch)
     target = shard_of(key_ids(plan, KEYS.ring().key, rows), world.shards)
     file = sqlite(world.identity, plan, world.folder, -2)
@@ -197,7 +199,7 @@ def _from_decisions(
         for shard in range(world.shards):
             held = [by_shard[shard]] if shard in by_shard else []
             with nothing_expires():
-                for name, part in release(shard, held, plan.timeline.last_cut, 0).outputs:
+                for name, part in release(shard, held, plan.timeline.last_trigger_time, 0).outputs:
                     parts.setdefault(name, []).append(part)
         return {name: sealed_bytes(seal(*name, own)) for name, own in parts.items()}
     finally:

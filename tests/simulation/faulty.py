@@ -135,10 +135,12 @@ class FaultyStore(Store):
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
         self._call(f"load_units {shard}", lambda: self.inner.load_units(shard, units, ids))
 
-    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+    def commit_units(
+        self, shard: int, trigger_time: int, units: UnitShard, admitted: Admitted
+    ) -> None:
         self._call(
-            f"commit_units {shard} {cut}",
-            lambda: self.inner.commit_units(shard, cut, units, admitted),
+            f"commit_units {shard} {trigger_time}",
+            lambda: self.inner.commit_units(shard, trigger_time, units, admitted),
             lambda: self.inner.forget_units(shard),
         )
 
@@ -150,12 +152,12 @@ class FaultyStore(Store):
             f"admitted_before {shard}", lambda: self.inner.admitted_before(shard, units)
         )
 
-    def forget_positions(self, shard: int, cut: int) -> None:
+    def forget_positions(self, shard: int, trigger_time: int) -> None:
         def forget() -> None:
             self._keep(self.inner, shard)
-            self.inner.forget_positions(shard, cut)
+            self.inner.forget_positions(shard, trigger_time)
 
-        self._call(f"forget_positions {shard} {cut}", forget)
+        self._call(f"forget_positions {shard} {trigger_time}", forget)
 
     def close(self) -> None:
         self.inner.close()

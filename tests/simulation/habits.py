@@ -18,7 +18,7 @@ class Habits:
         self.restores = draw.choice([0, 0, 1, 2])
         self.restores_early = draw.choice([False, True])  # before anything has expired
         self.zombies = draw.choice([0, 3, 12])
-        self.cut_by_cut = draw.choice([0.0, 0.5, 1.0])
+        self.by_trigger_time = draw.choice([0.0, 0.5, 1.0])
         self.threads = draw.choice([1, 2])
         self.group_steps = draw.randint(1, 6)
         self.expire_least = draw.choice([1, 1, 2, 1 << 30])

@@ -270,7 +270,7 @@ class World(Habits):
 
     def _fire(self, stage: str, shard: int, since: int, upto: int, process: Process) -> Task:
         """The bundle of a timer, with what its bag holds now."""
-        if self.random.random() < self.cut_by_cut:
+        if self.random.random() < self.by_trigger_time:
             upto = since + 1
         elif self.random.random() < 0.3:
             upto = self.random.randint(since + 1, upto)
@@ -354,7 +354,7 @@ class World(Habits):
         self._start(self._double(task, process))
 
     def _through(self) -> bool:
-        last = self.plan.timeline.last_cut
+        last = self.plan.timeline.last_trigger_time
         done = min(self.state.released) == last and not self.state.cursor.pending
         return done and not any(process.tasks for process in self.processes)
 

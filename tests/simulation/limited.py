@@ -223,7 +223,9 @@ class LimitedStore(LimitedRetention, Store):
     def _ahead(self, shard: int, units: UnitShard) -> bool:
         return self.database.reach[shard] > units.decided
 
-    def commit_units(self, shard: int, cut: int, units: UnitShard, admitted: Admitted) -> None:
+    def commit_units(
+        self, shard: int, trigger_time: int, units: UnitShard, admitted: Admitted
+    ) -> None:
         mine, loaded = self._units[shard]
         assert mine is units
         by_unit: dict[bytes, list[Record]] = defaultdict(list)
@@ -240,7 +242,7 @@ class LimitedStore(LimitedRetention, Store):
             for number, piece in enumerate(pieces, 1):
                 what = f"part {number} of {len(pieces)}"
                 part = [record for unit in piece for record in by_unit[unit]]
-                whole = cut if number == len(pieces) else None
+                whole = trigger_time if number == len(pieces) else None
                 self.hook("before", what)
                 self.database.decide(shard, (units.decided, whole), loaded, part, until)
                 self.hook("after", what)
@@ -248,7 +250,7 @@ class LimitedStore(LimitedRetention, Store):
             self.forget_units(shard)
             raise
         self._in_use.discard(shard)
-        units.decided, units.forgotten = cut, self.database.forgotten[shard]
+        units.decided, units.forgotten = trigger_time, self.database.forgotten[shard]
         units.ahead = self._ahead(shard, units)
         for unit, records in by_unit.items():  # as this worker knows them: others may be further
             loaded[unit] += sum(record.pairs for record in records)
@@ -261,10 +263,10 @@ class LimitedStore(LimitedRetention, Store):
         loaded = self._units[shard][1]
         found = [r for r in self.database.admitted[shard] if r.unit in loaded]
         slots = units.table.find(ids_from([r.unit for r in found])).astype(np.int32)
-        partition, offset, pairs, cut, rank = columns_of(found)
+        partition, offset, pairs, trigger_time, rank = columns_of(found)
         index = IdTable()
         index.intern(position_ids(partition, offset, slots))
-        return index, Admitted(partition, offset, slots, pairs, cut, rank)
+        return index, Admitted(partition, offset, slots, pairs, trigger_time, rank)
 
     def close(self) -> None:
         self._states, self._units = {}, {}

@@ -60,19 +60,19 @@ class LimitedRetention(RetentionStore):
 
     # --- expiry ---
 
-    def forget_positions(self, shard: int, cut: int) -> None:
+    def forget_positions(self, shard: int, trigger_time: int) -> None:
         database = self.database
-        if cut <= database.forgotten[shard]:
+        if trigger_time <= database.forgotten[shard]:
             return
         self.forget_units(shard)
         self.hook("before", "forgotten")
-        database.forgotten[shard] = max(cut, database.forgotten[shard])
+        database.forgotten[shard] = max(trigger_time, database.forgotten[shard])
         self.hook("after", "forgotten")
-        units = database.settled(shard, cut)
+        units = database.settled(shard, trigger_time)
         database.random.shuffle(units)
         for at in range(0, len(units), database.limit):
             self.hook("before", "forget")
-            database.forget(shard, set(units[at : at + database.limit]), cut)
+            database.forget(shard, set(units[at : at + database.limit]), trigger_time)
             self.hook("after", "forget")
 
     @abstractmethod
@@ -143,10 +143,10 @@ class LimitedRetention(RetentionStore):
 
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
         tables = self._tables
-        found = [r for r in tables.admitted[shard] if r.cut > tables.forgotten[shard]]
+        found = [r for r in tables.admitted[shard] if r.trigger_time > tables.forgotten[shard]]
         yield PositionPiece(ids_from([record.unit for record in found]), *columns_of(found))
 
-    def carried(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
+    def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         tables = self._tables
         if tables.progress[window, shard] >= trigger:
             return None
@@ -169,9 +169,11 @@ class LimitedRetention(RetentionStore):
         if releases is not None:
             self.database.releases[window, shard, trigger] = by_key(releases)
 
-    def put_carried(self, window: int, shard: int, trigger: int, releases: pa.RecordBatch) -> None:
+    def put_released_ahead(
+        self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
+    ) -> None:
         name = window, shard, trigger
-        assert name not in self.database.releases, "what is carried was put before"
+        assert name not in self.database.releases, "what was released ahead was put before"
         self.database.releases[name] = by_key(releases)
 
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
@@ -220,17 +222,17 @@ def record_of(unit: bytes, columns: Admitted | PositionPiece, row: int) -> Recor
     """A row of admitted records."""
     rank = None if columns.rank is None else int(columns.rank[row])
     place = int(columns.partition[row]), int(columns.offset[row])
-    return Record(unit, *place, int(columns.pairs[row]), int(columns.cut[row]), rank)
+    return Record(unit, *place, int(columns.pairs[row]), int(columns.trigger_time[row]), rank)
 
 
 def columns_of(found: list[Record]) -> tuple[Any, ...]:
-    """Partition, offset, pairs, cut and rank (or ``None``) of records."""
+    """Partition, offset, pairs, trigger time and rank (or ``None``) of records."""
     ranks = [record.rank for record in found if record.rank is not None]
     return (
         np.array([record.partition for record in found], np.int32),
         np.array([record.offset for record in found], np.int64),
         np.array([record.pairs for record in found], np.int32),
-        np.array([record.cut for record in found], np.int32),
+        np.array([record.trigger_time for record in found], np.int32),
         np.array(ranks, np.int32) if ranks else None,
     )
 

@@ -41,9 +41,9 @@ class State:
     """Durable state of the runner; batches are never changed, lists are copied.
 
     Attributes:
-        held: records by unit shard; bound: cut through which a shard's admitted pairs were
+        held: records by unit shard; bound: trigger time through which a shard's admitted pairs were
             emitted.
-        rows: admitted pairs by key shard; released: cut through which a shard has emitted.
+        rows: admitted pairs by key shard; released: trigger time through which a shard has emitted.
         gathered: releases of a (window, trigger) by shard, until all are there.
     """
 
@@ -93,7 +93,7 @@ class Task:
         token: the bundle counts while the runner waits for this token.
         calls: points it has passed; failed: a fault was injected into it.
         sleeps: it is not resumed before this event.
-        kept: rows of its batches that wait for a later cut.
+        kept: rows of its batches that wait for a later trigger time.
     """
 
     stage: str

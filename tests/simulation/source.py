@@ -1,7 +1,7 @@
 """The source: partitions that are read in pieces, pieces that come again, records that are late.
 
-A record's stamp is fixed; what varies is when it is delivered.  The watermark may pass a cut
-only after every record up to it was delivered (mechanism.md rule 0), but for the ``tardy``
+A record's stamp is fixed; what varies is when it is delivered.  The watermark may pass a trigger
+time only after every record up to it was delivered (mechanism.md rule 0), but for the ``tardy``
 ones, which break that assumption on purpose.
 """
 
@@ -47,7 +47,7 @@ class Source:
         tardy: how many records are delivered when the source feels like it.
 
     Attributes:
-        cuts: by partition and offset, the cut before which a record must be delivered.
+        trigger_times: by partition and offset, the one before which a record must be delivered.
         tardy: by partition and offset, records that may come later; none of them twice so:
             what was seen once is there when the input is read again.
     """
@@ -68,8 +68,10 @@ class Source:
         ]
         line = plan.timeline
         by_partition = [stream.stamp[stream.partition == p] for p in range(partitions)]
-        self.cuts = [np.maximum(1, line.cut_of(stamp)) for stamp in by_partition]
-        self.tardy: list[Bool] = [np.zeros(len(cuts), np.bool_) for cuts in self.cuts]
+        self.trigger_times = [np.maximum(1, line.trigger_time_of(stamp)) for stamp in by_partition]
+        self.tardy: list[Bool] = [
+            np.zeros(len(trigger_times), np.bool_) for trigger_times in self.trigger_times
+        ]
         for row in rng.choice(len(stream), min(tardy, len(stream)), replace=False):
             self.tardy[stream.partition[row]][stream.offset[row]] = True
         self.ever_tardy = {
@@ -91,7 +93,7 @@ class Source:
 
     def start(self) -> Cursor:
         """Nothing delivered."""
-        cursor = Cursor([np.zeros(len(c), np.bool_) for c in self.cuts], [])
+        cursor = Cursor([np.zeros(len(c), np.bool_) for c in self.trigger_times], [])
         self.plan_reads(cursor)
         return cursor
 
@@ -137,17 +139,19 @@ class Source:
         nowhere: its place is fixed by the decision that the runner went back behind.
         """
         out = []
-        zipped = zip(self.cuts, self.tardy, cursor.delivered, strict=True)
-        for partition, (cuts, tardy, done) in enumerate(zipped):
-            missing = np.flatnonzero(~done & ~tardy & (cuts <= watermark))
+        zipped = zip(self.trigger_times, self.tardy, cursor.delivered, strict=True)
+        for partition, (trigger_times, tardy, done) in enumerate(zipped):
+            missing = np.flatnonzero(~done & ~tardy & (trigger_times <= watermark))
             out += [Piece(partition, at, at + 1) for at in missing.tolist()]
         return out
 
     def reach(self, cursor: Cursor) -> int:
-        """The last cut that the watermark may have passed."""
-        last = self.plan.timeline.last_cut
-        for cuts, tardy, done in zip(self.cuts, self.tardy, cursor.delivered, strict=True):
-            missing = cuts[~done & ~tardy]
+        """The last trigger time that the watermark may have passed."""
+        last = self.plan.timeline.last_trigger_time
+        for trigger_times, tardy, done in zip(
+            self.trigger_times, self.tardy, cursor.delivered, strict=True
+        ):
+            missing = trigger_times[~done & ~tardy]
             if len(missing):
                 last = min(last, int(missing.min()) - 1)
         return last

@@ -48,7 +48,7 @@ class Record(NamedTuple):
     partition: int
     offset: int
     pairs: int
-    cut: int
+    trigger_time: int
     rank: int | None
 
 
@@ -120,7 +120,7 @@ class Tables:
     def decide(
         self,
         shard: int,
-        cuts: tuple[int, int | None],
+        trigger_times: tuple[int, int | None],
         loaded: dict[bytes, int],
         part: list[Record],
         until: dict[bytes, int],
@@ -128,11 +128,11 @@ class Tables:
         """One transaction: admitted records of some units.
 
         Args:
-            cuts: the cut decided before, and the one that is decided with the last part.
+            trigger_times: the one decided before, and the one decided with the last part.
             loaded: counts of the units as the worker knows them.
-            until: last cut of each unit of the decision.
+            until: last trigger time of each unit of the decision.
         """
-        counts, (before, cut) = self.counts[shard], cuts
+        counts, (before, trigger_time) = self.counts[shard], trigger_times
         changed = {record.unit for record in part}
         counted = (counts.get(unit, (0, 0))[0] == loaded[unit] for unit in changed)
         if self.decided[shard] != before or not all(counted):
@@ -141,23 +141,27 @@ class Tables:
             count, _ = counts.get(record.unit, (0, 0))
             counts[record.unit] = count + record.pairs, until[record.unit]
         self.admitted[shard] += part
-        self.reach[shard] = max([self.reach[shard], *(record.cut for record in part)])
-        if cut is not None:
-            self.decided[shard] = cut
+        self.reach[shard] = max([self.reach[shard], *(record.trigger_time for record in part)])
+        if trigger_time is not None:
+            self.decided[shard] = trigger_time
 
-    def settled(self, shard: int, cut: int) -> list[bytes]:
-        """Units of which positions up to a cut, or the counter, may go."""
-        units = {record.unit for record in self.admitted[shard] if record.cut <= cut}
-        return sorted(units | {u for u, (_, until) in self.counts[shard].items() if until <= cut})
+    def settled(self, shard: int, trigger_time: int) -> list[bytes]:
+        """Units of which positions up to a trigger time, or the counter, may go."""
+        units = {
+            record.unit for record in self.admitted[shard] if record.trigger_time <= trigger_time
+        }
+        return sorted(
+            units | {u for u, (_, until) in self.counts[shard].items() if until <= trigger_time}
+        )
 
-    def forget(self, shard: int, units: set[bytes], cut: int) -> None:
-        """One transaction: positions of some units up to a cut, and counters left without any."""
+    def forget(self, shard: int, units: set[bytes], trigger_time: int) -> None:
+        """One transaction: some units' positions up to a time, and counters left without."""
         self.admitted[shard] = [
             record
             for record in self.admitted[shard]
-            if record.unit not in units or record.cut > cut
+            if record.unit not in units or record.trigger_time > trigger_time
         ]
         held, counts = {record.unit for record in self.admitted[shard]}, self.counts[shard]
         for unit in units - held:
-            if unit in counts and counts[unit][1] <= cut:
+            if unit in counts and counts[unit][1] <= trigger_time:
                 del counts[unit]

@@ -142,8 +142,8 @@ def _half_a_group(real: Any) -> Any:
     return lambda store, steps: real(store, steps[: max(1, len(steps) - 1)])
 
 
-def _cut_not_kept(real: Any) -> Any:
-    """After a restart the decided cut is that of before."""
+def _trigger_time_not_kept(real: Any) -> Any:
+    """After a restart the decided trigger time is that of before."""
 
     def replay(units: Any, rows: Any) -> None:
         real(units, rows)
@@ -240,8 +240,8 @@ def _rows_twice(real: Any) -> Any:
 def _counters_go_too(real: Any) -> Any:
     """Counters go with their unit's last position, whatever its period."""
 
-    def forget(database: Any, shard: int, units: set[bytes], cut: int) -> None:
-        real(database, shard, units, cut)
+    def forget(database: Any, shard: int, units: set[bytes], trigger_time: int) -> None:
+        real(database, shard, units, trigger_time)
         held = {record.unit for record in database.admitted[shard]}
         for unit in units - held:
             database.counts[shard].pop(unit, None)
@@ -264,7 +264,9 @@ TWINS: dict[str, Sabotage] = {
     "half a group committed": Sabotage(
         _wrapped(SqliteStore, "_write_steps", _half_a_group), "sqlite"
     ),
-    "decided cut not kept": Sabotage(_wrapped(arrow, "replay_units", _cut_not_kept), "sqlite"),
+    "decided trigger time not kept": Sabotage(
+        _wrapped(arrow, "replay_units", _trigger_time_not_kept), "sqlite"
+    ),
     "counts from zero after a restart": Sabotage(
         _wrapped(arrow, "replay_units", _counted_from_zero), "sqlite"
     ),
@@ -297,7 +299,11 @@ TWINS: dict[str, Sabotage] = {
         _wrapped(Database, "forget", _counters_go_too), "limited"
     ),
     "positions gone before their window": Sabotage(
-        _wrapped(retention, "settled_cut", lambda _: lambda line, windows: line.base(windows + 1)),
+        _wrapped(
+            retention,
+            "settled_trigger_time",
+            lambda _: lambda line, windows: line.base(windows + 1),
+        ),
         "sqlite",
     ),
 }

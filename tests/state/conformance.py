@@ -128,7 +128,7 @@ def look(store: Store, shard: int = 0) -> dict[str, object]:
     return picture(loaded(store, shard))
 
 
-def decide(store: Store, cut: int, units: list[int], pairs: list[int], first: int) -> None:
+def decide(store: Store, trigger_time: int, units: list[int], pairs: list[int], first: int) -> None:
     """Admit ``pairs[i]`` pairs of a record of ``units[i]`` at offsets first, first + 1, ..."""
     shard = store.unit_shard(0)
     store.load_units(0, shard, ids(units))
@@ -137,8 +137,10 @@ def decide(store: Store, cut: int, units: list[int], pairs: list[int], first: in
     np.add.at(shard.counts, slots, count)
     offset = np.arange(first, first + len(units))
     where = np.full(len(units), 3, np.int32), offset
-    decided = Admitted(*where, slots.astype(np.int32), count, np.full(len(units), cut, np.int32))
-    store.commit_units(0, cut, shard, decided)
+    decided = Admitted(
+        *where, slots.astype(np.int32), count, np.full(len(units), trigger_time, np.int32)
+    )
+    store.commit_units(0, trigger_time, shard, decided)
 
 
 def counts(store: Store) -> dict[tuple[int, ...], int]:
@@ -162,7 +164,7 @@ class StoreConformance:
         assert (states.size, states.committed, units.table.size, units.decided) == (0, 0, 0, 0)
         assert store.committed_releases(0, 0, 1) is None
         index, admitted = store.admitted_before(0, units)
-        assert index.size == len(admitted.cut) == 0
+        assert index.size == len(admitted.trigger_time) == 0
 
     def test_steps_are_read_back(self, bench: Bench) -> None:
         store = bench.open()
@@ -333,7 +335,7 @@ class StoreConformance:
             at = index.find(position_ids(np.full(len(rows), 3), offsets, slots))
             assert at[-2:].tolist() == [-1, -1]
             assert admitted.pairs[at[:5]].tolist() == [1, 3, 2, 1, 1]
-            assert admitted.cut[at[:5]].tolist() == [2, 2, 2, 7, 7]
+            assert admitted.trigger_time[at[:5]].tolist() == [2, 2, 2, 7, 7]
             assert admitted.offset[at[:5]].tolist() == [10, 11, 12, 40, 41]
             assert admitted.unit[at[:5]].tolist() == slots[:5].tolist()
 

@@ -17,7 +17,7 @@ from dpstream.state.arrow import position_ids
 from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import reached
-from dpstream.state.retention_store import Lead, Marks, UnitProgress
+from dpstream.state.retention_store import ReshardProgress, RetainedWindows, UnitProgress
 from dpstream.state.store import NEVER, Admitted, OvertakenError, RunIdentity, StepResult, Store
 from tests.state.conformance import (
     IDENTITY,
@@ -77,19 +77,19 @@ def fill_step(store: Store, window: int, shard: int, trigger: int, keys: list[in
 
 
 def decide_units(
-    store: Store, shard: int, cut: int, units: list[int], until: list[int] | None = None
+    store: Store, shard: int, trigger_time: int, units: list[int], until: list[int] | None = None
 ) -> None:
-    """Admit one record of one pair for each unit, at cuts up to ``cut``."""
+    """Admit one record of one pair for each unit, at trigger times up to one."""
     states = store.unit_shard(shard)
     store.load_units(shard, states, spread(units))
     slots = states.intern(spread(units))
     states.counts[slots] += 1
     if until is not None:
         states.until[slots] = until
-    where = np.full(len(units), 3, np.int32), np.array(units, np.int64) + 100 * cut
-    one, cuts = np.ones(len(units), np.int32), np.full(len(units), cut, np.int32)
-    admitted = Admitted(*where, slots.astype(np.int32), one, cuts, one * 7)
-    store.commit_units(shard, cut, states, admitted)
+    where = np.full(len(units), 3, np.int32), np.array(units, np.int64) + 100 * trigger_time
+    one, trigger_times = np.ones(len(units), np.int32), np.full(len(units), trigger_time, np.int32)
+    admitted = Admitted(*where, slots.astype(np.int32), one, trigger_times, one * 7)
+    store.commit_units(shard, trigger_time, states, admitted)
 
 
 def unit_counts(store: Store, shard: int) -> dict[int, int]:
@@ -101,19 +101,19 @@ def unit_counts(store: Store, shard: int) -> dict[int, int]:
 
 
 def positions(store: Store, shard: int) -> set[tuple[int, int]]:
-    """(unit, cut) of the positions that are found, decided after ``forgotten``."""
+    """(unit, trigger time) of the positions that are found, decided after ``forgotten``."""
     states = store.unit_shard(shard)
     store.load_units(shard, states, spread(ALL))
     index, admitted = store.admitted_before(shard, states)
     slots = states.table.find(spread(ALL))
     found = set()
     for unit, slot in zip(ALL, slots.tolist(), strict=True):
-        for cut in range(1, 9):
-            place = np.array([3]), np.array([unit + 100 * cut]), np.array([slot])
+        for trigger_time in range(1, 9):
+            place = np.array([3]), np.array([unit + 100 * trigger_time]), np.array([slot])
             at = int(index.find(position_ids(*place))[0]) if slot >= 0 else -1
-            if at >= 0 and admitted.cut[at] > states.forgotten:
+            if at >= 0 and admitted.trigger_time[at] > states.forgotten:
                 assert (admitted.pairs[at], admitted.rank[at]) == (1, 7)
-                found.add((unit, cut))
+                found.add((unit, trigger_time))
     return found
 
 
@@ -128,7 +128,7 @@ def whole(store: Store) -> dict[str, object]:
         store.forget(window, shard)
         for trigger in range(1, LINE.triggers + 1):
             rows = store.committed_releases(window, shard, trigger)
-            rows = rows or store.carried(window, shard, trigger)
+            rows = rows or store.released_ahead(window, shard, trigger)
             for row in [] if rows is None else rows.to_pylist():
                 released[window, trigger, row["page"]] = row["n"]
     shards = range(store.identity.shards)
@@ -161,8 +161,8 @@ class RetentionConformance:
             and one.metadata("x") is None
         )
         one.begin_restoring()
-        one.marks = Marks(2, 5, ((0, 5),))
-        assert other.restoring and other.marks.first == 5
+        one.retained_windows = RetainedWindows(2, 5, ((0, 5),))
+        assert other.restoring and other.retained_windows.first == 5
         other.finish_restoring()
         assert not one.restoring
 
@@ -223,7 +223,7 @@ class RetentionConformance:
     def test_dropped_releases_are_gone(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store)
-        store.marks = Marks(1)
+        store.retained_windows = RetainedWindows(1)
         store.drop_releases(1)
         for handle in (store, life.open()):
             assert handle.committed_releases(0, 0, 1) is None
@@ -246,7 +246,7 @@ class RetentionConformance:
                 for trigger in (1, 2):
                     if (window, shard, trigger) != (1, 0, 1):
                         fill_step(store, window, shard, trigger, [shard])
-        store.marks = Marks(windows - 1)
+        store.retained_windows = RetainedWindows(windows - 1)
         store.drop_releases(windows - 1)
         gone = (windows - 1) // 2 * 2
         assert {p.window for p in store.parts() if p.name == "outbox"} <= set(range(gone, windows))
@@ -277,9 +277,9 @@ class RetentionConformance:
         decide_units(asleep, 0, 1, [0])
         asleep.load_units(0, asleep.unit_shard(0), spread([2]))
         sizes = []
-        for cut in range(2, 40):
-            decide_units(store, 0, cut, [0])
-            store.forget_positions(0, cut - 1)
+        for trigger_time in range(2, 40):
+            decide_units(store, 0, trigger_time, [0])
+            store.forget_positions(0, trigger_time - 1)
             store.forget_units(0)
             sizes.append(sum(p.rows for p in store.parts()))
         assert max(sizes) <= 16 and sizes[-1] <= sizes[9]
@@ -320,7 +320,7 @@ class RetentionConformance:
     def test_copies_hold_the_same(self, life: RetentionBench, shards: int, uneven: bool) -> None:
         store = life.open()
         sample(store, uneven)
-        store.marks = Marks(0, 0)
+        store.retained_windows = RetainedWindows(0, 0)
         expected = whole(store)
         new = life.fresh(msgspec.structs.replace(OLD, shards=shards))
         told: list[tuple[int, int]] = []
@@ -328,7 +328,7 @@ class RetentionConformance:
         assert whole(new) == expected
         assert told[-1][0] == told[-1][1] == 2 + SHARDS
         assert new.completed(shards)[0] == 2 and new.completed(shards).get(1, 0) == 1 - uneven
-        assert new.leads == ({1: [Lead((1, 0))]} if uneven else {})
+        assert new.reshards == ({1: [ReshardProgress((1, 0))]} if uneven else {})
         for shard in range(shards):
             assert new.unit_progress(shard) == UnitProgress(3, 0, 3 + uneven)
             assert new.unit_shard(shard).ahead == uneven
@@ -338,7 +338,7 @@ class RetentionConformance:
         back = life.fresh(OLD)
         copy_store(new, back, LINE)
         assert whole(back) == expected
-        assert back.leads == new.leads
+        assert back.reshards == new.reshards
 
     def test_an_abandoned_store_has_spent_units_and_no_open_window(
         self, life: RetentionBench
@@ -349,7 +349,7 @@ class RetentionConformance:
         decide_units(store, 0, 4, [20, 22], [3, NEVER])
         new = life.fresh(msgspec.structs.replace(OLD, epoch=1))
         copy_store(store, new, LINE, abandon=Abandon(5, 9))
-        assert new.marks == Marks(0, 3, ((0, 3),))
+        assert new.retained_windows == RetainedWindows(0, 3, ((0, 3),))
         assert new.identity.epoch == 1
         found = whole(new)
         assert found["keys"] == {} and found["positions"] == set()

@@ -2,7 +2,7 @@
 
 The file holds what ``test_sqlite.WORK`` does: decisions, an open window and a closed one.
 ``version2.store`` holds what a reshard of ``life_conformance.sample`` and an expiry leave:
-snapshots, carried releases, progress of unit shards.
+snapshots, releases from ahead, progress of unit shards.
 """
 
 import contextlib
@@ -245,7 +245,7 @@ def all_of(store: SqliteStore) -> list[object]:
         whole(store),
         store.identity,
         store.metadata("x"),
-        store.leads,
+        store.reshards,
         [store.unit_progress(shard) for shard in range(3)],
         sorted(store.progress()),
     ]

@@ -85,7 +85,7 @@ def use(path: Path) -> None:
             store.key_shard(window, shard)
             for trigger in range(1, last + 2):
                 store.committed_releases(window, shard, trigger)
-                store.carried(window, shard, trigger)
+                store.released_ahead(window, shard, trigger)
         for shard in range(store.identity.shards):
             store.admitted_before(shard, store.unit_shard(shard))
     finally:

@@ -242,9 +242,9 @@ def full_units(url: str) -> None:
     slots, c = units.intern(ids), MAX_CONTRIBUTIONS
     many = np.repeat(slots.astype(np.int32), c)
     units.counts[slots] += c
-    ones, cut = np.ones(len(many), np.int32), np.full(len(many), 5, np.int32)
+    ones, trigger_time = np.ones(len(many), np.int32), np.full(len(many), 5, np.int32)
     offset = np.arange(len(many))
-    store.commit_units(0, 5, units, Admitted(ones, offset, many, ones, cut))
+    store.commit_units(0, 5, units, Admitted(ones, offset, many, ones, trigger_time))
     other = SpannerStore(url, WIDE, 1)
     found = other.unit_shard(0)
     other.load_units(0, found, ids[:2])

@@ -92,7 +92,7 @@ def test_a_decision_and_its_parts_are_read_as_one(bench: SpannerBench) -> None:
     assert (twin.unit_shard(0).decided, twin.unit_shard(0).ahead) == (4, True)
 
 
-def cut_short(bench: SpannerBench, cut: int, units: list[int], many: int) -> None:
+def cut_short(bench: SpannerBench, trigger_time: int, units: list[int], many: int) -> None:
     """A worker dies after ``many`` commits of a decision."""
     store, left = bench.open(), [many]
     real = store._commit_once
@@ -105,13 +105,13 @@ def cut_short(bench: SpannerBench, cut: int, units: list[int], many: int) -> Non
 
     store._commit_once = commit_once  # type: ignore[method-assign]
     with pytest.raises(InterruptedError):
-        decide(store, cut, units, [1] * len(units), first=100)
+        decide(store, trigger_time, units, [1] * len(units), first=100)
 
 
 def test_a_decision_cut_short_is_known_as_far_as_it_went(
     bench: SpannerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next decision may end at an earlier cut; what was decided beyond it stays known."""
+    """The next decision may end at an earlier trigger time; what was decided beyond stays known."""
     monkeypatch.setattr("dpstream.state.spanner.batch.COMMIT_MUTATIONS", 8)
     cut_short(bench, 9, list(range(6)), 2)
     store = bench.open()
@@ -123,9 +123,9 @@ def test_a_decision_cut_short_is_known_as_far_as_it_went(
         units = handle.unit_shard(0)
         assert units.decided == 4
         handle.load_units(0, units, ids(list(range(6))))
-        assert units.ahead, "records of cut 9 would be taken for new ones"
+        assert units.ahead, "records of trigger time 9 would be taken for new ones"
         _, admitted = handle.admitted_before(0, units)
-        assert sorted(admitted.cut.tolist()).count(9) == len(known)
+        assert sorted(admitted.trigger_time.tolist()).count(9) == len(known)
     decide(store, 9, [11], [1], first=1)
     assert not store.unit_shard(0).ahead
     assert {unit: counts(bench.open())[unit] for unit in known} == known

@@ -70,7 +70,7 @@ def everything(store: Store) -> object:
         assert list(store.key_pieces(window, shard)) is not None
     for shard in range(OLD.shards):
         assert store.unit_progress(shard) and list(store.unit_pieces(shard)) is not None
-    assert store.marks is not None and store.metadata("x") == "a"
+    assert store.retained_windows is not None and store.metadata("x") == "a"
     return whole(store)
 
 

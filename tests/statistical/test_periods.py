@@ -63,9 +63,9 @@ def gram(strategy: str, triggers: int) -> Float64:
 
 
 def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
-    """Period -> (window, leaf) at which a record of that period can enter.
+    """Period -> (window, step index) at which a record of that period can enter.
 
-    A record of cell c (the triggers of its event time) has leaf c or, where stamps may come late,
+    A record of cell c (the triggers of its event time) has step c or, where stamps may come late,
     any later one, until its window or its period is closed.
     """
     line = plan.timeline
@@ -80,14 +80,14 @@ def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
                 continue
             last = min(base + line.triggers, closes) if late else cell
             found.setdefault(number, set()).update(
-                (window, leaf - base) for leaf in range(cell, last + 1)
+                (window, step_index - base) for step_index in range(cell, last + 1)
             )
     return {number: sorted(places) for number, places in found.items()}
 
 
 @functools.cache
 def worst(case: tuple[int, int, int, int], units: int, strategy: str, triggers: int) -> float:
-    """Largest |sum of A[:, leaf]|^2 over the places of so many units of one person, in periods
+    """Largest |sum of A[:, step]|^2 over the places of so many units of one person, in periods
     that follow each other.
 
     A unit's pairs all at one place in one key are the extreme points of what it can add, and the

@@ -83,11 +83,11 @@ def least_mu(without: Float64, added: Float64, tail: float = 1e-4) -> float:
     """Lower bound of mu from the score of each trial on the two sides.
 
     A mu-GDP mechanism has Phi^-1(1 - false positives) - Phi^-1(false negatives) <= mu for any
-    test.  The cut is chosen on the first half of the trials and used on the second half.
+    test.  The cutoff is chosen on the first half of the trials and used on the second half.
     """
     half_a, half_b = len(without) // 2, len(added) // 2
-    cut = (without[:half_a].mean() + added[:half_b].mean()) / 2
+    cutoff = (without[:half_a].mean() + added[:half_b].mean()) / 2
     a, b = without[half_a:], added[half_b:]
-    positive = upper(int((a > cut).sum()), len(a), tail)
-    negative = upper(int((b <= cut).sum()), len(b), tail)
+    positive = upper(int((a > cutoff).sum()), len(a), tail)
+    negative = upper(int((b <= cutoff).sum()), len(b), tail)
     return float(norm.isf(positive) - norm.ppf(negative))

@@ -28,7 +28,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.connectors.bigquery.rows import SEAL_SCHEMA, bigquery_type, rows_of
 from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
-from dpstream.pipelines.connectors.write_only import Mark, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.connectors.write_only import ControlMessage, OutgoingRelease, WriteOnlySink
 
 #: A column's name in BigQuery (those with a leading ``_`` are its own for the most part) that is a
 #: field's name in Protocol Buffers as well.
@@ -89,8 +89,8 @@ class BigQuerySink(WriteOnlySink):
         self._tables.append(self._table, self._schema, rows)
 
     @override
-    def _put_marks(self, marks: Sequence[Mark]) -> None:
-        texts = [{"name": m.name, "run_id": m.run_id, "value": m.value.decode()} for m in marks]
+    def _put_control_messages(self, messages: Sequence[ControlMessage]) -> None:
+        texts = [{"name": m.name, "run_id": m.run_id, "value": m.value.decode()} for m in messages]
         rows = rows_of(pa.RecordBatch.from_pylist(texts, schema=SEAL_SCHEMA))
         self._tables.append(self._seals, SEAL_SCHEMA, rows)
 

@@ -220,8 +220,8 @@ def normal_url(path: str) -> str:
 
     Local paths are resolved; slashes at the end and double ones go.
     """
-    scheme, mark, rest = path.partition("://")
-    if not mark:
+    scheme, separator, rest = path.partition("://")
+    if not separator:
         return Path(path).resolve().as_uri()
     if scheme.lower() == "file":
         from urllib.parse import unquote

@@ -114,21 +114,21 @@ class Reader:
 
     def _lost(self, found: list[Any]) -> Taken:
         """The log does not hold the position: retention was faster, or the log was cut."""
-        stands = self._position
+        position = self._position
         with contextlib.suppress(KafkaException):
             first, end = self._kafka.earliest(self._partition), self._kafka.end(self._partition)
-            if end < stands:
+            if end < position:
                 raise RunError(
                     "source.topic",
                     "has lost messages at its end that were read already",
                     "begin a new run; use replicas and no unclean election of leaders",
                 )
-            if first > stands:
+            if first > position:
                 self.seek(first)
-                return Taken(found, first, stands)
+                return Taken(found, first, position)
         self._position = -1
-        self.seek(stands)
-        return Taken(found, stands)
+        self.seek(position)
+        return Taken(found, position)
 
     def first(self, begin: int) -> int | None:
         """The first offset with an append time of ``begin`` (micros) or later; ``None``: unknown.

@@ -174,19 +174,19 @@ class _ReadPartition(beam.DoFn):
             give_back(tracker, HELD_SECONDS)
             return
         with self._reader(element) as reader:
-            stands = self._begins(reader, tracker)
-            if stands is None:
+            position = self._begins(reader, tracker)
+            if position is None:
                 return
-            reader.seek(stands)
+            reader.seek(position)
             while True:
                 taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
-                if taken.position == stands:
+                if taken.position == position:
                     self._idle(reader, watermark)
                     give_back(tracker, IDLE_SECONDS)
                     return
                 if not tracker.try_claim(taken.position - 1):
                     return
-                stands = taken.position
+                position = taken.position
                 yield from self._outputs(taken, element, watermark)
                 self._rows += len(taken.messages)
                 if bundle.add(len(taken.messages)):
@@ -230,7 +230,7 @@ class _ReadPartition(beam.DoFn):
             advance(watermark, messages.last_append * 1_000 - self.settle)
 
 
-class Standing(NamedTuple):
+class TopicProgress(NamedTuple):
     """How far a topic is read as a whole.
 
     Attributes:
@@ -259,26 +259,26 @@ class _ReadTopic(_ReadPartition):
         if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
-        stands = self._grown(element, tracker.current_restriction().after or Standing())
+        progress = self._grown(element, tracker.current_restriction().after or TopicProgress())
         while True:
             before = self._rows
-            for number in range(len(stands.parts)):
+            for number in range(len(progress.parts)):
                 with self._reader(number) as reader:
-                    taken, stands = self._taken(reader, number, stands)
-                    if not tracker.try_claim(stands):
+                    taken, progress = self._taken(reader, number, progress)
+                    if not tracker.try_claim(progress):
                         return
-                    mark = ManualWatermarkEstimator(beam_time(stands.parts[number][1]))
+                    estimator = ManualWatermarkEstimator(beam_time(progress.parts[number][1]))
                     if taken is None:
                         continue
                     if taken.messages or taken.deleted is not None:
-                        yield from self._outputs(taken, number, mark)
+                        yield from self._outputs(taken, number, estimator)
                         self._rows += len(taken.messages)
                     else:
-                        self._idle(reader, mark)
-                    stands = _with(stands, number, taken.position - 1, _now(mark).micros)
-            tracker.try_claim(stands)
-            if stands.parts:
-                advance(watermark, min(stands.known, *(mark for _, mark in stands.parts)))
+                        self._idle(reader, estimator)
+                    progress = _with(progress, number, taken.position - 1, _now(estimator).micros)
+            tracker.try_claim(progress)
+            if progress.parts:
+                advance(watermark, min(progress.known, *(reached for _, reached in progress.parts)))
             if self._rows == before:
                 give_back(tracker, IDLE_SECONDS)
                 return
@@ -286,37 +286,37 @@ class _ReadTopic(_ReadPartition):
                 tracker.defer_remainder()
                 return
 
-    def _grown(self, topic_id: str, stands: Standing) -> Standing:
+    def _grown(self, topic_id: str, progress: TopicProgress) -> TopicProgress:
         """With partitions that were added; asked for now and then."""
         if time.monotonic() - self._looked < WATCH_SECONDS:
-            return stands
+            return progress
         asked = wall_micros()
-        more = _Watch(self.kafka, self.settle).partitions(topic_id) - len(stands.parts)
-        if more + len(stands.parts) <= 0:
-            return stands
+        more = _Watch(self.kafka, self.settle).partitions(topic_id) - len(progress.parts)
+        if more + len(progress.parts) <= 0:
+            return progress
         self._looked = time.monotonic()
         fresh = ((None, MIN_TIMESTAMP.micros),) * more
-        return Standing(stands.parts + fresh, max(stands.known, asked - self.settle))
+        return TopicProgress(progress.parts + fresh, max(progress.known, asked - self.settle))
 
     def _taken(
-        self, reader: Reader, number: int, stands: Standing
-    ) -> tuple[Taken | None, Standing]:
+        self, reader: Reader, number: int, progress: TopicProgress
+    ) -> tuple[Taken | None, TopicProgress]:
         """What a partition has ready (``None``: nobody knows where it begins)."""
-        last, mark = stands.parts[number]
+        last, reached = progress.parts[number]
         if last is None:
             first = reader.first(self.begin)
             if first is None:
-                return None, stands
+                return None, progress
             last = first - 1
         reader.seek(last + 1)
         taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
-        return taken, _with(stands, number, taken.position - 1, mark)
+        return taken, _with(progress, number, taken.position - 1, reached)
 
 
-def _with(stands: Standing, number: int, last: int, mark: int) -> Standing:
-    parts = list(stands.parts)
-    parts[number] = last, mark
-    return stands._replace(parts=tuple(parts))
+def _with(progress: TopicProgress, number: int, last: int, reached: int) -> TopicProgress:
+    parts = list(progress.parts)
+    parts[number] = last, reached
+    return progress._replace(parts=tuple(parts))
 
 
 def _dead(refused: Refused, partition: int, now: Timestamp) -> TaggedOutput:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.pipelines.connectors.pubsub.topic import Message, PubsubTopic
 from dpstream.pipelines.connectors.sink import Name
-from dpstream.pipelines.connectors.write_only import Mark, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.connectors.write_only import ControlMessage, OutgoingRelease, WriteOnlySink
 
 
 class PubsubSink(WriteOnlySink):
@@ -58,14 +58,18 @@ class PubsubSink(WriteOnlySink):
         self._topic.send(row for release in releases for row in _rows(release))
 
     @override
-    def _put_marks(self, marks: Sequence[Mark]) -> None:
+    def _put_control_messages(self, messages: Sequence[ControlMessage]) -> None:
         self._topic.send(
             Message(
-                _order(mark.run_id, mark.release),
-                mark.value,
-                {"kind": mark.kind, "name": mark.name, **_attributes(mark.run_id, mark.release)},
+                _order(message.run_id, message.release),
+                message.value,
+                {
+                    "kind": message.kind,
+                    "name": message.name,
+                    **_attributes(message.run_id, message.release),
+                },
             )
-            for mark in marks
+            for message in messages
         )
 
     @override

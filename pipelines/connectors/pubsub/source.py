@@ -9,9 +9,10 @@ The watermark of a reader is the clock, less the age of messages that may still 
 (`pubsub_puller.Ages`), less ``source.settle``.  Pub/Sub has no order, so this assumes what is said
 there.  What a dead worker held comes again only after the acknowledgement deadline, so for that
 long a reader that takes over says nothing.  A message that breaks this is late and joins the next
-open cut.  The guarantee rests on that assumption: as long as it holds nobody is late, and what a
-reader has seen only makes releases wait; where it breaks, one unit's old message can make the
-watermark wait for another unit's late one, and so decide that one's leaf (mechanism.md, rule 0).
+open trigger time.  The guarantee rests on that assumption: as long as it holds nobody is late, and
+what a reader has seen only makes releases wait; where it breaks, one unit's old message can make
+the watermark wait for another unit's late one, and so decide that one's step (mechanism.md, rule
+0).
 """
 
 import functools

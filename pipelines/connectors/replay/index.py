@@ -89,7 +89,7 @@ def recording_of(job: Job, speed: float | None) -> Recording:
     """
     plan, line = job.plan, job.plan.timeline
     stamp = plan.event_time if plan.stamp == "event_time" else plan.stamp
-    end = line.cut_time(line.last_cut)
+    end = line.instant_of(line.last_trigger_time)
     rows = job.performance.batch_rows
     return Recording(tuple(pieces(job)), job.columns, stamp, line.start, end, rows, speed)
 
@@ -112,7 +112,7 @@ def index_of(recording: Recording) -> Index:
     return Index(stops - (end - row), piece, row, end, due, behind, last, rows, bounds)
 
 
-class _Grains(NamedTuple):
+class _StampRanges(NamedTuple):
     """Least and largest stamp of ``size`` rows each: numbers ascending, rows in all."""
 
     size: int
@@ -122,10 +122,10 @@ class _Grains(NamedTuple):
     rows: int
 
 
-def _grains(piece: Piece, recording: Recording) -> _Grains:
+def _stamp_ranges(piece: Piece, recording: Recording) -> _StampRanges:
     """The stamps of a piece."""
     none, size = np.zeros(0, np.int64), 1 if recording.speed else UNPACED_GRAIN
-    done, new, held, rows = _Grains(size, none, none, none, 0), list[Int64](), 0, 0
+    done, new, held, rows = _StampRanges(size, none, none, none, 0), list[Int64](), 0, 0
     for part in _read(piece, recording.stamp):
         if isinstance(part, Refused):
             rows = max(rows, int(part.offsets[-1]) + 1 - piece[4])
@@ -142,8 +142,8 @@ def _grains(piece: Piece, recording: Recording) -> _Grains:
     return _coarser(done, new)._replace(rows=rows)
 
 
-def _coarser(done: _Grains, new: list[Int64]) -> _Grains:
-    """Grains with new ones (of the same size) added, larger where there would be too many."""
+def _coarser(done: _StampRanges, new: list[Int64]) -> _StampRanges:
+    """Ranges with new ones (of the same size) added, larger where there would be too many."""
     size, number, least, largest = done.size, done.number, done.least, done.largest
     if new:
         more = np.concatenate(new, axis=1)
@@ -155,7 +155,7 @@ def _coarser(done: _Grains, new: list[Int64]) -> _Grains:
             least = np.minimum.reduceat(least, edges)
             number, largest = number[edges], np.maximum.reduceat(largest, edges)
         if len(number) <= MAX_GRAINS:
-            return _Grains(size, number, least, largest, 0)
+            return _StampRanges(size, number, least, largest, 0)
         size, number = size * 2, number // 2
 
 
@@ -184,24 +184,24 @@ def due_times(least: Int64, behind: int, before: int) -> Int64:
 
 def _parts(number: int, piece: Piece, recording: Recording) -> Int64:
     """(6, n): piece, row, end, due, behind, last of a piece's parts."""
-    grains = _grains(piece, recording)
-    if not len(grains.number):
+    ranges = _stamp_ranges(piece, recording)
+    if not len(ranges.number):
         none = np.array([0]), np.array([NEVER]), np.array([NONE])
-        grains = _Grains(1, *none, grains.rows)
-    due = due_times(grains.least, NEVER, recording.begin)
-    row = grains.number * grains.size
+        ranges = _StampRanges(1, *none, ranges.rows)
+    due = due_times(ranges.least, NEVER, recording.begin)
+    row = ranges.number * ranges.size
     row[0] = 0
     # A part begins where batch_rows are full and, paced, where another stretch of time begins.
-    cell = row // max(grains.size, recording.batch_rows)
+    cell = row // max(ranges.size, recording.batch_rows)
     if recording.speed is not None:
         span = (int(due[-1]) - int(due[0])) // MAX_PARTS
         time = (due - due[0]) // max(1, span, int(recording.speed * PART_SECONDS * 1e6))
-        cell = cell + time * (1 + grains.rows)
+        cell = cell + time * (1 + ranges.rows)
     at = np.flatnonzero(np.diff(cell, prepend=-1))
     row = piece[4] + row[at]
-    end = np.append(row[1:], piece[4] + grains.rows + 1)
+    end = np.append(row[1:], piece[4] + ranges.rows + 1)
     behind = np.append(due[at[1:]], NEVER)
-    last = np.maximum.reduceat(grains.largest, at)
+    last = np.maximum.reduceat(ranges.largest, at)
     return np.stack([np.full(len(at), number), row, end, due[at], behind, last])
 
 

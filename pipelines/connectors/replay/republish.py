@@ -32,7 +32,7 @@ from dpstream.pipelines.connectors.kafka.client import (
 from dpstream.pipelines.connectors.pubsub.topic import Message, PubsubTopic
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.replay.index import recording_of
-from dpstream.pipelines.connectors.replay.source import Reels
+from dpstream.pipelines.connectors.replay.source import OpenPieces
 from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.drafts import drafted
@@ -117,13 +117,13 @@ def republish(job: Job, target: Target, speed: float | None) -> Republished:
     """
     if job.source.unbounded:
         raise UsageError("source.kind", "is not a recording", "name a job on files")
-    reels, begun = Reels(recording_of(job, speed)), time.monotonic()
+    pieces, begun = OpenPieces(recording_of(job, speed)), time.monotonic()
     row = rows = refused = 0
-    while row < reels.index.rows:
+    while row < pieces.index.rows:
         now = None
         if speed is not None:
-            now = reels.index.bounds[0] + int((time.monotonic() - begun) * speed * 1_000_000)
-        for part in reels.slices(row, now):
+            now = pieces.index.bounds[0] + int((time.monotonic() - begun) * speed * 1_000_000)
+        for part in pieces.slices(row, now):
             for found in part.parts:
                 if isinstance(found, Rows):
                     target.put(found.batch)

@@ -100,12 +100,12 @@ class Slice(NamedTuple):
     parts: list[Part]
 
 
-class Reels:
+class OpenPieces:
     """The open pieces of a recording: `Replay` without Beam and without a clock."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.index = recording, index_of(recording)
-        self._open: OrderedDict[int, _Reel] = OrderedDict()
+        self._open: OrderedDict[int, _OpenPiece] = OrderedDict()
 
     def slices(self, row: int, now: int | None, begin: int = 0) -> Iterator[Slice]:
         """What is due from global row ``row`` on, in order.
@@ -145,18 +145,18 @@ class Reels:
         index, piece = self.index, self.recording.pieces[int(self.index.piece[number])]
         first = int(index.row[number] + row - index.start[number])
         end = int(index.end[number])
-        reel = self._reel(int(index.piece[number]), piece, first)
+        opened = self._open_piece(int(index.piece[number]), piece, first)
         whole = now is None or index.last[number] <= now
         due, to = int(index.due[number]), end
         rest = self._next(number)
         if not whole:
-            times = self._due(index, number, reel.upto(end), first, end)
+            times = self._due(index, number, opened.upto(end), first, end)
             ready = int(np.searchsorted(times, now or 0, "right"))
             if not ready:
                 return None
             due, to = int(times[0]), first + ready
             rest = min(int(times[ready]), rest) if ready < len(times) else rest
-        parts = reel.take(to)
+        parts = opened.take(to)
         return Slice(row + to - first - 1, due, rest, piece[1], parts)
 
     def _due(self, index: Index, number: int, parts: list[Part], first: int, end: int) -> Any:
@@ -169,19 +169,19 @@ class Reels:
                 stamps[at : at + len(stamp)] = np.where(known, stamp, NEVER)
         return due_times(stamps, int(index.behind[number]), int(index.due[number]))
 
-    def _reel(self, number: int, piece: Piece, row: int) -> "_Reel":
+    def _open_piece(self, number: int, piece: Piece, row: int) -> "_OpenPiece":
         """The open piece at file row ``row``: opened again only after a restart."""
-        reel = self._open.pop(number, None)
-        if reel is None or reel.row > row:
-            reel = _Reel(piece, self.recording.columns)
-        reel.skip(row)
-        self._open[number] = reel
+        opened = self._open.pop(number, None)
+        if opened is None or opened.row > row:
+            opened = _OpenPiece(piece, self.recording.columns)
+        opened.skip(row)
+        self._open[number] = opened
         if len(self._open) > OPEN_PIECES:
             self._open.popitem(last=False)
-        return reel
+        return opened
 
 
-class _Reel:
+class _OpenPiece:
     """One piece, read from front to back; holds what was decoded beyond what was taken."""
 
     def __init__(self, piece: Piece, columns: tuple[str, ...]) -> None:
@@ -239,11 +239,11 @@ class _ReplayFn(beam.DoFn):
     def __init__(self, recording: Recording, begin: int) -> None:
         self._recording, self._begin = recording, begin
         self.backpressure: Backpressure | None = None
-        self._reels: Reels | None = None
+        self._pieces: OpenPieces | None = None
         self._rows = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reels": None, "_rows": 0}
+        return {**self.__dict__, "_pieces": None, "_rows": 0}
 
     @beam.DoFn.unbounded_per_element()
     @guarded("source")
@@ -254,15 +254,15 @@ class _ReplayFn(beam.DoFn):
         watermark: Any = WATERMARK,
     ) -> Iterator[Any]:
         """What is due, until the bundle is full or the next row has to wait."""
-        self._reels = reels = self._reels or Reels(self._recording)
+        self._pieces = pieces = self._pieces or OpenPieces(self._recording)
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
         if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
-        now = self._stream_time(reels, progress.begun)
+        now = self._stream_time(pieces, progress.begun)
         bundle = Bundle()
-        for part in reels.slices(row + 1, now, self._begin):
+        for part in pieces.slices(row + 1, now, self._begin):
             if not tracker.try_claim(part.last):
                 return
             row = part.last
@@ -273,20 +273,20 @@ class _ReplayFn(beam.DoFn):
             self._rows += size
             if bundle.add(size):
                 break
-        if row + 1 >= reels.index.rows:
+        if row + 1 >= pieces.index.rows:
             tracker.try_claim(None)
             return
         if now is None:
             tracker.defer_remainder()
             return
-        advance(watermark, min(reels.waits_until(row + 1), now))
+        advance(watermark, min(pieces.waits_until(row + 1), now))
         give_back(tracker, BUNDLE_SECONDS / 2)
 
-    def _stream_time(self, reels: Reels, begun: int) -> int | None:
+    def _stream_time(self, pieces: OpenPieces, begun: int) -> int | None:
         speed = self._recording.speed
         if speed is None:
             return None
-        first = max(reels.index.bounds[0], self._begin)
+        first = max(pieces.index.bounds[0], self._begin)
         return first + int((wall_micros() - begun) * speed)
 
     def _outputs(self, part: Slice, at: Timestamp) -> Iterator[Any]:

@@ -126,7 +126,7 @@ def test_a_busy_ledger_says_so(
     other.close()
 
 
-#: A ledger of version 3: a stream, an answered choice, a killed one, a promised epoch, a session.
+#: A ledger of version 3: a stream, an answered tuning, a killed one, a promised epoch, a session.
 VERSION_3 = r"""
 CREATE TABLE choices (
   run_id TEXT PRIMARY KEY, data_set TEXT NOT NULL, request TEXT NOT NULL,
@@ -172,7 +172,7 @@ def version_3(path: Path) -> None:
 
 
 def test_a_ledger_of_version_3_goes_on(tmp_path: Path) -> None:
-    """Its receipt is read again, its killed choice goes on, what was promised stays promised."""
+    """Its receipt is read again, its killed tuning goes on, what was promised stays promised."""
     path = tmp_path / "ledger.db"
     version_3(path)
     before = path.read_bytes()

@@ -1,6 +1,6 @@
-"""A job's ``[choice]`` against its ledger: a private choice must be charged and unedited.
+"""A job's ``[choice]`` against its ledger: a private tuning must be charged and unedited.
 
-What a choice released may be used freely; a figure put in its place by hand may have been
+What a tuning released may be used freely; a figure put in its place by hand may have been
 chosen by looking at the data, and then nobody has paid for it.
 """
 
@@ -13,12 +13,12 @@ import msgspec
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
-from dpstream.accounting.tuning.answer import Chosen, Receipt
+from dpstream.accounting.tuning.answer import Receipt, Tuned
 from dpstream.pipelines.jobs.text import duration_micros
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.jobs.tables import ChoiceConfig, LedgerConfig
+    from dpstream.pipelines.jobs.tables import LedgerConfig, TuningConfig
 
 _AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it wrote"
 
@@ -47,56 +47,56 @@ def unit_of(job: Ledgered) -> UnitIdentity:
     return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
 
 
-def chosen_of(job: "Job") -> Chosen | None:
+def tuned_of(job: "Job") -> Tuned | None:
     """What a plan tells about the job's ``[choice]``."""
-    choice = job.choice
-    if choice is None:
+    tuning = job.tuning
+    if tuning is None:
         return None
-    return Chosen(
-        choice.how,
-        choice.clamps,
-        choice.first or "",
-        choice.run_id or "",
-        choice.epsilon or 0.0,
-        choice.delta or 0.0,
-        choice.mu or 0.0,
+    return Tuned(
+        tuning.how,
+        tuning.clamps,
+        tuning.first or "",
+        tuning.run_id or "",
+        tuning.epsilon or 0.0,
+        tuning.delta or 0.0,
+        tuning.mu or 0.0,
     )
 
 
-def check_choice(job: "Job") -> None:
-    """Refuse figures that were chosen from the data without a charge, as far as can be seen.
+def check_tuning(job: "Job") -> None:
+    """Refuse figures that were tuned on the data without a charge, as far as can be seen.
 
     Raises:
         PolicyError: ``how`` is "data"; or it is "private" and the ledger has no such charge, or
             the job's figures are not those that were released.
     """
-    choice = job.choice
-    if choice is None or (choice.how in ("public", "proxy") and not _private_marks(choice)):
+    tuning = job.tuning
+    if tuning is None or (tuning.how in ("public", "proxy") and not _names_private_run(tuning)):
         return
-    if choice.how == "data":
+    if tuning.how == "data":
         raise PolicyError(
             "choice.how",
             "figures chosen by looking at the data are a release that nobody has paid for",
             "run `dpstream choose`, or choose them from public knowledge or other data",
         )
-    if choice.how != "private":
-        raise PolicyError("choice.how", "was edited: it names a private choice's run", _AGAIN)
+    if tuning.how != "private":
+        raise PolicyError("choice.how", "was edited: it names a private tuning's run", _AGAIN)
     if job.ledger is None:
-        raise PolicyError("ledger", "is required by a private choice", "name its ledger")
-    receipt = _receipt(job, choice)
-    for field, differs in _differences(job, choice, receipt):
+        raise PolicyError("ledger", "is required by a private tuning", "name its ledger")
+    receipt = _receipt(job, tuning)
+    for field, differs in _differences(job, tuning, receipt):
         if differs:
-            raise PolicyError(field, "differs from what the private choice released", _AGAIN)
+            raise PolicyError(field, "differs from what the private tuning released", _AGAIN)
 
 
-def _private_marks(choice: "ChoiceConfig") -> bool:
-    marks = (choice.run_id, choice.receipt, choice.question, choice.epsilon, choice.mu)
-    return any(mark is not None for mark in marks)
+def _names_private_run(tuning: "TuningConfig") -> bool:
+    fields = (tuning.run_id, tuning.receipt, tuning.question, tuning.epsilon, tuning.mu)
+    return any(field is not None for field in fields)
 
 
-def _receipt(job: "Job", choice: "ChoiceConfig") -> Receipt:
-    """The committed receipt of the job's choice; its charge is in the ledger."""
-    from dpstream.state.ledger.answers import Register  # not needed by a job without a choice
+def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
+    """The committed receipt of the job's tuning; its charge is in the ledger."""
+    from dpstream.state.ledger.answers import Register  # not needed by a job without a tuning
     from dpstream.state.ledger.open import open_ledger
 
     assert job.ledger is not None
@@ -104,8 +104,8 @@ def _receipt(job: "Job", choice: "ChoiceConfig") -> Receipt:
     if not Path(job.ledger.path).exists():  # opening would create it
         raise missing
     with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
-        charge = ledger.book().find(choice.run_id or "")
-        found = Register(ledger, "choice").read(choice.run_id or "")
+        charge = ledger.book().find(tuning.run_id or "")
+        found = Register(ledger, "choice").read(tuning.run_id or "")
     if charge is None or found is None:
         raise missing
     receipt = msgspec.json.decode(found.receipt, type=Receipt)
@@ -113,27 +113,27 @@ def _receipt(job: "Job", choice: "ChoiceConfig") -> Receipt:
     told = (receipt.epsilon, receipt.delta, receipt.mu, receipt.unit, receipt.question)
     if paid != told or charge.identity != receipt.identity:
         raise missing
-    if found.digest != choice.receipt:
+    if found.digest != tuning.receipt:
         raise PolicyError("choice.receipt", "is not the receipt in the ledger", _AGAIN)
     return receipt
 
 
-def _differences(job: "Job", choice: "ChoiceConfig", receipt: Receipt) -> list[tuple[str, bool]]:
+def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[tuple[str, bool]]:
     plan = job.plan
     bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.clamp is not None}
-    first = -1 if choice.first is None else duration_micros("choice.first", choice.first)
+    first = -1 if tuning.first is None else duration_micros("choice.first", tuning.first)
     return [
         ("privacy.contributions", plan.privacy.contributions != receipt.contributions),
         *(
             (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
             for name, low, high in receipt.clamps
         ),
-        ("choice.clamps", set(choice.clamps) != {name for name, _, _ in receipt.clamps}),
-        ("choice.epsilon", choice.epsilon != receipt.epsilon),
-        ("choice.delta", choice.delta != receipt.delta),
-        ("choice.mu", choice.mu != receipt.mu),
+        ("choice.clamps", set(tuning.clamps) != {name for name, _, _ in receipt.clamps}),
+        ("choice.epsilon", tuning.epsilon != receipt.epsilon),
+        ("choice.delta", tuning.delta != receipt.delta),
+        ("choice.mu", tuning.mu != receipt.mu),
         ("choice.first", first != receipt.first),
-        ("choice.question", choice.question != receipt.question),
+        ("choice.question", tuning.question != receipt.question),
         ("schema.unit", unit_in_words(plan) != receipt.unit),
         *_unit_differences(unit_of(job), receipt),
     ]
@@ -143,11 +143,11 @@ def _unit_differences(unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, b
     """Fields of the unit that are not those it was chosen for; old receipts have its words only."""
     if not receipt.identity:
         return []
-    chosen = UnitIdentity.read(receipt.identity)
+    tuned = UnitIdentity.read(receipt.identity)
     return [
-        ("ledger.unit", unit.name != chosen.name),
-        ("schema.unit", unit.type != chosen.type),
-        ("privacy.period", unit.period != chosen.period),
-        ("schema.event_time", unit.event_time != chosen.event_time),
-        ("time.start", unit.phase != chosen.phase),
+        ("ledger.unit", unit.name != tuned.name),
+        ("schema.unit", unit.type != tuned.type),
+        ("privacy.period", unit.period != tuned.period),
+        ("schema.event_time", unit.event_time != tuned.event_time),
+        ("time.start", unit.phase != tuned.phase),
     ]

@@ -1,4 +1,4 @@
-"""Choice: grids, sensitivity of the encoders, exact figures without noise, stated accuracy."""
+"""Tuning: grids, sensitivity of the encoders, exact figures without noise, stated accuracy."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.strategies.base import Int64
-from dpstream.accounting.tuning.answer import Chosen, Figures, read_off
+from dpstream.accounting.tuning.answer import Figures, Tuned, read_off
 from dpstream.accounting.tuning.quantiles import clamp_of, cover_cell, prefixes, quantile_cell
 from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
@@ -252,7 +252,7 @@ def test_all_units_beyond_the_largest_candidate() -> None:
 # --- words -----------------------------------------------------------------------------------
 
 
-def test_total_of_choice_and_stream_is_gaussian_composition() -> None:
+def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.guarantee import describe, text
     from tests.streams import make_plan
@@ -260,26 +260,26 @@ def test_total_of_choice_and_stream_is_gaussian_composition() -> None:
     plan = make_plan(epsilon=2.0, delta=1e-6)
     budget = allocate(plan)
     mu = mu_of(0.5, 1e-7)
-    chosen = Chosen("private", ("total",), "2h", "ab" * 16, 0.5, 1e-7, mu)
-    told = describe(plan, budget, chosen)["choice"]
+    tuned = Tuned("private", ("total",), "2h", "ab" * 16, 0.5, 1e-7, mu)
+    told = describe(plan, budget, tuned)["choice"]
     total, both = told["total"], math.hypot(mu, budget.mu)
     assert total["delta"] == pytest.approx(1e-6 + 1e-7)
     thresholds = budget.b * plan.privacy.contributions
     assert delta_of(total["epsilon"], both) + thresholds <= total["delta"]
     assert delta_of(0.999 * total["epsilon"], both) + thresholds > total["delta"]
     assert 2.0 < total["epsilon"] < 2.5
-    assert "choice and stream together" in text(plan, budget, chosen)
+    assert "tuning and stream together" in text(plan, budget, tuned)
     assert {k: v for k, v in told.items() if k not in ("words", "total")} == {
         "how": "private", "run_id": "ab" * 16, "epsilon": 0.5, "delta": 1e-7, "mu": mu,
     }  # fmt: skip
     assert total["mu"] >= both and total["mu"] == pytest.approx(both)
     assert f"({up(0.5)}, {up(1e-7)})-DP mechanism" in told["words"]
     assert f"together: ({up(total['epsilon'], 4)}, {up(total['delta'], 4)});" in told["words"]
-    assert chosen.warnings() == []
+    assert tuned.warnings() == []
     # Without a guarantee of the stream, or with none left, there is no total to tell.
     spent = msgspec.structs.replace(budget, b=1.0)
     for other in (msgspec.structs.replace(budget, sound=False), spent):
-        told = chosen.describe(plan, other)
+        told = tuned.describe(plan, other)
         assert told["total"]["epsilon"] is None and "together" not in told["words"]
     assert "clamps of total" in told["words"] and describe(plan, budget)["choice"] is None
 
@@ -290,11 +290,11 @@ def test_proxy_is_a_warning_in_the_plan() -> None:
     from tests.streams import make_plan
 
     plan = make_plan()
-    two = Chosen("proxy", ("total", "level"))
+    two = Tuned("proxy", ("total", "level"))
     (words,) = two.warnings()
     assert "and clamps of total, level chosen from other data" in words
     assert two.describe(plan, allocate(plan)) == {"how": "proxy", "words": words}
-    chosen = Chosen("proxy")
-    warnings = describe(plan, allocate(plan), chosen)["warnings"]
+    tuned = Tuned("proxy")
+    warnings = describe(plan, allocate(plan), tuned)["warnings"]
     assert any(w.startswith("contributions chosen from other data: no charge") for w in warnings)
-    assert "does not cover the choice" in text(plan, allocate(plan), chosen)
+    assert "does not cover the tuning" in text(plan, allocate(plan), tuned)

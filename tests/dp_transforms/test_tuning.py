@@ -154,9 +154,11 @@ def test_pairs_equal_a_plain_count(ring: KeyRing, name: str) -> None:
     inside &= (stream.stamp < line.start + FIRST * STEP) & line.on_time(stream.event, stream.stamp)
     inside &= ~line.period_closed(stream.event, stream.stamp)
     rows = stream.take(np.flatnonzero(inside))
-    event_cut = line.cut_of(rows.event)
+    event_trigger_time = line.trigger_time_of(rows.event)
     _, windows = open_windows(
-        line, event_cut, np.maximum(event_cut, np.maximum(1, line.cut_of(rows.stamp)))
+        line,
+        event_trigger_time,
+        np.maximum(event_trigger_time, np.maximum(1, line.trigger_time_of(rows.stamp))),
     )
     per_unit: dict[tuple[int, int], int] = {}
     for unit in zip(rows.user, line.period_of(rows.event), windows, strict=True):
