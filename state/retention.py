@@ -124,7 +124,7 @@ def expire(store: Store, line: Timeline, least: int = 1) -> int:
 def drop_releases(store: Store, line: Timeline, before: int) -> None:
     """Drop the releases of the windows before ``before``, all complete and all in the sink.
 
-    The mark comes first: a run that begins meanwhile skips the windows.
+    The note comes first: a run that begins meanwhile skips the windows.
     """
     retained = store.retained_windows
     assert before <= reached(store, line).complete
