@@ -7,9 +7,9 @@ of its first row in its schema's metadata (``batches.PARTITION``, ``OFFSET``); t
 ``.releases`` (one sealed batch per (window, trigger)) and ``.dead_letter``.
 
 Everything lives in the global window: Beam assigns, fires and drops nothing by event time.  A
-step of a trigger time runs when the public clock has announced the trigger time and the watermark
-has passed it; with bounded input all trigger times are announced at once and one callback of a
-shard steps through them.
+step of a trigger time runs when the public clock has announced it and the watermark has passed
+it; with bounded input all trigger times are announced at once and one callback of a shard steps
+through them.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -43,8 +43,8 @@ ShardRelease = tuple[tuple[int, int], pa.RecordBatch]
 def steps_through(
     line: Timeline, rows: pa.RecordBatch, upto: int, since: int = 0
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """(window, trigger, its rows) of every step of a shard up to a trigger time, trigger times in
-    order.
+    """(window, trigger, its rows) of every step of a shard up to a trigger time, in order of
+    time.
 
     Args:
         rows: admitted pairs of one key shard; none may lie beyond ``upto``.

@@ -1,7 +1,7 @@
 """The public clock: which trigger times have been reached.
 
-A step of a trigger time runs when the clock has announced the trigger time and the watermark has
-passed it.  What is announced is a function of the plan and of a clock on the wall (or, for input
+A step of a trigger time runs when the clock has announced it and the watermark has passed it.
+What is announced is a function of the plan and of a clock on the wall (or, for input
 whose extent is known, of the plan alone), never of a record; and it decides only when a step may
 run.  A runner that drains a pipeline lifts its watermarks to infinity: steps of trigger times that
 nobody announced are then left for the run that goes on.
