@@ -13,7 +13,7 @@ from dpstream.state.seals import damaged, sealed, sealed_text, unsealed, unseale
 from dpstream.state.sqlite.backup import check_file
 from dpstream.state.sqlite.store import SqliteStore
 from tests.state.conformance import KEY_SCHEMA, STREAMS
-from tests.state.test_migration import resharded_today
+from tests.state.sqlite.test_upgrade import resharded_today
 
 
 @pytest.mark.parametrize("size", [0, 1, 100])

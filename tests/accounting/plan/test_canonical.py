@@ -13,7 +13,7 @@ from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
 
-PINNED = Path(__file__).parents[1] / "golden" / "plans.json"
+PINNED = Path(__file__).parents[2] / "golden" / "plans.json"
 SECOND, DAY = 1_000_000, 86_400_000_000
 COUNT, PEOPLE = Aggregate("n", "count"), Aggregate("people", "units")
 SUM = Aggregate("total", "sum", "value", (-3.0, 7.0), 0.5)

@@ -12,7 +12,7 @@ from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import OvertakenError
 from tests import emulator
 from tests.state.conformance import counts, decide, ids, look, take_step
-from tests.state.test_spanner import SpannerBench
+from tests.state.spanner.test_store import SpannerBench
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,7 +21,7 @@ from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import STRATEGIES, make_strategy
 from dpstream.accounting.weights import SelectionWeights
-from tests.accounting.test_conformance import decode_matrix
+from tests.accounting.strategies.test_conformance import decode_matrix
 
 Make = Callable[..., Plan]
 COUNT, UNITS = Aggregate("n", "count"), Aggregate("people", "units")

@@ -20,8 +20,8 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from tests.dp_transforms.test_sampler import Chosen as ChosenLanes
-from tests.dp_transforms.test_sampler import tweaks
+from tests.dp_transforms.noise.test_sampler import Chosen as ChosenLanes
+from tests.dp_transforms.noise.test_sampler import tweaks
 from tests.streams import KEYS
 
 Float64 = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
 from tests import emulator
 from tests.state.life_conformance import LINE, OLD, decide_units, fill_step, sample, whole
-from tests.state.test_spanner import SpannerRetentionBench
+from tests.state.spanner.test_store import SpannerRetentionBench
 
 _KEYS, _SEALED = spanner_seals._KEYS, spanner_seals._SEALED
 #: Columns that a use of ``sample`` reads.

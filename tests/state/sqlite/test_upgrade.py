@@ -32,7 +32,7 @@ from dpstream.state.store import NEVER, KeyShard
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Ids, change, decide, take_step
 from tests.state.life_conformance import LINE, sample, whole
 from tests.state.life_conformance import OLD as OLD_IDENTITY
-from tests.state.test_sqlite import WORK, SqliteBench, final
+from tests.state.sqlite.test_store import WORK, SqliteBench, final
 
 OLD = Path(__file__).with_name("version1.store")
 
@@ -160,7 +160,7 @@ class Db:
 with sqlite_file.alone({str(old)!r}) as db:
     sqlite_upgrade.upgrade(Db(db))
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     code = subprocess.run([sys.executable, "-c", child], env=environment, check=False).returncode
     assert code == -signal.SIGKILL
     assert version(old) == "1"

@@ -75,7 +75,7 @@ class TestSpannerRetention(RetentionConformance):
 
 
 def test_the_schema_file_is_the_schema() -> None:
-    text = (Path(__file__).parents[2] / "deploy" / "spanner" / "schema.sql").read_text()
+    text = (Path(__file__).parents[3] / "deploy" / "spanner" / "schema.sql").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("--")]
     assert "\n".join(lines).strip() == DDL.strip()
 
