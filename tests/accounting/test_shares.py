@@ -1,17 +1,14 @@
 """The default share of selection: the knee of the joint condition, for every C."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
 from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import Make
 
-Make = Callable[..., Plan]
 MEAN = Aggregate("m", "mean", "x", (-60.0, 180.0))
 MEAN_2 = Aggregate("m2", "mean", "y", (0.0, 9.0))
 STEPS = np.arange(1, 10_000) / 10_000

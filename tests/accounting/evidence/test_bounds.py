@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from dpstream.accounting.budget import allocate
 from dpstream.accounting.evidence.bounds import (
     Bound,
     Claim,
     Parts,
     Scores,
     bound,
+    claim_of,
     claimed_curve,
     fitted_weights,
     least_epsilon,
@@ -23,6 +25,7 @@ from dpstream.accounting.evidence.bounds import (
     trade_off,
 )
 from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
+from tests.accounting.plans import Make
 
 
 def claim(mu: float = 1.0, slack: float = 0.0, delta: float = 1e-6) -> Claim:
@@ -191,3 +194,14 @@ def test_curves() -> None:
     only = claimed_curve(Claim(2.0, delta_of(2.0, 1.0), 50.0, 0.0, 1e-6, 0.0), positive)
     assert (only <= norm.cdf(norm.isf(positive) - 1.0) + 1e-9).all()
     assert (claimed_curve(claim(1.0, 0.1), positive) <= least).all()
+
+
+def test_claims(make_plan: Make) -> None:
+    plan = make_plan(8)
+    budget = allocate(plan)
+    claim = claim_of(plan, budget)
+    assert claim.slack == pytest.approx(0.4e-9) and claim.delta_gaussian == pytest.approx(0.6e-9)
+    assert claim.mu == budget.mu and claim.tail == budget.b
+    assert (claim.epsilon, claim.delta) == (6.0, 1e-9)
+    public = make_plan(8, public_keys="f" * 32)
+    assert claim_of(public, allocate(public)).slack == 0.0

@@ -1,7 +1,6 @@
 """Trials of an audit: where the unit's records go, what is read, how many others there are."""
 
 import math
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -16,16 +15,18 @@ from dpstream.accounting.evidence.design import (
     designs,
     others_needed,
 )
-from dpstream.accounting.evidence.distinguishability import Seen, layouts, spread
+from dpstream.accounting.evidence.distinguishability import (
+    Seen,
+    layouts,
+    spread,
+)
+from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import COUNT, MEAN, SECOND, SUM, UNITS, Make
 
-Make = Callable[..., Plan]
-SECOND = 1_000_000
 PUBLIC = "f" * 32
-COUNT, UNITS = Aggregate("n", "count"), Aggregate("people", "units")
-SUM = Aggregate("total", "sum", "v", (-3.0, 7.0), 0.5)
-MEAN = Aggregate("level", "mean", "v", (-2.0, 9.0), 0.25)
 
 
 def first(plan: Plan) -> Design:
@@ -203,3 +204,66 @@ def test_values_move_nothing_before_they_come(make_plan: Make) -> None:
     design = first(plan)
     seen = Seen(plan, design.columns[0].noise, design.at)
     assert seen.moved(np.array([3])).tolist() == [0, 0, 1, 1]
+
+
+HEAVY = {"weights": SelectionWeights(3.0, 1.5), "per_key_bound": 1, "combine": True}
+PLANS: list[tuple[dict[str, object], float]] = [
+    ({"public_keys": "f" * 32, "strategy": "blt"}, 1.0),
+    ({"public_keys": "f" * 32, "strategy": "blt", "aggregates": (COUNT, SUM, UNITS)}, 1.0),
+    ({"strategy": "blt"}, (32 / 33) ** 0.5),
+    ({"strategy": "toeplitz", "aggregates": (COUNT, SUM), "contributions": 8}, (8 / 9) ** 0.5),
+    ({"strategy": "blt", "aggregates": (UNITS,)}, 1.0),
+    ({"strategy": "blt", "aggregates": (UNITS,), "triggers": 12, "select_every": 3,
+      "refresh_every": 3}, 0.5),
+    ({"strategy": "blt", "per_key_bound": 1, "selection_share": 0.7}, 0.3**0.5),
+    ({"strategy": "blt", "aggregates": (COUNT, UNITS), **HEAVY}, 0.5),
+    ({"strategy": "blt", "aggregates": (MEAN,)}, 0.5),
+    ({"strategy": "tree"}, 0.6),
+    ({"mode": "rounds", "strategy": "tree"}, 0.3),
+    ({"mode": "rounds", "strategy": "toeplitz", "final_flush": True}, 0.5),
+    ({"contributions": 1, "strategy": "blt"}, 0.5**0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "least"), PLANS)
+def test_designs_see_what_the_shares_allow(
+    make_plan: Make, options: dict[str, object], least: float
+) -> None:
+    options = dict(options)
+    plan = make_plan(options.pop("triggers", 24), **options)
+    budget = allocate(plan)
+    for number, design in enumerate(designs(plan, budget)):
+        assert design.mu <= budget.mu * (1 + 1e-9)
+        assert number or design.mu >= least * budget.mu * (1 - 1e-6)
+        sent = np.bincount(design.pattern, minlength=design.keys)
+        assert len(design.pattern) == len(design.when)
+        assert (sent[: design.keys] >= 1).all() and sent[0] >= design.heavy
+        # No more than C of the unit's records may count for the design's own figure.
+        assert design.heavy + design.keys - 1 <= plan.privacy.contributions
+        for shape in design.weights(plan):
+            assert shape.shape == (len(design.at), len(design.columns))
+        assert design.expected().shape == (len(design.at), len(design.columns))
+
+
+def test_units_values_lie_beyond_the_clamps(make_plan: Make) -> None:
+    plan = make_plan(4, aggregates=(COUNT, SUM, MEAN), strategy="blt")
+    design = designs(plan, allocate(plan))[0]
+    own, other = design.inputs["v"]
+    assert own > 9.0 or own < -3.0
+    effects = {c.name: (c.effect, c.other) for c in design.columns}
+    assert effects["n"] == (1.0, 1.0)
+    assert effects["total"][0] in (14.0, -6.0) and effects["level"][1] == 0.0
+    assert other == 3.5
+
+
+def test_others_bring_a_key_over_its_first_threshold(make_plan: Make) -> None:
+    for options in ({}, {"pre_threshold": 500}, HEAVY):
+        plan = make_plan(24, strategy="blt", **options)
+        budget = allocate(plan)
+        assert budget.tau is not None and budget.statistic is not None
+        for above in (0.0, 4.0):
+            count = others_needed(plan, budget, above)
+            goal = budget.tau[0] / (1 << DECODE_BITS) + above * budget.statistic.sd[0]
+            assert count * budget.statistic.alone >= goal
+            least = max(plan.privacy.pre_threshold + 1, goal / budget.statistic.alone)
+            assert count <= least + 1

@@ -13,8 +13,8 @@ from dpstream.accounting.plan import account as module
 from dpstream.accounting.plan.account import Account
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.state.ledger.charges import Charge
+from tests.accounting.plans import DAY
 
-DAY = 86_400_000_000
 UNITS = [
     UnitIdentity("user", "string"),
     UnitIdentity("user", "string", "time", DAY, 0),

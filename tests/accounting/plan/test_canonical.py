@@ -12,9 +12,9 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import DAY, SECOND
 
 PINNED = Path(__file__).parents[2] / "golden" / "plans.json"
-SECOND, DAY = 1_000_000, 86_400_000_000
 COUNT, PEOPLE = Aggregate("n", "count"), Aggregate("people", "units")
 SUM = Aggregate("total", "sum", "value", (-3.0, 7.0), 0.5)
 MEAN = Aggregate("level", "mean", "value", (-2.5, 6.0), 0.25, 2.0)

@@ -1,7 +1,5 @@
 """A budget needs no stream: what a plan is calibrated by, and a job without time."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -10,12 +8,10 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.design import resolve
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.mechanism import Mechanism, mechanism_of
-from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import COUNT, UNITS, Make
 
-Make = Callable[..., Plan]
-COUNT, UNITS = Aggregate("n", "count"), Aggregate("people", "units")
 SUM, MEAN = Aggregate("s", "sum", "x", (-3.0, 9.0)), Aggregate("m", "mean", "y", (0.0, 5.0), 0.5)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import mpmath
@@ -13,7 +12,6 @@ import pytest
 from dpstream.accounting.composition import Spend, within
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.fields import Field
-from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.plan.unit import (
     UnitIdentity,
@@ -24,9 +22,7 @@ from dpstream.accounting.plan.unit import (
     several_mu,
     together,
 )
-
-Make = Callable[..., Plan]
-DAY = 86_400_000_000
+from tests.accounting.plans import DAY, Make
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import TreeStrategy, make_strategy
-from dpstream.accounting.strategies.kernels import decode_block, fold_tree
+from dpstream.accounting.strategies.kernels import fold_tree
 
 TOP = 130
 EVERY_T = range(1, TOP + 1)
@@ -150,12 +150,6 @@ def test_fold_keeps_rows_apart() -> None:
     for row in range(3):
         alone = noise[starts[row] : starts[row] + sizes[row]]
         assert out[row, : upto[row]].tolist() == run_fold(alone, int(upto[row]), (), 21)
-
-
-@pytest.mark.parametrize("level", [0, 1, 5, 20])
-def test_decode_block_rounds_to_nearest(level: int) -> None:
-    for total in (0, 1, -1, 12345, -12345, 10**9, -(10**9)):
-        assert decode_block(total, level) == round(Fraction(total * SCALE, 2 ** (level + 1) - 1))
 
 
 def test_rounding_bound_holds_and_is_tight() -> None:

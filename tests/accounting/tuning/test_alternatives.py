@@ -2,7 +2,6 @@
 
 import math
 import tomllib
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -15,8 +14,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning import alternatives
 from dpstream.accounting.tuning.alternatives import compare, in_words, text
 from dpstream.accounting.weights import MILD
-
-Make = Callable[..., Plan]
+from tests.accounting.plans import Make
 
 
 def test_the_job_stands_first_and_one_row_is_recommended(make_plan: Make) -> None:

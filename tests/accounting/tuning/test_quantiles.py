@@ -5,9 +5,22 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dpstream.accounting.tuning.quantiles import answers, clamp_of, cover_cell
-from dpstream.accounting.tuning.question import Histogram
+from dpstream.accounting.strategies.base import Int64
+from dpstream.accounting.tuning.quantiles import (
+    answers,
+    clamp_of,
+    cover_cell,
+    prefixes,
+    quantile_cell,
+)
+from dpstream.accounting.tuning.question import (
+    Histogram,
+    design,
+)
+from tests.accounting.tuning.asked import but, exact
 
 
 def of(candidates: tuple[int, ...], cells: int = 0, rank_error: float = 0.0) -> Histogram:
@@ -81,3 +94,62 @@ def test_clamps_by_hand(
 ) -> None:
     estimate = np.cumsum(np.array(units, np.float64))
     assert clamp_of(of(candidates), estimate, tail) == clamp
+
+
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=60),
+    st.sampled_from([0.1, 0.25, 0.5, 0.75, 0.9, 0.95]),
+)
+def test_quantile_is_numpys(pairs: list[int], target: float) -> None:
+    of = design(but(epsilon=0.0, quantile=target), private=False).histograms[0]
+    cell = np.searchsorted(of.candidates, pairs)
+    estimate = prefixes(of, exact(of, np.bincount(cell, minlength=of.cells)))
+    exactly = int(np.quantile(pairs, target, method="inverted_cdf"))
+    assert quantile_cell(estimate, target) == np.searchsorted(of.candidates, exactly)
+
+
+def cells_of(of: Histogram, values: list[int]) -> Int64:
+    """Cells labelled by the edge away from 0, one value at a time."""
+    out = np.zeros(of.cells, np.int64)
+    for value in values:
+        edges = [e for e in of.candidates if (e >= value if value >= 0 else e <= value)]
+        out[of.candidates.index(min(edges) if value >= 0 else max(edges))] += 1
+    return out
+
+
+@given(
+    st.lists(st.integers(-90, 500), min_size=1, max_size=60),
+    st.sampled_from([0.01, 0.05, 0.1, 0.25, 0.4]),
+)
+def test_clamps_leave_at_most_the_tail_beyond(values: list[int], tail: float) -> None:
+    of = design(but(epsilon=0.0, tail=tail), private=False).histograms[1]
+    low, high = clamp_of(of, prefixes(of, exact(of, cells_of(of, values))), tail)
+    seen = np.array(values)
+    allowed = tail * len(values) + 1e-9
+    assert (seen < low).sum() <= allowed and (seen > high).sum() <= allowed
+    assert low in of.candidates and high in of.candidates and (low, high) != (0, 0)
+    # Tight: the next candidate inward would cut more (from 0 on only where it is the same cell).
+    at = of.candidates.index(high)
+    if high > 0 and low < of.candidates[at - 1]:
+        assert (seen > of.candidates[at - 1]).sum() > allowed or of.candidates[at - 1] <= 0
+    at = of.candidates.index(low)
+    if low < 0 and of.candidates[at + 1] < high:
+        assert (seen < of.candidates[at + 1]).sum() > allowed or of.candidates[at + 1] >= 0
+
+
+def test_a_clamp_of_values_up_to_0_ends_at_0() -> None:
+    """0 is an edge of its own: nothing is added above it."""
+    of = design(but(epsilon=0.0, tail=0.1), private=False).histograms[1]
+    low, high = clamp_of(of, prefixes(of, exact(of, cells_of(of, [-40, -3, 0, 0]))), 0.1)
+    assert low < 0 and high == 0
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([0.5, 0.8, 0.95]))
+def test_cover_keeps_that_share_of_pairs(pairs: list[int], cover: float) -> None:
+    """Exact where cells are single numbers."""
+    of = design(but(epsilon=0.0, quantile=None, cover=cover), private=False).histograms[0]
+    cell = np.searchsorted(of.candidates, pairs)
+    estimate = prefixes(of, exact(of, np.bincount(cell, minlength=of.cells)))
+    bound = of.candidates[cover_cell(of, estimate, cover)]
+    kept = [int(np.minimum(pairs, c).sum()) for c in range(8)]
+    assert kept[bound] >= cover * kept[7] - 1e-6 and kept[bound - 1] < cover * kept[7]
