@@ -29,16 +29,12 @@ from dpstream.state.store import Admitted, StepResult
 from tests import emulator
 from tests.state.conformance import IDENTITY
 
+pytestmark = pytest.mark.usefixtures("running")
+
 #: Spanner's own: mutations of a commit, bytes of a commit, bytes of a cell.
 MOST_MUTATIONS, MOST_BYTES, MOST_CELL = 80_000, 100 << 20, 10 << 20
 WIDE = pa.schema([pa.field(f"c{n}", pa.string(), nullable=False) for n in range(8)])
 NO_UNITS = np.empty((0, 2), np.uint64)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[None]:
-    with emulator.running():
-        yield
 
 
 @contextlib.contextmanager

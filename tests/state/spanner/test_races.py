@@ -1,7 +1,7 @@
 """What only a database shared by many workers can show: reads that another worker's commit
 splits, decisions cut short, workers of an old generation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,22 +10,8 @@ from dpstream.state.spanner.client import commit, connect
 from dpstream.state.spanner.schema import BOUND
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import OvertakenError
-from tests import emulator
 from tests.state.conformance import counts, decide, ids, look, take_step
-from tests.state.spanner.test_store import SpannerBench
-
-
-@pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[None]:
-    with emulator.running():
-        yield
-
-
-@pytest.fixture
-def bench() -> Iterator[SpannerBench]:
-    made = SpannerBench()
-    yield made
-    made.close()
+from tests.state.spanner.bench import SpannerBench
 
 
 def in_between(store: SpannerStore, act: Callable[[], object]) -> None:

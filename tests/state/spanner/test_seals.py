@@ -17,26 +17,17 @@ from dpstream.state.spanner.schema import claim, switch
 from dpstream.state.spanner.seals import format_of
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
-from tests import emulator
 from tests.state.life_conformance import LINE, OLD, decide_units, fill_step, sample, whole
-from tests.state.spanner.test_store import SpannerRetentionBench
+from tests.state.spanner.bench import SpannerRetentionBench
 
 _KEYS, _SEALED = spanner_seals._KEYS, spanner_seals._SEALED
 #: Columns that a use of ``sample`` reads.
 CELLS = [(t, c) for t, some in _SEALED.items() for c in sorted(some) if t not in ("KeyUnits",)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[None]:
-    with emulator.running():
-        yield
-
-
 @pytest.fixture
-def bench() -> Iterator[SpannerRetentionBench]:
-    made = SpannerRetentionBench(OLD)
-    yield made
-    made.close()
+def bench(life: SpannerRetentionBench) -> SpannerRetentionBench:
+    return life
 
 
 def raw(bench: SpannerRetentionBench, table: str, column: str) -> list[list[Any]]:
@@ -138,7 +129,7 @@ def plain_store() -> SpannerRetentionBench:
 
 
 @pytest.fixture
-def old() -> Iterator[SpannerRetentionBench]:
+def old(running: None) -> Iterator[SpannerRetentionBench]:
     made = plain_store()
     yield made
     made.close()

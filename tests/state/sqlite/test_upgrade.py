@@ -1,6 +1,6 @@
 """A store of schema version 1 is upgraded: ``version1.store``, written by the code of that version.
 
-The file holds what ``test_sqlite.WORK`` does: decisions, an open window and a closed one.
+The file holds what ``test_store.WORK`` does: decisions, an open window and a closed one.
 ``version2.store`` holds what a reshard of ``life_conformance.sample`` and an expiry leave:
 snapshots, releases from ahead, progress of unit shards.
 """
@@ -17,22 +17,21 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state.copying import copy_store
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.backup import backup_file, check_file
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.sqlite.tables import put_meta
 from dpstream.state.store import NEVER, KeyShard
-from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, Ids, change, decide, take_step
-from tests.state.life_conformance import LINE, sample, whole
-from tests.state.life_conformance import OLD as OLD_IDENTITY
-from tests.state.sqlite.test_store import WORK, SqliteBench, final
+from tests.state.conformance import IDENTITY, Ids, change, decide, take_step
+from tests.state.life_conformance import whole
+from tests.state.sqlite.bench import SqliteBench
+from tests.state.sqlite.resharded import opened, resharded_today
+from tests.state.sqlite.test_store import WORK, final
 
 OLD = Path(__file__).with_name("version1.store")
 
@@ -42,10 +41,6 @@ def old(tmp_path: Path) -> Path:
     path = tmp_path / "s.db"
     shutil.copy(OLD, path)
     return path
-
-
-def opened(path: Path) -> SqliteStore:
-    return SqliteStore(path, KEY_SCHEMA, STREAMS)
 
 
 def version(path: Path) -> str:
@@ -220,24 +215,6 @@ def test_a_store_without_identity_is_refused(old: Path) -> None:
 
 
 OLD_2 = Path(__file__).with_name("version2.store")
-
-
-def resharded_today(folder: Path) -> SqliteStore:
-    """What was done to make ``version2.store``."""
-    old, new = folder / "old.db", folder / "new.db"
-    create_store(old, OLD_IDENTITY)
-    source = opened(old)
-    sample(source, uneven=True)
-    create_store(new, msgspec.structs.replace(OLD_IDENTITY, shards=3))
-    target = opened(new)
-    copy_store(source, target, LINE)
-    source.close(), target.close()
-    target = opened(new)
-    target.set_metadata("x", "a")
-    for shard in range(3):
-        target.forget_positions(shard, 2)
-    target.compact()
-    return target
 
 
 def all_of(store: SqliteStore) -> list[object]:
