@@ -9,9 +9,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from dpstream.accounting.errors import RunError
-from dpstream.dp_transforms import batches
-from dpstream.dp_transforms.batches import concat, id_array, ids_of
+from dpstream.dp_transforms.batches import id_array, ids_of
 from dpstream.dp_transforms.beam import split
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.split import SplitByShard
@@ -73,24 +71,3 @@ def test_large_rows_are_split_sooner(size: int, most: int, monkeypatch: pytest.M
     out += sum(pair.value[1].num_rows for pair in dofn.finish_bundle())
     assert out == gathered
     assert dofn._least == MAX_TIMESTAMP
-
-
-def test_text_beyond_what_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are never dropped instead."""
-
-    def overflow(column: pa.ChunkedArray) -> pa.Array:
-        raise pa.ArrowInvalid("offset overflow while concatenating arrays")
-
-    monkeypatch.setattr(batches, "_one_array", overflow)
-    with pytest.raises(RunError, match="2 GiB"):
-        concat([rows_of(2, 3), rows_of(2, 3)], SCHEMA)
-
-
-def test_concat_takes_batches_from_a_generator_and_keeps_their_order() -> None:
-    parts = [rows_of(n, n) for n in (3, 0, 5)]
-    found = concat((part for part in parts), SCHEMA)
-    assert found.to_pylist() == [row for part in parts for row in part.to_pylist()]
-    assert concat(iter(()), SCHEMA).num_rows == 0
-    assert concat([parts[0]], SCHEMA).column(1).buffers()[2].address == (
-        parts[0].column(1).buffers()[2].address
-    ), "a batch alone is not copied"

@@ -15,7 +15,6 @@ from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.strategies import make_strategy, toeplitz
 from dpstream.accounting.strategies.base import ExactNoise
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
-from dpstream.dp_transforms.noise import lanes
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import Prf
@@ -139,24 +138,6 @@ def test_draws_equal_a_plain_reference() -> None:
                 # Equal far below the 2^-64 that the lane alone would leave open.
                 middle = mpmath.mpf(exact[node].mid().str(60, radius=False))
                 assert abs(middle - expected) < 1e-45
-
-
-def test_own_blocks_are_no_lanes_of_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[set[tuple[int, int]]] = []
-
-    class Asked(Prf):
-        def blocks(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-            asked.append({(int(a), int(b)) for a, b in blocks})
-            return super().blocks(blocks)
-
-    of, name = ContinuousGaussian(1.0), tweaks(1, seed=1)[0]
-    of.exact(Asked(KEY), name, 500)
-    shared, own = asked
-    assert len(shared) == 250 and len(own) == 500 and not shared & own
-    asked.clear()
-    monkeypatch.setattr(lanes, "_OWN_BLOCK", np.uint64(0))
-    of.exact(Asked(KEY), name, 500)
-    assert asked[0] & asked[1]  # what the tag is there for
 
 
 def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
