@@ -21,13 +21,14 @@ def rows(keys: list[int]) -> pa.RecordBatch:
 
 def test_a_key_has_one_slot_and_the_columns_of_its_first_row() -> None:
     states = KeyShard(KEY_SCHEMA, STREAMS)
-    assert states.intern(ids([5, 6, 5]), rows([5, 6, 7])).tolist() == [0, 1, 0]
+    assert states.intern(ids([5, 5, 6]), rows([5, 7, 6])).tolist() == [0, 0, 1]
     assert states.intern(ids([6, 8]), rows([6, 8])).tolist() == [1, 2]
     assert states.size == 3 and (states.due[:3] == NEVER).all() and not states.units[:3].any()
-    found = states.key_columns(np.array([2, 0]))
+    found = states.key_columns(np.array([2, 0, 1]))
     assert found.schema == KEY_SCHEMA and found.to_pylist() == [
         {"page": "p8", "lang": 8},
         {"page": "p5", "lang": 5},
+        {"page": "p6", "lang": 6},
     ]
 
 

@@ -51,6 +51,15 @@ def test_a_part_that_was_committed_is_left_out() -> None:
     assert slots.tolist() == [0, 2] and rows is not None and rows.tolist() == [False, True, True]
 
 
+def test_a_new_key_is_left_whatever_the_last_one_did() -> None:
+    """Its slot is -1 here, in arrays that may be full."""
+    states = states_with(list(range(1024)))
+    assert len(states.done) == states.size
+    states.done[-1] = True
+    slots, rows = TAKEN.left(states, 7, 1, np.array([0, 1023]), spread([5000, 1023]))
+    assert slots.tolist() == [0] and rows is not None and rows.tolist() == [True, False]
+
+
 def test_nothing_is_copied_where_nobody_was_ahead() -> None:
     states, due = states_with([0, 1]), np.array([1])
     assert TAKEN.left(states, 7, 1, due, spread([0, 5])) == (due, None)

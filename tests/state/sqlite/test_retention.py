@@ -15,7 +15,11 @@ def test_compaction_leaves_one_row_of_each_log(bench: SqliteBench) -> None:
         take_step(store, trigger, [trigger, 7], trigger)
         decide_units(store, 0, trigger, [0, 2 * trigger])
     assert bench.rows("SELECT count(*) FROM admissions") == [(3,)]
+    store._db.execute("INSERT INTO carried VALUES (9, 9, 9, zeroblob(1000000))")
+    store._db.execute("DELETE FROM carried")
+    assert store._db.execute("PRAGMA freelist_count").fetchone()[0] > 100
     store.compact()
+    assert store._db.execute("PRAGMA freelist_count").fetchone() == (0,)
     assert bench.rows("SELECT count(*) FROM admissions") == [(1,)]
     assert bench.rows("SELECT count(states), count(*) FROM steps") == [(0, 3)]
     assert bench.rows("SELECT count(*) FROM snapshots") == [(1,)]
