@@ -138,3 +138,17 @@ def test_releases_of_a_part_are_those_of_its_keys() -> None:
     for slots, pages in ((None, ["p4", "p5", "p6"]), (some, ["p4", "p6"])):
         (cell,) = states.outbox(states.pending[0], slots)
         assert arrow.from_bytes(b64decode(cell)).column("page").to_pylist() == pages
+
+
+def test_rows_of_an_ended_round_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INLINE_PAIRS", 3)
+    monkeypatch.setattr(module, "CELL_BYTES", 32)
+    states, out = states_of(), Mutations()
+    for trigger in range(1, 9):
+        step(states, trigger, [1], 2 * trigger)
+    step(states, 9, [1], 19)
+    states.write_keys(out, states.waiting(), 9)
+    (row,) = written(out)["Keys"]
+    (state,) = unpack_states([row["State"].encode()], STREAMS)
+    assert state["chunk"] == state["chunks"] > 0 and units_in(row) == []
+    assert "KeyUnits" not in written(out)
