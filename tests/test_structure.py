@@ -6,7 +6,7 @@ Each check is a function from source text to offences and is also shown a bad so
 import ast
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +289,25 @@ def test_the_links_say_what_the_build_maps() -> None:
         assert link.is_symlink() and link.readlink() == Path("..", name)
 
 
+#: Layers each of whose modules has its namesake test at the mirrored place.
+MIRRORED = ("accounting", "state", "dp_transforms")
+
+
+def without_namesake(modules: Iterable[str], tests: Container[str]) -> list[str]:
+    """Modules (paths) without ``tests/LAYER/.../test_NAME.py``; packages' own files need none."""
+    return [
+        module
+        for module in modules
+        for folder, _, name in [module.rpartition("/")]
+        if name != "__init__.py" and f"tests/{folder}/test_{name}" not in tests
+    ]
+
+
+def test_each_module_has_its_namesake_test() -> None:
+    tests = {named(path) for path in sources("tests")}
+    assert without_namesake(map(named, sources(*MIRRORED)), tests) == []
+
+
 def strangers(sample: str) -> list[str]:
     """Lines of the sample that name no test."""
     written = {path: path.read_text() for path in sources("tests")}
@@ -322,6 +341,8 @@ BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (lambda s: strange_connectors("records.rows", s), f"import {CONNECTORS}files.small\n"),
     (lambda s: strange_connectors("replay.source", s), f"from {CONNECTORS}kafka import x\n"),
     (lambda s: circles({"a": s, "b": "def f():\n    import c\n", "c": "import a\n"}), "import b"),
+    (lambda s: without_namesake([s], {"tests/state/test_file.py"}), "state/sqlite/file.py"),
+    (lambda s: without_namesake([s], {"tests/state/test_file.py"}), "dp_transforms/file.py"),
     (bare_imports, "from state.store import Store\n"),
     (bare_imports, "def f():\n    import accounting.plan.plan\n"),
     (too_long, "x = 1\n" * 501),

@@ -2,7 +2,7 @@
 
 ``accounting.plan.unit.composed`` looks at every run each time.  An account keeps its sums: a run
 whose unit is among those of the runs before it leaves their common unit as it is, so it costs the
-same whether it is looked at alone or with all others (`tests/accounting/test_account.py` holds
+same whether it is looked at alone or with all others (`tests/accounting/plan/test_account.py` holds
 the two against each other).  A run with a unit that is new here is composed with all of them.
 """
 

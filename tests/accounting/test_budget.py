@@ -1,7 +1,6 @@
 """The division of the budget: every way a unit can spread its pairs, every mode, refusals."""
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import dp_accounting
@@ -19,15 +18,13 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import costs_of, value_costs
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import SelectionWeights
-
-Make = Callable[..., Plan]
+from tests.accounting.plans import UNITS, Make
 
 MIXED = (
     Aggregate("n", "count"),
     Aggregate("delay", "mean", "d", (-60.0, 180.0), 5.0),
     Aggregate("total", "sum", "x", (0.0, 9.0), 1.0, 3.0),
 )
-UNITS = Aggregate("people", "units")
 SOUND = [
     {},
     {"contributions": 1},

@@ -12,13 +12,11 @@ from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.calibration import calibrate, calibrated, committed_text
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import blt_table, make_strategy
 from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import UNITS, Make
 from tests.designs import redesigned
 
-Make = Callable[..., Plan]
-UNITS = Aggregate("people", "units")
 SUM = Aggregate("units", "sum", "x", (-3.0, 9.0))  # another stream's name, on purpose
 MEAN = Aggregate("selection", "mean", "x", (-2.0, 6.0), 0.25)
 CASES = {

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import msgspec
@@ -15,11 +14,9 @@ from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.guarantee import COMPUTATIONAL, NEIGHBOURS, NOT_SOUND, describe, text
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import SECOND, Make
 
-Make = Callable[..., Plan]
-SECOND = 1_000_000
 ALL = (
     Aggregate("n", "count"),
     Aggregate("delay", "mean", "d", (0.0, 10.0), 0.5),

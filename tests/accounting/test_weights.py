@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -13,7 +12,6 @@ from dpstream.accounting.budget import allocate, plain_count
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import costs_of, divide
 from dpstream.accounting.weights import (
     WEIGHT_BITS,
@@ -21,10 +19,9 @@ from dpstream.accounting.weights import (
     precision_weighted,
     square_parts,
 )
+from tests.accounting.plans import UNITS, Make
 
-Make = Callable[..., Plan]
 WHOLE = 1 << WEIGHT_BITS
-UNITS = Aggregate("people", "units")
 SUM = Aggregate("total", "sum", "x", (0.0, 9.0))
 
 

@@ -335,12 +335,3 @@ def test_typed_keys_are_released_sorted(kinds: tuple[str, ...], store_paths: Ite
     names = [field.column for field in plan.key]
     last = [tuple(row[n] for n in names) for row in as_rows(got[0, 12])]
     assert last == sorted(set(zip(*(keys[n] for n in names), strict=True)))
-
-
-def test_the_coder_is_exact_and_writes_only_its_own_rows() -> None:
-    coder = ArrowBatchCoder()
-    batch = generate(PLANS["sticky"], records=900).batches(300)[0]
-    assert coder.is_deterministic()
-    assert coder.decode(coder.encode(batch)).equals(batch, check_metadata=True)
-    assert len(coder.encode(batch.slice(5, 3))) < len(coder.encode(batch)) / 3
-    assert coder.encode(coder.decode(coder.encode(batch))) == coder.encode(batch)

@@ -1,0 +1,67 @@
+"""MEAN: a centred sum over a count, within the clamp, defined where the noisy count is."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.aggregates.base import COUNT, Exact, Prefix, Prefixes
+from dpstream.accounting.aggregates.mean import Mean, ratio
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import Aggregate
+
+COLUMN = Aggregate("level", "mean", "x", (-2.0, 9.0), 0.5)  # -4 to 18 in grid units, middle 7
+
+
+def test_the_sum_is_centred_so_that_a_record_moves_it_by_half_the_width() -> None:
+    stream = Mean().own_stream(COLUMN)
+    assert stream is not None and (stream.mid, stream.sensitivity) == (7, 11)
+    odd = Mean().own_stream(Aggregate("level", "mean", "x", (0.0, 5.0)))
+    assert odd is not None and (odd.mid, odd.sensitivity) == (2, 3)
+    assert Mean.uses_count and Mean.divides and not Mean.counts_units
+
+
+def test_a_release_is_the_quotient_of_the_two() -> None:
+    stream = Mean().own_stream(COLUMN)
+    totals, counts = np.array([20.0, -40.0]), np.array([10.0, 8.0])
+    prefixes = Prefixes(
+        {
+            "level": Prefix(stream, totals, np.float64(3.0)),
+            COUNT: Prefix(None, counts, np.float64(2.0)),
+        },
+        None,
+    )
+    values, sd = Mean().release(COLUMN, prefixes)
+    assert values.tolist() == [(7 + 2) * 0.5, (7 - 5) * 0.5]
+    # First order: d(s/n) = (ds - (s/n) dn) / n.
+    expected = [np.hypot(3, 2 * 2) / 10 * 0.5, np.hypot(3, 5 * 2) / 8 * 0.5]
+    assert sd == pytest.approx(expected, rel=1e-15)
+
+
+def test_means_stay_within_the_clamp_and_small_counts_have_none() -> None:
+    totals, counts = np.array([500.0, -500.0, 5.0, 5.0, 5.0]), np.array([10.0, 10.0, 1.0, 0.99, -3])
+    values, sd = ratio(COLUMN, 7, totals, counts, (3.0, 2.0))
+    assert values[:3].tolist() == [9.0, -2.0, 6.0]
+    assert np.isnan(values[3:]).all() and np.isnan(sd[3:]).all() and np.isfinite(sd[:3]).all()
+
+
+def test_the_expected_error_is_that_of_values_at_the_bounds() -> None:
+    stream = Mean().own_stream(COLUMN)
+    sds = {"level": np.array([3.0, 33.0]), COUNT: np.array([4 / 11, 4.0])}
+    prefixes = Prefixes({n: Prefix(stream, s, s) for n, s in sds.items()}, None)
+    expected, words = Mean().expected_sd(COLUMN, prefixes)
+    assert expected == pytest.approx([5 * 0.5, 55 * 0.5]) and "number of records" in words
+
+
+def test_exactly_it_is_the_quotient_and_nothing_where_there_are_no_records() -> None:
+    stream = Mean().own_stream(COLUMN)
+    records, totals = np.array([4.0, 0.0]), np.array([12.0, 0.0])
+    found = Mean().exact(stream, Exact(records, None, totals))
+    assert found[0] == 1.5 and np.isnan(found[1])
+    for given, total in ((None, totals), (stream, None)):
+        with pytest.raises(ValueError, match="no exact sum"):
+            Mean().exact(given, Exact(records, None, total))
+
+
+def test_it_needs_bounds() -> None:
+    with pytest.raises(UsageError) as caught:
+        Mean().check(Aggregate("level", "mean", "x", (2.0, -2.0)), "aggregate[0]")
+    assert caught.value.field == "aggregate[0].clamp"

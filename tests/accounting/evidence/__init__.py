@@ -1,0 +1,1 @@
+"""Tests of what an audit is designed and judged by."""

@@ -1,0 +1,99 @@
+"""The running account: what is added up run by run is what all runs together cost."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpstream.accounting.composition import total_of
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan import account as module
+from dpstream.accounting.plan.account import Account
+from dpstream.accounting.plan.unit import UnitIdentity, composed
+from dpstream.state.ledger.charges import Charge
+from tests.accounting.plans import DAY
+
+UNITS = [
+    UnitIdentity("user", "string"),
+    UnitIdentity("user", "string", "time", DAY, 0),
+    UnitIdentity("user", "string", "time", 30 * DAY, 0),
+    UnitIdentity("user", "string", "time", 30 * DAY, DAY // 2),
+    UnitIdentity("user", "int"),
+]
+
+
+def charge(figures: tuple[int, str, float]) -> Charge:
+    unit, kind, size = figures
+    noise: dict[str, Any] = {"mu": None}
+    if kind != "plain":
+        noise = {"mu": None, kind: size / 10}
+    old = unit >= len(UNITS)
+    return Charge(
+        "r", "p", "old words" if old else "words", size, 1e-9, threshold_delta=0.0,
+        identity="" if old else UNITS[unit].text, periods=4, **noise,
+    )  # fmt: skip
+
+
+charges = st.tuples(
+    st.integers(0, len(UNITS)), st.sampled_from(["mu", "rho", "plain"]), st.floats(0.01, 1.0)
+).map(charge)
+
+
+def whole(runs: list[Charge]) -> object:
+    try:
+        return total_of(composed(runs).spends)
+    except PolicyError as error:
+        return str(error)
+
+
+def kept(account: Account, more: list[Charge]) -> object:
+    try:
+        return account._with(more)
+    except PolicyError as error:
+        return str(error)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(charges, max_size=8), st.lists(charges, min_size=1, max_size=2), st.integers(0, 8))
+def test_it_is_what_all_runs_together_cost(
+    runs: list[Charge], more: list[Charge], left: int
+) -> None:
+    account, added = Account(), list[Charge]()
+    for run in runs:
+        account.add(run)
+        added.append(run)
+        expected = whole([*added, *more])
+        if isinstance(whole(added), str):
+            assert isinstance(kept(account, more), str)  # refused already for what is there
+        else:
+            assert kept(account, more) == expected
+    account.cut(left)
+    if not isinstance(whole(added[:left]), str):
+        assert kept(account, more) == whole([*added[:left], *more])
+
+
+def test_a_run_of_a_known_unit_is_not_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    account, times = Account(), list[int]()
+    real = module.composed
+
+    def counted(runs: list[Charge]) -> object:
+        times.append(len(runs))
+        return real(runs)
+
+    monkeypatch.setattr(module, "composed", counted)
+    for number in range(20):
+        run = charge((1, "mu", 0.1))
+        assert account.within([run], 9.0, 1e-5)
+        account.add(run)
+        if number == 0:
+            assert account.within([], 9.0, 1e-5)
+            times.clear()
+    assert times == []
+    # One of a unit that is new here changes what the others cost.
+    assert account.within([charge((2, "mu", 0.1))], 99.0, 1e-2) and times == [21]
+    with pytest.raises(PolicyError, match="by name or type"):
+        account.within([charge((4, "mu", 0.1))], 99.0, 1e-2)
+    alone = msgspec.structs.replace(charge((1, "mu", 0.1)), alone=True)
+    assert account.within([alone], 9.0, 1e-5)  # one unit of its own is all it is counted for

@@ -1,0 +1,347 @@
+"""The identity of a privacy unit, the units that several runs have in common, and their cost."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import mpmath
+import msgspec
+import numpy as np
+import pytest
+
+from dpstream.accounting.composition import Spend, within
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.plan.unit import (
+    UnitIdentity,
+    common_unit,
+    composed,
+    covers_several,
+    identity_of,
+    several_mu,
+    together,
+)
+from tests.accounting.plans import DAY, Make
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What the ledger keeps of a charge, as far as the unit matters."""
+
+    unit: str = "user over the whole stream"
+    identity: str = ""
+    periods: int | None = 1
+    together: int | None = 1
+    alone: bool = False
+    epsilon: float = 1.0
+    delta: float = 1e-7
+    mu: float | None = 0.25
+    threshold_delta: float = 1e-8
+    rho: float | None = None
+
+
+def per(period: int, phase: int = 0, event_time: str = "time", name: str = "user") -> UnitIdentity:
+    return UnitIdentity(name, "string", event_time, period, phase)
+
+
+ALL = UnitIdentity("user", "string")
+
+
+def test_the_text_is_canonical_and_has_a_version() -> None:
+    assert ALL.text == 'unit/1 {"name":"user","type":"string"}'
+    month = per(30 * DAY, 15 * DAY)
+    assert month.text == (
+        'unit/1 {"event_time":"time","name":"user","period":2592000000000,'
+        '"phase":1296000000000,"type":"string"}'
+    )
+    for unit in (ALL, month, per(7, 3, "ä\n", 'a"b')):
+        assert UnitIdentity.read(unit.text) == unit
+    assert month.words == "user (string), per 30 days of time, counted from 15 days into 1970 (UTC)"
+    assert ALL.words == "user (string), all records"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user over the whole stream",
+        'unit/2 {"name":"user","type":"string"}',
+        '{"name":"user","type":"string"}',
+        'unit/1 {"type":"string","name":"user"}',
+        'unit/1 {"name":"user","type":"string","more":1}',
+        'unit/1 {"name":"user","period":5,"type":"string"}',
+        'unit/1 {"event_time":"t","name":"user","period":5,"phase":5,"type":"string"}',
+    ],
+)
+def test_another_form_is_refused(text: str) -> None:
+    with pytest.raises(PolicyError, match="unit in another form") as caught:
+        UnitIdentity.read(text)
+    assert caught.value.field == "ledger.path"
+
+
+def test_what_the_identity_of_a_plan_is(make_plan: Make) -> None:
+    plan = make_plan(period=100_000_000, windows=3)
+    first = identity_of(plan)
+    assert first == UnitIdentity("user", "string", "time", 100_000_000, 0)
+    assert identity_of(make_plan(windows=3)) == ALL
+
+    def moved(micros: int) -> UnitIdentity:
+        line = plan.timeline
+        ends = {"start": line.start + micros, "end": line.end + micros}  # type: ignore[operator]
+        return identity_of(
+            msgspec.structs.replace(plan, timeline=msgspec.structs.replace(line, **ends))
+        )
+
+    assert moved(100_000_000) == moved(-300_000_000) == first
+    others = [
+        moved(1),
+        moved(50_000_000),
+        identity_of(msgspec.structs.replace(plan, event_time="arrival")),
+        identity_of(msgspec.structs.replace(plan, unit=Field("user", "int"))),
+        identity_of(msgspec.structs.replace(plan, unit=Field("account"))),
+        identity_of(make_plan(period=100_000_001, windows=3)),
+        identity_of(make_plan(windows=3)),
+        identity_of(plan, "person"),
+    ]
+    assert len({unit.text for unit in (first, *others)}) == 9
+    column = msgspec.structs.replace(plan, unit=Field("account"))
+    assert identity_of(column, "person") == identity_of(plan, "person")
+
+
+# --- the common unit -----------------------------------------------------------------------------
+
+
+def cells(units: list[UnitIdentity], length: int) -> list[set[int]]:
+    """The finest partition of times 0 .. length - 1 of which every unit's periods are parts."""
+    bound = list(range(length))
+
+    def root(i: int) -> int:
+        return i if bound[i] == i else root(bound[i])
+
+    for unit, (a, b) in itertools.product(units, itertools.pairwise(range(length))):
+        assert unit.period is not None and unit.phase is not None
+        if (a - unit.phase) // unit.period == (b - unit.phase) // unit.period:
+            bound[root(b)] = root(a)
+    groups: dict[int, set[int]] = {}
+    for time in range(length):
+        groups.setdefault(root(time), set()).add(time)
+    return list(groups.values())
+
+
+@pytest.mark.parametrize("shapes", [((2, 1), (3, 0)), ((4, 3), (6, 1)), ((4, 3), (6, 0)),
+                                    ((5, 2), (5, 3)), ((3, 2), (12, 5)), ((2, 0), (3, 1), (4, 2)),
+                                    ((6, 5), (6, 5)), ((1, 0), (7, 6)), ((3, 1), (7, 4)),
+                                    ((4, 1), (6, 3), (10, 5))])  # fmt: skip
+def test_the_common_unit_by_enumeration(shapes: tuple[tuple[int, int], ...]) -> None:
+    """Against joining periods that share a time until nothing is left to join."""
+    units, length = [per(*shape) for shape in shapes], 240
+    found = cells(units, length)
+    for order in itertools.permutations(units):
+        whole = common_unit(order)
+        inner = [cell for cell in found if 0 not in cell and length - 1 not in cell]
+        if whole.period is None:
+            assert inner == []
+            continue
+        assert whole.phase is not None
+        ids = {frozenset((t - whole.phase) // whole.period for t in cell) for cell in inner}
+        assert all(len(cell_ids) == 1 for cell_ids in ids)
+        assert {len(cell) for cell in inner} == {whole.period}
+
+
+def test_the_common_unit_of_long_periods_is_exact() -> None:
+    """Its phase is that of both, in whole microseconds, where products exceed a float's digits."""
+    one, other = per(30 * DAY + 7, 11 * DAY + 3), per(7 * DAY + 1, 5 * DAY + 2)
+    for whole in (common_unit([one, other]), common_unit([other, one])):
+        assert isinstance(whole.phase, int) and whole.period == math.lcm(30 * DAY + 7, 7 * DAY + 1)
+        assert whole.phase % (30 * DAY + 7) == 11 * DAY + 3
+        assert whole.phase % (7 * DAY + 1) == 5 * DAY + 2
+
+
+def test_a_run_without_a_period_has_all_records_in_common() -> None:
+    for units in ([ALL, per(DAY)], [per(DAY), ALL], [ALL, ALL]):
+        assert common_unit(units) == ALL
+
+
+def test_units_that_add_up_to_nothing_are_refused() -> None:
+    month = per(30 * DAY)
+    for other, words in (
+        (per(30 * DAY, event_time="arrival"), "event time"),
+        (per(30 * DAY, name="account"), "name or type"),
+        (UnitIdentity("user", "int"), "name or type"),
+    ):
+        for pair in ((month, other), (other, month)):
+            with pytest.raises(PolicyError, match=f"another privacy unit by .*{words}") as caught:
+                composed([Entry(identity=unit.text, periods=3) for unit in pair])
+            assert caught.value.field == "ledger.data_set"
+
+
+def test_what_units_in_common_cost() -> None:
+    """A month of whole days: 30 units of the days' run; half a month later: all the stream has."""
+    month, later, day = per(30 * DAY), per(30 * DAY, 15 * DAY), per(DAY)
+    entries = [Entry(identity=month.text, periods=12), Entry(identity=day.text, periods=360)]
+    whole = composed(entries)
+    assert whole.words == month.words and whole.units == [1, 30] and len(whole.warnings) == 1
+    assert [s.mu for s in whole.spends] == [0.25, pytest.approx(math.sqrt(30) * 0.25)]
+    assert [s.threshold_delta for s in whole.spends] == [1e-8, pytest.approx(30e-8)]
+    # Its parts are counted: alone it promises nothing, and nothing is rounded down.
+    several = whole.spends[1]
+    assert Fraction(several.threshold_delta) >= 30 * Fraction(1e-8)
+    assert math.isinf(several.epsilon) and several.delta >= 1e-7 + several.threshold_delta
+    # Windows that meet two, three or any number of its days.
+    for units, factor in ((2, 60), (3, 90), (None, 900), (30, 900), (1000, 900)):
+        days = msgspec.structs.replace(entries[1], together=units)
+        assert composed([entries[0], days]).spends[1].mu == pytest.approx(math.sqrt(factor) * 0.25)
+    # A run of four days has no more than four.
+    short = msgspec.structs.replace(entries[1], periods=4)
+    assert composed([entries[0], short]).units == [1, 4]
+    apart = [Entry(identity=unit.text, periods=12) for unit in (month, later)]
+    whole = composed(apart)
+    assert whole.words == "user (string), all records" and whole.units == [12, 12]
+    # What used to be composed as one unit: sqrt(2) mu.
+    assert all(s.mu == pytest.approx(math.sqrt(12) * 0.25) for s in whole.spends)
+    # Five weeks and 30 days: 210 days in common, whatever the end.
+    weeks = Entry(identity=per(35 * DAY).text, periods=None)
+    whole = composed([msgspec.structs.replace(apart[0], periods=None), weeks])
+    assert whole.words == per(210 * DAY).words and whole.units == [7, 6]
+    for endless in (apart[0], Entry(identity=ALL.text)):
+        pair = [endless, msgspec.structs.replace(apart[1], periods=None)]
+        with pytest.raises(PolicyError, match="no last period") as caught:
+            composed(pair)
+        assert caught.value.field == "ledger.data_set"
+
+
+def test_one_unit_costs_what_its_runs_say() -> None:
+    entries = [Entry(identity=per(DAY).text, periods=None, together=None)] * 3
+    whole = composed(entries)
+    assert whole.spends == entries and whole.units == [1, 1, 1] and whole.warnings == []
+    assert composed([]).words is None
+    assert within(composed(entries[:1]).spends, 1.0, 1e-7)
+
+
+def test_a_run_that_promises_nothing_to_several_units_is_not_counted_as_several() -> None:
+    """Thresholds of an older program under windows that meet many periods."""
+    day, month = per(DAY), per(30 * DAY)
+    days = Entry(identity=day.text, periods=360, together=None, alone=True)
+    assert composed([days, Entry(identity=day.text, periods=2)]).units == [1, 1]
+    for other in (month, ALL, per(DAY, DAY // 2)):
+        pair = [days, Entry(identity=other.text, periods=12)]
+        for entries in (pair, pair[::-1]):
+            with pytest.raises(PolicyError, match="begun by an older program") as caught:
+                composed(entries)
+            assert caught.value.field == "ledger.data_set"
+        assert composed([msgspec.structs.replace(days, alone=False), pair[1]]).units[0] > 1
+
+
+PLAIN = Entry(
+    identity=per(DAY).text, periods=5, mu=None, threshold_delta=0.0, epsilon=0.7, delta=1e-9
+)
+
+
+def of_all_records(plain: Entry) -> Spend:
+    return composed([Entry(identity=ALL.text), plain]).spends[1]
+
+
+def test_a_plain_charge_of_several_units_is_group_privacy() -> None:
+    spend = of_all_records(PLAIN)
+    assert spend.mu is None and spend.threshold_delta == 0
+    assert spend.epsilon == pytest.approx(3.5) and spend.epsilon >= 3.5
+    with mpmath.workdps(40):
+        exact = mpmath.mpf(1e-9) * sum(mpmath.exp(i * mpmath.mpf(0.7)) for i in range(5))
+        assert exact <= spend.delta <= exact * (1 + mpmath.mpf("1e-11"))
+    # A pure budget stays pure; a stream without end has the days of the month.
+    pure = msgspec.structs.replace(PLAIN, delta=0.0)
+    assert of_all_records(pure).delta == 0.0
+    endless = msgspec.structs.replace(PLAIN, periods=None)
+    whole = composed([Entry(identity=per(30 * DAY).text), endless])
+    assert whole.units == [1, 30] and whole.spends[1].epsilon == pytest.approx(21)
+
+
+@pytest.mark.parametrize(("epsilon", "periods"), [(0.1, 50_000), (1e-3, 700_000), (4.0, 6)])
+def test_a_plain_charge_of_very_many_units_promises_no_delta(epsilon: float, periods: int) -> None:
+    """Minutes of months: their sum of e^(i epsilon) is beyond what a float holds."""
+    many = msgspec.structs.replace(PLAIN, epsilon=epsilon, periods=periods)
+    spend = of_all_records(many)
+    assert spend.epsilon >= epsilon * periods * (1 - 1e-12)
+    assert spend.delta == 1.0 or periods == 6
+    assert of_all_records(msgspec.structs.replace(many, delta=0.01)).delta == 1.0
+
+
+def test_entries_of_an_older_program_are_compared_by_their_words() -> None:
+    new = Entry(identity=per(DAY).text, unit="user per period of 86400 s")
+    old = msgspec.structs.replace(new, identity="")
+    whole = composed([old, new, old])
+    assert whole.units == [1, 1, 1] and whole.words == per(DAY).words
+    assert whole.spends == [old, new, old]
+    assert "2 of the runs were charged by an older program" in whole.warnings[0]
+    assert composed([old]).words == "user per period of 86400 s"
+    for other in (Entry(), Entry(identity=ALL.text)):
+        with pytest.raises(PolicyError, match="another privacy unit or period"):
+            composed([old, other])
+    # Two units whose words are one: the old entry can be of one of them only.
+    moved = msgspec.structs.replace(new, identity=per(DAY, 1).text)
+    with pytest.raises(PolicyError, match="older program"):
+        composed([old, new, moved])
+    assert composed([new, moved]).units == [1, 1]  # each run has one period
+
+
+# --- several units of one person -----------------------------------------------------------------
+
+
+def test_several_units_are_never_rounded_down() -> None:
+    assert several_mu(0.3, 1, 1) == several_mu(0.3, 1, None) == 0.3
+    for units, alike, factor in ((1, 1, 1), (4, 1, 4), (4, 2, 8), (4, 9, 16), (4, None, 16)):
+        assert several_mu(0.3, units, alike) == pytest.approx(math.sqrt(factor) * 0.3)
+        assert several_mu(0.3, units, alike) >= math.sqrt(factor) * 0.3
+
+
+LINES = [
+    Timeline(0, end, window, slide, 1, lateness, period=period)
+    for window, slide, period in itertools.product(
+        (1, 2, 3, 4, 6, 9), (1, 2, 3, 4), (1, 2, 3, 5, 6, 8)
+    )
+    for end, lateness in ((7, 0), (24, 2), (None, 0), (None, 5))
+    if slide <= window
+]  # fmt: skip
+
+
+def test_how_many_periods_a_window_meets_by_enumeration() -> None:
+    for line in LINES:
+        windows = 200 if line.end is None else line.windows
+        most = 0
+        for window in range(windows):
+            begin, end = line.window_bounds(window)
+            events = np.arange(begin, end if line.end is None else min(end, line.end))
+            most = max(most, len(set(line.period_of(events).tolist())))
+        assert line.periods_met == most, line
+    assert max(line.periods_met for line in LINES) == 9
+    assert {line.periods for line in LINES} >= {None, 1, 7, 24}
+    assert Timeline(0, None, 5, 5, 1).periods_met == Timeline(0, 50, 5, 5, 1).periods == 1
+    year = Timeline(5, 5 + 10**7, 10, 1, 1, period=4 * 10**6)
+    assert year.periods_met == 2 and year.periods == 3
+
+
+def test_what_adds_up(make_plan: Make) -> None:
+    apart, meeting = {"period": 100_000_000, "windows": 4}, {"period": 50_000_000, "windows": 4}
+    assert together(make_plan(**apart)) == together(make_plan(public_keys="x", **apart)) == 1
+    assert together(make_plan(public_keys="x", **meeting)) == 2
+    assert together(make_plan(**meeting)) is None
+
+
+def test_to_whom_several_periods_are_promised(make_plan: Make) -> None:
+    """Not where windows meet several and the thresholds of selected keys do not allow for it."""
+    apart, meeting = {"period": 100_000_000, "windows": 4}, {"period": 50_000_000, "windows": 4}
+    assert covers_several(make_plan(**apart)) and not covers_several(make_plan(**meeting))
+    assert covers_several(make_plan(periods_share_windows=True, **meeting))
+    assert covers_several(make_plan(public_keys="x", **meeting))
+
+
+def test_zcdp_of_several_units() -> None:
+    """k^2 rho whatever adds up; with thresholds the run's own guarantee, k times over."""
+    day, month = per(DAY), per(30 * DAY)
+    noisy = Entry(identity=day.text, periods=5, mu=None, rho=0.01, threshold_delta=0.0)
+    other = Entry(identity=month.text)
+    spend = composed([noisy, other]).spends[0]
+    assert spend.rho == pytest.approx(25 * 0.01) and spend.rho >= 0.25 and spend.mu is None
+    guarded = msgspec.structs.replace(noisy, threshold_delta=1e-8)
+    spend = composed([guarded, other]).spends[0]
+    assert spend.rho is None and spend.epsilon >= 5 * guarded.epsilon
+    assert spend.delta > 5 * guarded.delta

@@ -1,0 +1,63 @@
+"""Buffered linear Toeplitz: prefixes that floats leave open, long streams, its parameters."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.strategies import make_strategy
+from dpstream.accounting.strategies.base import ExactNoise, Ranges
+from dpstream.accounting.strategies.blt import BltStrategy
+from dpstream.accounting.strategies.blt_table import EXPONENTIALS
+from tests.accounting.strategies.dense import (
+    SCALE,
+    balls,
+    convolving,
+    fold,
+    noise_of,
+)
+
+
+def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
+    """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
+    strategy = make_strategy("blt", 50)
+    noise = noise_of(strategy, 200, 300.0)
+    expected, asked = fold(strategy, noise), []
+    zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        asked.append(row)
+        return balls(noise[row, :nodes])
+
+    for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
+        stack = np.zeros((200, strategy.state_columns))
+        asked.clear()
+        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
+        strategy.fold(Ranges(*path, error))
+        assert least <= len(asked) <= most
+        assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("triggers", [1 << 13, 1 << 17])
+def test_sd_of_long_streams_is_that_of_the_exact_decoder(triggers: int) -> None:
+    """Poles near 1 cost a direct-form filter 1e-5 here; sd_t must not be too small."""
+    strategy = convolving("blt", triggers)
+    exact = np.array([float(b) for b in strategy.decoder_balls(1024)])
+    assert np.abs(strategy.decoder / exact - 1).max() < 1e-10
+    assert np.all(strategy.sd_factors >= np.sqrt(np.cumsum(exact**2)))
+
+
+def test_a_run_keeps_the_exponentials_that_it_was_begun_with() -> None:
+    kept = np.array([0.5, 0.9, 0.25, 0.125])
+    strategy = BltStrategy(4, kept)
+    assert strategy.parameters.tolist() == kept.tolist()
+    column = [1.0] + [0.25 * 0.5**k + 0.125 * 0.9**k for k in range(3)]
+    assert strategy.coefficients() == pytest.approx(column, rel=1e-15)
+    assert BltStrategy(1).coefficients().tolist() == [1.0]
+    for size in (0, 1, 3, 10):
+        with pytest.raises(ValueError, match="one to four pairs"):
+            BltStrategy(4, np.full(size, 0.5))
+
+
+def test_the_row_of_a_stream_is_that_of_the_next_power_of_two() -> None:
+    rows = {t: BltStrategy(t).parameters.tolist() for t in (1, 4, 5, 8, 9, 1 << 20)}
+    assert rows[1] == rows[4] and rows[5] == rows[8] and rows[4] != rows[5] != rows[9]
+    assert rows[1 << 20] == [*EXPONENTIALS[20][0], *EXPONENTIALS[20][1]]

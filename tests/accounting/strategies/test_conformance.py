@@ -1,0 +1,117 @@
+"""One suite for every noise strategy: against its own dense matrix, and streaming."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.limits import MAX_TOEPLITZ_TRIGGERS
+from dpstream.accounting.strategies import STRATEGIES, make_strategy
+from tests.accounting.strategies.dense import (
+    SCALE,
+    decode_matrix,
+    fold,
+    noise_of,
+)
+
+SIZES = (1, 2, 3, 5, 8, 31, 64, 100)
+EVERY = [pytest.param(name, t, id=f"{name}-{t}") for name in STRATEGIES for t in SIZES]
+
+
+@pytest.mark.parametrize(("name", "triggers"), EVERY)
+def test_decoder_inverts_its_own_matrix(name: str, triggers: int) -> None:
+    """R A = prefix sums: the released prefix is unbiased, for the encoder that is used."""
+    strategy = make_strategy(name, triggers)
+    prefixes = np.tril(np.ones((triggers, triggers)))
+    assert np.allclose(decode_matrix(strategy) @ strategy.matrix(), prefixes, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "triggers"), EVERY)
+def test_figures_are_those_of_the_matrix(name: str, triggers: int) -> None:
+    strategy, decoder = make_strategy(name, triggers), decode_matrix(make_strategy(name, triggers))
+    dense = strategy.matrix().astype(np.float64)
+    assert dense.shape == (int(strategy.nodes_through(triggers)), triggers)
+    if strategy.rounds_nodes:
+        assert np.array_equal(dense, np.rint(dense))
+    column = float((dense**2).sum(axis=0).max())
+    assert column <= strategy.col2 <= column * (1 + 1e-9)
+    sd = np.sqrt((decoder**2).sum(axis=1))
+    assert np.all(sd <= strategy.sd_factors + 1e-7) and np.allclose(sd, strategy.sd_factors)
+    assert np.abs(decoder).sum(axis=1).max() <= strategy.reach * (1 + 1e-6)
+    rounded = np.abs(decoder).sum(axis=1) / 2 if strategy.rounds_nodes else 0.0
+    assert np.all(strategy.rounding >= rounded)
+    assert np.all(strategy.rounding <= rounded + strategy.triggers.bit_length() / SCALE + 1e-5)
+
+
+@pytest.mark.parametrize(("name", "triggers"), EVERY)
+def test_nodes_complete_in_order(name: str, triggers: int) -> None:
+    """A prefix uses complete nodes only, and encoders are lower-triangular in time."""
+    strategy = make_strategy(name, triggers)
+    dense, decoder = strategy.matrix(), decode_matrix(strategy)
+    for t in range(1, triggers + 1):
+        complete = int(strategy.nodes_through(t))
+        assert not dense[:complete, t:].any()
+        assert not decoder[t - 1, complete:].any()
+
+
+@pytest.mark.parametrize(("name", "triggers"), EVERY)
+def test_any_pieces_give_the_same_path(name: str, triggers: int) -> None:
+    strategy = make_strategy(name, triggers)
+    noise = noise_of(strategy, 7, 400.0, triggers)
+    whole = fold(strategy, noise)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        ends = tuple(sorted(set(rng.integers(1, triggers + 1, 4).tolist()) - {triggers}))
+        assert np.array_equal(fold(strategy, noise, ends), whole)
+    every = fold(strategy, noise, tuple(range(1, triggers)), width=1)
+    assert np.array_equal(every, whole)
+
+
+@pytest.mark.parametrize(("name", "triggers"), [c for c in EVERY if c.values[1] <= 5])
+def test_worst_split_is_an_upper_bound(name: str, triggers: int) -> None:
+    strategy = make_strategy(name, triggers)
+    dense = strategy.matrix().astype(np.float64)
+    for total, pieces in itertools.product(range(1, 7), range(1, triggers + 1)):
+        if pieces > total:
+            continue
+        most = 0.0
+        for chosen in itertools.combinations(range(triggers), pieces):
+            for parts in itertools.product(range(1, total + 1), repeat=pieces):
+                if sum(parts) == total:
+                    a = np.zeros(triggers)
+                    a[list(chosen)] = parts
+                    most = max(most, float(((dense @ a) ** 2).sum()))
+        bound = strategy.worst_split(pieces, total)
+        assert most * (1 - 1e-12) <= bound <= 1.35 * most
+
+
+@pytest.mark.parametrize(
+    ("name", "triggers", "mean", "final"),
+    [
+        ("tree", 100, 3.66, 3.33),
+        ("tree", 1000, 5.28, 5.52),
+        ("toeplitz", 100, 2.37, 2.53),
+        ("toeplitz", 1000, 3.10, 3.29),
+        ("blt", 100, 2.34, 2.54),
+        ("blt", 1000, 3.05, 3.30),
+    ],
+)
+def test_error_figures(name: str, triggers: int, mean: float, final: float) -> None:
+    """Mean and final sd of the prefix in units of C L / mu (mechanism.md section 3)."""
+    strategy = make_strategy(name, triggers)
+    unit = strategy.sd_factors * np.sqrt(strategy.col2)
+    assert float(unit.mean()) == pytest.approx(mean, abs=0.006)
+    assert float(unit[-1]) == pytest.approx(final, abs=0.006)
+
+
+def test_names_and_refusals() -> None:
+    for name, kind in STRATEGIES.items():
+        assert isinstance(make_strategy(name, 3), kind) and kind.name == name
+        with pytest.raises(ValueError, match="at least one"):
+            kind(0)
+    with pytest.raises(ValueError, match="unknown"):
+        make_strategy("other", 3)
+    make_strategy("toeplitz", MAX_TOEPLITZ_TRIGGERS)
+    with pytest.raises(ValueError, match="too many"):
+        make_strategy("toeplitz", MAX_TOEPLITZ_TRIGGERS + 1)
+    assert make_strategy("blt", 1 << 20).sd_factors[-1] < 6

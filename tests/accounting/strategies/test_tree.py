@@ -1,0 +1,214 @@
+"""The tree strategy against dense matrices and exact fractions, for every T up to 130."""
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies import TreeStrategy, make_strategy
+from dpstream.accounting.strategies.kernels import fold_tree
+
+TOP = 130
+EVERY_T = range(1, TOP + 1)
+SCALE = 1 << DECODE_BITS
+
+
+def oracle_nodes(triggers: int) -> list[tuple[int, int]]:
+    """(level, first leaf) of every complete node, by completion, small levels first."""
+    nodes = [
+        (first + (1 << level) - 1, level, first)
+        for level in range(triggers.bit_length())
+        for first in range(1, triggers + 1, 1 << level)
+        if first + (1 << level) - 1 <= triggers
+    ]
+    return [(level, first) for _, level, first in sorted(nodes)]
+
+
+def oracle_matrix(triggers: int) -> np.ndarray:
+    rows = np.zeros((len(oracle_nodes(triggers)), triggers), np.int64)
+    for row, (level, first) in zip(rows, oracle_nodes(triggers), strict=True):
+        row[first - 1 : first - 1 + (1 << level)] = 1
+    return rows
+
+
+def blocks(t: int) -> list[tuple[int, int]]:
+    """(level, first leaf) of the dyadic blocks of 1..t, largest first."""
+    found, first = [], 1
+    for level in reversed(range(t.bit_length())):
+        if (t >> level) & 1:
+            found.append((level, first))
+            first += 1 << level
+    return found
+
+
+def honaker(level: int, first: int) -> dict[tuple[int, int], Fraction]:
+    """Weights of the paper's bottom-up estimate of one node, c_j on each node j levels down."""
+    total = sum(Fraction(1, 2**j) for j in range(level + 1))
+    return {
+        (level - j, first + i * 2 ** (level - j)): Fraction(1, 2**j) / total
+        for j in range(level + 1)
+        for i in range(2**j)
+    }
+
+
+@pytest.mark.parametrize("triggers", EVERY_T)
+def test_matrix_and_column_norm(triggers: int) -> None:
+    strategy = TreeStrategy(triggers)
+    dense = oracle_matrix(triggers)
+    assert np.array_equal(strategy.matrix(), dense)
+    assert strategy.col2 == int((dense**2).sum(axis=0).max()) == triggers.bit_length()
+    complete = [int(strategy.nodes_through(t)) for t in range(triggers + 1)]
+    ends = [first + (1 << level) - 1 for level, first in oracle_nodes(triggers)]
+    assert complete == [sum(end <= t for end in ends) for t in range(triggers + 1)]
+    assert np.array_equal(strategy.nodes_through(np.arange(triggers + 1)), complete)
+
+
+def test_sd_is_honakers() -> None:
+    exact = [
+        float(sum(w**2 for block in blocks(t) for w in honaker(*block).values()))
+        for t in range(1, TOP + 1)
+    ]
+    for triggers in EVERY_T:
+        sd = TreeStrategy(triggers).sd_factors
+        assert sd.shape == (triggers,)
+        assert np.allclose(sd, np.sqrt(exact[:triggers]), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("level", range(6))
+def test_honaker_is_the_best_linear_estimate(level: int) -> None:
+    """Unbiased, and of least variance among all linear maps of the subtree's nodes."""
+    size = 1 << level
+    dense = oracle_matrix(size).astype(float)
+    weights = honaker(level, 1)
+    row = np.array([float(weights[node]) for node in oracle_nodes(size)])
+    assert np.allclose(row @ dense, np.ones(size))
+    assert np.allclose(np.ones(size) @ np.linalg.pinv(dense), row)
+
+
+def exact_noise(noise: np.ndarray, inputs: np.ndarray) -> list[int]:
+    """2^D n_t from the noisy nodes y = A x + z in fractions, minus 2^D prefix."""
+    nodes = oracle_nodes(len(inputs))
+    noisy = dict(zip(nodes, oracle_matrix(len(inputs)) @ inputs + noise, strict=True))
+    result = []
+    for t in range(1, len(inputs) + 1):
+        estimates = (
+            sum(w * int(noisy[node]) for node, w in honaker(*block).items()) for block in blocks(t)
+        )
+        released = sum(round(SCALE * estimate) for estimate in estimates)
+        result.append(released - SCALE * int(inputs[:t].sum()))
+    return result
+
+
+def run_fold(noise: np.ndarray, triggers: int, ends: tuple[int, ...], width: int) -> list[int]:
+    """n_t of one row, folded in pieces that end at ``ends``."""
+    strategy = TreeStrategy(triggers)
+    stack = np.zeros((1, strategy.levels), np.int64)
+    step_index, found = 0, []
+    for end in (*ends, triggers):
+        out = np.zeros((1, width), np.int64)
+        start = np.array([strategy.nodes_through(step_index)], np.int64)
+        fold_tree(noise, start, np.array([step_index]), np.array([end]), stack, out)
+        found += out[0, : end - step_index].tolist()
+        step_index = end
+    return found
+
+
+def test_fold_equals_exact_decoding_for_every_t() -> None:
+    rng = np.random.default_rng(3)
+    noise = rng.integers(-60_000, 60_000, int(TreeStrategy(TOP).nodes_through(TOP))).astype(
+        np.int32
+    )
+    expected = exact_noise(noise, rng.integers(-(10**9), 10**9, TOP))
+    for triggers in EVERY_T:
+        assert run_fold(noise, triggers, (), TOP) == expected[:triggers]
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 3, 7, 8, 9, 64, 100, 127, 128, 129])
+def test_fold_resumes_anywhere(triggers: int) -> None:
+    rng = np.random.default_rng(triggers)
+    nodes = int(TreeStrategy(triggers).nodes_through(triggers))
+    noise = rng.integers(-500, 500, nodes).astype(np.int32)
+    whole = run_fold(noise, triggers, (), triggers + 1)
+    assert run_fold(noise, triggers, tuple(range(1, triggers)), 1) == whole
+    ends = tuple(sorted(set(rng.integers(1, triggers + 1, 3).tolist()) - {triggers}))
+    assert run_fold(noise, triggers, ends, triggers + 1) == whole
+    last_only = run_fold(noise, triggers, (), 1)
+    assert last_only == whole[-1:]
+
+
+def test_fold_keeps_rows_apart() -> None:
+    rng = np.random.default_rng(5)
+    strategy = TreeStrategy(20)
+    step_index, upto = np.array([0, 0, 0]), np.array([20, 5, 13])
+    sizes = strategy.nodes_through(upto)
+    noise = rng.integers(-99, 99, int(sizes.sum())).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    stack, out = np.zeros((3, strategy.levels), np.int64), np.zeros((3, 20), np.int64)
+    fold_tree(noise, starts, step_index, upto, stack, out)
+    for row in range(3):
+        alone = noise[starts[row] : starts[row] + sizes[row]]
+        assert out[row, : upto[row]].tolist() == run_fold(alone, int(upto[row]), (), 21)
+
+
+def test_rounding_bound_holds_and_is_tight() -> None:
+    """D_t against nodes whose rounding error is the worst, +-1/2 at every node."""
+    rng = np.random.default_rng(7)
+    nodes = oracle_nodes(TOP)
+    bound = TreeStrategy(TOP).rounding
+    worst = np.zeros(TOP)
+    for sign in (Fraction(1, 2), Fraction(-1, 2)):
+        noise = rng.integers(-400, 400, len(nodes))
+        decoded = exact_noise(noise, np.zeros(TOP, np.int64))
+        ideal = {n: int(z) - sign for n, z in zip(nodes, noise, strict=True)}
+        for t in range(1, TOP + 1):
+            value = sum(w * ideal[n] for b in blocks(t) for n, w in honaker(*b).items())
+            error = abs(Fraction(decoded[t - 1], SCALE) - value)
+            assert error <= Fraction(float(bound[t - 1]))
+            worst[t - 1] = max(worst[t - 1], float(error))
+    assert np.all(bound - worst < 0.03)
+
+
+@pytest.mark.parametrize("triggers", range(1, 9))
+def test_worst_split_is_an_upper_bound(triggers: int) -> None:
+    dense = oracle_matrix(triggers)
+    strategy = TreeStrategy(triggers)
+    for total, pieces in itertools.product(range(1, 7), range(1, 7)):
+        if pieces > min(total, triggers):
+            continue
+        most = 0
+        for chosen in itertools.combinations(range(triggers), pieces):
+            for parts in itertools.product(range(1, total + 1), repeat=pieces):
+                if sum(parts) == total:
+                    a = np.zeros(triggers, np.int64)
+                    a[list(chosen)] = parts
+                    most = max(most, int(((dense @ a) ** 2).sum()))
+        bound = strategy.worst_split(pieces, total)
+        assert bound >= most
+        if triggers & (triggers - 1) == 0:
+            assert bound == most  # exact when the tree is complete
+
+
+def test_variance_by_simulation_and_sabotage() -> None:
+    """20,000 paths: sd within 2.5% of sd_factors, which rejects a noise 10% off."""
+    triggers, sigma, paths = 100, 30.0, 20_000
+    strategy = TreeStrategy(triggers)
+    nodes = int(strategy.nodes_through(triggers))
+    rng = np.random.default_rng(11)
+    noise = np.rint(rng.normal(0, sigma, paths * nodes)).astype(np.int32)
+    out = np.zeros((paths, triggers), np.int64)
+    zeros = np.zeros(paths, np.int64)
+    stack = np.zeros((paths, strategy.levels), np.int64)
+    fold_tree(noise, np.arange(paths) * nodes, zeros, zeros + triggers, stack, out)
+    ratio = (out / SCALE).std(axis=0) / (sigma * strategy.sd_factors)
+    assert np.all(np.abs(ratio - 1) < 0.025)
+    assert np.all(np.abs(1.1 * ratio - 1) > 0.025)
+
+
+def test_names_and_refusals() -> None:
+    assert isinstance(make_strategy("tree", 3), TreeStrategy)
+    with pytest.raises(ValueError, match="unknown"):
+        make_strategy("other", 3)
+    with pytest.raises(ValueError, match="at least one"):
+        TreeStrategy(0)

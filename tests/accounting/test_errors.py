@@ -1,0 +1,32 @@
+"""Coded errors: a field, a rule and a fix, for people, machines and other processes."""
+
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+
+
+def test_errors_travel_between_processes() -> None:
+    import pickle
+
+    error = UsageError("a.b", "rule", "fix")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert isinstance(copy, DpstreamError)
+    assert copy.as_dict() == error.as_dict() and str(copy) == "a.b: rule. Fix: fix."
+    assert error.as_dict() == {
+        "error": "usage", "exit_code": 2, "field": "a.b", "rule": "rule", "fix": "fix",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "word"),
+    [(UsageError, 2, "usage"), (PolicyError, 3, "refused"), (RunError, 4, "failed")],
+)
+def test_scripts_tell_them_apart_by_exit_code_and_word(
+    kind: type[DpstreamError], code: int, word: str
+) -> None:
+    error = kind("state.store", "is busy", "wait")
+    assert error.exit_code == code and error.as_dict()["exit_code"] == code
+    assert error.as_dict()["error"] == word
+    assert isinstance(error, DpstreamError) and (error.field, error.rule, error.fix) == (
+        "state.store", "is busy", "wait",
+    )  # fmt: skip

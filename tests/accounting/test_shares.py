@@ -1,0 +1,68 @@
+"""The default share of selection: the knee of the joint condition, for every C."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
+from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import Make
+
+MEAN = Aggregate("m", "mean", "x", (-60.0, 180.0))
+MEAN_2 = Aggregate("m2", "mean", "y", (0.0, 9.0))
+STEPS = np.arange(1, 10_000) / 10_000
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("count", [1, 2, 8, 20, 32, 77, 500])
+def test_best_of_all_shares(power: float, count: int, make_plan: Make) -> None:
+    costs = costs_of(make_plan(contributions=count, weights=SelectionWeights(3, power)))
+    worth = [share**2 * costs.largest(share, 0.0, 1.0) for share in STEPS.tolist()]
+    best = knee(costs)
+    assert best**2 * costs.largest(best, 0.0, 1.0) == pytest.approx(max(worth), rel=1e-9)
+    assert costs.most(best, 0.0, costs.largest(best, 0.0, 1.0)) <= 1
+
+
+def test_what_the_constant_wasted(make_plan: Make) -> None:
+    """C = 8: nearly half the noise for less than 4% of the threshold; C = 32: hardly a change."""
+    sds, taus = {}, {}
+    for count in (8, 32):
+        plan = make_plan(13, contributions=count, weights=SelectionWeights(3, 0.5), strategy="blt")
+        old, new = allocate(plan, FIRST_RULES), allocate(plan)
+        assert old.tau is not None and new.tau is not None
+        sds[count] = float(new.values[0].sd[-1] / old.values[0].sd[-1])
+        taus[count] = float((new.tau / old.tau).max())
+    assert sds[8] < 0.56 and taus[8] < 1.04
+    assert sds[32] < 1.01 and taus[32] < 1.0
+
+
+@pytest.mark.parametrize("count", [2, 8, 32, 64])
+def test_other_kinds_have_no_bend(count: int, make_plan: Make) -> None:
+    """What the docstring says of them: the rest falls as 1 - S, for all C, T and columns alike."""
+    weights, people = SelectionWeights(3, 0.35), Aggregate("u", "units")
+    for kind in (
+        {"weights": weights, "aggregates": (people, MEAN)},
+        {"weights": weights, "aggregates": (people,)},
+        {"weights": weights, "per_key_bound": 1},
+        {"per_key_bound": 1},
+    ):
+        plan = make_plan(24, contributions=count, **kind)
+        u, v = _direction(plan) if plan.design.units_apart else (0.0, 1.0)
+        rest = [costs_of(plan).largest(share, u, v) for share in (0.0, 0.2, 2 / 3, 0.8, 0.95)]
+        assert rest == pytest.approx([rest[0] * left for left in (1.0, 0.8, 1 / 3, 0.2, 0.05)])
+    short, long = (make_plan(t, contributions=count, weights=weights) for t in (1, 250))
+    several = make_plan(contributions=count, weights=weights, aggregates=(MEAN, MEAN_2))
+    assert knee(costs_of(short)) == knee(costs_of(long)) == knee(costs_of(several))
+
+
+def test_other_kinds_keep_their_shares(make_plan: Make) -> None:
+    kinds: list[dict[str, object]] = [
+        {}, {"mode": "rounds"}, {"per_key_bound": 1}, {"aggregates": (MEAN,)},
+        {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True},
+        {"weights": SelectionWeights(), "aggregates": (MEAN, Aggregate("u", "units"))},
+        {"weights": SelectionWeights(), "selection_share": 0.4},
+    ]  # fmt: skip
+    for kind in kinds:
+        plan = make_plan(24, contributions=6, strategy="tree", **kind)
+        assert divide(plan, FIRST_RULES) == divide(plan)

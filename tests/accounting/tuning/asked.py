@@ -1,0 +1,25 @@
+"""The question that the tests of tuning begin with, and the encoder's exact answers."""
+
+import msgspec
+import numpy as np
+
+from dpstream.accounting.strategies.base import Int64
+from dpstream.accounting.tuning.question import (
+    Column,
+    Histogram,
+    Question,
+    encoder_matrix,
+)
+
+HOUR = 3_600_000_000
+ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (Column("m", -90, 500),))
+
+
+def but(**changes: object) -> Question:
+    """The same question but for these fields."""
+    return msgspec.structs.replace(ASKED, **changes)
+
+
+def exact(of: Histogram, counts: Int64) -> Int64:
+    """The nodes of a histogram with these cells, without noise."""
+    return np.asarray(encoder_matrix(of.cells) @ counts)

@@ -1,0 +1,155 @@
+"""The comparison of mechanisms that ``dpstream plan`` prints."""
+
+import math
+import tomllib
+
+import msgspec
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning import alternatives
+from dpstream.accounting.tuning.alternatives import compare, in_words, text
+from dpstream.accounting.weights import MILD
+from tests.accounting.plans import Make
+
+
+def test_the_job_stands_first_and_one_row_is_recommended(make_plan: Make) -> None:
+    plan = make_plan(strategy="tree")
+    rows = compare(plan)
+    assert rows[0].settings["strategy"] == "tree" and rows[0].keys == rows[0].error == 1
+    assert sum(row.recommended for row in rows) == 1
+    best = next(row for row in rows if row.recommended)
+    assert best.same and best.error < 0.95 and best.keys > 1.1
+    assert all(row.error * 1.02 >= best.error for row in rows if row.same)
+    ours = make_plan(**best.settings)
+    again = compare(ours)
+    assert again[0].recommended and again[0].error == 1
+
+
+def test_every_kind_is_compared(make_plan: Make) -> None:
+    rows = compare(make_plan(1000, strategy="blt", weights=MILD))
+    kinds = {(r.settings["strategy"], bool(r.settings["weights"]), r.settings["combine"])
+             for r in rows}  # fmt: skip
+    assert {("blt", True, True), ("toeplitz", False, False), ("tree", True, False)} <= kinds
+    assert {r.settings["mode"] for r in rows} == {"sticky", "rounds"}
+    combined = next(r for r in rows if r.settings["combine"] and not r.refused)
+    assert not combined.same and combined.error < 0.9
+    words = text(rows)
+    assert words.count("*") == 2 and "(another figure)" in words
+
+
+def test_expected_keys_follow_what_was_simulated(make_plan: Make) -> None:
+    """Ratios to the tree at T = 100, C = 32: 1.18 for BLT, 1.5 and more for the combined."""
+    rows = compare(make_plan(strategy="tree"))
+    blt = next(r for r in rows if r.settings["strategy"] == "blt" and not r.settings["weights"])
+    assert 1.05 < blt.keys < 1.25 and 0.85 < blt.error < 1
+    steep = max(r.keys for r in rows if r.settings["combine"])
+    assert 1.3 < steep < 1.8
+
+
+def test_what_the_job_cannot_use_is_said(make_plan: Make) -> None:
+    rows = compare(make_plan(5000, strategy="blt"))
+    refused = [r for r in rows if r.refused]
+    assert {r.settings["strategy"] for r in refused} == {"toeplitz"}
+    assert {r.same for r in refused} == {True, False}
+    words = text(rows)
+    assert "at most 4096" in words
+    # Rows after a refused one are there, each with what a job can take over as it stands.
+    assert len(words.splitlines()) == 4 + len(rows)
+    assert all(in_words(row.settings) in words for row in rows)
+    others = sum(not row.same and not row.refused for row in rows)
+    assert others and words.count("(another figure)") == others
+    for row in rows:
+        told = tomllib.loads(f"privacy = {{ {in_words(row.settings)} }}")["privacy"]
+        weights = row.settings["weights"]
+        asked = row.settings | {"weights": weights and msgspec.to_builtins(weights)}
+        assert told == {name: value for name, value in asked.items() if value}
+
+
+@pytest.mark.parametrize("least", [100_000, 2_000_000])
+def test_the_comparison_never_stops_a_plan(make_plan: Make, least: int) -> None:
+    rows = compare(make_plan(pre_threshold=least))
+    assert len(rows) > 5 and text(rows)
+    assert all(math.isnan(r.keys) or r.keys >= 0 for r in rows)
+
+
+def expected(plan: Plan) -> tuple[float, float, float]:
+    """(keys, error, units of an even chance) on the reference population, size by size."""
+    budget = allocate(plan)
+    statistic, tau = budget.statistic, budget.tau
+    assert statistic is not None and tau is not None
+    adds, triggers = 1.0, len(tau)
+    if plan.privacy.weights is not None:
+        # A unit's i-th record is there with the chance of at least i records.
+        there = [(i + 25) ** -5.738 for i in range(1, plan.privacy.contributions + 1)]
+        weighs = plan.privacy.weights.integers(plan.privacy.contributions).tolist()
+        mean = sum(p * w for p, w in zip(there, weighs, strict=True)) / sum(there)
+        adds = statistic.weighted * mean + statistic.counted
+    noise = budget.values[0].sd[-1] / plan.design.streams[0].sensitivity
+    sizes, keys, wrong, even = np.geomspace(1, 1e6, 400), [], [], math.nan
+    for n in sizes:
+        best = max(
+            (n * adds * t / triggers - tau[t - 1] / 256) / statistic.sd[t - 1]
+            for t in range(1, triggers + 1)
+        )
+        chance = norm.cdf(best)
+        even = n if chance < 0.5 else even
+        keys.append(n**-1.7 * chance)
+        wrong.append(n**-1.7 * (chance * noise * math.sqrt(2 / math.pi) + (1 - chance) * n))
+    return np.trapezoid(keys, sizes), np.trapezoid(wrong, sizes), even
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"selection_share": 0.7},
+        {"select_every": 5, "refresh_every": 5},
+        {"aggregates": (Aggregate("total", "sum", "v", (-1.0, 7.0), 0.5),)},
+    ],
+)
+def test_rows_by_their_definition(make_plan: Make, options: dict[str, object]) -> None:
+    """Other mechanisms choose shares anew, and rounds have no calendar of tests."""
+    plan = make_plan(20, strategy="tree", **options)
+    rows = compare(plan)
+    assert rows[0].keys == rows[0].error == 1
+    own = expected(plan)
+    for row in rows:
+        if row.refused:
+            assert "aggregates" in options
+            continue
+        change = dict(row.settings)
+        if row is not rows[0]:
+            change["selection_share"] = None
+        if change["mode"] == "rounds":
+            change["select_every"] = None
+        privacy = msgspec.structs.replace(plan.privacy, **change)
+        other = msgspec.structs.replace(plan, privacy=privacy)
+        keys, error, even = expected(other)
+        assert row.keys == pytest.approx(keys / own[0]), row
+        assert row.error == pytest.approx(error / own[1]), row
+        assert even <= row.units <= even * 1.04
+        noise = allocate(other).values[0].sd[-1]
+        assert row.sd == pytest.approx(noise / plan.design.streams[0].sensitivity)
+
+
+def test_the_last_sd_of_a_count_of_units(make_plan: Make) -> None:
+    plan = make_plan(24, aggregates=(Aggregate("people", "units"),), strategy="tree")
+    units = allocate(plan).units
+    assert units is not None and len(set(units.sd[-3:].tolist())) > 1
+    assert compare(plan)[0].sd == units.sd[-1]
+
+
+def test_nothing_to_choose(make_plan: Make) -> None:
+    assert compare(make_plan(public_keys="list")) == []
+    assert text([]) == ""
+
+
+def test_the_criterion_is_public(make_plan: Make) -> None:
+    """A function of the plan's parameters only: the same plan gives the same rows."""
+    plan = make_plan(aggregates=(Aggregate("people", "units"),))
+    assert compare(plan) == compare(plan)
+    assert alternatives._NEAR == 1.02

@@ -1,0 +1,105 @@
+"""What a tuning says: figures from noisy counts, its cost with the stream, its warnings."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpstream.accounting.figures import up
+from dpstream.accounting.gaussian import delta_of, mu_of
+from dpstream.accounting.tuning.answer import Figures, Tuned, read_off
+from dpstream.accounting.tuning.quantiles import clamp_of, cover_cell, quantile_cell
+from dpstream.accounting.tuning.question import (
+    CONTRIBUTIONS,
+    Column,
+    design,
+)
+from tests.accounting.tuning.asked import ASKED, but, exact
+
+
+def test_too_few_units_give_no_answer() -> None:
+    made = design(but(columns=()))
+    of = made.histograms[0]
+    counts = np.zeros(of.cells, np.int64)
+    assert read_off(ASKED, made, [exact(of, counts)]) == Figures(0, (), CONTRIBUTIONS)
+    counts[2] = of.answered_from - 1
+    assert read_off(ASKED, made, [exact(of, counts)]).unanswered == CONTRIBUTIONS
+    counts[2] = of.answered_from
+    found = read_off(but(columns=()), made, [exact(of, counts)])
+    assert found.unanswered is None and found.contributions == 36
+
+
+@pytest.mark.parametrize("cover", [None, 0.5, 0.95])
+def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) -> None:
+    """C from the pairs, each clamp from its own column's cells, with the question's tail."""
+    columns = (Column("m", -90, 500), Column("k", 0, 9))
+    asked = but(quantile=0.5 if cover is None else None, cover=cover, tail=0.2, columns=columns)
+    made = design(asked, private=False)
+    pairs, m, k = made.histograms
+    rng = np.random.default_rng(11)
+    counts = [rng.integers(0, 200, of.cells) for of in made.histograms]
+    figures = read_off(asked, made, [*map(exact, made.histograms, counts)])
+    sums = [np.cumsum(c).astype(float) for c in counts]
+    cell = quantile_cell(sums[0], 0.5) if cover is None else cover_cell(pairs, sums[0], cover)
+    assert figures == Figures(
+        min(1000, 12 * pairs.candidates[cell]),
+        (("m", *clamp_of(m, sums[1], 0.2)), ("k", *clamp_of(k, sums[2], 0.2))),
+    )
+
+
+def test_all_units_beyond_the_largest_candidate() -> None:
+    made = design(but(columns=()))
+    of = made.histograms[0]
+    counts = np.zeros(of.cells, np.int64)
+    counts[-1] = 10 * of.good_from
+    found = read_off(but(columns=()), made, [exact(of, counts)])
+    assert found.contributions == 1000 and "beyond --max-contributions" in found.notes[0]
+
+
+def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import describe, text
+    from tests.streams import make_plan
+
+    plan = make_plan(epsilon=2.0, delta=1e-6)
+    budget = allocate(plan)
+    mu = mu_of(0.5, 1e-7)
+    tuned = Tuned("private", ("total",), "2h", "ab" * 16, 0.5, 1e-7, mu)
+    told = describe(plan, budget, tuned)["choice"]
+    total, both = told["total"], math.hypot(mu, budget.mu)
+    assert total["delta"] == pytest.approx(1e-6 + 1e-7)
+    thresholds = budget.b * plan.privacy.contributions
+    assert delta_of(total["epsilon"], both) + thresholds <= total["delta"]
+    assert delta_of(0.999 * total["epsilon"], both) + thresholds > total["delta"]
+    assert 2.0 < total["epsilon"] < 2.5
+    assert "tuning and stream together" in text(plan, budget, tuned)
+    assert {k: v for k, v in told.items() if k not in ("words", "total")} == {
+        "how": "private", "run_id": "ab" * 16, "epsilon": 0.5, "delta": 1e-7, "mu": mu,
+    }  # fmt: skip
+    assert total["mu"] >= both and total["mu"] == pytest.approx(both)
+    assert f"({up(0.5)}, {up(1e-7)})-DP mechanism" in told["words"]
+    assert f"together: ({up(total['epsilon'], 4)}, {up(total['delta'], 4)});" in told["words"]
+    assert tuned.warnings() == []
+    # Without a guarantee of the stream, or with none left, there is no total to tell.
+    spent = msgspec.structs.replace(budget, b=1.0)
+    for other in (msgspec.structs.replace(budget, sound=False), spent):
+        told = tuned.describe(plan, other)
+        assert told["total"]["epsilon"] is None and "together" not in told["words"]
+    assert "clamps of total" in told["words"] and describe(plan, budget)["choice"] is None
+
+
+def test_proxy_is_a_warning_in_the_plan() -> None:
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.guarantee import describe, text
+    from tests.streams import make_plan
+
+    plan = make_plan()
+    two = Tuned("proxy", ("total", "level"))
+    (words,) = two.warnings()
+    assert "and clamps of total, level chosen from other data" in words
+    assert two.describe(plan, allocate(plan)) == {"how": "proxy", "words": words}
+    tuned = Tuned("proxy")
+    warnings = describe(plan, allocate(plan), tuned)["warnings"]
+    assert any(w.startswith("contributions chosen from other data: no charge") for w in warnings)
+    assert "does not cover the tuning" in text(plan, allocate(plan), tuned)

@@ -1,0 +1,128 @@
+"""The question of a tuning: grids, sensitivity of the encoders, budget, stated accuracy."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.tuning.question import (
+    CONTRIBUTIONS,
+    Column,
+    Design,
+    contributions_of,
+    design,
+    encoder_matrix,
+    magnitudes,
+    pair_candidates,
+    value_candidates,
+    worst_factor,
+)
+from tests.accounting.tuning.asked import ASKED, but
+
+# --- grids -------------------------------------------------------------------------------
+
+
+def test_grids_are_public_geometric_and_reach_both_ends() -> None:
+    assert magnitudes(1) == (1,) and magnitudes(9) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    for most in (2, 3, 10, 17, 1000, 1 << 32):
+        grid = magnitudes(most)
+        assert grid[0] == 1 and grid[-1] == most
+        assert all(b - a == 1 or b <= 1.25 * a + 1 for a, b in itertools.pairwise(grid))
+    assert value_candidates(0, 3) == (0, 1, 2, 3)
+    assert value_candidates(5, 9) == (5, 6, 7, 8, 9)
+    assert value_candidates(-9, -5) == (-9, -8, -7, -6, -5)
+    assert value_candidates(-2, 1) == (-2, -1, 0, 1)
+
+
+def test_extrapolation_is_rounded_up_and_capped() -> None:
+    assert [contributions_of(n, Fraction(5, 2), 9) for n in (1, 2, 3, 4)] == [3, 5, 8, 9]
+    assert pair_candidates(Fraction(12), 100)[-1] == 9
+    assert contributions_of(1, Fraction(1, 50), 9) == 1
+
+
+# --- sensitivity and budget ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 77])
+def test_l2_of_every_move_is_within_the_stated_sensitivity(cells: int) -> None:
+    for of in design(but(columns=(Column("m", 0, cells),), values_per_unit=3)).histograms:
+        per_unit = 1 if of.name == CONTRIBUTIONS else 3
+        matrix = encoder_matrix(of.cells)
+        worst = 0.0
+        for places in itertools.islice(
+            itertools.combinations_with_replacement(range(of.cells), per_unit), 3000
+        ):
+            moved = np.bincount(places, minlength=of.cells)
+            worst = max(worst, float(np.sqrt(((matrix @ moved) ** 2).sum())))
+        assert worst <= of.sensitivity
+        assert worst > 0.999 * of.sensitivity  # and the bound is not idle
+
+
+@pytest.mark.parametrize("columns", [(), ASKED.columns, (*ASKED.columns, Column("k", 0, 9))])
+def test_all_histograms_together_cost_mu(columns: tuple[Column, ...]) -> None:
+    made = design(but(columns=columns))
+    used = sum((of.sensitivity / of.sigma) ** 2 for of in made.histograms)
+    assert 0.999 * made.mu**2 < used <= made.mu**2
+    assert delta_of(1.0, math.sqrt(used)) <= 1e-9 < delta_of(1.0, 1.01 * math.sqrt(used))
+    half = sum((of.sensitivity / (of.sigma / 2)) ** 2 for of in made.histograms)
+    assert delta_of(1.0, math.sqrt(half)) > 1e-9
+
+
+def test_the_tree_beats_plain_cells_at_equal_budget() -> None:
+    for cells in (2, 3, 4, 5, 8, 16, 23, 64, 77, 200):
+        tree = encoder_matrix(cells)
+        col2 = int(tree.sum(axis=0).max())
+        for targets in ((0.9,), (0.5,), (0.05, 0.95)):
+            plain = worst_factor(np.eye(cells, dtype=np.int64), targets)
+            assert math.sqrt(col2) * worst_factor(tree, targets) < plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"epsilon": 0.0}, "--epsilon"),
+        ({"epsilon": 1e-5}, "--epsilon"),
+        ({"delta": 1.0}, "--delta"),
+        ({"quantile": 1.0}, "--quantile"),
+        ({"quantile": None, "cover": 1.0}, "--cover"),
+        ({"tail": 0.5}, "--tail"),
+        ({"max_contributions": 0}, "--max-contributions"),
+        ({"values_per_unit": 65}, "--values-per-unit"),
+        ({"scale": "4380"}, "--first"),
+    ],
+)
+def test_questions_that_are_refused_in_public(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        design(but(**changes))
+    assert caught.value.field == field
+
+
+# --- with noise ------------------------------------------------------------------------------
+
+
+def rank_errors(made: Design, scale: float, draws: int = 400) -> list[float]:
+    """Share of draws in which a prefix minus its target errs beyond the stated rank error."""
+    rng, shares = np.random.default_rng(3), []
+    for of in made.histograms:
+        matrix = encoder_matrix(of.cells)
+        counts = rng.integers(0, 200, of.cells)
+        noise = np.rint(rng.normal(0, of.sigma * scale, (draws, len(matrix)))).astype(np.int64)
+        decode = np.cumsum(np.linalg.pinv(matrix.astype(float)), axis=0)
+        found = (matrix @ counts + noise) @ decode.T
+        truth = np.cumsum(counts)
+        worst = np.zeros(draws)
+        for q in of.targets:
+            wrong = (found - q * found[:, -1:]) - (truth - q * truth[-1])
+            worst = np.maximum(worst, np.abs(wrong).max(axis=1))
+        shares.append(float((worst > of.rank_error).mean()))
+    return shares
+
+
+def test_stated_rank_error_holds_and_is_not_idle() -> None:
+    made = design(ASKED)
+    assert max(rank_errors(made, 1.0)) < 0.08
+    assert min(rank_errors(made, 2.0)) > 0.3  # the check can fail

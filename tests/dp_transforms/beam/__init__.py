@@ -1,0 +1,1 @@
+"""Tests of the flow's parts that know Beam."""

@@ -1,0 +1,307 @@
+"""Real Gaussian noise: error of the floats, tails, shape, names; prefixes settled exactly."""
+
+import functools
+from typing import Any
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from scipy import stats
+
+from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.limits import MAX_REAL_SIGMA
+from dpstream.accounting.strategies import make_strategy, toeplitz
+from dpstream.accounting.strategies.base import ExactNoise
+from dpstream.accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from tests.dp_transforms.noise.test_sampler import Chosen as ChosenLanes
+from tests.dp_transforms.noise.test_sampler import tweaks
+from tests.streams import KEYS
+
+Float64 = npt.NDArray[np.float64]
+FULL = 1 << 128
+#: A true sampler fails a test below this in one of a million runs; the keys are fixed anyway.
+LEAST_P = 1e-6
+KEY = b"\x07" * 32
+SIGMAS = (0.3, 1.0, 25.0, 1e6)
+
+
+@functools.lru_cache(maxsize=8)
+def draws(sigma: float, rows: int = 4000, nodes: int = 250) -> Float64:
+    """(rows, nodes) noises in sds: nodes 0 .. of each of many names."""
+    first, last = np.zeros(rows, np.int64), np.full(rows, nodes)
+    noise, _ = ContinuousGaussian(sigma).draw(Prf(KEY), tweaks(rows), first, last)
+    return noise.reshape(rows, nodes) / sigma
+
+
+def in_digits(uniform: int) -> Any:
+    """Phi^-1((u + 1/2) / 2^128) in 70 digits."""
+    with mpmath.workdps(70):
+        upper = uniform >= FULL // 2
+        tail = (mpmath.mpf(FULL - 1 - uniform if upper else uniform) + 0.5) / FULL
+        guess = mpmath.mpf(float(stats.norm.ppf(float(tail))))
+        # Newton on the logarithm of the tail, which converges from far out too.
+        for _ in range(8):
+            cdf = mpmath.erfc(-guess / mpmath.sqrt(2)) / 2
+            guess -= (mpmath.log(cdf) - mpmath.log(tail)) * cdf / mpmath.npdf(guess)
+        return -guess if upper else guess
+
+
+class Chosen:
+    """A stand-in for the PRF under which node 0 of row i gets the uniform ``wanted[i]``."""
+
+    def __init__(self, wanted: list[int]) -> None:
+        self.wanted = wanted
+
+    def blocks(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        out = np.empty_like(blocks)
+        for i, (word, own) in enumerate(blocks.tolist()):
+            uniform = self.wanted[word]
+            out[i] = (uniform >> 64 if own == 0 else uniform & (2**64 - 1)), 0x5555
+        return out
+
+
+def decided(of: ContinuousGaussian, uniforms: list[int]) -> list[float]:
+    rows = np.arange(len(uniforms), dtype=np.uint64)
+    names = np.stack([rows, np.zeros_like(rows)], axis=1)
+    ones = np.ones(len(uniforms), np.int64)
+    noise, _ = of.draw(Chosen(uniforms), names, 0 * ones, ones)  # type: ignore[arg-type]
+    result: list[float] = noise.tolist()
+    return result
+
+
+def forced() -> list[int]:
+    """Uniforms everywhere: the ends, every power of two in both tails, the middle, random ones."""
+    rng = np.random.default_rng(2)
+    powers = [1 << k for k in range(128)]
+    some = {0, 1, 2, 3, 5, 100, 12345, FULL // 2 - 1, FULL // 2, *powers, *(p - 1 for p in powers)}
+    some |= {int.from_bytes(rng.bytes(16), "little") for _ in range(150)}
+    some |= {int.from_bytes(rng.bytes(16), "little") >> int(s) for s in rng.integers(1, 120, 150)}
+    return sorted(some | {FULL - 1 - u for u in some})
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1e6])
+def test_floats_are_within_their_error(sigma: float) -> None:
+    of, uniforms = ContinuousGaussian(sigma), forced()
+    found = decided(of, uniforms)
+    with mpmath.workdps(70):
+        wrong = {
+            f"{uniform:#x}": float((value - sigma * in_digits(uniform)) / sigma)
+            for uniform, value in zip(uniforms, found, strict=True)
+            if abs(value - sigma * in_digits(uniform)) > of.error
+        }
+    assert wrong == {}
+
+
+def test_exact_draws_are_balls_around_the_same_numbers() -> None:
+    of, prf, name = ContinuousGaussian(3.7), Prf(KEY), tweaks(1, seed=9)[0]
+    none = np.zeros(1, np.int64)
+    floats, _ = of.draw(prf, name.reshape(1, 2), none, none + 400)
+    balls = of.exact(prf, name, 400)(256)
+    for value, ball in zip(floats.tolist(), balls, strict=True):
+        assert float(ball.rad()) < 1e-60
+        assert abs(value - float(ball.mid())) <= of.error
+    wide = of.exact(prf, name, 5)(1024)
+    assert all(a.contains(b) for a, b in zip(balls, wide, strict=False))
+
+
+def uniforms_of(key: bytes, name: tuple[int, int], node: int) -> int:
+    """Upper 64 bits: a lane of the shared block; lower: the first word of the node's own."""
+
+    def aes(low: int, high: int) -> bytes:
+        cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        return cipher.update(low.to_bytes(8, "little") + high.to_bytes(8, "little"))
+
+    low, high = name
+    lane = aes(low ^ (node // 2), high)[8 * (node % 2) :][:8]
+    own = aes(low ^ node, high ^ (1 << 63))[:8]
+    return int.from_bytes(lane, "little") << 64 | int.from_bytes(own, "little")
+
+
+def test_draws_equal_a_plain_reference() -> None:
+    of, names = ContinuousGaussian(25.0), tweaks(6, seed=3)
+    first = np.array([0, 1, 7, 8, 63, 1000])
+    last = first + np.array([40, 7, 1, 16, 0, 33])
+    noise, starts = of.draw(Prf(KEY), names, first, last)
+    assert len(noise) == (last - first).sum()
+    for i, name in enumerate(names.tolist()):
+        exact = of.exact(Prf(KEY), names[i], int(last[i]))(256)
+        with mpmath.workdps(70):
+            for node in range(int(first[i]), int(last[i])):
+                expected = 25 * in_digits(uniforms_of(KEY, tuple(name), node))
+                assert abs(noise[starts[i] + node - first[i]] - expected) <= of.error
+                # Equal far below the 2^-64 that the lane alone would leave open.
+                middle = mpmath.mpf(exact[node].mid().str(60, radius=False))
+                assert abs(middle - expected) < 1e-45
+
+
+def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
+    prf, names, of, nodes = Prf(KEY), tweaks(50, seed=4), ContinuousGaussian(3.7), 90
+    ends = np.zeros(50, np.int64), np.full(50, nodes)
+    whole = of.draw(prf, names, *ends)[0].reshape(50, nodes)
+    assert len(np.unique(whole)) == whole.size
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        rows = rng.integers(0, 50, rng.integers(1, 30))
+        first = rng.integers(0, nodes + 1, len(rows))
+        last = first + (rng.random(len(rows)) * (nodes + 1 - first)).astype(np.int64)
+        noise, starts = of.draw(prf, names[rows], first, last)
+        for i, row in enumerate(rows):
+            drawn = noise[starts[i] : starts[i] + last[i] - first[i]]
+            assert drawn.tobytes() == whole[row, first[i] : last[i]].tobytes()
+
+
+def test_other_names_keys_and_sds_give_other_noise() -> None:
+    digests = {ContinuousGaussian(s).digest for s in SIGMAS}
+    assert len(digests | {RoundedGaussian(1.0).digest}) == len(SIGMAS) + 1
+    one = np.ones(1, np.int64)
+    values = {
+        float(ContinuousGaussian(1.0).draw(Prf(key), name, 0 * one, one)[0][0])
+        for key in (KEY, b"\x08" * 32)
+        for name in (tweaks(1, 1), tweaks(1, 2))
+    }
+    assert len(values) == 4
+
+
+def test_sigmas_outside_the_range_are_refused() -> None:
+    for sigma in (0.0, -1.0, float("nan"), float("inf"), MAX_REAL_SIGMA * 1.01):
+        with pytest.raises(ValueError, match="range"):
+            ContinuousGaussian(sigma)
+
+
+def fits(noise: Float64) -> bool:
+    """Shape, variance, tails and independence of neighbours against Normal(0, 1)."""
+    flat = noise.reshape(-1)
+    total = float((flat**2).sum())
+    p = [stats.kstest(flat[:200_000], "norm").pvalue]
+    p += [2 * stats.norm.sf(abs(float(flat.mean())) * np.sqrt(flat.size))]
+    p += [2 * min(stats.chi2.sf(total, flat.size), stats.chi2.cdf(total, flat.size))]
+    for edge in (2.0, 3.0, 4.0):
+        for tail in (flat > edge, flat < -edge):
+            chance = float(stats.norm.sf(edge))
+            p.append(stats.binomtest(int(tail.sum()), flat.size, chance).pvalue)
+    for a, b in ((noise[:, 1:], noise[:, :-1]), (noise[1:], noise[:-1])):
+        p.append(stats.pearsonr(a.reshape(-1)[:500_000], b.reshape(-1)[:500_000]).pvalue)
+    return min(p) > LEAST_P
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_shape_and_tails(sigma: float) -> None:
+    assert fits(draws(sigma))
+
+
+def test_other_shapes_are_rejected() -> None:
+    honest = draws(1.0)
+    reused = honest.copy()
+    reused[:, 1::2] = honest[:, ::2]  # both nodes of a block from one lane
+    for twin in (honest * 1.01, honest / 1.01, honest + 0.01, np.clip(honest, -3.9, 3.9), reused):
+        assert not fits(twin)
+
+
+# --- prefixes that floats leave open -------------------------------------------------------
+
+TRIGGERS, ROWS = 40, 30
+
+
+def stream_of(name: str, triggers: int = TRIGGERS) -> NoiseStream:
+    strategy = make_strategy(name, triggers)
+    sigma = 3.7 if name == "blt" else 300.0
+    sampler = RoundedGaussian(sigma) if strategy.rounds_nodes else ContinuousGaussian(sigma)
+    noise = StreamNoise("n", encoder_of(name, triggers), strategy.col2, 1.0, 1.0, sigma)
+    return NoiseStream(KEYS.ring(), (b"run",), (0, 1), "value", noise, sampler)
+
+
+def paths_of(stream: NoiseStream, width: int, rows: int = ROWS) -> npt.NDArray[np.int64]:
+    ids = np.arange(2 * rows, dtype=np.uint64).reshape(rows, 2)
+    names = stream.names(ids, np.zeros(rows, np.int64))
+    step_index, found = np.zeros(rows, np.int64), []
+    stack = stream.no_state(rows)
+    while step_index[0] < stream.strategy.triggers:
+        upto = np.minimum(step_index + width, stream.strategy.triggers)
+        found.append(
+            stream.advance(names, step_index, upto, stack, width)[:, : upto[0] - step_index[0]]
+        )
+        step_index = upto
+    return np.concatenate(found, axis=1)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    honest = ConvolutionStrategy.exact
+
+    def exact(self: ConvolutionStrategy, noise: ExactNoise, step_index: int) -> int:
+        calls.append(step_index)
+        return honest(self, noise, step_index)
+
+    monkeypatch.setattr(ConvolutionStrategy, "exact", exact)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["toeplitz", "blt"])
+@pytest.mark.parametrize("width", [1, 7, TRIGGERS])
+def test_settling_every_prefix_exactly_changes_nothing(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, calls = stream_of(name), counted(monkeypatch)
+    expected = paths_of(stream, width)
+    assert len(calls) < 5
+    calls.clear()
+    # Errors so large that no float is sure of its rounding.
+    monkeypatch.setattr(toeplitz, "_ULP", 1.0)
+    stream.sampler.error = 1e6
+    assert (paths_of(stream, width) == expected).all()
+    assert sorted(calls) == sorted(list(range(1, TRIGGERS + 1)) * ROWS)
+
+
+def shifted(of: ContinuousGaussian, by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floats that are off by up to ``by``, in any direction."""
+    honest = ContinuousGaussian.draw
+    rng = np.random.default_rng(3)
+
+    def draw(self: ContinuousGaussian, *args: Any) -> Any:
+        noise, starts = honest(self, *args)
+        return noise + rng.uniform(-by, by, len(noise)), starts
+
+    monkeypatch.setattr(ContinuousGaussian, "draw", draw)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_announced_errors_never_show(announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floats off by 1e-5 give the same bytes when their error is known, and others if not."""
+    stream = stream_of("blt")
+    expected = paths_of(stream, 7, 200)
+    calls = counted(monkeypatch)
+    assert isinstance(stream.sampler, ContinuousGaussian)
+    shifted(stream.sampler, 1e-5, monkeypatch)
+    if announced:
+        stream.sampler.error = 1e-5
+    got = paths_of(stream, 7, 200)
+    assert (got == expected).all() == announced
+    assert announced == (0 < len(calls) < got.size / 2)
+
+
+def test_long_paths_stay_within_their_error_bound() -> None:
+    """Buffers of 3,000 steps: every prefix that floats decide is the exact one."""
+    stream = stream_of("blt", 3000)
+    assert isinstance(stream.strategy, ConvolutionStrategy)
+    got = paths_of(stream, 100, 2)
+    ids = np.arange(4, dtype=np.uint64).reshape(2, 2)
+    names = stream.names(ids, np.zeros(2, np.int64))
+    for step_index in (1, 2, 999, 1000, 2048, 2999, 3000):
+        for row in range(2):
+            nodes = stream.sampler.exact(KEYS.ring().node, names[row], step_index)
+            assert got[row, step_index - 1] == stream.strategy.exact(nodes, step_index)
+
+
+def test_the_rounded_sampler_has_its_own_lanes() -> None:
+    """The stand-in PRFs of the two samplers differ: so do the uniforms of one name."""
+    rows = np.zeros((1, 2), np.uint64), np.zeros(1, np.int64), np.ones(1, np.int64)
+    uniform = 0x1234 << 112
+    rounded, _ = RoundedGaussian(25.0).draw(ChosenLanes([uniform]), *rows)  # type: ignore[arg-type]
+    real, _ = ContinuousGaussian(25.0).draw(Chosen([uniform]), *rows)  # type: ignore[arg-type]
+    assert rounded[0] == round(float(real[0]))

@@ -1,0 +1,111 @@
+"""The element of every collection: its coder, views without copies, rows regrouped by shard."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms import batches
+from dpstream.dp_transforms.batches import (
+    HAND_OVER,
+    ArrowBatchCoder,
+    admitted_schema,
+    concat,
+    empty,
+    id_array,
+    ids_of,
+    record_schema,
+    release_schema,
+    shard_release_schema,
+    split_by_shard,
+)
+from dpstream.dp_transforms.telemetry import forget_error
+from tests.streams import (
+    COUNT,
+    SUM,
+    generate,
+    make_plan,
+)
+
+SCHEMA = pa.schema([pa.field("unit", pa.binary(16), nullable=False), ("text", pa.string())])
+
+
+def rows_of(count: int, size: int) -> pa.RecordBatch:
+    ids = id_array(ids_of(pa.array([n.to_bytes(16, "big") for n in range(count)], pa.binary(16))))
+    return pa.RecordBatch.from_arrays([ids, pa.array(["x" * size] * count)], schema=SCHEMA)
+
+
+def test_text_beyond_what_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are never dropped instead."""
+
+    def overflow(column: pa.ChunkedArray) -> pa.Array:
+        raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+
+    monkeypatch.setattr(batches, "_one_array", overflow)
+    with pytest.raises(RunError, match="2 GiB"):
+        concat([rows_of(2, 3), rows_of(2, 3)], SCHEMA)
+
+
+def test_concat_takes_batches_from_a_generator_and_keeps_their_order() -> None:
+    parts = [rows_of(n, n) for n in (3, 0, 5)]
+    found = concat((part for part in parts), SCHEMA)
+    assert found.to_pylist() == [row for part in parts for row in part.to_pylist()]
+    assert concat(iter(()), SCHEMA).num_rows == 0
+    assert concat([parts[0]], SCHEMA).column(1).buffers()[2].address == (
+        parts[0].column(1).buffers()[2].address
+    ), "a batch alone is not copied"
+
+
+def test_the_coder_is_exact_and_writes_only_its_own_rows() -> None:
+    coder = ArrowBatchCoder()
+    batch = generate(make_plan(), records=900).batches(300)[0]
+    assert coder.is_deterministic()
+    assert coder.decode(coder.encode(batch)).equals(batch, check_metadata=True)
+    assert len(coder.encode(batch.slice(5, 3))) < len(coder.encode(batch)) / 3
+    assert coder.encode(coder.decode(coder.encode(batch))) == coder.encode(batch)
+
+
+def test_ids_are_seen_where_they_stand() -> None:
+    column = id_array(np.arange(10, dtype=np.uint64).reshape(5, 2))
+    assert ids_of(column).tolist() == [[2 * n, 2 * n + 1] for n in range(5)]
+    part = column.slice(2, 2)
+    assert ids_of(part).tolist() == [[4, 5], [6, 7]]
+    assert np.shares_memory(ids_of(part), ids_of(column))
+    assert ids_of(id_array(np.empty((0, 2), np.uint64))).shape == (0, 2)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 4])
+def test_rows_keep_their_order_within_a_shard(shards: int) -> None:
+    shard = np.array([2, 0, 2, 0, 0]) % shards
+    batch = pa.RecordBatch.from_pydict({"n": list(range(5))})
+    found = {n: rows.column("n").to_pylist() for n, rows in split_by_shard(batch, shard, shards)}
+    assert found == {n: np.flatnonzero(shard == n).tolist() for n in set(shard.tolist())}
+    assert list(split_by_shard(batch.slice(0, 0), shard[:0], shards)) == []
+
+
+def test_large_batches_are_handed_over_by_reference_and_once() -> None:
+    coder, large = ArrowBatchCoder(), pa.RecordBatch.from_pydict({"n": list(range(2000))})
+    assert not coder.encode(large).startswith(batches._TICKET)
+    with HAND_OVER.open():
+        ticket = coder.encode(large)
+        assert len(ticket) < 50 and coder.decode(ticket) is large
+        with pytest.raises(RunError, match="KeyError"):
+            coder.decode(ticket)
+        assert coder.decode(coder.encode(large.slice(0, 9))).num_rows == 9
+        lost = coder.encode(large)
+    assert not HAND_OVER._held and len(lost) < 50
+    forget_error()
+
+
+def test_schemas_name_what_the_plan_needs() -> None:
+    plan = make_plan(aggregates=(COUNT, SUM), key=("string", "int"), stamped=True)
+    assert record_schema(plan).names == [
+        "unit", "stamp", "_event_trigger_time", "partition", "offset", "page", "lang", "v1",
+    ]  # fmt: skip
+    assert "_event_trigger_time" not in record_schema(make_plan()).names
+    assert admitted_schema(plan).names == ["window", "trigger", "unit", "page", "lang", "v1"]
+    assert "rank" in admitted_schema(make_plan(per_key_bound=1)).names
+    released = shard_release_schema(plan).names
+    assert released == ["page", "lang", "_id", "n", "n_sd", "total", "total_sd"]
+    assert set(released) - {"_id"} < set(release_schema(plan).names)
+    assert empty(release_schema(plan)).num_rows == 0

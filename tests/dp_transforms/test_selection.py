@@ -1,0 +1,113 @@
+"""Noisy thresholds: the integers of the paths, whatever is computed ahead; who is tested at all."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import selection
+from dpstream.dp_transforms.noise.paths import Paths
+from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select, step_index_of
+from dpstream.state.store import KeyShard
+from tests.dp_transforms.pairs import noise_stream, states_of
+from tests.streams import COUNT, make_plan
+
+TEN = range(10)
+
+
+def thresholds_of(plan: Plan, look_ahead: int = 3) -> NoisyThresholds:
+    budget = allocate(plan)
+    assert budget.selection is not None
+    terms = [(noise_stream(plan, budget.selection, "selection"), 1)]
+    return NoisyThresholds(terms, plan, budget, look_ahead)
+
+
+def by_definition(plan: Plan, states: KeyShard) -> npt.NDArray[np.int64]:
+    """(keys, tests) floor(tau - n) + 1, at least 0."""
+    budget: Budget = allocate(plan)
+    assert budget.selection is not None and budget.tau is not None
+    paths, keys = Paths(noise_stream(plan, budget.selection, "selection")), states.size
+    paths.start(np.arange(keys), states.table.ids[:keys], states.round[:keys].astype(np.int64))
+    tests = len(budget.tau)
+    noise = paths.advance(np.arange(keys), np.full(keys, tests), tests)
+    exact = np.floor((budget.tau - noise) / (1 << DECODE_BITS)).astype(np.int64) + 1
+    return np.maximum(exact, 0)
+
+
+@pytest.mark.parametrize("look_ahead", [1, 2, 5, 1000])
+@pytest.mark.parametrize("strategy", ["tree", "toeplitz", "blt"])
+def test_thresholds_are_those_of_the_paths(strategy: str, look_ahead: int) -> None:
+    plan = make_plan(triggers=13, strategy=strategy)
+    states, thresholds = states_of(plan, TEN), thresholds_of(plan, look_ahead)
+    expected, slots = by_definition(plan, states), np.arange(10)
+    for step in (1, 2, 5, 6, 13):
+        thresholds.ensure(states, slots, np.full(10, step))
+        assert thresholds.at(slots, np.full(10, step)).tolist() == expected[:, step - 1].tolist()
+    assert thresholds.horizon == min(look_ahead, 13)
+
+
+def test_few_keys_at_a_time_are_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(triggers=13)
+    states, slots = states_of(plan, TEN), np.arange(10)
+    monkeypatch.setattr(selection, "MAX_DRAWS_AT_ONCE", 1)
+    thresholds = thresholds_of(plan)
+    thresholds.ensure(states, slots, np.full(10, 4))
+    found = thresholds.at(slots, np.full(10, 4))
+    assert found.tolist() == by_definition(plan, states)[:, 3].tolist()
+
+
+def test_a_new_round_has_noise_of_its_own() -> None:
+    plan = make_plan(mode="rounds", triggers=13)
+    states, thresholds, slots = states_of(plan, TEN), thresholds_of(plan), np.arange(10)
+    thresholds.ensure(states, slots, np.full(10, 2))
+    states.round[3:6] = 1
+    thresholds.ensure(states, slots, np.full(10, 2))
+    found = thresholds.at(slots, np.full(10, 2))
+    assert found.tolist() == by_definition(plan, states)[:, 1].tolist()
+    before = by_definition(plan, states_of(plan, TEN))[:, 1]
+    assert np.flatnonzero(found != before).min() >= 3 and (found != before).any()
+
+
+@pytest.mark.parametrize("above", [-1, 0])
+def test_a_key_passes_at_its_threshold(above: int) -> None:
+    plan = make_plan(triggers=13, select_every=1)
+    states, slots = states_of(plan, TEN), np.arange(10)
+    states.units[:10] = by_definition(plan, states)[:, 3] + above
+    passed = select(plan, thresholds_of(plan), states, slots, 4)
+    assert passed.tolist() == [above == 0] * 10
+
+
+def test_the_statistic_of_weights_is_the_last_sum() -> None:
+    plan = make_plan(weights=SelectionWeights(), per_key_bound=1, combine=True)
+    budget, states = allocate(plan), states_of(plan, [1, 2])
+    assert budget.statistic is not None and budget.selection is not None
+    states.units[:2], states.values[:2, -1] = [3, 4], [100, 50]
+    stream = noise_stream(plan, budget.selection, "selection")
+    found = NoisyThresholds([(stream, 1)], plan, budget, 2).statistic(states, np.arange(2))
+    one, each = budget.statistic.weighted, budget.statistic.counted
+    assert one > 0 and each > 0 and found.tolist() == [100 * one + 3 * each, 50 * one + 4 * each]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("sticky", [2]), ("rounds", [2, 3])])
+def test_who_is_tested(mode: str, expected: Sequence[int]) -> None:
+    """More units than the pre-threshold, and a sticky key is selected once."""
+    plan = make_plan(mode=mode, pre_threshold=3, aggregates=(COUNT,))
+    states = states_of(plan, [1, 2, 3, 4])
+    states.units[:4], states.round[3] = [2, 3, 4, 9], 1
+    assert candidates(plan, states, np.arange(4)).tolist() == expected
+
+
+def test_steps_are_counted_from_the_rounds_begin() -> None:
+    plan = make_plan(mode="rounds")
+    states = states_of(plan, [1, 2])
+    states.base[:2] = [0, 5]
+    assert step_index_of(plan, states, np.arange(2), 7).tolist() == [7, 2]
+    apart = make_plan(triggers=12, select_every=4, refresh_every=4)
+    assert [int(step_index_of(apart, states, np.arange(1), t)[0]) for t in (1, 4, 5, 12)] == [
+        1, 1, 2, 3,
+    ]  # fmt: skip

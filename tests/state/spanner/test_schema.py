@@ -1,0 +1,49 @@
+"""Tables and identity: made once, told from those of others, their numbers asked for once."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.schema import DDL, create_identity, create_tables
+from tests import emulator
+from tests.state.conformance import IDENTITY
+from tests.state.spanner.bench import SpannerBench
+
+
+def test_the_schema_file_is_the_schema() -> None:
+    text = (Path(__file__).parents[3] / "deploy" / "spanner" / "schema.sql").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("--")]
+    assert "\n".join(lines).strip() == DDL.strip()
+
+
+def test_tables_are_created_once(bench: SpannerBench) -> None:
+    assert create_tables(connect(bench.url)) is False
+
+
+def test_tables_of_others_are_left_alone(running: None) -> None:
+    url = emulator.fresh_url()
+    database = connect(url)
+    database.create().result(60)
+    database.update_ddl(["CREATE TABLE Mine (A INT64) PRIMARY KEY (A)"]).result(60)
+    with pytest.raises(PolicyError, match="other tables"):
+        create_tables(database)
+    emulator.drop(url)
+
+
+def test_a_schema_of_another_version_is_refused(bench: SpannerBench) -> None:
+    with connect(bench.url).batch() as batch:
+        batch.update("Meta", ("Name", "Value"), [("schema_version", "99")])
+    with pytest.raises(PolicyError, match="schema version"):
+        bench.open()
+
+
+def test_the_numbers_of_a_run_are_asked_for_once(running: None) -> None:
+    url = emulator.fresh_url()
+    create_tables(connect(url))
+    begun = create_identity(connect(url), IDENTITY, lambda: "numbers")
+    assert begun == msgspec.structs.replace(IDENTITY, calibration="numbers")
+    assert create_identity(connect(url), IDENTITY, pytest.fail) == begun
+    emulator.drop(url)

@@ -1,0 +1,74 @@
+"""Units in memory: a row is what has gone and the records, and counts are the sum of both."""
+
+from base64 import b64decode
+
+import numpy as np
+
+from dpstream.state.arrow import position_ids
+from dpstream.state.spanner.batch import Mutations
+from dpstream.state.spanner.rows import RECORD, UnitRows
+from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
+from dpstream.state.store import NEVER, Admitted
+from tests.state.conformance import ids
+
+
+def records(unit: list[int], pairs: list[int], first: int) -> Admitted:
+    """Records at offsets first, first + 1, ... of partition 3, decided at 9."""
+    three, nine = (np.full(len(unit), n, np.int32) for n in (3, 9))
+    offset = np.arange(first, first + len(unit))
+    return Admitted(three, offset, np.array(unit, np.int32), np.array(pairs, np.int32), nine)
+
+
+def rows_of(units: SpannerUnitShard, slots: list[int]) -> UnitRows:
+    """What is written of some units, read again."""
+    out = Mutations()
+    units.write(out, np.array(slots))
+    assert out.count == ROW_MUTATIONS * len(slots)
+    ((table, columns, rows),) = out._upsert
+    assert table == "Units" and {row[0] for row in rows} == {7} and len(columns) == ROW_MUTATIONS
+    return UnitRows.of([b64decode(row[2]) for row in rows])
+
+
+def test_records_are_appended_to_the_rows_of_their_units() -> None:
+    units = SpannerUnitShard(7, complete=True)
+    units.intern(ids([1, 2, 3]))
+    assert units.take(records([2, 0, 2], [4, 1, 2], 10)).tolist() == [0, 2]
+    assert units.take(records([2], [5], 20)).tolist() == [2]
+    found = rows_of(units, [2, 0, 1])
+    assert found.records["offset"].tolist() == [10, 12, 20, 11]
+    assert found.owner.tolist() == [0, 0, 0, 1] and found.counts.tolist() == [11, 1, 0]
+    assert found.until.tolist() == [NEVER] * 3
+
+
+def test_counts_of_another_store_stay_whatever_records_come_with_them() -> None:
+    units = SpannerUnitShard(7, complete=True)
+    slots = units.put(ids([1, 2]), np.array([9, 4]), np.array([5, NEVER]))
+    before = rows_of(units, slots.tolist())
+    assert before.counts.tolist() == before.gone.tolist() == [9, 4]
+    assert units.put_records(records([0, 0], [3, 2], 10)).tolist() == [0]
+    after = rows_of(units, slots.tolist())
+    assert after.counts.tolist() == [9, 4] and after.gone.tolist() == [4, 4]
+    assert after.until.tolist() == [5, NEVER] and units.counts[:2].tolist() == [9, 4]
+
+
+def test_all_records_in_memory_are_found_by_position() -> None:
+    units = SpannerUnitShard(7, complete=True)
+    units.intern(ids([1, 2]))
+    units.take(records([1, 0], [4, 1], 10))
+    index, admitted = units.admitted()
+    at = index.find(position_ids(np.full(2, 3), np.array([10, 11]), np.array([1, 0])))
+    assert admitted.pairs[at].tolist() == [4, 1] and admitted.trigger_time.tolist() == [9, 9]
+
+
+def test_a_row_is_as_large_as_its_records() -> None:
+    units = SpannerUnitShard(7, complete=True)
+    units.intern(ids([1, 2]))
+    units.take(records([0, 0], [1, 1], 10))
+    few, none = units.row_bytes(np.array([0, 1])).tolist()
+    assert few - none == 2 * RECORD.itemsize and none > 16 + 16
+
+
+def test_a_complete_shard_asks_nobody() -> None:
+    units = SpannerUnitShard(7, complete=True)
+    units.load(None, ids([1, 2]))  # type: ignore[arg-type]
+    assert units.table.size == 0

@@ -1,0 +1,176 @@
+"""Arrow blobs: the same bytes back, a log that is replayed, records by position."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.state import arrow
+from dpstream.state.arrow import (
+    AdmissionRow,
+    id_column,
+    id_view,
+    indexed,
+    key_pieces,
+    merged,
+    moved,
+    no_records,
+    piece_blobs,
+    position_ids,
+    records_of,
+    replay_keys,
+    replay_units,
+    step_blobs,
+    unit_blobs,
+)
+from dpstream.state.seals import damaged
+from dpstream.state.store import Admitted, KeyShard, StepResult, UnitShard
+from tests.state.conformance import KEY_SCHEMA, STREAMS, change, ids, picture
+
+
+def test_bytes_that_are_no_batch() -> None:
+    whole = arrow.to_bytes(pa.RecordBatch.from_pydict({"a": [1, 2]}))
+    for some in (b"", b"\0" * 40, whole[:50], whole[:-60]):
+        with pytest.raises(PolicyError) as caught:
+            arrow.from_bytes(some)
+        assert str(caught.value) == str(damaged())
+
+
+def test_a_batch_has_the_bytes_of_a_writer() -> None:
+    batch = pa.RecordBatch.from_pydict({"a": [1, None, 3], "b": ["x", "", None]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    assert arrow.to_bytes(batch) == sink.getvalue().to_pybytes()
+    many = pa.RecordBatch.from_pydict({"a": [7] * 4000})
+    small = arrow.to_bytes(many, "lz4")
+    assert arrow.from_bytes(small).equals(many) and len(small) < len(arrow.to_bytes(many)) / 4
+
+
+def test_ids_are_a_column_and_back() -> None:
+    named = ids([5, 0, 9])
+    column = id_column(named)
+    assert column.type == pa.binary(16) and np.array_equal(id_view(column), named)
+    assert id_view(id_column(ids([]))).shape == (0, 2)
+
+
+def test_rows_of_both_are_one_batch() -> None:
+    one, other = (pa.RecordBatch.from_pydict({"a": rows}) for rows in ([1, 2], [3]))
+    assert merged(one, other).column("a").to_pylist() == [1, 2, 3]
+    assert merged(one, None) is one and merged(one, other.slice(0, 0)) is one
+
+
+def logged(steps: list[list[int]]) -> tuple[KeyShard, list[tuple[int, tuple[bytes, bytes, bytes]]]]:
+    """States after steps that change these keys, and what was logged of each."""
+    states, log = KeyShard(KEY_SCHEMA, STREAMS), []
+    for trigger, keys in enumerate(steps, 1):
+        changed, slots, units = change(states, keys, trigger)
+        none = pa.RecordBatch.from_pydict({"page": pa.array([], pa.string())})
+        result = StepResult(changed, changed, slots, units, none, changed, False)
+        log.append((trigger, step_blobs(states, result)))
+        states.mark_committed(trigger)
+    return states, log
+
+
+def replayed(log: list[tuple[int, tuple[bytes, bytes, bytes]]]) -> KeyShard:
+    states = KeyShard(KEY_SCHEMA, STREAMS)
+    replay_keys(states, log)
+    return states
+
+
+def test_a_log_is_replayed_to_the_states_that_were_logged() -> None:
+    states, log = logged([[1, 2], [], [2, 3, 2]])
+    found = replayed(log)
+    assert found.logged == found.size == 3 and picture(found) == picture(states)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_log_with_a_gap_is_damaged(gone: int) -> None:
+    _, log = logged([[1], [2], [3]])
+    del log[gone]
+    with pytest.raises(PolicyError, match="is damaged"):
+        replayed(log)
+
+
+def test_pieces_of_a_snapshot_hold_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks of a step that was taken in part too, until the next step is committed."""
+    monkeypatch.setattr(arrow, "_PIECE_ROWS", 2)
+    states, _ = logged([[1, 2, 3], [4, 5]])
+    states.done[[0, 4]] = True
+    before, log = 0, []
+    for piece in key_pieces(states):
+        slots = np.arange(before, before + len(piece.units))
+        log.append((0, piece_blobs(piece, slots)))
+        before += len(slots)
+    assert len(log) == 3
+    found = replayed([*log, (1, None), (2, None)])  # type: ignore[list-item]
+    assert found.committed == 2 and found.done[: found.size].tolist() == [True, *[False] * 3, True]
+    states.done[:], found.done[:] = False, False
+    assert picture(found) == picture(states)
+    again, last = logged([[1, 2, 3], [4, 5], [1]])
+    assert not replayed([*log, (1, None), (2, None), last[-1]]).done.any()  # type: ignore[list-item]
+    assert again.committed == 3
+
+
+def records(*rows: tuple[int, int, int, int, int], ranks: list[int] | None = None) -> Admitted:
+    """(partition, offset, unit, pairs, trigger time) by row."""
+    columns = np.array(rows).T.astype(np.int32)
+    rank = None if ranks is None else np.array(ranks, np.int32)
+    return Admitted(columns[0], columns[1].astype(np.int64), *columns[2:], rank)
+
+
+def commits(units: UnitShard, *decided: Admitted) -> list[AdmissionRow]:
+    return [
+        AdmissionRow(trigger_time, arrow.from_bytes(new), some)
+        for trigger_time, admitted in enumerate(decided, 1)
+        for _, new, some in unit_blobs(units, admitted)
+    ]
+
+
+def test_decisions_are_replayed_with_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "_PIECE_ROWS", 1)
+    units = UnitShard()
+    slots = units.intern(ids([7, 8, 9]))
+    units.until[slots] = [4, 5, 6]
+    admitted = records((0, 100, 2, 3, 1), (1, 40, 0, 1, 1), (0, 7, 2, 2, 1), ranks=[0, 4, 3])
+    rows = commits(units, admitted)
+    assert len(rows) == 3  # a unit, and a record that may be of a later one, in each
+    empty = AdmissionRow(2, rows[0].units, arrow.records_blob(no_records()))
+    found, some = UnitShard(), records_of([*rows, empty])
+    replay_units(found, rows)
+    assert found.table.ids.tolist() == units.table.ids.tolist() and found.decided == 1
+    assert found.counts[:3].tolist() == [1, 0, 5] and found.until[:3].tolist() == [4, 5, 6]
+    assert some.offset.tolist() == [100, 40, 7] and some.rank is not None
+    assert some.rank.tolist() == [0, 4, 3] and some.unit.tolist() == [2, 0, 2]
+    assert len(records_of([]).offset) == 0
+
+
+def test_counts_of_a_snapshot_are_no_sums() -> None:
+    """Records of some were dropped; what they counted stays."""
+    units = UnitShard()
+    slots = units.intern(ids([7, 8]))
+    units.counts[slots] = [5, 2]
+    ((before, new, some),) = unit_blobs(units, records((0, 1, 1, 1, 9)), whole=True)
+    found = UnitShard()
+    replay_units(found, [AdmissionRow(9, arrow.from_bytes(new), some)])
+    assert before == 0 and found.counts[:2].tolist() == [5, 2] and found.until[0] > 1 << 30
+
+
+def test_records_move_with_their_units() -> None:
+    some = records((0, 1, 0, 1, 9), (0, 2, 1, 2, 9), (0, 3, 2, 3, 9), ranks=[4, 5, 6])
+    left = moved(some, np.array([1, -1, 0]))
+    assert left.offset.tolist() == [1, 3] and left.unit.tolist() == [1, 0]
+    assert left.rank is not None and left.rank.tolist() == [4, 6]
+
+
+def test_a_position_that_stands_twice_shifts_no_other() -> None:
+    some = records((0, 1, 0, 1, 9), (0, 2, 0, 2, 9), (0, 1, 0, 3, 9), (0, 4, 0, 4, 9))
+    index, kept = indexed(some)
+    at = index.find(position_ids(*(np.array(c) for c in ([0, 0, 0], [1, 2, 4], [0, 0, 0]))))
+    assert kept.pairs[at].tolist() == [1, 2, 4]
+
+
+def test_a_position_is_of_its_unit_and_partition() -> None:
+    places = [(p, o, u) for p in (0, 1) for o in (0, 1, 1 << 40) for u in (0, 1, 1 << 20)]
+    named = position_ids(*(np.array(column) for column in zip(*places, strict=True)))
+    assert len({tuple(one) for one in named.tolist()}) == len(places)
