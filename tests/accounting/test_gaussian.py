@@ -131,9 +131,29 @@ def test_zcdp_edges() -> None:
     assert cdp_delta(0, 1) == 0
     assert cdp_delta(1e3, 0) == 1
     assert cdp_eps(0, 0.1) < 1e-12
-    for call in (lambda: cdp_delta(-1, 1), lambda: cdp_eps(1, 0), lambda: cdp_rho(-1, 0.1)):
-        with pytest.raises(ValueError, match="must be"):
-            call()
+    assert cdp_rho(0, 0.1) < 0.1 and cdp_rho(0.5, 0.1) > 0
+    for rho, epsilon in ((-1, 1), (1, -1)):
+        with pytest.raises(ValueError, match=r"^rho and epsilon must be"):
+            cdp_delta(rho, epsilon)
+    for first, delta in ((-1, 0.1), (1, 0), (1, 1), (1, 1.5), (0, 1)):
+        with pytest.raises(ValueError, match=r"^rho must be >= 0 and delta"):
+            cdp_eps(first, delta)
+        with pytest.raises(ValueError, match=r"^epsilon must be >= 0 and delta"):
+            cdp_rho(first, delta)
+
+
+@pytest.mark.parametrize(("rho", "epsilon"), [(0.1, 1.0), (0.23, 3.0), (1.0, 6.0), (1e-4, 0.05)])
+def test_zcdp_is_never_below_the_best_bound(rho: float, epsilon: float) -> None:
+    """Its own alpha is the best there is, and what the floats lose there is added."""
+    with mpmath.workdps(40):
+        low, high = mpmath.mpf("1.0000001"), mpmath.mpf(epsilon + 1) / (2 * rho) + 5
+        for _ in range(150):
+            alpha = (low + high) / 2
+            falls = (2 * alpha - 1) * rho - epsilon + mpmath.log1p(-1 / alpha) < 0
+            low, high = (alpha, high) if falls else (low, alpha)
+        inner = (low - 1) * (low * rho - epsilon) + low * mpmath.log1p(-1 / low)
+        least = mpmath.exp(inner) / (low - 1)
+        assert least <= cdp_delta(rho, epsilon) <= least * (1 + mpmath.mpf(10) ** -11)
 
 
 def test_the_searches_begin_where_the_reference_implementation_ends() -> None:

@@ -121,6 +121,29 @@ def test_a_statistic_that_separates_is_chosen() -> None:
     assert bound([blind, blind], claim(), 0.01).statistic == 0
 
 
+def test_the_rates_are_those_of_the_counted_trials_each_with_half_of_the_tail() -> None:
+    rng = np.random.default_rng(8)
+    scores = Scores(np.round(rng.normal(0, 1, 3000), 1), np.round(rng.normal(1, 1, 3000), 1))
+    proven = bound([scores], claim(2.0), 0.02)
+    at = Parts.of(3000)
+    without, added = (side[at.fit + at.choose :] for side in scores)
+    above, below = (without > proven.cutoff).sum(), (added <= proven.cutoff).sum()
+    assert proven.false_positives == rate_above(int(above), len(without), 0.01)
+    assert proven.false_negatives == rate_above(int(below), len(added), 0.01)
+    assert proven.mu == least_mu(proven.false_positives, proven.false_negatives, claim(2.0).slack)
+
+
+def test_a_score_on_the_cutoff_is_not_above_it() -> None:
+    scores = Scores(
+        np.zeros(2000), np.repeat([0.0, 1.0], 1000)[np.random.default_rng(9).permutation(2000)]
+    )
+    proven = bound([scores], claim(), 0.01)
+    counted = scores.added[sum(Parts.of(2000)) :]
+    misses = int((counted <= proven.cutoff).sum())
+    assert proven.false_negatives == rate_above(misses, len(counted), 0.005)
+    assert proven.false_positives == rate_above(0, len(counted), 0.005)
+
+
 def test_trials_that_choose_are_not_counted() -> None:
     """Sides that differ only among the trials set aside prove nothing."""
     rng = np.random.default_rng(5)

@@ -3,10 +3,13 @@
 import itertools
 from fractions import Fraction
 
+import flint
 import numpy as np
 import pytest
 from scipy.signal import fftconvolve
 
+from dpstream.accounting.balls import precision
+from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import Strategy, convolution, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
 from dpstream.accounting.strategies.blt import BltStrategy
@@ -87,6 +90,20 @@ def test_more_precision_settles_what_little_leaves_open(monkeypatch: pytest.Monk
     monkeypatch.setattr(convolution, "_LAST_PRECISION", 2)
     with pytest.raises(ArithmeticError):
         convolving("toeplitz", 60).exact(balls(noise), 60)
+
+
+@pytest.mark.parametrize("whole", [-7, 0, 3])
+@pytest.mark.parametrize("beside", [Fraction(-1, 1 << 40), Fraction(1, 1 << 40)])
+def test_a_prefix_is_rounded_at_the_boundary_that_no_dyadic_number_has(
+    whole: int, beside: Fraction
+) -> None:
+    """floor(x + 1/2 + 2^-12 / 3), as the floats round it."""
+    boundary = whole - Fraction(1, 2) - Fraction(1, 3 << 12)
+    scaled = boundary + beside
+    with precision(256):
+        node = flint.arb(scaled.numerator) / scaled.denominator / (1 << DECODE_BITS)
+        found = convolution._rounded([flint.arb(1)], [node], 1)
+    assert found == (whole if beside > 0 else whole - 1)
 
 
 TRIGGERS = [1, 2, 3, 7, 96, 100, 255, 1000, 4096, 5000]
