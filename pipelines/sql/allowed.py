@@ -154,6 +154,8 @@ def _check_node(node: exp.Expr) -> None:
     elif kind not in SCALARS and kind not in AGGREGATES and kind not in PRIVACY:
         codes = (code for kinds, code in REFUSED if isinstance(node, kinds))
         require(False, next(codes, "not-supported"), node)
+    if isinstance(node, exp.Select):
+        require(node.expressions, "syntax", node)
     if isinstance(node, exp.DataType):
         require(node.this in TYPES, "function", node)
     if isinstance(node, exp.Distinct | exp.Union | exp.Intersect | exp.Except):

@@ -133,5 +133,5 @@ def _word(node: exp.Expr | None, default: str) -> str:
     return node.name.upper() if isinstance(node, exp.Column | exp.Var) else ""
 
 
-def _column_name(node: exp.Expr) -> str:
-    return ".".join(part.name.lower() for part in node.find_all(exp.Identifier, bfs=False))
+def _column_name(node: exp.Column) -> str:
+    return ".".join(part.lower() for part in (node.table, node.name) if part)

@@ -93,11 +93,11 @@ class Validator:
             return self.relation(node.this, last)
         limit = node.args.get("limit") or node.args.get("offset")
         require(last or limit is None, "limit", limit)
+        if not last:
+            node.set("order", None)  # it changes no multiset, and could fail on a row
         if isinstance(node, exp.SetOperation):
             return self._combined(node)
         assert isinstance(node, exp.Select)
-        if not last:
-            node.set("order", None)
         return self._selected(node)
 
     def scope(self, node: exp.Select) -> Scope:
