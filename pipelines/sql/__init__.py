@@ -1,0 +1,1 @@
+"""Differentially private SQL: the front that reads, checks and rewrites a statement."""

@@ -1,0 +1,169 @@
+"""What a statement may be made of: lists of nodes and functions, and limits on its size.
+
+Every node of a parsed statement is of a type on these lists, with no other parts than listed.
+The scalar functions are deterministic functions of one row: what they give depends on their
+arguments alone (time zone UTC, binary collation), never on the clock, a session, a random source
+or another row.  They are:
+
+* numbers: + - * / % & ABS CEIL FLOOR ROUND TRUNC SIGN SQRT EXP LN LOG LOG10 POW MOD DIV GREATEST
+  LEAST SAFE_DIVIDE;
+* conditions: AND OR NOT = <> < <= > >= IS (NOT) DISTINCT FROM, IS NULL, BETWEEN, IN (list), LIKE,
+  CASE, IF, COALESCE, IFNULL, NULLIF;
+* texts: UPPER LOWER LENGTH CHAR_LENGTH CONCAT || SUBSTR TRIM LTRIM RTRIM REPLACE STARTS_WITH
+  ENDS_WITH STRPOS REVERSE LEFT RIGHT REGEXP_CONTAINS;
+* times: DATE EXTRACT (year, quarter, month, day, hour, minute, ISO year, day of year) DATE_TRUNC
+  TIMESTAMP_TRUNC DATETIME_TRUNC DATE_DIFF TIMESTAMP_DIFF DATE_ADD DATE_SUB INTERVAL;
+* CAST and SAFE_CAST between INT64, FLOAT64, NUMERIC, BOOL, STRING, BYTES, DATE, TIMESTAMP and
+  DATETIME.
+
+Aggregates per unit, in subqueries that group by it: COUNT, COUNT(DISTINCT), COUNTIF, SUM, AVG,
+MIN, MAX, LOGICAL_AND, LOGICAL_OR.
+"""
+
+from sqlglot import exp
+
+from dpstream.pipelines.sql.dialect import Clamped, PrivacyOptions, Private, WithReport
+from dpstream.pipelines.sql.errors import Position, refusal
+
+#: Characters of a statement, nodes of its tree (also after its WITH parts are put in place) and
+#: the depth to which it may be nested: an analyst's statement has under a tenth of each.
+MAX_CHARACTERS, MAX_NODES, MAX_DEPTH = 50_000, 4_000, 100
+
+#: Nodes with the parts that they may have.
+STRUCTURE: dict[type[exp.Expr], set[str]] = {
+    exp.Select: {"hint", "distinct", "expressions", "from_", "joins", "where", "group", "having",
+                 "order", "limit", "offset", "with_"},
+    exp.With: {"expressions"},
+    exp.CTE: {"this", "alias"},
+    exp.From: {"this"},
+    exp.Table: {"this", "alias"},
+    exp.TableAlias: {"this"},
+    exp.Subquery: {"this", "alias", "with_"},
+    exp.Join: {"this", "side", "kind", "on", "using"},
+    exp.Where: {"this"},
+    exp.Group: {"expressions"},
+    exp.Having: {"this"},
+    exp.Order: {"expressions"},
+    exp.Ordered: {"this", "desc", "nulls_first"},
+    exp.Limit: {"expression"},
+    exp.Offset: {"expression"},
+    exp.Distinct: {"expressions"},
+    exp.Union: {"this", "expression", "distinct", "with_", "order", "limit", "offset"},
+    exp.Intersect: {"this", "expression", "distinct", "with_", "order", "limit", "offset"},
+    exp.Except: {"this", "expression", "distinct", "with_", "order", "limit", "offset"},
+    exp.Alias: {"this", "alias"},
+    exp.Column: {"this", "table"},
+    exp.Identifier: {"this", "quoted"},
+    exp.Star: set(),
+    exp.Cast: {"this", "to"},
+    exp.TryCast: {"this", "to", "safe"},
+    exp.DataType: {"this", "nested", "expressions"},
+    exp.DataTypeParam: {"this"},
+    exp.In: {"this", "expressions"},
+    exp.Trim: {"this", "position"},
+}  # fmt: skip
+#: What stands in private functions and options only.
+PRIVACY = (PrivacyOptions, Private, Clamped, WithReport, exp.Kwarg, exp.PropertyEQ, exp.Tuple)
+#: Operators, scalar functions and their parts.
+SCALARS = {
+    exp.Literal, exp.Boolean, exp.Null, exp.Var, exp.Interval, exp.Paren,
+    exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg, exp.BitwiseAnd, exp.IntDiv,
+    exp.Abs, exp.Ceil, exp.Floor, exp.Round, exp.Trunc, exp.Sign, exp.Sqrt, exp.Exp, exp.Ln,
+    exp.Log, exp.Pow, exp.Greatest, exp.Least, exp.SafeDivide,
+    exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Is,
+    exp.NullSafeEQ, exp.NullSafeNEQ, exp.Between, exp.Like, exp.Case, exp.If, exp.Coalesce,
+    exp.Nullif,
+    exp.Upper, exp.Lower, exp.Length, exp.Concat, exp.DPipe, exp.Substring, exp.Replace,
+    exp.StartsWith, exp.EndsWith, exp.StrPosition, exp.Reverse, exp.Left, exp.Right,
+    exp.RegexpLike,
+    exp.Date, exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.DatetimeTrunc, exp.DateDiff,
+    exp.TimestampDiff, exp.DateAdd, exp.DateSub,
+}  # fmt: skip
+AGGREGATES = {exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalAnd,
+              exp.LogicalOr}  # fmt: skip
+TYPES = {exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL, exp.DType.BOOLEAN, exp.DType.TEXT,
+         exp.DType.VARCHAR, exp.DType.BINARY, exp.DType.VARBINARY, exp.DType.DATE,
+         exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMP, exp.DType.DATETIME, exp.DType.INT,
+         exp.DType.BIGDECIMAL}  # fmt: skip
+PARTS = {"YEAR", "QUARTER", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND", "ISOYEAR", "DAYOFYEAR",
+         "WEEK"}  # fmt: skip
+_TIMES = (exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.DatetimeTrunc, exp.DateDiff,
+          exp.TimestampDiff, exp.DateAdd, exp.DateSub, exp.Interval)  # fmt: skip
+#: The rule that a node breaks which is on no list; the first that fits.
+REFUSED: list[tuple[tuple[type[exp.Expr], ...], str]] = [
+    ((exp.Window, exp.Qualify, exp.RowNumber, exp.Rank, exp.Lag, exp.Lead), "window"),
+    ((exp.Rand, exp.Randn, exp.Uuid, exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentTime,
+      exp.CurrentDatetime, exp.CurrentUser, exp.SessionUser), "nondeterministic"),
+    ((exp.TableSample,), "sample"),
+    ((exp.Exists, exp.Any, exp.All), "subquery-expression"),
+    ((exp.Rollup, exp.Cube, exp.GroupingSets), "grouping-sets"),
+    ((exp.Unnest, exp.Lateral, exp.Pivot, exp.Values), "lateral"),
+    ((exp.Fetch,), "limit"),
+    ((exp.AggFunc,), "inner-aggregate"),
+    ((exp.Func,), "function"),
+]  # fmt: skip
+#: The rule that an unlisted part of a listed node breaks, by the part's name.
+PARTS_REFUSED = {
+    "recursive": "recursive", "rollup": "grouping-sets", "cube": "grouping-sets",
+    "grouping_sets": "grouping-sets", "totals": "grouping-sets", "all": "grouping-sets",
+    "sample": "sample", "qualify": "window", "windows": "window", "laterals": "lateral",
+    "pivots": "lateral", "query": "subquery-expression", "unnest": "lateral", "db": "unknown-table",
+    "catalog": "unknown-table", "method": "join-kind", "joins": "join-kind", "fetch": "limit",
+}  # fmt: skip
+
+
+def position(node: exp.Expr) -> Position:
+    """Where a node stands: its own first token that is known, or that of what surrounds it."""
+    around: exp.Expr | None = node
+    while around is not None:
+        found = [n.meta for n in around.walk() if "line" in n.meta]
+        if found:
+            first = min(found, key=lambda meta: meta["start"])
+            return Position(first["line"], first["col"] - (first["end"] - first["start"]))
+        around = around.parent
+    return Position(1, 1)
+
+
+def require(holds: object, code: str, node: exp.Expr | None = None) -> None:
+    """Every rule of a statement is asked here.
+
+    Raises:
+        DpstreamError: it does not hold.
+    """
+    if not holds:
+        raise refusal(code, position(node) if node is not None else Position(1, 1))
+
+
+def check_nodes(tree: exp.Expr) -> None:
+    """Refuse every node and part that is not on the lists.
+
+    Raises:
+        DpstreamError: says which rule the first of them breaks.
+    """
+    for number, node in enumerate(tree.walk(bfs=False)):
+        require(number < MAX_NODES, "too-large")
+        _check_node(node)
+
+
+def _check_node(node: exp.Expr) -> None:
+    kind = type(node)
+    if kind in STRUCTURE:
+        for part, value in node.args.items():
+            if value and part not in STRUCTURE[kind]:
+                require(False, PARTS_REFUSED.get(part, "not-supported"), node)
+    elif kind not in SCALARS and kind not in AGGREGATES and kind not in PRIVACY:
+        codes = (code for kinds, code in REFUSED if isinstance(node, kinds))
+        require(False, next(codes, "not-supported"), node)
+    if isinstance(node, exp.Select):
+        require(node.expressions, "syntax", node)
+    if isinstance(node, exp.DataType):
+        require(node.this in TYPES, "function", node)
+    if isinstance(node, exp.Distinct | exp.Union | exp.Intersect | exp.Except):
+        require(not node.args.get("on"), "not-supported", node)
+    if isinstance(node, _TIMES):
+        unit = node.this if isinstance(node, exp.Extract) else node.args.get("unit")
+        require(unit is None or unit.name.upper() in PARTS, "function", node)
+    if isinstance(node, exp.Query):
+        inside = isinstance(node.parent, exp.From | exp.Join | exp.CTE | exp.SetOperation)
+        wrapped = isinstance(node.parent, exp.Subquery) or node.parent is None
+        require(inside or wrapped, "subquery-expression", node)

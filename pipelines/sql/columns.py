@@ -1,0 +1,112 @@
+"""Where a table lies and which columns it has; a schema is read without reading a row.
+
+Parquet says its types.  CSV, JSON Lines and databases have them declared in the catalog: a type
+that is guessed from rows would tell something about them, and could change with one row.
+"""
+
+import glob
+import re
+from pathlib import Path
+
+from dpstream.accounting.errors import UsageError
+
+#: Types of columns, as statements name them.
+TYPES = {
+    "INT64", "FLOAT64", "NUMERIC", "BOOL", "STRING", "BYTES", "DATE", "TIMESTAMP", "DATETIME",
+}  # fmt: skip
+MAX_COLUMNS = 1024
+_ENDINGS = {
+    ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
+}  # fmt: skip
+_PACKED = (".gz", ".zst")
+_URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
+
+
+def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tuple[str, str]:
+    """Kind and place of a table: an absolute path or glob, or a database's address.
+
+    Raises:
+        UsageError: neither or both are given, or of no known kind.
+    """
+    if (path is None) == (uri is None):
+        raise UsageError(where, "needs a path or a uri", "give one of them")
+    if uri is not None:
+        kind = _URIS.get(uri.partition(":")[0].lower())
+        if kind is None:
+            raise UsageError(f"{where}.uri", "is of no known kind", "write sqlite:///PATH or "
+                             "postgresql://HOST/DATABASE")  # fmt: skip
+        return kind, uri
+    assert path is not None
+    plain = path.lower()
+    for ending in _PACKED:
+        plain = plain.removesuffix(ending)
+    kind = _ENDINGS.get(Path(plain).suffix)
+    if kind is None or "\0" in path:
+        raise UsageError(
+            f"{where}.path", "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson"
+        )
+    return kind, str(folder / path)
+
+
+def file_columns(
+    where: str, kind: str, place: str, declared: dict[str, str] | None
+) -> dict[str, str]:
+    """Types of a table's columns by name in lower case.
+
+    Raises:
+        UsageError: a type is not known, none are known, or two names differ in case only.
+    """
+    if kind == "parquet" and declared is None:
+        declared = _parquet(where, place)
+    if not declared or len(declared) > MAX_COLUMNS:
+        raise UsageError(
+            f"{where}.columns",
+            f"must be 1 to {MAX_COLUMNS} columns with types: this kind of table has none",
+            'write columns = { name = "INT64", ... }',
+        )
+    types = {name.lower(): kind.upper() for name, kind in declared.items()}
+    if len(types) < len(declared):
+        raise UsageError(f"{where}.columns", "differ in case only", "rename one")
+    if not all(re.fullmatch(r"[a-z_][a-z0-9_]*", name) for name in types):
+        raise UsageError(f"{where}.columns", "have unusable names", "use letters, digits and _")
+    if set(types.values()) - TYPES:
+        raise UsageError(
+            f"{where}.columns", "have an unknown type", f"use {', '.join(sorted(TYPES))}"
+        )
+    return types
+
+
+def _parquet(where: str, place: str) -> dict[str, str]:
+    """Columns of the first file by name, from its footer; those of other types are left out."""
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowInvalid
+
+    files = sorted(glob.glob(place, recursive=True))
+    if not files:
+        raise UsageError(f"{where}.path", "matches no file", "correct it")
+    try:
+        schema = pq.read_schema(files[0])
+    except (OSError, ArrowInvalid):
+        raise UsageError(f"{where}.path", "is not Parquet", "correct it") from None
+    found = {field.name: sql_type(field.type) for field in schema}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def sql_type(kind: object) -> str | None:
+    """The SQL type of an Arrow type; ``None`` if it has none here."""
+    import pyarrow.types as of
+
+    if of.is_dictionary(kind):
+        return sql_type(kind.value_type)  # type: ignore[attr-defined]
+    tests = {
+        "INT64": lambda t: of.is_integer(t) and not of.is_uint64(t),
+        "NUMERIC": lambda t: of.is_decimal(t) or of.is_uint64(t),
+        "FLOAT64": of.is_floating,
+        "BOOL": of.is_boolean,
+        "STRING": lambda t: of.is_string(t) or of.is_large_string(t),
+        "BYTES": lambda t: of.is_binary(t) or of.is_large_binary(t),
+        "DATE": of.is_date,
+        "TIMESTAMP": lambda t: of.is_timestamp(t) and t.tz is not None,
+        "DATETIME": lambda t: of.is_timestamp(t) and t.tz is None,
+    }
+    return next((name for name, test in tests.items() if test(kind)), None)

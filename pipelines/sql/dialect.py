@@ -1,0 +1,162 @@
+"""The dialect: GoogleSQL with both spellings of a differentially private SELECT.
+
+* ``SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(name = value, ...)`` with named arguments
+  (``contribution_bounds_per_group => (0, 10)``), and
+* ``SELECT WITH ANONYMIZATION OPTIONS(...)`` with ``ANON_*`` functions, ``CLAMPED BETWEEN``.
+
+It round-trips: the text generated from a tree parses to an equal tree.  A function becomes a
+`Private` node if its spelling says so (an ``ANON_`` name, a private argument, or a name that has
+no other meaning here); ``statement`` makes one of the plain aggregates of a private select list.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from sqlglot import exp
+from sqlglot.dialects.bigquery import BigQuery
+from sqlglot.generators.bigquery import BigQueryGenerator
+from sqlglot.parsers.bigquery import BigQueryParser
+from sqlglot.tokens import TokenType
+
+#: Its warnings quote the statement.
+logging.getLogger("sqlglot").disabled = True
+
+#: Names that always mean a private function.
+ALWAYS = ("VAR", "VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP", "MEDIAN", "NTILE", "PERCENTILE",
+          "PERCENTILE_CONT", "APPROX_QUANTILES", "QUANTILES")  # fmt: skip
+#: Names that mean one with a private argument.
+SOMETIMES = ("COUNT", "SUM", "AVG", "MIN", "MAX")
+ANONYMIZED = tuple(f"ANON_{name}" for name in (*ALWAYS, *SOMETIMES))
+
+
+class PrivacyOptions(exp.Expression):
+    """``WITH DIFFERENTIAL_PRIVACY OPTIONS(...)``: ``this`` is the spelling (a Var)."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "expressions": False}
+
+
+class Private(exp.Expression, exp.Func):
+    """A private function: ``this`` is its name (a Var), ``expressions`` its arguments."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "expressions": False}
+    is_var_len_args = True
+
+
+class Clamped(exp.Expression):
+    """``this CLAMPED BETWEEN low AND high``."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "low": True, "high": True}
+
+
+class WithReport(exp.Expression):
+    """``this WITH REPORT``."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True}
+
+
+#: Nodes that stand in a private function only.
+PRIVATE_ARGUMENTS = (exp.Kwarg, Clamped, WithReport)
+
+
+def _always(name: str) -> Callable[[list[Any]], exp.Expr]:
+    return lambda args: Private(this=exp.var(name), expressions=args)
+
+
+def _sometimes(name: str, plain: Callable[..., exp.Expr]) -> Callable[[list[Any]], exp.Expr]:
+    def build(args: list[Any]) -> exp.Expr:
+        if any(isinstance(arg, PRIVATE_ARGUMENTS) for arg in args):
+            return Private(this=exp.var(name), expressions=args)
+        return plain(args)
+
+    return build
+
+
+class DpParser(BigQueryParser):
+    """Parses what GoogleSQL's own parser leaves out."""
+
+    FUNCTIONS: ClassVar = {
+        **BigQueryParser.FUNCTIONS,
+        **{name: _always(name) for name in (*ALWAYS, *ANONYMIZED)},
+        **{name: _sometimes(name, BigQueryParser.FUNCTIONS[name]) for name in SOMETIMES},
+    }
+    #: None of these may take a private function's arguments away from it.
+    FUNCTION_PARSERS: ClassVar = {
+        name: parse
+        for name, parse in BigQueryParser.FUNCTION_PARSERS.items()
+        if name not in (*ALWAYS, *SOMETIMES)
+    }
+
+    def _parse_hint(self) -> exp.Expr | None:  # called right after SELECT
+        if not self._match_text_seq("WITH"):
+            return super()._parse_hint()
+        if not self._match_texts(("DIFFERENTIAL_PRIVACY", "ANONYMIZATION")):
+            self.raise_error("Expected DIFFERENTIAL_PRIVACY or ANONYMIZATION")
+        spelling = exp.var(self._prev.text.upper()).update_positions(self._prev)
+        options: list[Any] = []
+        if self._match_text_seq("OPTIONS"):
+            options = self._parse_wrapped_csv(self._parse_option, optional=False)
+        return PrivacyOptions(this=spelling, expressions=options)
+
+    def _parse_option(self) -> exp.Expr | None:
+        self._advance()
+        name = exp.var(self._prev.text.lower()).update_positions(self._prev)
+        if not self._match(TokenType.EQ):
+            self.raise_error("Expected =")
+        return exp.PropertyEQ(this=name, expression=self._parse_unary())
+
+    def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:
+        this = self._distinct() or super()._parse_lambda(alias=alias)
+        if this is not None and self._match_text_seq("CLAMPED", "BETWEEN"):
+            low = self._parse_unary()
+            if not self._match(TokenType.AND):
+                self.raise_error("Expected AND")
+            this = Clamped(this=this, low=low, high=self._parse_unary())
+        if this is not None and self._match_text_seq("WITH", "REPORT"):
+            this = WithReport(this=this)
+        return this
+
+    def _distinct(self) -> exp.Expr | None:
+        """DISTINCT and what it is of, up to a named argument."""
+        if not self._match(TokenType.DISTINCT):
+            return None
+        of = [self._parse_disjunction()]
+        while self._curr.token_type == TokenType.COMMA and not self._named_next():
+            self._advance()
+            of.append(self._parse_disjunction())
+        return exp.Distinct(expressions=of)
+
+    def _named_next(self) -> bool:
+        after = self._index + 2
+        return bool(
+            after < len(self._tokens) and self._tokens[after].token_type == TokenType.FARROW
+        )
+
+
+def _options_sql(generator: Any, node: exp.Expr) -> str:
+    given = ", ".join(
+        f"{option.name} = {generator.sql(option, 'expression')}" for option in node.expressions
+    )
+    return f" WITH {node.name} OPTIONS({given})" if given else f" WITH {node.name}"
+
+
+class DpGenerator(BigQueryGenerator):
+    """Writes what `DpParser` reads."""
+
+    TRANSFORMS: ClassVar = {
+        **BigQueryGenerator.TRANSFORMS,
+        PrivacyOptions: _options_sql,
+        Private: lambda self, node: f"{node.name}({self.expressions(node, flat=True)})",
+        Clamped: lambda self, node: (
+            f"{self.sql(node, 'this')} CLAMPED BETWEEN {self.sql(node, 'low')}"
+            f" AND {self.sql(node, 'high')}"
+        ),
+        WithReport: lambda self, node: f"{self.sql(node, 'this')} WITH REPORT",
+    }
+
+
+class DpSql(BigQuery):
+    """The dialect (sqlglot knows it as ``dpsql``)."""
+
+    Parser = DpParser
+    Generator = DpGenerator

@@ -1,0 +1,218 @@
+"""Queries in a form that no row can make fail and no order can change, for DuckDB.
+
+`ownership` proves what a relation is; here its operators get the form that the proof relies on:
+expressions that give NULL instead of an error, sums over sorted values, tables without the rows
+that have no unit.
+"""
+
+import itertools
+
+from sqlglot import exp
+
+from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.ownership import GROUPABLE, type_of
+
+_FLOATS = (exp.DType.DOUBLE, exp.DType.FLOAT)
+_DECIMALS = (exp.DType.DECIMAL, exp.DType.BIGDECIMAL)
+#: Nodes that cannot fail.
+_PLAIN = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Try, exp.Star)
+
+
+def safe_query(node: exp.Select) -> exp.Select:
+    """A copy in which nothing raises and no order is seen."""
+    node = node.copy()
+    for select in list(node.find_all(exp.Select)):
+        _safe_select(select)
+    return node
+
+
+def _safe_select(node: exp.Select) -> None:
+    for join in node.args.get("joins") or ():
+        if join.args.get("on") is not None:
+            join.set("on", _condition(join.args["on"]))
+    where = node.args.get("where")
+    if where is not None:
+        where.set("this", _condition(where.this))
+    if node.args.get("group") is not None or any(n.find(exp.AggFunc) for n in node.expressions):
+        _regroup(node)
+    else:
+        node.set("expressions", [_item(item) for item in node.expressions])
+
+
+def _regroup(node: exp.Select) -> None:
+    """Two levels: groups with their counts, extremes and lists of values, none of which can fail;
+    and above them, under TRY, everything that is computed from these."""
+    group, having = node.args.get("group"), node.args.get("having")
+    groups = [] if group is None else list(group.expressions)
+    known: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {}
+    for i, item in enumerate(groups):
+        known[item] = _typed(item), _above(f"g{i}", item)
+    for item in (*node.expressions, *([] if having is None else [having.this])):
+        for call in item.find_all(exp.AggFunc):
+            if call not in known:
+                known[call] = _collected(call, f"a{len(known)}")
+    items = [exp.alias_(_over(i.unalias().copy(), known), i.alias_or_name, quoted=True)
+             for i in node.expressions]  # fmt: skip
+    inner = exp.Select(
+        expressions=[exp.alias_(below.copy(), f"{above.meta['name']}", quoted=True)
+                     for below, above in known.values()],
+        **{part: node.args.get(part) for part in ("from_", "joins", "where")},
+    )  # fmt: skip
+    if groups:
+        inner.set("group", exp.Group(expressions=[known[g][0].copy() for g in groups]))
+    alias = exp.TableAlias(this=exp.to_identifier("grouped"))
+    for part in ("joins", "group", "where", "having"):
+        node.set(part, None)
+    node.set("from_", exp.From(this=exp.Subquery(this=inner, alias=alias)))
+    node.set("expressions", [_item(item) for item in items])
+    if having is not None:
+        node.set("where", exp.Where(this=_condition(_over(having.this.copy(), known))))
+
+
+def _above(name: str, of: exp.Expr) -> exp.Expr:
+    column = exp.column(name, table="grouped", quoted=True)
+    column.type = of.type
+    column.meta["name"] = name
+    return column
+
+
+def _over(node: exp.Expr, known: dict[exp.Expr, tuple[exp.Expr, exp.Expr]]) -> exp.Expr:
+    """The expression over the columns of the groups."""
+    if node in known:
+        new = known[node][1].copy()
+        new.type = node.type
+        return new
+    for child in list(node.iter_expressions()):
+        new = _over(child, known)
+        if new is not child:
+            child.replace(new)
+    return node
+
+
+def _collected(node: exp.Expr, name: str) -> tuple[exp.Expr, exp.Expr]:
+    """What a group keeps for an aggregate, and the aggregate from that: functions of the multiset
+    of values.  Values that are summed are sorted first."""
+    value, above = node.this, _above(name, node)
+    call = node.copy()
+    if isinstance(value, exp.Distinct):
+        call.this.set("expressions", [tried(item.copy()) for item in value.expressions])
+    elif isinstance(node, exp.Sum | exp.Avg):
+        call = exp.Anonymous(this="LIST", expressions=[tried(value.copy())])
+        function = "LIST_SUM" if isinstance(node, exp.Sum) else "LIST_AVG"
+        ordered = exp.Anonymous(this="LIST_SORT", expressions=[above])
+        total = exp.Anonymous(this=function, expressions=[ordered])
+        total.meta["name"] = name
+        return call, total
+    elif not isinstance(value, exp.Star):
+        call.set("this", tried(value.copy()))
+    if isinstance(node, exp.Min | exp.Max) and (value.type is None or value.type.this in _FLOATS):
+        # -0.0 and 0.0 are equal: which of them comes first would depend on the order.
+        call = exp.Add(this=call, expression=exp.Literal.number(0))
+    return call, above
+
+
+def _item(item: exp.Expr) -> exp.Expr:
+    return exp.alias_(_typed(item.unalias()), item.alias_or_name, quoted=True)
+
+
+def _typed(node: exp.Expr) -> exp.Expr:
+    return tried(node.copy(), type_of(node))
+
+
+def _condition(node: exp.Expr) -> exp.Expr:
+    """Parts of AND one by one, so that an equality of columns can still be a hash join."""
+    if isinstance(node, exp.And):
+        return exp.and_(*(_condition(part.copy()) for part in node.flatten()), copy=False)
+    if isinstance(node, exp.Paren):
+        return exp.Paren(this=_condition(node.this))
+    if isinstance(node, exp.EQ) and _same(node.left, node.right):
+        return node
+    return tried(node)
+
+
+def _same(one: exp.Expr, other: exp.Expr) -> bool:
+    """Columns of one type: their equality cannot fail."""
+    columns = isinstance(one, exp.Column) and isinstance(other, exp.Column)
+    return columns and one.type is not None and one.type == other.type
+
+
+def tried(node: exp.Expr, kind: exp.DType | None = None) -> exp.Expr:
+    """The expression, NULL where it fails; of a type that can be a group, if that is given."""
+    if isinstance(node, exp.Column):
+        return node
+    body = _exact(node)
+    if not isinstance(body, _PLAIN):
+        body = exp.Try(this=body)
+    return exp.TryCast(this=body, to=_data_type(kind)) if kind in GROUPABLE else body
+
+
+def _data_type(kind: exp.DType | None) -> exp.DataType:
+    assert kind is not None
+    if kind in _DECIMALS:
+        return exp.DataType.build("DECIMAL(38, 9)", dialect="duckdb")
+    return exp.DataType(this=kind)
+
+
+def _exact(node: exp.Expr) -> exp.Expr:
+    """The expression with casts and divisions in their safe forms."""
+    for inner in list(node.find_all(exp.Cast, exp.Div, exp.Mod, exp.IntDiv)):
+        if inner is not node:
+            inner.replace(_one(inner))
+    return _one(node)
+
+
+def _one(node: exp.Expr) -> exp.Expr:
+    if isinstance(node, exp.Cast):
+        to = node.to
+        if to.this in _DECIMALS and not to.expressions:
+            to = _data_type(exp.DType.DECIMAL)
+        return exp.TryCast(this=node.this, to=to)
+    if isinstance(node, exp.Div | exp.Mod | exp.IntDiv):
+        divisor = exp.Nullif(this=node.expression, expression=exp.Literal.number(0))
+        node.set("expression", divisor)
+    return node
+
+
+def tables_by_unit(query: exp.Select, catalog: Catalog) -> exp.Select:
+    """The query with every table as its rows that have a unit, and with the unit where it comes
+    by a path."""
+    for node in list(query.find_all(exp.Table)):
+        table = catalog.tables[node.name]
+        if table.unit is not None:
+            alias = exp.TableAlias(this=exp.to_identifier(node.alias_or_name, quoted=True))
+            node.replace(exp.Subquery(this=_owned(table, catalog), alias=alias))
+    return query
+
+
+def _owned(table: Table, catalog: Catalog) -> exp.Select:
+    """All columns of a private table's rows that have a unit, the unit among them."""
+    chain, at = [table], table
+    while at.via is not None:
+        at = catalog.tables[at.via.table]
+        chain.append(at)
+    assert at.unit is not None
+    owner = exp.column(at.unit, table=f"t{len(chain) - 1}", quoted=True)
+    items: list[exp.Expr] = [exp.column(c, table="t0", quoted=True) for c in table.columns]
+    if table.via is not None:
+        items.append(exp.alias_(owner.copy(), table.unit or "", quoted=True))
+    query = exp.Select(
+        expressions=items,
+        from_=exp.From(this=_named(table, 0)),
+        where=exp.Where(this=exp.Not(this=exp.Is(this=owner, expression=exp.Null()))),
+    )
+    for place, (child, parent) in enumerate(itertools.pairwise(chain)):
+        assert child.via is not None
+        on = exp.and_(*(
+            exp.EQ(
+                this=exp.column(column, table=f"t{place}", quoted=True),
+                expression=exp.column(key, table=f"t{place + 1}", quoted=True),
+            )
+            for column, key in child.via.on
+        ))  # fmt: skip
+        query.append("joins", exp.Join(this=_named(parent, place + 1), on=on))
+    return query
+
+
+def _named(table: Table, place: int) -> exp.Expr:
+    alias = exp.TableAlias(this=exp.to_identifier(f"t{place}"))
+    return exp.Table(this=exp.to_identifier(table.name, quoted=True), alias=alias)

@@ -1,0 +1,137 @@
+"""``OPTIONS(...)`` of a differentially private SELECT, with every range checked.
+
+Two options have no default on purpose: epsilon and, where the answer has groups,
+``max_groups_contributed`` (any default would be wrong for most data).  Left out, the others mean:
+
+* ``max_rows_contributed``: 5 rows of a unit in a group, of those functions that need rows
+  (AVG per row, VAR, STDDEV, quantiles);
+* ``mechanism``: Gaussian noise; ``laplace`` instead;
+* ``group_selection_strategy``: thresholds, of the kind that goes with the noise;
+* ``min_privacy_units_per_group``: 1;
+* ``contribution_norm``: none.  With it no groups are sampled, and at most 4096 are allowed.
+* ``delta`` may be left out only where nothing needs it: Laplace noise and no selection.
+"""
+
+from typing import Literal
+
+import msgspec
+from sqlglot import exp
+
+from dpstream.accounting.limits import MAX_CONTRIBUTIONS, MAX_EPSILON
+from dpstream.pipelines.sql.allowed import require
+from dpstream.pipelines.sql.numbers import number, whole
+
+#: Rows of a unit in a group, unless given; and the most: each is held in memory.
+DEFAULT_ROWS, MAX_ROWS = 5, 1_000
+#: Groups under a norm: a unit's vector over all of them is looked at as a whole.
+MAX_NORM_GROUPS = 4_096
+MAX_MIN_UNITS = 1_000_000_000
+_KNOWN = {
+    "epsilon", "delta", "max_groups_contributed", "max_rows_contributed", "privacy_unit_column",
+    "group_selection_strategy", "min_privacy_units_per_group", "contribution_norm", "mechanism",
+}  # fmt: skip
+_STRATEGIES = {
+    "LAPLACE_THRESHOLD": "thresholds", "GAUSSIAN_THRESHOLD": "thresholds",
+    "THRESHOLDS": "thresholds", "PUBLIC_GROUPS": "public_groups",
+}  # fmt: skip
+
+Mechanism = Literal["gaussian", "laplace"]
+Selection = Literal["thresholds", "public_groups"]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a statement asks of privacy.
+
+    Attributes:
+        epsilon, delta: of the whole statement.
+        groups: max_groups_contributed, kappa; rows: max_rows_contributed.
+        unit_column: as written in the statement, ``None`` if it was left out.
+        norm: contribution_norm of all functions that have none of their own.
+        selection: how the groups that are shown are found; without GROUP BY none are.
+        min_units: least number of units of a group that is shown.
+    """
+
+    epsilon: float
+    delta: float
+    groups: int
+    rows: int = DEFAULT_ROWS
+    unit_column: str | None = None
+    norm: float | None = None
+    mechanism: Mechanism = "gaussian"
+    selection: Selection = "thresholds"
+    min_units: int = 1
+
+
+def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
+    """The options of a `dialect.PrivacyOptions`.
+
+    Args:
+        node: as parsed.
+        grouped: the SELECT has GROUP BY.
+        normed: its functions have norms of their own.
+
+    Raises:
+        DpstreamError: one is missing, not known or out of range.
+    """
+    given: dict[str, exp.Expr] = {}
+    for option in node.expressions:
+        require(option.name in _KNOWN and option.name not in given, "option-unknown", option)
+        given[option.name] = option.expression
+    epsilon, delta = number(given.get("epsilon")), number(given.get("delta"))
+    at = given.get("epsilon", node)
+    require(epsilon is not None and 0 < epsilon <= MAX_EPSILON, "epsilon", at)
+    mechanism = _word(given.get("mechanism"), "GAUSSIAN")
+    require(mechanism in ("GAUSSIAN", "LAPLACE"), "mechanism", given.get("mechanism", node))
+    strategy = given.get("group_selection_strategy")
+    word = _word(strategy, "THRESHOLDS")
+    require(word in _STRATEGIES, "selection", strategy or node)
+    public = _STRATEGIES.get(word) == "public_groups"
+    require(grouped or not public, "public-groups", strategy or node)
+    if "delta" not in given and mechanism == "LAPLACE" and (public or not grouped):
+        delta = 0.0
+    else:
+        require(delta is not None and 0 < delta < 1, "delta", given.get("delta", node))
+    norm = number(given.get("contribution_norm"))
+    bad = "contribution_norm" in given and (norm is None or norm <= 0)
+    require(not bad, "norm", given.get("contribution_norm", node))
+    at = given.get("min_privacy_units_per_group", node)
+    units = whole(given.get("min_privacy_units_per_group"), 1, MAX_MIN_UNITS)
+    named = "min_privacy_units_per_group" in given
+    require(not named or (units is not None and not public), "min-units", at)
+    rows = whole(given.get("max_rows_contributed"), 1, MAX_ROWS)
+    at = given.get("max_rows_contributed", node)
+    require("max_rows_contributed" not in given or rows is not None, "max-rows", at)
+    column = given.get("privacy_unit_column")
+    require(column is None or isinstance(column, exp.Column), "unit-column", column)
+    return Options(
+        epsilon or 0.0,
+        delta or 0.0,
+        _groups(node, given, grouped, normed or norm is not None),
+        rows or DEFAULT_ROWS,
+        None if column is None else _column_name(column),
+        norm,
+        "laplace" if mechanism == "LAPLACE" else "gaussian",
+        "public_groups" if public else "thresholds",
+        units or 1,
+    )
+
+
+def _groups(node: exp.Expr, given: dict[str, exp.Expr], grouped: bool, normed: bool) -> int:
+    asked = given.get("max_groups_contributed")
+    if asked is None:
+        require(not grouped or normed, "max-groups", node)
+        return 1 if not grouped else MAX_NORM_GROUPS
+    found = whole(asked, 1, MAX_CONTRIBUTIONS)
+    require(found is not None, "max-groups", asked)
+    require(not normed or (found or 0) <= MAX_NORM_GROUPS, "norm", asked)
+    return found or 1
+
+
+def _word(node: exp.Expr | None, default: str) -> str:
+    if node is None:
+        return default
+    return node.name.upper() if isinstance(node, exp.Column | exp.Var) else ""
+
+
+def _column_name(node: exp.Column) -> str:
+    return ".".join(part.lower() for part in (node.table, node.name) if part)

@@ -1,0 +1,228 @@
+"""One differentially private statement, parsed, resolved and checked.
+
+A statement has one private SELECT.  What surrounds it, and its own HAVING, ORDER BY, LIMIT and
+arithmetic, work on the released columns and cost nothing: they become ``outer``, an ordinary
+query over the released relation and public tables.
+"""
+
+import msgspec
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from dpstream.pipelines.sql.allowed import AGGREGATES, require
+from dpstream.pipelines.sql.catalog import RELEASED, Catalog
+from dpstream.pipelines.sql.dialect import Private
+from dpstream.pipelines.sql.errors import refusal
+from dpstream.pipelines.sql.functions import Function, function_of, private_form
+from dpstream.pipelines.sql.options import Options, options_of
+from dpstream.pipelines.sql.ownership import Validator, groups_of, type_of
+from dpstream.pipelines.sql.public_groups import public_side
+from dpstream.pipelines.sql.relations import Scope
+from dpstream.pipelines.sql.resolve import inlined, parsed, qualified
+
+_CALLS = (*AGGREGATES, exp.AggFunc, Private)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A column that the answer is grouped by.
+
+    Attributes:
+        name: of the released column.
+        expression: over the columns of the source.
+        type: of its values; never a float.
+    """
+
+    name: str
+    expression: exp.Expr
+    type: exp.DType
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """What is asked.
+
+    Attributes:
+        options: of privacy.
+        source: a SELECT with FROM, joins and WHERE and no select list: the private relation.
+        unit: an expression over its columns that is the unit of every row.
+        groups, functions: over its columns, in the order of the select list.
+        outer: a query over the table ``released`` (the groups' and functions' names are its
+            columns) and public tables, to be run on the answer.
+        public: the query over public tables whose rows are the groups, in the order of
+            ``groups``; ``None`` if groups are selected, or there are none.
+    """
+
+    options: Options
+    source: exp.Select
+    unit: exp.Expr
+    groups: tuple[Group, ...]
+    functions: tuple[Function, ...]
+    outer: exp.Query
+    public: exp.Query | None = None
+
+
+def statement_of(text: str, catalog: Catalog) -> Statement:
+    """The statement of a text.
+
+    Raises:
+        DpstreamError: it is not usable or not private; says where, why and what to write.
+    """
+    try:
+        return checked(text, catalog)
+    except (SqlglotError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError,
+            AttributeError, AssertionError):  # fmt: skip
+        # A form that nobody foresaw has no proof, and the library's texts quote the statement.
+        raise refusal("not-supported") from None
+
+
+def checked(text: str, catalog: Catalog) -> Statement:
+    """`statement_of` without its net for mistakes in this program."""
+    tree = inlined(parsed(text))
+    asked = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
+    require(asked, "no-dp-select")
+    require(len(asked) == 1, "one-dp-select", asked[-1].args["hint"])
+    [core] = asked
+    require(core.args.get("distinct") is None, "not-supported", core.args.get("distinct"))
+    normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
+    options = options_of(core.args["hint"], core.args.get("group") is not None, normed)
+    core.set("hint", None)
+    core.meta["private"] = True
+    tree = qualified(tree, catalog.schema)
+    core = next(node for node in tree.find_all(exp.Select) if node.meta.get("private"))
+    public = public_side(core) if options.selection == "public_groups" else None
+    validator = Validator(catalog)
+    scope = validator.scope(core)
+    require(scope.private, "no-private-table", core.args["from_"])
+    _check_unit(core, scope, options)
+    grouped = groups_of(core, scope)
+    for node in grouped:
+        plain = isinstance(node, exp.Column) and (node.table, node.name) in scope.partial
+        unit = plain or scope.is_unit(node)
+        require(not unit, "group-by-unit", node)
+    if public is not None:
+        public = public.query(validator, grouped, core)
+    released = _Released(core, grouped, scope)
+    functions = tuple(released.functions.values())
+    _check_norms(options, functions, core)
+    source = exp.Select(**{part: core.args.get(part) for part in ("from_", "joins", "where")})
+    source = source.copy()
+    outer = released.select(core)
+    unit, tree = scope.unit(), outer if core is tree else tree
+    if core is not tree and core.parent is not None:
+        core.replace(outer)
+    _check_outer(tree, catalog, released)
+    return Statement(options, source, unit, released.groups, functions, tree, public)
+
+
+class _Released:
+    """The select list of the private SELECT, taken apart."""
+
+    def __init__(self, core: exp.Select, grouped: list[exp.Expr], scope: Scope) -> None:
+        self.names: set[str] = set()
+        self.functions: dict[Private, Function] = {}
+        self._grouped, self._scope = grouped, scope
+        for item in core.expressions:
+            require(not isinstance(item, exp.Star), "not-supported", item)
+            require(item.alias_or_name not in self.names, "duplicate-column", item)
+            self.names.add(item.alias_or_name)
+        self.groups = tuple(self._group(core, node) for node in grouped)
+        self._labels = {group.name for group in self.groups} | self.names
+        for item in core.expressions:
+            whole = isinstance(item.unalias(), _CALLS)
+            self._collect(item.unalias(), item.alias if whole else None)
+        require(self.functions, "no-function", core.expressions[0])
+        for part in ("having", "order"):
+            if core.args.get(part) is not None:
+                self._collect(core.args[part], None)
+
+    def _group(self, core: exp.Select, node: exp.Expr) -> Group:
+        named = [item.alias_or_name for item in core.expressions if item.unalias() == node]
+        name = named[0] if named else node.alias_or_name or f"_group{self._grouped.index(node)}"
+        if not named:
+            require(name not in self.names, "duplicate-column", node)
+            self.names.add(name)
+        kind = type_of(node)
+        assert kind is not None
+        return Group(name, node.copy(), kind)
+
+    def _collect(self, node: exp.Expr, label: str | None) -> None:
+        """Every function in an expression; nothing else in it may depend on a row."""
+        if node in self._grouped:
+            return
+        if isinstance(node, _CALLS):
+            call = private_form(node)
+            if call not in self.functions:
+                self.functions[call] = function_of(node, label or self._fresh(), self._scope)
+            return
+        if isinstance(node, exp.Column):
+            own = not node.table and node.name in self.names  # ORDER BY a name of the select list
+            require(own, "not-grouped", node)
+        for child in node.iter_expressions():
+            self._collect(child, None)
+
+    def _fresh(self) -> str:
+        name = next(f"_f{i}" for i in range(10_000) if f"_f{i}" not in self._labels)
+        self._labels.add(name)
+        return name
+
+    def _over(self, node: exp.Expr) -> exp.Expr:
+        """The expression over the released columns."""
+        if node in self._grouped:
+            name = self.groups[self._grouped.index(node)].name
+        elif isinstance(node, _CALLS):
+            name = self.functions[private_form(node)].name
+        else:
+            for child in list(node.iter_expressions()):
+                new = self._over(child)
+                if new is not child:
+                    child.replace(new)
+            return node
+        return exp.column(name, table=RELEASED, quoted=True)
+
+    def select(self, core: exp.Select) -> exp.Select:
+        """The SELECT over the released relation that takes the private one's place."""
+        items = [
+            exp.alias_(self._over(item.unalias().copy()), item.alias_or_name, quoted=True)
+            for item in core.expressions
+        ]
+        table = exp.to_table(RELEASED)
+        having, order = core.args.get("having"), core.args.get("order")
+        parts = {
+            "expressions": items,
+            "from_": exp.From(this=exp.alias_(table, RELEASED, table=True, quoted=True)),
+            "where": having and exp.Where(this=self._over(having.this.copy())),
+            "order": order and self._over(order.copy()),
+            "limit": core.args.get("limit"),
+            "offset": core.args.get("offset"),
+        }
+        return exp.Select(**{part: value for part, value in parts.items() if value is not None})
+
+    @property
+    def columns(self) -> dict[str, exp.DType | None]:
+        """Columns of the released relation."""
+        groups = {group.name: group.type for group in self.groups}
+        return groups | {f.name: exp.DType.DOUBLE for f in self.functions.values()}
+
+
+def _check_unit(core: exp.Select, scope: Scope, options: Options) -> None:
+    """``privacy_unit_column`` names the unit that the catalog knows."""
+    if options.unit_column is None:
+        return
+    table, _, column = options.unit_column.rpartition(".")
+    found = {(table, column)} if table else {(t, c) for t, c in scope.partial if c == column}
+    require(any(cover <= found for cover in scope.covers), "unit-column", core.args["from_"])
+
+
+def _check_norms(options: Options, functions: tuple[Function, ...], core: exp.Select) -> None:
+    norms = [f.norm or options.norm for f in functions]
+    if not any(norms):
+        return
+    fits = all(norms) and all(f.kind in ("count", "sum", "units") for f in functions)
+    require(fits and options.mechanism == "gaussian", "norm", core.expressions[0])
+
+
+def _check_outer(tree: exp.Expr, catalog: Catalog, released: _Released) -> None:
+    for table in tree.find_all(exp.Table):
+        own = table.name == RELEASED
+        public = own or catalog.tables[table.name].unit is None
+        require(public, "private-outside", table)
+    Validator(catalog, {RELEASED: released.columns}).relation(tree, last=True)

@@ -1,0 +1,33 @@
+"""A small shop: the catalog that the tests of the SQL front ask about."""
+
+from pathlib import Path
+
+from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+
+_KEYED = {"order_id": "INT64", "customer_id": "INT64", "day": "DATE", "price": "FLOAT64"}
+#: The file, as tables.
+SHOP = {
+    "ledger": {"path": "ledger.db", "data_set": "shop", "limit": {"epsilon": 8.0, "delta": 1e-6}},
+    "unit": {"name": "uid", "type": "int"},
+    "table": [
+        {"name": "users", "path": "users.csv", "unit_column": "uid",
+         "columns": {"uid": "INT64", "dept": "STRING", "age": "INT64", "score": "FLOAT64"}},
+        {"name": "visits", "path": "visits.jsonl", "unit_column": "uid",
+         "columns": {"uid": "INT64", "page": "STRING", "seconds": "FLOAT64", "at": "TIMESTAMP",
+                     "day": "DATE", "cost": "NUMERIC", "flag": "BOOL", "n": "INT64"}},
+        {"name": "orders", "path": "orders.csv", "columns": _KEYED,
+         "unit_via": {"table": "users", "on": [["customer_id", "uid"]]}},
+        {"name": "items", "path": "items.csv",
+         "columns": {"order_id": "INT64", "line": "INT64", "product": "STRING", "qty": "INT64"},
+         "unit_via": {"table": "orders", "on": [["order_id", "order_id"]]}},
+        {"name": "pages", "path": "pages.csv", "public": True,
+         "columns": {"page": "STRING", "title": "STRING", "weight": "FLOAT64", "uid": "INT64"}},
+        {"name": "depts", "path": "depts.csv", "public": True,
+         "columns": {"dept": "STRING", "floor": "INT64"}},
+    ],
+}  # fmt: skip
+
+
+def shop() -> Catalog:
+    """The catalog."""
+    return catalog_of(SHOP, Path("/shop"))

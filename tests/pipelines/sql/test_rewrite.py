@@ -1,0 +1,216 @@
+"""Stage 1 on real DuckDB tables equals a plain Python account of the rows."""
+
+import collections
+import decimal
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpstream.pipelines.sql.rewrite import Grid, columns, stage_one
+from dpstream.pipelines.sql.statement import Statement, statement_of
+from tests.pipelines.sql.rows import Rows, answers, database, stage_text, ugly_rows
+from tests.pipelines.sql.shop import shop
+
+_CATALOG = shop()
+_DP = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
+       "max_groups_contributed = 4, max_rows_contributed = 2) ")  # fmt: skip
+_STEP, _LOW, _HIGH = 0.25, -20, 40
+
+
+def _asked(items: str, rest: str) -> Statement:
+    return statement_of(f"{_DP} {items} {rest}", _CATALOG)
+
+
+def _ran(statement: Statement, rows: Rows) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Partials by (unit, groups)."""
+    cursor = database(_CATALOG, rows).execute(stage_text(statement, _CATALOG))
+    names = [part[0] for part in cursor.description or ()]
+    assert names == columns(statement)
+    keys = 1 + len(statement.groups)
+    found = {row[:keys]: dict(zip(names[keys:], row[keys:], strict=True))
+             for row in cursor.fetchall()}  # fmt: skip
+    assert found
+    return found
+
+
+def _steps(value: Any, low: int = -(1 << 62), high: int = 1 << 62) -> int | None:
+    """Grid steps of a value, halves away from 0; None of what is left out."""
+    if value is None or not math.isfinite(value):
+        return None
+    exact = float(value) / _STEP
+    if math.isinf(exact):
+        return high if exact > 0 else low
+    sign = -1 if exact < 0 else 1
+    return max(low, min(high, sign * math.floor(abs(Fraction(exact)) + Fraction(1, 2))))
+
+
+def _clamped(value: int, low: int = _LOW, high: int = _HIGH) -> int:
+    return max(low, min(high, value))
+
+
+def _mean(steps: list[int], most: int) -> tuple[int, int]:
+    middle, n = (_LOW + _HIGH) // 2, len(steps)
+    total = sum(step - middle for step in steps)
+    if n > most:
+        total = abs(total) * most // n * (1 if total >= 0 else -1)
+    counted = min(n, most)
+    return _clamped(total, counted * (_LOW - middle), counted * (_HIGH - middle)), counted
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_partials_are_those_of_the_rows(seed: int) -> None:
+    rows = ugly_rows(seed, 300)
+    statement = _asked(
+        "page, COUNT(*) AS n, COUNT(seconds) AS m, SUM(seconds) AS s, "
+        "SUM(seconds, contribution_bounds_per_row => (-5, 10)) AS sr, AVG(seconds) AS a, "
+        "AVG(seconds, contribution_bounds_per_row => (-5, 10)) AS ar, MEDIAN(seconds) AS q, "
+        "STDDEV(seconds) AS d, COUNT(DISTINCT uid) AS u",
+        "FROM visits GROUP BY page",
+    )
+    found = _ran(statement, rows)
+    expected: dict[tuple[Any, ...], list[Any]] = collections.defaultdict(list)
+    for uid, page, seconds, *_ in rows["visits"]:
+        if uid is not None:
+            expected[uid, page].append(seconds)
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        whole = [step for v in values if (step := _steps(v)) is not None]
+        bounded = [step for v in values if (step := _steps(v, _LOW, _HIGH)) is not None]
+        mean, mean_rows = _mean(whole, 1), _mean(bounded, 2)
+        assert found[key] == {
+            "value_0": min(5, len(values)),
+            "value_1": min(5, sum(v is not None for v in values)),
+            "value_2": _clamped(sum(whole)),
+            "value_3": _clamped(sum(bounded)),
+            "value_4": mean[0], "count_4": mean[1],
+            "value_5": mean_rows[0], "count_5": mean_rows[1],
+            "rows_6": sorted(bounded), "rows_7": sorted(bounded),
+        }  # fmt: skip
+
+
+def test_units_come_by_foreign_keys() -> None:
+    rows = ugly_rows(3)
+    statement = _asked("product, SUM(qty) AS s, COUNT(*) AS n", "FROM items GROUP BY product")
+    users = {u[0] for u in rows["users"]} - {None}
+    owner = {o[0]: o[1] for o in rows["orders"] if o[1] in users}
+    expected = collections.Counter(
+        (owner[i[0]], i[2]) for i in rows["items"] if i[0] in owner
+    )  # fmt: skip
+    found = _ran(statement, rows)
+    assert {key: min(5, n) for key, n in expected.items()} == {
+        key: row["value_1"] for key, row in found.items()
+    }
+
+
+def test_a_float_sum_per_unit_is_that_of_sorted_values() -> None:
+    rows = ugly_rows(4)
+    statement = _asked(
+        "COUNT(*) AS n, SUM(s) AS t",
+        "FROM (SELECT uid, SUM(seconds) AS s, AVG(n) AS a FROM visits GROUP BY uid "
+        "HAVING MAX(n) > 1) AS r",
+    )
+    turned = rows | {"visits": rows["visits"][::-1]}
+    text = stage_text(statement, _CATALOG)
+    assert answers(database(_CATALOG, rows), text) == answers(database(_CATALOG, turned), text)
+    kept = {uid for uid in {v[0] for v in rows["visits"]} - {None}
+            if max((v[7] for v in rows["visits"] if v[0] == uid and v[7] is not None),
+                   default=0) > 1}  # fmt: skip
+    assert {key[0] for key in _ran(statement, rows)} == kept
+
+
+@pytest.mark.parametrize("expression", [
+    "1 / 0", "n / (n - n)", "MOD(n, 0)", "DIV(n, 0)", "n * 9223372036854775807", "-n * n * n * n",
+    "CAST(page AS INT64)", "CAST(page AS FLOAT64)", "CAST(seconds AS INT64)", "SQRT(seconds)",
+    "LN(seconds)", "EXP(seconds)", "POW(seconds, 1000)", "seconds * 1e308", "1e308 * n * 10",
+    "CAST(CAST(page AS DATE) AS STRING) = page", "DATE_ADD(day, INTERVAL 99999999 MONTH) > day",
+    "SUBSTR(page, -9223372036854775807, 9)", "LEFT(page, -5)", "CAST('x' AS INT64)",
+    "SAFE_DIVIDE(n, 0)", "CAST(cost * 1e30 AS NUMERIC)", "REGEXP_CONTAINS(page, CONCAT('(', page))",
+    "ROUND(seconds, 400)", "EXTRACT(YEAR FROM CAST(page AS TIMESTAMP))", "CAST(flag AS INT64) / 0",
+    "ABS(-9223372036854775807 - n)", "CAST(page AS BOOL)", "LOG(seconds, 0)", "n & page",
+])  # fmt: skip
+@pytest.mark.parametrize("form", [
+    "COUNT({e}) AS k FROM visits",
+    "COUNT(*) AS k FROM visits WHERE {e} = {e}",
+    "COUNT(*) AS k FROM visits AS v JOIN pages AS p ON v.page = p.page AND {e} IS NOT NULL",
+    "COUNT(x) AS k FROM (SELECT uid, MAX({e}) AS x FROM visits GROUP BY uid, page) AS s",
+    "CAST({e} AS STRING) AS g, COUNT(*) AS k FROM visits GROUP BY g",
+    "COUNT(*) AS k FROM (SELECT uid, n FROM visits ORDER BY {e}) AS s",
+    "COUNT(x) AS k FROM (SELECT uid, {e} AS x FROM visits UNION ALL "
+    "SELECT uid, {e} AS x FROM visits ORDER BY 2) AS s",
+])  # fmt: skip
+def test_data_never_raises(expression: str, form: str) -> None:
+    if "pages" in form:
+        for name in ("page", "n", "seconds", "day", "cost", "flag"):
+            expression = _word(expression, name)
+    if "GROUP BY g" in form:
+        expression = f"({expression}) IS NULL AND n = 1"  # a constant is no group
+    statement = _asked(form.format(e=f"({expression})"), "")
+    try:
+        answers(database(_CATALOG, ugly_rows(1)), stage_text(statement, _CATALOG))
+    except duckdb.BinderException:
+        assert "n & page" in expression.replace("v.", "")  # types, which no row decides
+
+
+def test_a_pattern_that_is_none_fails_without_rows_too() -> None:
+    statement = _asked("COUNT(*) AS k", "FROM visits WHERE REGEXP_CONTAINS(page, '(')")
+    empty = {name: [] for name in _CATALOG.tables}
+    with pytest.raises(duckdb.Error):
+        answers(database(_CATALOG, empty), stage_text(statement, _CATALOG))
+
+
+def _word(text: str, name: str) -> str:
+    return re.sub(rf"(?<!['\w.]){name}(?!\w)", f"v.{name}", text)
+
+
+def test_groups_keep_their_types_and_null_is_one_group() -> None:
+    rows = ugly_rows(2)
+    statement = _asked(
+        "day, cost, at, TIMESTAMP_TRUNC(at, DAY) AS d, COUNT(*) AS n",
+        "FROM visits GROUP BY day, cost, at, d",
+    )
+    keys = {key[1:] for key in _ran(statement, rows)}
+    kinds = [{type(key[i]).__name__ for key in keys} for i in range(4)]
+    assert kinds[:2] == [{"date", "NoneType"}, {"Decimal", "NoneType"}]
+    assert kinds[2] == kinds[3] == {"datetime", "NoneType"}
+    assert decimal.Decimal("1.25") in {key[1] for key in keys}
+
+
+def test_public_groups_join_their_rows() -> None:
+    statement = statement_of(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
+        "max_groups_contributed = 3, group_selection_strategy = PUBLIC_GROUPS) p.dept, "
+        "COUNT(*) AS k FROM users AS u RIGHT JOIN (SELECT DISTINCT dept FROM depts) AS p "
+        "ON u.dept = p.dept GROUP BY p.dept",
+        _CATALOG,
+    )
+    rows = ugly_rows(1)
+    groups = {row[0] for row in database(_CATALOG, rows).execute(
+        statement.public.sql("duckdb")).fetchall()}  # type: ignore[union-attr]  # fmt: skip
+    assert groups == {row[0] for row in rows["depts"]}
+    assert {key[1] for key in _ran(statement, rows)} <= groups
+
+
+def test_outer_works_on_released_columns() -> None:
+    statement = _asked(
+        "dept AS d, SUM(age) / COUNT(*) AS r",
+        "FROM users GROUP BY dept HAVING COUNT(*) > 1 ORDER BY r DESC LIMIT 2",
+    )
+    connection = database(_CATALOG, ugly_rows(1))
+    names = [f.name for f in statement.functions]
+    columns_of = ", ".join(f'"{name}" DOUBLE' for name in names)
+    connection.execute(f"CREATE TABLE released (d VARCHAR, {columns_of})")
+    values = "('a', 8, 2), ('b', 1, 1), ('c', 9, 3), (NULL, 8, 4)"
+    connection.execute(f"INSERT INTO released VALUES {values}")
+    found = connection.execute(statement.outer.sql("duckdb")).fetchall()
+    assert found == [("a", 4.0), ("c", 3.0)]
+
+
+def test_the_middle_is_a_whole_step() -> None:
+    assert Grid(0.5, -3, 4).middle == 0
+    statement = _asked("COUNT(*) AS n", "FROM users")
+    with pytest.raises(KeyError):
+        stage_one(statement, _CATALOG, {})
