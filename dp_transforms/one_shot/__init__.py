@@ -1,0 +1,23 @@
+"""Stage 2 of a query: partials per (unit, group) become a private table, at once and in numpy.
+
+``bounded`` limits what a unit adds, ``aggregated`` sums over units exactly, ``answer`` draws the
+noise, selects the groups and estimates the columns.  No Beam, no store, no database.
+"""
+
+from dpstream.dp_transforms.one_shot.aggregation import Totals, aggregated
+from dpstream.dp_transforms.one_shot.answers import Answer, answer
+from dpstream.dp_transforms.one_shot.bounding import bounded
+from dpstream.dp_transforms.one_shot.estimates import Estimate
+from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
+
+__all__ = [
+    "Answer",
+    "Bounded",
+    "Estimate",
+    "Partials",
+    "Rows",
+    "Totals",
+    "aggregated",
+    "answer",
+    "bounded",
+]
