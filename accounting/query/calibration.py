@@ -26,7 +26,7 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.query import laplace
 from dpstream.accounting.query.parts import Part, parts_of
 from dpstream.accounting.query.plan import QueryPlan
-from dpstream.accounting.query.thresholds import Selection, gaussian_selection, tested_part
+from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
 
 #: Part of delta kept for thresholds; between .2 and .6 keys and errors differ by less than 1%.
 THETA = 0.4
@@ -132,7 +132,7 @@ def _gaussian(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
     kappa = plan.most_groups
     delta_tau = plan.delta * THETA if plan.selects else 0.0
     mu = mu_of(plan.epsilon, (plan.delta - delta_tau) * (1 - _SLACK))
-    tested = tested_part(parts, _counts_units(plan)) if plan.selects else None
+    tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     share = 0.0
     if plan.selects:
         share = ALONE if tested is None else COMBINED
@@ -151,7 +151,7 @@ def _gaussian(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
 
 def _laplace(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
     kappa, made = plan.most_groups, list(parts)
-    tested = tested_part(parts, _counts_units(plan)) if plan.selects else None
+    tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     if plan.selects and tested is None:
         tested = len(made)
         made.append(Part("", "count", 0, 1, 1, None, 0, 1 / len(plan.columns)))

@@ -203,6 +203,12 @@ def _check_bounds(plan: QueryPlan) -> None:
         raise UsageError(
             "min_privacy_units_per_group", "must be a whole number, 1 or more", "write 1"
         )
+    if plan.min_units > 1 and not plan.selects:
+        raise UsageError(
+            "min_privacy_units_per_group",
+            "would compare exact counts of public groups, which are all released",
+            "omit it, or select groups privately",
+        )
 
 
 def check_column(column: Column, where: str) -> None:

@@ -92,7 +92,7 @@ class Selection(msgspec.Struct, frozen=True):
         return max(float(min_units), self.need(min_units) / each)
 
 
-def tested_part(parts: Sequence[Part], units: frozenset[str]) -> int | None:
+def count_tested(parts: Sequence[Part], units: frozenset[str]) -> int | None:
     """The published count that joins the test: of units, else of rows where one is the most.
 
     Args:

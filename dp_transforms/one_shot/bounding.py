@@ -176,7 +176,7 @@ def _few(
     keys: KeyRing,
     run_name: Sequence[bytes],
 ) -> Int64:
-    """r rows of each (unit, group), by MACs of (run, column, unit, group, value, which of equals)."""
+    """r rows of each (unit, group), by MACs of (run, column, unit, group, value, which of them)."""
     unit, group = kept
     order = np.lexsort((rows[1], rows[0]))
     at, value = rows[0][order], rows[1][order]
