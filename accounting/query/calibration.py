@@ -15,7 +15,7 @@ query has none; scale = kappa L / epsilon_j, L in L1.  Charged plain: (epsilon, 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ from dpstream.accounting.query.thresholds import Selection, count_tested, gaussi
 #: Part of delta kept for thresholds; between .2 and .6 keys and errors differ by less than 1%.
 THETA = 0.4
 #: S: with a count in the test, and where selection has only its own stream.
-COMBINED, ALONE = 0.3, 0.4
+COMBINED, ALONE = 0.2, 0.4
 #: Chance that an interval misses.
 MISS = 0.05
 _NORMAL = 1.959963984540054
@@ -83,6 +83,7 @@ class QueryBudget(msgspec.Struct, frozen=True):
         parts: noise of each part of the columns, in the order of ``parts_of``; where a Laplace
             query needs a count of units for its thresholds alone, it is the last.
         selection: how groups are selected, ``None`` with public groups.
+        reserved: part of mu^2, or of epsilon, that bounds were chosen with.
     """
 
     epsilon: float
@@ -92,6 +93,7 @@ class QueryBudget(msgspec.Struct, frozen=True):
     groups: int
     parts: tuple[PartNoise, ...]
     selection: Selection | None
+    reserved: float = 0.0
 
     @property
     def quantile(self) -> float:
@@ -102,16 +104,23 @@ class QueryBudget(msgspec.Struct, frozen=True):
         """What a unit of so many groups uses: of mu^2, or of epsilon."""
         if self.mu is None:
             # Per group all parts together: (1/kappa) of their epsilons.
-            return math.fsum(p.share for p in self.parts) * groups / self.groups
-        used = [p.part.squared(groups) * (p.part.unit / p.scale / self.mu) ** 2 for p in self.parts]
+            return self.reserved + math.fsum(p.share for p in self.parts) * groups / self.groups
+        used = [self.reserved]
+        used += [
+            p.part.squared(groups) * (p.part.unit / p.scale / self.mu) ** 2 for p in self.parts
+        ]
         if self.selection is not None:
             weight = self.selection.weights[groups - 1]
             used.append(groups * (weight / self.selection.sigma / self.mu) ** 2)
         return math.fsum(used)
 
 
-def allocate_query(plan: QueryPlan) -> QueryBudget:
+def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None) -> QueryBudget:
     """Divide a query's budget into noise and thresholds.
+
+    Args:
+        reserved: what was spent on the bounds of columns (``accounting.query.bounds``).  Such a
+            column has half of the share that it would have.
 
     Raises:
         UsageError: the plan is refused, or its noise leaves the samplers' or integers' range.
@@ -122,21 +131,32 @@ def allocate_query(plan: QueryPlan) -> QueryBudget:
             raise UsageError(
                 f"column[{index}].bounds", "are not chosen yet", "give both bounds of the column"
             )
-    parts = parts_of(plan)
-    budget = _gaussian(plan, parts) if plan.mechanism == "gaussian" else _laplace(plan, parts)
+    spent = reserved or {}
+    parts = [
+        msgspec.structs.replace(part, share=part.share / 2) if part.column in spent else part
+        for part in parts_of(plan)
+    ]
+    divide = _gaussian if plan.mechanism == "gaussian" else _laplace
+    budget = divide(plan, parts, math.fsum(spent.values()))
     _check_ranges(budget)
     return budget
 
 
-def _gaussian(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
-    kappa = plan.most_groups
+def mu_of_query(plan: QueryPlan) -> tuple[float, float]:
+    """(mu, delta_tau) of a Gaussian query."""
     delta_tau = plan.delta * THETA if plan.selects else 0.0
-    mu = mu_of(plan.epsilon, (plan.delta - delta_tau) * (1 - _SLACK))
+    return mu_of(plan.epsilon, (plan.delta - delta_tau) * (1 - _SLACK)), delta_tau
+
+
+def _gaussian(plan: QueryPlan, parts: Sequence[Part], reserved: float) -> QueryBudget:
+    kappa = plan.most_groups
+    mu, delta_tau = mu_of_query(plan)
     tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     share = 0.0
     if plan.selects:
         share = ALONE if tested is None else COMBINED
-    shares = [(1 - share) * part.share * (1 - _SLACK) for part in parts]
+    each = (1 - share - reserved) / math.fsum(part.share for part in parts) * (1 - _SLACK)
+    shares = [each * part.share for part in parts]
     noises = []
     for part, v in zip(parts, shares, strict=True):
         delta = math.sqrt(part.squared(kappa)) * part.unit * (1 + _SLACK)
@@ -145,11 +165,14 @@ def _gaussian(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
     selection = None
     if plan.selects:
         scales = [noise.scale for noise in noises]
-        selection = gaussian_selection(share, mu, delta_tau, kappa, parts, shares, scales, tested)
-    return QueryBudget(plan.epsilon, plan.delta, mu, delta_tau, kappa, tuple(noises), selection)
+        selection = gaussian_selection(
+            share, mu, delta_tau, kappa, parts, shares, scales, tested, reserved
+        )
+    made = tuple(noises)
+    return QueryBudget(plan.epsilon, plan.delta, mu, delta_tau, kappa, made, selection, reserved)
 
 
-def _laplace(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
+def _laplace(plan: QueryPlan, parts: Sequence[Part], reserved: float) -> QueryBudget:
     kappa, made = plan.most_groups, list(parts)
     tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     if plan.selects and tested is None:
@@ -158,7 +181,7 @@ def _laplace(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
     total = math.fsum(part.share for part in made)
     noises = []
     for part in made:
-        share = part.share / total * (1 - _SLACK)
+        share = (1 - reserved) * part.share / total * (1 - _SLACK)
         most = float(kappa * part.most * part.nodes)
         scale = most / (share * plan.epsilon) * (1 + _SLACK)
         noises.append(PartNoise(part, "laplace", share, most, scale))
@@ -167,7 +190,7 @@ def _laplace(plan: QueryPlan, parts: Sequence[Part]) -> QueryBudget:
         tau = laplace.threshold(noises[tested].scale, plan.delta, kappa)
         selection = Selection(0.0, (), 0.0, 0, 1, tested, 0.0, 1, float(tau), tau)
     delta = plan.delta if plan.selects else 0.0
-    return QueryBudget(plan.epsilon, delta, None, 0.0, kappa, tuple(noises), selection)
+    return QueryBudget(plan.epsilon, delta, None, 0.0, kappa, tuple(noises), selection, reserved)
 
 
 def _counts_units(plan: QueryPlan) -> frozenset[str]:

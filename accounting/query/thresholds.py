@@ -107,19 +107,24 @@ def count_tested(parts: Sequence[Part], units: frozenset[str]) -> int | None:
 
 
 def weights_of(
-    share: float, parts: Sequence[Part], shares: Sequence[float], groups: int
+    share: float,
+    parts: Sequence[Part],
+    shares: Sequence[float],
+    groups: int,
+    reserved: float = 0.0,
 ) -> tuple[int, ...]:
     """(kappa,) weights in 2^-WEIGHT_BITS, rounded down, not capped.
 
     Args:
-        share: S; shares: V_j of each part, as fractions of mu^2.
+        share: S; shares: V_j of each part, as fractions of mu^2; reserved: what every unit
+            may have used before (bounds that the query chose).
     """
     largest = [part.squared(groups) for part in parts]
     out = []
     for n in range(1, groups + 1):
         terms = zip(parts, shares, largest, strict=True)
         used = math.fsum(v * (p.squared(n) / most) for p, v, most in terms) * (1 + _SLACK)
-        free = max(0.0, 1 - _SLACK - used) / (share * n)
+        free = max(0.0, 1 - _SLACK - reserved - used) / (share * n)
         out.append(math.floor(math.sqrt(free) * (1 - _SLACK) * (1 << WEIGHT_BITS)))
     return tuple(out)
 
@@ -167,13 +172,14 @@ def gaussian_selection(
     shares: Sequence[float],
     sigmas: Sequence[float],
     tested: int | None,
+    reserved: float = 0.0,
 ) -> Selection:
     """The selection of a Gaussian query: weights, coefficients, tau.
 
     Args:
         share: S; shares, sigmas: V_j and noise of each part; tested: number of U's part.
     """
-    whole = weights_of(share, parts, shares, groups)
+    whole = weights_of(share, parts, shares, groups, reserved)
     sigma = (1 << WEIGHT_BITS) / (math.sqrt(share) * mu) * (1 + _SLACK)
     part = None if tested is None else parts[tested]
     part_sigma = 0.0 if tested is None else sigmas[tested]

@@ -1,12 +1,14 @@
 """Stage 2 of a query: partials per (unit, group) become a private table, at once and in numpy.
 
 ``bounded`` limits what a unit adds, ``aggregated`` sums over units exactly, ``answer`` draws the
-noise, selects the groups and estimates the columns.  No Beam, no store, no database.
+noise, selects the groups and estimates the columns; ``choose_bounds`` comes before, for columns
+without bounds.  No Beam, no store, no database.
 """
 
 from dpstream.dp_transforms.one_shot.aggregation import Totals, aggregated
 from dpstream.dp_transforms.one_shot.answers import Answer, answer
 from dpstream.dp_transforms.one_shot.bounding import bounded
+from dpstream.dp_transforms.one_shot.bounds import choose_bounds
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
 
@@ -20,4 +22,5 @@ __all__ = [
     "aggregated",
     "answer",
     "bounded",
+    "choose_bounds",
 ]

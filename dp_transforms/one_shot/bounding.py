@@ -159,7 +159,9 @@ def _rows(
     at, value = at[there], table.value[there]
     counts = np.bincount(at, minlength=len(pair))
     if len(counts) and int(counts.max()) > column.most_rows:
-        chosen = _few(column, partials, kept, (at, value), keys, run_name)
+        few = Rows(unit[at], group[at], value)
+        name = (b"of a group", *run_name, column.name.encode())
+        chosen = smallest(partials, few, at, column.most_rows, keys, name)
         at, value = at[chosen], value[chosen]
         counts = np.bincount(at, minlength=len(pair))
     weight = np.full(len(at), part.unit, np.int64)
@@ -168,27 +170,33 @@ def _rows(
     return at, value, weight
 
 
-def _few(
-    column: Column,
+def smallest(
     partials: Partials,
-    kept: tuple[Int64, Int64],
-    rows: tuple[Int64, Int64],
+    rows: Rows,
+    slot: Int64,
+    most: int,
     keys: KeyRing,
-    run_name: Sequence[bytes],
+    name: Sequence[bytes],
 ) -> Int64:
-    """r rows of each (unit, group), by MACs of (run, column, unit, group, value, which of them)."""
-    unit, group = kept
-    order = np.lexsort((rows[1], rows[0]))
-    at, value = rows[0][order], rows[1][order]
-    new = (np.diff(at, prepend=-1) != 0) | (np.diff(value, prepend=0) != 0)
+    """Numbers of at most so many rows of each slot, chosen by MACs.
+
+    A row's MAC is over (name, unit, group, value, which of the rows that are equal in these), so
+    that a choice within a unit, or a unit's group, is a function of its own rows.
+
+    Args:
+        slot: (n,) what has a choice of its own: number of the unit, or of its group.
+        name: purpose, run and column.
+    """
+    order = np.lexsort((rows.value, rows.group, rows.unit))
+    sorted_rows = np.stack([part[order] for part in rows], axis=1)
+    new = np.ones(len(order), bool)
+    new[1:] = (sorted_rows[1:] != sorted_rows[:-1]).any(axis=1)
     first = np.flatnonzero(new)
-    block = np.empty((len(at), 2), np.uint64)
-    block[:, 0] = value.view(np.uint64)
-    block[:, 1] = (np.arange(len(at)) - np.repeat(first, np.diff(first, append=len(at)))).view(
-        np.uint64
-    )
-    blocks = (partials.unit_ids[unit[at]], partials.group_ids[group[at]], block)
-    drawn = sampling_keys(keys, b"query rows", (*run_name, column.name.encode()), blocks)
-    left = np.ones(len(at), bool)
-    left[_beyond(at, drawn, column.most_rows)] = False
+    which = np.arange(len(order)) - np.repeat(first, np.diff(first, append=len(order)))
+    block = np.stack([sorted_rows[:, 2], which], axis=1).view(np.uint64)
+    unit, group = sorted_rows[:, 0], sorted_rows[:, 1]
+    blocks = (partials.unit_ids[unit], partials.group_ids[group], block)
+    drawn = sampling_keys(keys, b"query rows", name, blocks)
+    left = np.ones(len(order), bool)
+    left[_beyond(slot[order], drawn, most)] = False
     return np.asarray(order[left])

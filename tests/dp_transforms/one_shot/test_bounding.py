@@ -141,13 +141,15 @@ def test_one_group_more_is_caught(ring: KeyRing) -> None:
 
 
 def test_a_share_that_is_not_charged_is_caught(ring: KeyRing) -> None:
-    real = calibration.parts_of
+    """A column with the noise that it would have alone."""
 
-    def free(plan: QueryPlan) -> tuple[parts.Part, ...]:
-        first, *others = real(plan)
-        return (msgspec.structs.replace(first, share=1.0), *others)
+    def free(plan: QueryPlan) -> QueryBudget:
+        budget = calibration.allocate_query(plan)
+        first, *others = budget.parts
+        alone = msgspec.structs.replace(first, scale=first.scale * first.share**0.5)
+        return msgspec.structs.replace(budget, parts=(alone, *others))
 
-    with mock.patch.object(calibration, "parts_of", free):
+    with mock.patch(f"{__name__}.allocate_query", free):
         assert worst(query(ROWS, SUM, selects=False), ring) > 1.2
 
 
@@ -194,7 +196,7 @@ def test_a_tree_without_one_level_is_caught(ring: KeyRing) -> None:
 
 
 def test_rows_beyond_r_are_caught(ring: KeyRing) -> None:
-    with mock.patch.object(bounding, "_few", lambda c, p, k, rows, *_: np.arange(len(rows[0]))):
+    with mock.patch.object(bounding, "smallest", lambda p, rows, *_: np.arange(len(rows.unit))):
         assert worst(query(QUANTILES, selects=False), ring) > 1.2
 
 

@@ -58,7 +58,7 @@ def test_groups_that_are_not_public_are_dropped() -> None:
     assert found.group.max() <= 5 and len(found.unit) == (given.group <= 5).sum()
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_table_of_partials() -> None:
     empty = np.zeros(0, np.int64)
     given = stage_one(PLAN, generated(1))._replace(unit=empty, group=empty, sums=(empty, empty))
     assert len(merged(PLAN, parts_of(PLAN), given).unit) == 0
