@@ -27,6 +27,7 @@ from dpstream.accounting.query import laplace
 from dpstream.accounting.query.parts import Part, parts_of
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
+from dpstream.accounting.query.tree import rank_factor
 
 #: Part of delta kept for thresholds; between .2 and .6 keys and errors differ by less than 1%.
 THETA = 0.4
@@ -94,6 +95,11 @@ class QueryBudget(msgspec.Struct, frozen=True):
     parts: tuple[PartNoise, ...]
     selection: Selection | None
     reserved: float = 0.0
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Selection weights of a unit of 1, 2, .. groups; empty without a weighted count."""
+        return () if self.selection is None else self.selection.weights
 
     @property
     def quantile(self) -> float:
@@ -221,7 +227,7 @@ def expected(plan: QueryPlan, budget: QueryBudget) -> list[dict[str, Any]]:
 
     Returns:
         For each column its name and kind, and for each of its parts sd and half-width of the
-        interval in the column's units (squared ones for a square; ranks for a tree's node).
+        interval in the column's units (squared ones for a square; of a median's rank for a tree).
     """
     out = []
     for column in plan.columns:
@@ -231,6 +237,8 @@ def expected(plan: QueryPlan, budget: QueryBudget) -> list[dict[str, Any]]:
                 continue
             grid = {"sum": column.grid, "square": column.grid**2}.get(noise.part.what, 1.0)
             step = grid / noise.part.unit
+            if noise.part.what == "tree":
+                step *= rank_factor(column)
             row = {"what": noise.part.what, "sd": noise.sd * step, "within": noise.margin * step}
             parts.append(row)
         out.append({"name": column.name, "kind": column.kind, "parts": parts})

@@ -64,6 +64,13 @@ def levels_of(column: Column) -> int:
     return cells_of(column).bit_length()
 
 
+def rank_factor(column: Column) -> float:
+    """Largest sd of a prefix less half of the total, for node noise of sd 1."""
+    factor = tree_of(cells_of(column)).factor
+    variance = factor.diagonal() - factor[:, -1] + factor[-1, -1] / 4
+    return float(np.sqrt(variance.max()))
+
+
 def cell_at(column: Column, values: Int64) -> Int64:
     """(n,) cell of values in grid units, which are clamped."""
     lo, hi = column.grid_bounds()

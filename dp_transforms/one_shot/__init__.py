@@ -1,5 +1,9 @@
 """Stage 2 of a query: partials per (unit, group) become a private table, at once and in numpy.
 
+    rows = bounded(plan, partials, keys, run_name)
+    totals = aggregated(rows, len(group_ids), budget.weights)  # by shards of units: totals.plus(..)
+    found = answer(plan, budget, totals, [rows], group_ids, keys, run_name)
+
 ``bounded`` limits what a unit adds, ``aggregated`` sums over units exactly, ``answer`` draws the
 noise, selects the groups and estimates the columns; ``choose_bounds`` comes before, for columns
 without bounds.  No Beam, no store, no database.

@@ -25,9 +25,22 @@ class Totals(NamedTuple):
     weighted: Int64
     sums: dict[int, Int64]
 
+    def plus(self, other: "Totals") -> "Totals":
+        """Of the units of both; shards of units share codes, and a later one may know more."""
+        sums = {index: _plus(s, other.sums[index]) for index, s in self.sums.items()}
+        units, weighted = _plus(self.units, other.units), _plus(self.weighted, other.weighted)
+        return Totals(units, weighted, sums)
+
+
+def _plus(one: Int64, other: Int64) -> Int64:
+    longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
+    out = longer.copy()
+    out[: len(shorter)] += shorter
+    return out
+
 
 def aggregated(rows: Bounded, groups: int, weights: Sequence[int] = ()) -> Totals:
-    """Sums over all units.
+    """Sums over the units of a shard; ``Totals.plus`` adds shards up.
 
     Args:
         groups: how many there are; weights: of a unit of 1, 2, .. groups (``Selection.weights``).
@@ -51,17 +64,20 @@ def per_group(group: Int64, values: Int64, groups: int) -> Int64:
     return out
 
 
-def histograms(rows: Bounded, column: Column, groups: Int64, size: int) -> Int64:
+def histograms(shards: Sequence[Bounded], column: Column, groups: Int64, size: int) -> Int64:
     """(groups, cells) exact histograms of a quantiles column, for the groups that are asked for.
 
     Args:
-        groups: codes, each once; size: how many groups there are.
+        shards: bounded rows of different units; groups: codes, each once; size: how many there are.
     """
-    at, value, weight = rows.rows[column.name]
     place = np.full(size, -1, np.int64)
     place[groups] = np.arange(len(groups))
-    mine = place[rows.group[at]]
-    there = mine >= 0
     cells = cells_of(column)
-    cell = mine[there] * cells + cell_at(column, value[there])
-    return per_group(cell, weight[there], len(groups) * cells).reshape(-1, cells)
+    out = np.zeros(len(groups) * cells, np.int64)
+    for rows in shards:
+        at, value, weight = rows.rows[column.name]
+        mine = place[rows.group[at]]
+        there = mine >= 0
+        cell = mine[there] * cells + cell_at(column, value[there])
+        out += per_group(cell, weight[there], len(out))
+    return out.reshape(-1, cells)

@@ -16,7 +16,7 @@ from dpstream.accounting.query.parts import parts_by_column
 from dpstream.accounting.query.plan import Column, QueryPlan
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot.aggregation import Totals, aggregated
+from dpstream.dp_transforms.one_shot.aggregation import Totals
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
 from dpstream.dp_transforms.one_shot.partials import Bounded, Ids, Int64
 from dpstream.dp_transforms.one_shot.trees import quantiles
@@ -67,20 +67,21 @@ class Noise:
 def answer(
     plan: QueryPlan,
     budget: QueryBudget,
-    rows: Bounded,
+    totals: Totals,
+    shards: Sequence[Bounded],
     group_ids: Ids,
     keys: KeyRing,
     run_name: Sequence[bytes],
 ) -> Answer:
-    """Sum, draw, select, estimate.
+    """Draw, select, estimate.
 
     Args:
         budget: what was committed for this run.
-        rows: of ``bounded``; group_ids: (groups, 2) keyed ids of all codes, each group's its own.
+        totals: of ``aggregated``, over all units; shards: of ``bounded``, for quantiles (other
+            columns do not need them).
+        group_ids: (groups, 2) keyed ids of all codes, each group's its own.
     """
     noise = Noise(keys, run_name)
-    weights = budget.selection.weights if budget.selection is not None else ()
-    totals = aggregated(rows, len(group_ids), weights)
     groups = selected(plan, budget, totals, group_ids, noise)
     groups = groups[np.lexsort((group_ids[groups, 0], group_ids[groups, 1]))]
     at = parts_by_column(plan, [n.part for n in budget.parts])
@@ -89,7 +90,7 @@ def answer(
         mine = [budget.parts[i] for i in at[column.name]]
         if column.kind == "quantiles":
             columns[column.name] = _quantiles(
-                column, mine[0], rows, groups, group_ids, noise, budget
+                column, mine[0], shards, groups, group_ids, noise, budget
             )
             continue
         items = group_ids[groups]
@@ -133,7 +134,7 @@ def _estimate(
 def _quantiles(
     column: Column,
     part: PartNoise,
-    rows: Bounded,
+    shards: Sequence[Bounded],
     groups: Int64,
     ids: Ids,
     noise: Noise,
@@ -142,4 +143,4 @@ def _quantiles(
     def draw(items: Ids, scale: float) -> Int64:
         return noise.part(part, items, scale)
 
-    return quantiles(column, part, rows, groups, ids, draw, budget.quantile)
+    return quantiles(column, part, shards, groups, ids, draw, budget.quantile)

@@ -11,7 +11,7 @@ The interval of a quantile (Woodruff's) is where prefix - q total is within the 
 by cell: at least 95% for the cell of the bounded rows' quantile, more where cells are full.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ _AT_ONCE = 1_024
 def quantiles(
     column: Column,
     noise: PartNoise,
-    rows: Bounded,
+    shards: Sequence[Bounded],
     groups: Int64,
     ids: Ids,
     draw: Draw,
@@ -52,7 +52,7 @@ def quantiles(
     out = Estimate(*(np.full(shape, np.nan) for _ in range(4)))
     for begin in range(0, len(groups), _AT_ONCE):
         some = groups[begin : begin + _AT_ONCE]
-        prefixes = noisy_prefixes(column, noise, rows, some, ids, draw)
+        prefixes = noisy_prefixes(column, noise, shards, some, ids, draw)
         found = read_off(column, prefixes, noise.sd / noise.part.unit, quantile)
         for target, part in zip(out, found, strict=True):
             target[begin : begin + _AT_ONCE] = part
@@ -60,11 +60,11 @@ def quantiles(
 
 
 def noisy_prefixes(
-    column: Column, noise: PartNoise, rows: Bounded, groups: Int64, ids: Ids, draw: Draw
+    column: Column, noise: PartNoise, shards: Sequence[Bounded], groups: Int64, ids: Ids, draw: Draw
 ) -> Float64:
     """(groups, cells) least-squares prefixes of the noisy trees."""
     tree = tree_of(cells_of(column))
-    exact = histograms(rows, column, groups, len(ids)) @ tree.matrix.T
+    exact = histograms(shards, column, groups, len(ids)) @ tree.matrix.T
     nodes = exact.shape[1]
     items = np.repeat(ids[groups], nodes, axis=0)
     # Ids are keyed digests; a node changes bits that numbers of public groups do not use.

@@ -9,6 +9,7 @@ from dpstream.accounting.query.tree import (
     cell_at,
     cells_of,
     levels_of,
+    rank_factor,
     tree_of,
     value_at,
 )
@@ -57,3 +58,10 @@ def test_few_values_have_a_cell_each() -> None:
     column = Column("q", "quantiles", 0, 15)
     assert (cell_at(column, np.arange(16)) == np.arange(16)).all()
     assert (value_at(column, np.arange(16) + 0.7) == np.arange(16)).all()
+
+
+def test_rank_factor_is_a_sd() -> None:
+    column, tree = Column("q", "quantiles", 0, 15), tree_of(16)
+    noise = np.random.default_rng(2).normal(size=(100_000, len(tree.matrix))) @ tree.prefixes.T
+    seen = (noise - noise[:, -1:] / 2).std(axis=0).max()
+    assert np.isclose(rank_factor(column), seen, rtol=0.01)

@@ -15,7 +15,7 @@ from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import Column, QueryPlan
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot import Answer, Partials, answer, answers, bounded
+from dpstream.dp_transforms.one_shot import Answer, Partials, aggregated, answer, bounded
 from tests.queries import (
     ALL,
     COUNT,
@@ -37,7 +37,9 @@ from tests.queries import (
 
 def asked(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) -> Answer:
     budget = allocate_query(plan)
-    return answer(plan, budget, bounded(plan, partials, ring, run), partials.group_ids, ring, run)
+    rows = bounded(plan, partials, ring, run)
+    totals = aggregated(rows, len(partials.group_ids), budget.weights)
+    return answer(plan, budget, totals, [rows], partials.group_ids, ring, run)
 
 
 @pytest.fixture
@@ -196,15 +198,13 @@ def test_intervals_cover(mechanism: str, ring: KeyRing) -> None:
     bound = bounded(plan, one, ring, RUN)
     # The rows of one group, summed once and noised under many ids.
     budget = allocate_query(plan)
-    exact = answers.aggregated(bound, 1)
+    exact = aggregated(bound, 1)
     copied = exact._replace(
         units=np.repeat(exact.units, copies),
         sums={i: np.repeat(s, copies) for i, s in exact.sums.items()},
     )
     ids = np.stack([np.arange(copies), np.arange(copies)], axis=1).astype(np.uint64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "aggregated", lambda *_: copied)
-        found = answers.answer(plan, budget, bound, ids, ring, RUN)
+    found = answer(plan, budget, copied, [bound], ids, ring, RUN)
     for column in columns:
         wanted = by_definition(column, table, 0)
         got = found.columns[column.name]

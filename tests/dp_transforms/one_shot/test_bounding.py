@@ -48,7 +48,7 @@ NEWCOMER = 60
 
 def shifts(plan: QueryPlan, budget: QueryBudget, one: Bounded, other: Bounded) -> list[float]:
     """L2 (or L1) shift of each noised vector over its noise."""
-    weights = budget.selection.weights if budget.selection else ()
+    weights = budget.weights
     more, less = (aggregated(rows, GROUPS, weights) for rows in (one, other))
     laplace = budget.mu is None
 
@@ -64,8 +64,8 @@ def shifts(plan: QueryPlan, budget: QueryBudget, one: Bounded, other: Bounded) -
         if noise.part.what == "tree":
             column = by_name[noise.part.column]
             asked = np.arange(GROUPS)
-            moved = histograms(one, column, asked, GROUPS) - histograms(
-                other, column, asked, GROUPS
+            moved = histograms([one], column, asked, GROUPS) - histograms(
+                [other], column, asked, GROUPS
             )
             out.append(size(moved @ tree_of(cells_of(column)).matrix.T, noise.scale))
         elif noise.part.column:

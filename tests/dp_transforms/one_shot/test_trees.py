@@ -97,8 +97,8 @@ def test_noise_is_drawn_once_for_each_node(ring: KeyRing) -> None:
 
     for group_ids in (partials.group_ids, numbered(64)):
         items.clear()
-        quantiles(QUANTILES, noise, rows, np.arange(64), group_ids, draw, 1.96)
+        quantiles(QUANTILES, noise, [rows], np.arange(64), group_ids, draw, 1.96)
         every = np.concatenate(items)
         assert len(np.unique(every, axis=0)) == len(every) == 64 * 31
-    prefixes = noisy_prefixes(QUANTILES, noise, rows, np.arange(3), ids(64, 2), draw)
+    prefixes = noisy_prefixes(QUANTILES, noise, [rows], np.arange(3), ids(64, 2), draw)
     assert np.allclose(prefixes, np.round(prefixes)) and prefixes[0, -1] > 10

@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import Column, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot import Answer, Partials, answer, bounded
+from dpstream.dp_transforms.one_shot import Answer, Partials, aggregated, answer, bounded
 from tests.queries import query
 
 UNITS = KEYS = 100_000
@@ -53,7 +53,8 @@ def asked(plan: QueryPlan, ring: KeyRing, run: int) -> tuple[Answer, float]:
     began = time.process_time()
     budget = allocate_query(plan)
     rows = bounded(plan, partials, ring, name)
-    found = answer(plan, budget, rows, partials.group_ids, ring, name)
+    totals = aggregated(rows, KEYS, budget.weights)
+    found = answer(plan, budget, totals, [rows], partials.group_ids, ring, name)
     return found, time.process_time() - began
 
 
