@@ -158,11 +158,14 @@ def _rows(
     there = (table.group >= 0) & (pair[at] == mine) if len(pair) else np.zeros(len(mine), bool)
     at, value = at[there], table.value[there]
     counts = np.bincount(at, minlength=len(pair))
-    if len(counts) and int(counts.max()) > column.most_rows:
-        few = Rows(unit[at], group[at], value)
+    over = np.flatnonzero((counts > column.most_rows)[at])
+    if over.size:
+        few = Rows(unit[at[over]], group[at[over]], value[over])
         name = (b"of a group", *run_name, column.name.encode())
-        chosen = smallest(partials, few, at, column.most_rows, keys, name)
-        at, value = at[chosen], value[chosen]
+        chosen = smallest(partials, few, at[over], column.most_rows, keys, name)
+        left = counts[at] <= column.most_rows
+        left[over[chosen]] = True
+        at, value = at[left], value[left]
         counts = np.bincount(at, minlength=len(pair))
     weight = np.full(len(at), part.unit, np.int64)
     if part.norm is not None:

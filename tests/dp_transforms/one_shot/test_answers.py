@@ -238,3 +238,42 @@ def test_quantiles_are_a_row_for_each_group(ring: KeyRing) -> None:
     plan = query(QUANTILES, epsilon=50.0, selects=False)
     found = asked(plan, stage_one(plan, generated(4, rows=2_000)), ring)
     assert found.columns["q"].value.shape == (64, 5)
+
+
+def released_alone(plan: QueryPlan, groups: int, ring: KeyRing, lower: int = 0) -> float:
+    """Part of 12,000 units, each alone in so many groups, of which any group is released.
+
+    Args:
+        lower: taken from the threshold (sabotage).
+    """
+    units = 12_000
+    random = np.random.default_rng(8)
+    unit_ids, group_ids = (
+        random.integers(0, 1 << 63, (n, 2)).astype(np.uint64) for n in (units, units * groups)
+    )
+    unit, ones = np.repeat(np.arange(units), groups), np.ones(units * groups, np.int64)
+    partials = Partials(unit, np.arange(units * groups), unit_ids, group_ids, (ones, ones))
+    budget = allocate_query(plan)
+    assert budget.selection is not None
+    tau = budget.selection.threshold - lower
+    chosen = msgspec.structs.replace(budget.selection, threshold=tau)
+    budget = msgspec.structs.replace(budget, selection=chosen)
+    rows = bounded(plan, partials, ring, RUN)
+    totals = aggregated(rows, len(group_ids), budget.weights)
+    found = answer(plan, budget, totals, [rows], group_ids, ring, RUN)
+    return len(np.unique(unit[found.group])) / units
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_a_unit_alone_is_seldom_seen(mechanism: str, ring: KeyRing) -> None:
+    """From the outside, at a large delta: whatever number of groups a unit is alone in."""
+    column = Column("a", "count", 0, 1, per="group")
+    plan = query(column, SUM, epsilon=1.0, delta=0.2, groups=4, mechanism=mechanism)
+    most = allocate_query(plan).threshold_delta or plan.delta
+    error = 4 * math.sqrt(most / 12_000)
+    seen = [released_alone(plan, groups, ring) for groups in (1, 2, 3, 4)]
+    assert max(seen) <= most + error
+    assert max(seen) > most / 2
+    chosen = allocate_query(plan).selection
+    assert chosen is not None
+    assert released_alone(plan, 4, ring, 2 * chosen.most) > most + error
