@@ -1,0 +1,245 @@
+"""From a query's plan to its noise: one Gaussian-DP budget, or plain epsilon with Laplace noise.
+
+**Gaussian.**  mu of (epsilon, (1 - THETA) delta) where groups are selected, of (epsilon, delta)
+where they are public.  Selection has share S of mu^2 and part j of the columns V_j, S + sum V_j =
+1 (S = 0 with public groups).  Part j gets noise of sd Delta_j / (sqrt(V_j) mu), Delta_j^2 its
+largest squared effect in kappa groups (``accounting.query.parts``), and a unit of n groups uses
+
+    S n w_n^2 + sum_j V_j f_j(n) <= 1    of mu^2, for every n <= kappa,
+
+by the choice of w_n (``accounting.query.thresholds``).  All noise is drawn once and nothing is
+adaptive, so this is one Gaussian mechanism of mu.
+
+**Laplace.**  epsilon is divided over the parts, and the count of units that thresholds need if the
+query has none; scale = kappa L / epsilon_j, L in L1.  Charged plain: (epsilon, delta).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dpstream.accounting import limits
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.query import laplace
+from dpstream.accounting.query.parts import Part, parts_of
+from dpstream.accounting.query.plan import QueryPlan
+from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
+from dpstream.accounting.query.tree import rank_factor
+
+#: Part of delta kept for thresholds; between .2 and .6 keys and errors differ by less than 1%.
+THETA = 0.4
+#: S: with a count in the test, and where selection has only its own stream.
+COMBINED, ALONE = 0.2, 0.4
+#: Chance that an interval misses.
+MISS = 0.05
+_NORMAL = 1.959963984540054
+_SLACK = 1e-12
+
+
+class PartNoise(msgspec.Struct, frozen=True):
+    """Noise of one part.
+
+    Attributes:
+        part: what it is added to.
+        law: ``gaussian`` (rounded) or ``laplace`` (two-sided geometric).
+        share: V_j of mu^2, or of epsilon.
+        sensitivity: L2 or L1 of the whole vector for one unit, in lattice units.
+        scale: sd of the Gaussian or scale of the Laplace noise, in lattice units, rounded up.
+    """
+
+    part: Part
+    law: str
+    share: float
+    sensitivity: float
+    scale: float
+
+    @property
+    def sd(self) -> float:
+        """sd of the noise as drawn, in lattice units."""
+        if self.law == "gaussian":
+            return math.sqrt(self.scale**2 + 1 / 12)
+        ratio = math.exp(-1 / self.scale)
+        return math.sqrt(2 * ratio) / -math.expm1(-1 / self.scale)
+
+    @property
+    def margin(self) -> int:
+        """The least k with P[|Z| > k] <= 5%, in lattice units."""
+        if self.law == "gaussian":
+            return max(0, math.ceil(_NORMAL * self.scale - 0.5))
+        least = self.scale * math.log(2 / (MISS * (1 + math.exp(-1 / self.scale))))
+        return max(0, math.ceil(least - 1))
+
+
+class QueryBudget(msgspec.Struct, frozen=True):
+    """What a query spends and draws; all public, and plain numbers (it can be committed as JSON).
+
+    Attributes:
+        epsilon, delta: the guarantee for one unit.
+        mu: Gaussian-DP parameter of all noise, rounded down; ``None`` where it is plain.
+        threshold_delta: part of delta on top of mu's.
+        groups: kappa.
+        parts: noise of each part of the columns, in the order of ``parts_of``; where a Laplace
+            query needs a count of units for its thresholds alone, it is the last.
+        selection: how groups are selected, ``None`` with public groups.
+        reserved: part of mu^2, or of epsilon, that bounds were chosen with.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float | None
+    threshold_delta: float
+    groups: int
+    parts: tuple[PartNoise, ...]
+    selection: Selection | None
+    reserved: float = 0.0
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Selection weights of a unit of 1, 2, .. groups; empty without a weighted count."""
+        return () if self.selection is None else self.selection.weights
+
+    @property
+    def quantile(self) -> float:
+        """Half-width of a 95% interval in sds where several noises are combined."""
+        return _NORMAL if self.mu is not None else math.log(1 / MISS) / math.sqrt(2)
+
+    def loss(self, groups: int) -> float:
+        """What a unit of so many groups uses: of mu^2, or of epsilon."""
+        if self.mu is None:
+            # Per group all parts together: (1/kappa) of their epsilons.
+            return self.reserved + math.fsum(p.share for p in self.parts) * groups / self.groups
+        used = [self.reserved]
+        used += [
+            p.part.squared(groups) * (p.part.unit / p.scale / self.mu) ** 2 for p in self.parts
+        ]
+        if self.selection is not None:
+            weight = self.selection.weights[groups - 1]
+            used.append(groups * (weight / self.selection.sigma / self.mu) ** 2)
+        return math.fsum(used)
+
+
+def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None) -> QueryBudget:
+    """Divide a query's budget into noise and thresholds.
+
+    Args:
+        reserved: what was spent on the bounds of columns (``accounting.query.bounds``).  Such a
+            column has half of the share that it would have.
+
+    Raises:
+        UsageError: the plan is refused, or its noise leaves the samplers' or integers' range.
+    """
+    plan.check()
+    for index, column in enumerate(plan.columns):
+        if column.automatic:
+            raise UsageError(
+                f"column[{index}].bounds", "are not chosen yet", "give both bounds of the column"
+            )
+    spent = reserved or {}
+    parts = [
+        msgspec.structs.replace(part, share=part.share / 2) if part.column in spent else part
+        for part in parts_of(plan)
+    ]
+    divide = _gaussian if plan.mechanism == "gaussian" else _laplace
+    budget = divide(plan, parts, math.fsum(spent.values()))
+    _check_ranges(budget)
+    return budget
+
+
+def mu_of_query(plan: QueryPlan) -> tuple[float, float]:
+    """(mu, delta_tau) of a Gaussian query."""
+    delta_tau = plan.delta * THETA if plan.selects else 0.0
+    return mu_of(plan.epsilon, (plan.delta - delta_tau) * (1 - _SLACK)), delta_tau
+
+
+def _gaussian(plan: QueryPlan, parts: Sequence[Part], reserved: float) -> QueryBudget:
+    kappa = plan.most_groups
+    mu, delta_tau = mu_of_query(plan)
+    tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
+    share = 0.0
+    if plan.selects:
+        share = ALONE if tested is None else COMBINED
+    each = (1 - share - reserved) / math.fsum(part.share for part in parts) * (1 - _SLACK)
+    shares = [each * part.share for part in parts]
+    noises = []
+    for part, v in zip(parts, shares, strict=True):
+        delta = math.sqrt(part.squared(kappa)) * part.unit * (1 + _SLACK)
+        scale = delta / (math.sqrt(v) * mu) * (1 + _SLACK)
+        noises.append(PartNoise(part, "gaussian", v, delta, scale))
+    selection = None
+    if plan.selects:
+        scales = [noise.scale for noise in noises]
+        selection = gaussian_selection(
+            share, mu, delta_tau, kappa, parts, shares, scales, tested, reserved
+        )
+    made = tuple(noises)
+    return QueryBudget(plan.epsilon, plan.delta, mu, delta_tau, kappa, made, selection, reserved)
+
+
+def _laplace(plan: QueryPlan, parts: Sequence[Part], reserved: float) -> QueryBudget:
+    kappa, made = plan.most_groups, list(parts)
+    tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
+    if plan.selects and tested is None:
+        tested = len(made)
+        made.append(Part("", "count", 0, 1, 1, None, 0, 1 / len(plan.columns)))
+    total = math.fsum(part.share for part in made)
+    noises = []
+    for part in made:
+        share = (1 - reserved) * part.share / total * (1 - _SLACK)
+        most = float(kappa * part.most * part.nodes)
+        scale = most / (share * plan.epsilon) * (1 + _SLACK)
+        noises.append(PartNoise(part, "laplace", share, most, scale))
+    selection = None
+    if tested is not None:
+        tau = laplace.threshold(noises[tested].scale, plan.delta, kappa)
+        selection = Selection(0.0, (), 0.0, 0, 1, tested, 0.0, 1, float(tau), tau)
+    delta = plan.delta if plan.selects else 0.0
+    return QueryBudget(plan.epsilon, delta, None, 0.0, kappa, tuple(noises), selection, reserved)
+
+
+def _counts_units(plan: QueryPlan) -> frozenset[str]:
+    return frozenset(column.name for column in plan.columns if column.kind == "units")
+
+
+def _check_ranges(budget: QueryBudget) -> None:
+    """Refuse noise that one-shot draws do not cover."""
+    for noise in budget.parts:
+        # Noise far below a lattice point protects nothing (the samplers' least scale).
+        if not 2.0**-10 <= noise.scale <= limits.MAX_REAL_SIGMA:
+            raise UsageError(
+                "epsilon",
+                f"gives column '{noise.part.column}' noise of {noise.scale:.3g} grid units, "
+                "outside the range of exact draws",
+                "use another epsilon, grid or bounds",
+            )
+    chosen = budget.selection
+    # Q of 2^30 units, and 27 sds of its noise, fit int64.
+    if chosen is not None and (chosen.threshold >= 1 << 60 or chosen.most >= 1 << 32):
+        raise UsageError(
+            "epsilon", "is too small for any group to be selected", "use a larger epsilon"
+        )
+
+
+def expected(plan: QueryPlan, budget: QueryBudget) -> list[dict[str, Any]]:
+    """Noise and 95% interval of every column before any data is read.
+
+    Returns:
+        For each column its name and kind, and for each of its parts sd and half-width of the
+        interval in the column's units (squared ones for a square; of a median's rank for a tree).
+    """
+    out = []
+    for column in plan.columns:
+        parts = []
+        for noise in budget.parts:
+            if noise.part.column != column.name:
+                continue
+            grid = {"sum": column.grid, "square": column.grid**2}.get(noise.part.what, 1.0)
+            step = grid / noise.part.unit
+            if noise.part.what == "tree":
+                step *= rank_factor(column)
+            row = {"what": noise.part.what, "sd": noise.sd * step, "within": noise.margin * step}
+            parts.append(row)
+        out.append({"name": column.name, "kind": column.kind, "parts": parts})
+    return out

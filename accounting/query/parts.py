@@ -1,0 +1,162 @@
+"""Parts of a query's columns: the integer sums behind them, and what one unit adds to a group.
+
+| kind | parts | a unit's partial in a group |
+| --- | --- | --- |
+| ``units`` | count | 1 |
+| ``count`` | count | its rows, at most r; or its count within the bounds |
+| ``sum`` | sum | sum of at most r clamped rows; or its sum, clamped |
+| ``mean`` | sum, count | sum of (x - middle) over at most r rows, and how many; or its average |
+| ``var``, ``stddev`` | sum, square, count | the same, and sum of (x - middle)^2 - centre |
+| ``quantiles`` | tree | a table of at most r rows of (group, unit, value) |
+
+x is a whole number of grid units within the bounds (lo, hi), middle = floor((lo + hi) / 2) and
+h = max(hi - middle, middle - lo), so that a centred sum moves by h a row, not by max(|lo|, |hi|).
+A square lies in [0, h^2] and is taken from its own middle, centre = floor(h^2 / 2).
+
+**Sensitivity.**  One unit changes the sums of a part in at most n <= kappa groups, in each by at
+most L = max(|low|, |high|) of its partial (r sqrt(levels) for a tree in L2, r levels in L1).  So
+the whole vector moves by at most sqrt(n) L in L2 and n L in L1.  With a norm R it moves by at most
+min(sqrt(n) L, R'), R' = R times what one row adds: the unit's vectors of all parts of a column are
+multiplied by one factor f <= 1 with f |counts| <= R (|sums| for a sum), then rounded towards 0,
+which makes no entry larger; and |sum of (x - middle)| <= h count entry by entry, so that the sums'
+norm is at most h R.  Scaled entries are whole numbers of a finer lattice, 2^-refine.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.tree import levels_of
+
+What = Literal["count", "sum", "square", "tree"]
+#: Lattice bits of scaled vectors whose grid is coarser than 2^-16 of the bounds.
+_REFINED = 16
+#: How a column's budget is divided.  A quotient's error is that of its sum and (offset / h) of its
+#: count's, so the sum gets more.
+_DIVIDED: dict[str, tuple[tuple[What, float], ...]] = {
+    "units": (("count", 1.0),),
+    "count": (("count", 1.0),),
+    "sum": (("sum", 1.0),),
+    "mean": (("sum", 2 / 3), ("count", 1 / 3)),
+    "var": (("sum", 0.3), ("square", 0.5), ("count", 0.2)),
+    "stddev": (("sum", 0.3), ("square", 0.5), ("count", 0.2)),
+    "quantiles": (("tree", 1.0),),
+}
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One sum (or tree of sums) per group.
+
+    Attributes:
+        column: name of its column, empty for a count that only thresholds need.
+        what: see the module.
+        low, high: of a partial, in grid units; a partial outside is clamped.
+        nodes: levels of a tree, 1 for a sum.
+        norm: R' in grid units, ``None`` where groups are sampled.
+        refine: partials are whole numbers of 2^-refine grid units once they are scaled.
+        share: part of the columns' budget; all shares add up to 1.
+    """
+
+    column: str
+    what: What
+    low: int
+    high: int
+    nodes: int
+    norm: float | None
+    refine: int
+    share: float
+
+    @property
+    def most(self) -> int:
+        """L: the most one partial is, in grid units, without its nodes."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def unit(self) -> int:
+        """Lattice points of a grid unit."""
+        return 1 << self.refine
+
+    def squared(self, groups: int) -> float:
+        """Largest squared L2 effect of a unit in so many groups, in grid units."""
+        found = float(groups * self.most**2)
+        if self.norm is not None:
+            found = min(found, self.norm**2)
+        return found * self.nodes
+
+    @property
+    def alone(self) -> float:
+        """The most that one unit adds to one group's sum, in lattice units."""
+        most = float(self.most)
+        return (most if self.norm is None else min(most, self.norm)) * self.unit
+
+
+def parts_of(plan: QueryPlan) -> tuple[Part, ...]:
+    """Parts of all columns, column by column; automatic bounds must have been filled in."""
+    total = math.fsum(column.share for column in plan.columns)
+    found: list[Part] = []
+    for column in plan.columns:
+        found += _parts(plan, column, column.share / total)
+    return tuple(found)
+
+
+def parts_by_column(plan: QueryPlan, parts: Sequence[Part]) -> dict[str, list[int]]:
+    """Numbers of each column's parts."""
+    found: dict[str, list[int]] = {column.name: [] for column in plan.columns}
+    for index, part in enumerate(parts):
+        if part.column:
+            found[part.column].append(index)
+    return found
+
+
+def middle_of(column: Column) -> int:
+    """What is taken from each value of a mean or a variance, in grid units."""
+    lo, hi = column.grid_bounds()
+    return (lo + hi) // 2
+
+
+def half_of(column: Column) -> int:
+    """h: the most that a centred value is, in grid units."""
+    lo, hi = column.grid_bounds()
+    return max(hi - middle_of(column), middle_of(column) - lo)
+
+
+def centre_of(column: Column) -> int:
+    """What is taken from each square, in squared grid units."""
+    return half_of(column) ** 2 // 2
+
+
+def _parts(plan: QueryPlan, column: Column, share: float) -> list[Part]:
+    norm, found = plan.norm_of(column), []
+    for what, weight in _DIVIDED[column.kind]:
+        low, high, row = _range(column, what)
+        nodes = levels_of(column) if what == "tree" else 1
+        most = max(abs(low), abs(high))
+        refine = 0 if norm is None or most >= 1 << _REFINED else _REFINED
+        scaled = None if norm is None else norm * row
+        found.append(Part(column.name, what, low, high, nodes, scaled, refine, share * weight))
+    return found
+
+
+def _range(column: Column, what: What) -> tuple[int, int, float]:
+    """Bounds of a partial, and what one row (for a sum: one unit of value) adds at most."""
+    rows = column.most_rows
+    if what == "sum" and column.kind == "sum":
+        lo, hi = column.grid_bounds()
+        if column.per == "group":
+            return lo, hi, 1 / column.grid
+        return min(lo, 0) * rows, max(hi, 0) * rows, 1 / column.grid
+    if what == "sum":
+        lo, hi = column.grid_bounds()
+        middle = middle_of(column)
+        return (lo - middle) * rows, (hi - middle) * rows, half_of(column)
+    if what == "square":
+        centre, square = centre_of(column), half_of(column) ** 2
+        return -centre * rows, (square - centre) * rows, max(centre, square - centre)
+    if column.kind == "units":
+        return 0, 1, 1
+    if column.kind == "count" and column.per == "group":
+        return *column.grid_bounds(), 1
+    return 0, rows, 1

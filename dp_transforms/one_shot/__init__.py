@@ -1,0 +1,30 @@
+"""Stage 2 of a query: partials per (unit, group) become a private table, at once and in numpy.
+
+    rows = bounded(plan, partials, keys, run_name)
+    totals = aggregated(rows, len(group_ids), budget.weights)  # by shards of units: totals.plus(..)
+    found = answer(plan, budget, totals, [rows], group_ids, keys, run_name)
+
+``bounded`` limits what a unit adds, ``aggregated`` sums over units exactly, ``answer`` draws the
+noise, selects the groups and estimates the columns; ``choose_bounds`` comes before, for columns
+without bounds.  No Beam, no store, no database.
+"""
+
+from dpstream.dp_transforms.one_shot.aggregation import Totals, aggregated
+from dpstream.dp_transforms.one_shot.answers import Answer, answer
+from dpstream.dp_transforms.one_shot.bounding import bounded
+from dpstream.dp_transforms.one_shot.bounds import choose_bounds
+from dpstream.dp_transforms.one_shot.estimates import Estimate
+from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
+
+__all__ = [
+    "Answer",
+    "Bounded",
+    "Estimate",
+    "Partials",
+    "Rows",
+    "Totals",
+    "aggregated",
+    "answer",
+    "bounded",
+    "choose_bounds",
+]

@@ -1,0 +1,146 @@
+"""The private answer: named noise, selection, and the columns of the groups that are released.
+
+A draw's name is (run name, column, part, group id, node), so the same run gives the same answer
+again, in whatever order groups come and whatever else is released.  Noise of a column is drawn for
+the groups that are released and, of the count that is tested, for those that can be.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.accounting.query.calibration import PartNoise, QueryBudget
+from dpstream.accounting.query.parts import parts_by_column
+from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.dp_transforms.noise.oneshot import OneShot
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot.aggregation import Totals
+from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
+from dpstream.dp_transforms.one_shot.partials import Bounded, Ids, Int64
+from dpstream.dp_transforms.one_shot.trees import quantiles
+
+Float64 = npt.NDArray[np.float64]
+#: Name of the noise of selection; no column is called so (a space).
+SELECTION = b"selection of groups"
+
+
+class Answer(NamedTuple):
+    """What is released.
+
+    Attributes:
+        group: codes of the released groups, in the order of their ids (so that the order says
+            nothing); the caller puts the groups' values there and sorts by them.
+        columns: estimates by column, a row for each group.
+    """
+
+    group: Int64
+    columns: dict[str, Estimate]
+
+
+class Noise:
+    """The noise of one answer, part by part.
+
+    Args:
+        keys: key ring of the deployment; run_name: run id, committed before the first draw, and
+            digest of the question.
+    """
+
+    def __init__(self, keys: KeyRing, run_name: Sequence[bytes]) -> None:
+        self._keys, self._name = keys, (b"query noise", *run_name)
+
+    def selection(self, items: Ids, sigma: float) -> Int64:
+        """Noise of the weighted count."""
+        return OneShot(self._keys, (*self._name, SELECTION)).rounded_gaussian(items, sigma)
+
+    def part(self, noise: PartNoise, items: Ids, scale: float | None = None) -> Int64:
+        """Noise of a part: of its law, named by its column."""
+        part = noise.part
+        one = OneShot(
+            self._keys, (*self._name, b"column", part.column.encode(), part.what.encode())
+        )
+        draw = one.rounded_gaussian if noise.law == "gaussian" else one.discrete_laplace
+        return draw(items, noise.scale if scale is None else scale)
+
+
+def answer(
+    plan: QueryPlan,
+    budget: QueryBudget,
+    totals: Totals,
+    shards: Sequence[Bounded],
+    group_ids: Ids,
+    keys: KeyRing,
+    run_name: Sequence[bytes],
+) -> Answer:
+    """Draw, select, estimate.
+
+    Args:
+        budget: what was committed for this run.
+        totals: of ``aggregated``, over all units; shards: of ``bounded``, for quantiles (other
+            columns do not need them).
+        group_ids: (groups, 2) keyed ids of all codes, each group's its own.
+    """
+    noise = Noise(keys, run_name)
+    groups = selected(plan, budget, totals, group_ids, noise)
+    groups = groups[np.lexsort((group_ids[groups, 0], group_ids[groups, 1]))]
+    at = parts_by_column(plan, [n.part for n in budget.parts])
+    columns = {}
+    for column in plan.columns:
+        mine = [budget.parts[i] for i in at[column.name]]
+        if column.kind == "quantiles":
+            columns[column.name] = _quantiles(
+                column, mine[0], shards, groups, group_ids, noise, budget
+            )
+            continue
+        items = group_ids[groups]
+        noisy = [
+            totals.sums[i][groups] + noise.part(budget.parts[i], items) for i in at[column.name]
+        ]
+        columns[column.name] = _estimate(column, mine, noisy, budget.quantile)
+    return Answer(groups, columns)
+
+
+def selected(
+    plan: QueryPlan, budget: QueryBudget, totals: Totals, group_ids: Ids, noise: Noise
+) -> Int64:
+    """Codes of the groups that are released: exact units >= m and Q > (m - 1) most + tau."""
+    chosen = budget.selection
+    if chosen is None:
+        return np.arange(len(group_ids))
+    candidates = np.flatnonzero(totals.units >= plan.min_units)
+    items = group_ids[candidates]
+    statistic = np.zeros(len(candidates), np.int64)
+    if chosen.weights:
+        weighted = totals.weighted[candidates] + noise.selection(items, chosen.sigma)
+        statistic += chosen.weighted * weighted
+    if chosen.tested is not None:
+        part = budget.parts[chosen.tested]
+        exact = totals.sums.get(chosen.tested, totals.units)[candidates]
+        statistic += chosen.counted * (exact + noise.part(part, items))
+    return np.asarray(candidates[statistic > chosen.need(plan.min_units)])
+
+
+def _estimate(
+    column: Column, noises: list[PartNoise], noisy: list[Int64], quantile: float
+) -> Estimate:
+    if column.kind == "mean":
+        return mean(column, noises, noisy, quantile)
+    if column.kind in ("var", "stddev"):
+        return variance(column, noises, noisy, quantile)
+    return direct(column, noises[0], noisy[0])
+
+
+def _quantiles(
+    column: Column,
+    part: PartNoise,
+    shards: Sequence[Bounded],
+    groups: Int64,
+    ids: Ids,
+    noise: Noise,
+    budget: QueryBudget,
+) -> Estimate:
+    def draw(items: Ids, scale: float) -> Int64:
+        return noise.part(part, items, scale)
+
+    return quantiles(column, part, shards, groups, ids, draw, budget.quantile)

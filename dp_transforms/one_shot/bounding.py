@@ -1,0 +1,205 @@
+"""Bounds of one unit: keyed bottom-kappa of its groups, its norm, r of its rows in a group.
+
+Everything here is a function of the unit's own rows (its ids, groups and partials), of the key and
+of the run: the sampling key of (unit, group) is a MAC of (run, unit id, group id), and the kappa
+groups with the smallest ones are kept.  Codes and slots, which are numbered over all units, decide
+nothing.  So with one unit more or less the rows of all others stay as they are, bit for bit.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.accounting.query.parts import Part, parts_by_column, parts_of
+from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot.partials import (
+    Bounded,
+    Ids,
+    Int64,
+    Partials,
+    Rows,
+    merged,
+    pairs,
+    stored_parts,
+)
+
+Float64 = npt.NDArray[np.float64]
+#: Of a scale: above the float error of a root and two divisions.
+_SLACK = 2.0**-46
+#: Squares are summed in limbs of so many bits.
+_LIMB = 24
+
+
+def bounded(
+    plan: QueryPlan, partials: Partials, keys: KeyRing, run_name: Sequence[bytes]
+) -> Bounded:
+    """Partials within the plan's bounds.
+
+    Args:
+        run_name: run id (committed before) and digest of the question.
+
+    Raises:
+        RunError: partials are not what the plan asks for.
+    """
+    parts = parts_of(plan)
+    found = merged(plan, parts, partials)
+    kept = _sampled(found, keys, run_name, plan.most_groups)
+    unit, group = found.unit[kept], found.group[kept]
+    counts = np.bincount(unit, minlength=len(partials.unit_ids))
+    sums = {i: s[kept] for i, s in zip(stored_parts(plan, parts), found.sums, strict=True)}
+    for index, part in enumerate(parts):
+        if part.what == "count" and index not in sums:
+            sums[index] = np.ones(len(unit), np.int64)
+    rows: dict[str, tuple[Int64, Int64, Int64]] = {}
+    at = parts_by_column(plan, parts)
+    for column in plan.columns:
+        mine = at[column.name]
+        if column.kind == "quantiles":
+            rows[column.name] = _rows(
+                column, parts[mine[0]], partials, (unit, group), keys, run_name
+            )
+        elif plan.norm_of(column) is not None:
+            _scale([parts[i] for i in mine], mine, unit, sums)
+    return Bounded(unit, group, counts[unit], sums, rows)
+
+
+def sampling_keys(
+    keys: KeyRing, purpose: bytes, run_name: Sequence[bytes], blocks: Sequence[Ids]
+) -> Ids:
+    """(n, 2) MACs of (purpose and run, and each row's blocks)."""
+    state = keys.sample.blocks(np.array([(1 + len(blocks), 0)], np.uint64))
+    state = keys.sample.blocks(state ^ keys.name((purpose, *run_name)))
+    for block in blocks:
+        state = keys.sample.blocks(state ^ block)
+    return state
+
+
+def _sampled(partials: Partials, keys: KeyRing, run_name: Sequence[bytes], most: int) -> Int64:
+    """Numbers of the rows that are kept, increasing."""
+    unit, group = partials.unit, partials.group
+    counts = np.bincount(unit, minlength=len(partials.unit_ids))
+    over = np.flatnonzero((counts > most)[unit])
+    if not over.size:
+        return np.arange(len(unit))
+    blocks = (partials.unit_ids[unit[over]], partials.group_ids[group[over]])
+    drawn = sampling_keys(keys, b"query groups", run_name, blocks)
+    beyond = _beyond(unit[over], drawn, most)
+    kept = np.ones(len(unit), bool)
+    kept[over[beyond]] = False
+    return np.flatnonzero(kept)
+
+
+def _beyond(slot: Int64, drawn: Ids, most: int) -> Int64:
+    """Rows of each slot that are not among its ``most`` smallest draws."""
+    bits = np.uint64(int(slot.max()).bit_length())
+    key = slot.astype(np.uint64) << (np.uint64(64) - bits) if bits else np.zeros(1, np.uint64)
+    key = key | (drawn[:, 1] >> bits)
+    order = np.argsort(key)
+    near = key[order]
+    if (near[1:] == near[:-1]).any():  # so the order needs all bits
+        order = np.lexsort((drawn[:, 0], drawn[:, 1], slot))
+    sorted_slot = slot[order]
+    first = np.flatnonzero(np.diff(sorted_slot, prepend=-1))
+    size = np.diff(first, append=len(slot))
+    rank = np.arange(len(slot)) - np.repeat(first, size)
+    return np.asarray(order[rank >= most])
+
+
+def _scale(parts: Sequence[Part], mine: Sequence[int], unit: Int64, sums: dict[int, Int64]) -> None:
+    """Multiply a column's partials by each unit's factor, rounded towards 0."""
+    leads = next((n for n, p in enumerate(parts) if p.what == "count"), 0)
+    norm = parts[leads].norm
+    assert norm is not None
+    factor = _factor(unit, sums[mine[leads]], norm)
+    for part, index in zip(parts, mine, strict=True):
+        sums[index] = _times(sums[index] << part.refine, factor)
+
+
+def _factor(unit: Int64, vector: Int64, norm: float) -> Float64:
+    """(n,) the factor of each row's unit: at most min(1, R / norm of its vector).
+
+    Squares are summed exactly, so that the factor does not depend on an order of rows.
+    """
+    if not len(unit):
+        return np.ones(0)
+    first = np.flatnonzero(np.diff(unit, prepend=-1))
+    size = np.abs(vector)
+    upper, lower = size >> _LIMB, size & ((1 << _LIMB) - 1)
+    high = np.add.reduceat(upper * upper, first).astype(np.float64)
+    middle = np.add.reduceat(upper * lower, first).astype(np.float64)
+    low = np.add.reduceat(lower * lower, first).astype(np.float64)
+    square = high * 2.0 ** (2 * _LIMB) + middle * 2.0 ** (_LIMB + 1) + low
+    found = np.sqrt(square)
+    over = found * (1 + _SLACK) > norm
+    factor = np.where(over, norm / np.where(over, found, 1.0) * (1 - _SLACK), 1.0)
+    return np.repeat(factor, np.diff(first, append=len(unit)))
+
+
+def _times(vector: Int64, factor: Float64) -> Int64:
+    return np.where(factor == 1, vector, np.trunc(vector * factor).astype(np.int64))
+
+
+def _rows(
+    column: Column,
+    part: Part,
+    partials: Partials,
+    kept: tuple[Int64, Int64],
+    keys: KeyRing,
+    run_name: Sequence[bytes],
+) -> tuple[Int64, Int64, Int64]:
+    """Rows of kept (unit, group)s, at most r of each, and their weights."""
+    unit, group = kept
+    table: Rows = partials.rows[column.name]
+    groups = len(partials.group_ids)
+    pair, mine = pairs(unit, group, groups), pairs(table.unit, table.group, groups)
+    at = np.minimum(np.searchsorted(pair, mine), max(len(pair) - 1, 0))
+    there = (table.group >= 0) & (pair[at] == mine) if len(pair) else np.zeros(len(mine), bool)
+    at, value = at[there], table.value[there]
+    counts = np.bincount(at, minlength=len(pair))
+    over = np.flatnonzero((counts > column.most_rows)[at])
+    if over.size:
+        few = Rows(unit[at[over]], group[at[over]], value[over])
+        name = (b"of a group", *run_name, column.name.encode())
+        chosen = smallest(partials, few, at[over], column.most_rows, keys, name)
+        left = counts[at] <= column.most_rows
+        left[over[chosen]] = True
+        at, value = at[left], value[left]
+        counts = np.bincount(at, minlength=len(pair))
+    weight = np.full(len(at), part.unit, np.int64)
+    if part.norm is not None:
+        weight = _times(weight, _factor(unit, counts.astype(np.int64), part.norm)[at])
+    return at, value, weight
+
+
+def smallest(
+    partials: Partials,
+    rows: Rows,
+    slot: Int64,
+    most: int,
+    keys: KeyRing,
+    name: Sequence[bytes],
+) -> Int64:
+    """Numbers of at most so many rows of each slot, chosen by MACs.
+
+    A row's MAC is over (name, unit, group, value, which of the rows that are equal in these), so
+    that a choice within a unit, or a unit's group, is a function of its own rows.
+
+    Args:
+        slot: (n,) what has a choice of its own: number of the unit, or of its group.
+        name: purpose, run and column.
+    """
+    order = np.lexsort((rows.value, rows.group, rows.unit))
+    sorted_rows = np.stack([part[order] for part in rows], axis=1)
+    new = np.ones(len(order), bool)
+    new[1:] = (sorted_rows[1:] != sorted_rows[:-1]).any(axis=1)
+    first = np.flatnonzero(new)
+    which = np.arange(len(order)) - np.repeat(first, np.diff(first, append=len(order)))
+    block = np.stack([sorted_rows[:, 2], which], axis=1).view(np.uint64)
+    unit, group = sorted_rows[:, 0], sorted_rows[:, 1]
+    blocks = (partials.unit_ids[unit], partials.group_ids[group], block)
+    drawn = sampling_keys(keys, b"query rows", name, blocks)
+    left = np.ones(len(order), bool)
+    left[_beyond(slot[order], drawn, most)] = False
+    return np.asarray(order[left])

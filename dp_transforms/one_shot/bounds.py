@@ -1,0 +1,60 @@
+"""Automatic bounds of columns, from noisy histograms of a few values of each unit.
+
+Its own pass: stage 1 clamps to bounds, so they are chosen before it runs.  Sensitivity: see
+``accounting.query.bounds``; that a unit has at most VALUES values in a histogram is made here.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dpstream.accounting.query.bounds import (
+    VALUES,
+    BoundsDesign,
+    Settled,
+    cells_of_values,
+    settled,
+)
+from dpstream.accounting.query.plan import QueryPlan
+from dpstream.accounting.tuning.question import Histogram, encoder_matrix
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot.bounding import smallest
+from dpstream.dp_transforms.one_shot.partials import Ids, Int64, Partials, Rows
+
+
+def choose_bounds(
+    plan: QueryPlan,
+    design: BoundsDesign,
+    tables: Mapping[str, Rows],
+    ids: tuple[Ids, Ids],
+    keys: KeyRing,
+    run_name: Sequence[bytes],
+) -> Settled:
+    """The plan with its bounds, by noisy histograms.
+
+    Args:
+        tables: of each automatic column, the values that its bounds are for, in grid units: of
+            each row, or (bounds per group) of each (unit, group).
+        ids: (unit ids, group ids) of the tables' slots and codes.
+        run_name: run id, committed before the first draw, and digest of the question.
+    """
+    noisy = []
+    for of in design.histograms:
+        exact = encoder_matrix(of.cells) @ counted(of, tables[of.name], ids, keys, run_name)
+        noise = OneShot(keys, (b"query bounds", *run_name, of.name.encode()))
+        draw = noise.rounded_gaussian if design.law == "gaussian" else noise.discrete_laplace
+        noisy.append(np.asarray(exact + draw(numbered(len(exact)), of.sigma), np.int64))
+    return settled(plan, design, noisy)
+
+
+def counted(
+    of: Histogram, rows: Rows, ids: tuple[Ids, Ids], keys: KeyRing, run_name: Sequence[bytes]
+) -> Int64:
+    """(cells,) exact histogram of VALUES values of each unit: PRIVATE."""
+    if not len(rows.unit):
+        return np.zeros(of.cells, np.int64)
+    known = Partials(rows.unit, rows.group, *ids)
+    name = (b"of a unit", *run_name, of.name.encode())
+    chosen = smallest(known, rows, rows.unit, VALUES, keys, name)
+    return np.bincount(cells_of_values(of, rows.value[chosen]), minlength=of.cells)

@@ -1,0 +1,125 @@
+"""What stage 1 hands over: a row per (unit, group) of integer partials, and rows for quantiles.
+
+All of it is private.  Every row belongs to one unit and was made of that unit's rows alone; that
+is what the whole guarantee rests on, and stage 1's to keep.  What is checked or made so here:
+each (unit, group) is there once, each partial lies in its bounds, a group has no more than r of a
+unit's rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.query.parts import Part, parts_of
+from dpstream.accounting.query.plan import QueryPlan
+
+Ids = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+#: Rows of one query: sums of as many partials stay in 64 bits.
+MAX_PARTIALS = 1 << 30
+
+
+class Rows(NamedTuple):
+    """Rows of a quantiles column: (n,) unit, group, and value in grid units; in any order."""
+
+    unit: Int64
+    group: Int64
+    value: Int64
+
+
+class Partials(NamedTuple):
+    """Partials of one query.
+
+    Attributes:
+        unit, group: (n,) slots of units and codes of groups, numbered from 0; in any order.  A
+            group below 0 is none of the public ones and is dropped.
+        unit_ids, group_ids: (units, 2) and (groups, 2) keyed 128-bit ids of slots and codes
+            (``dp_transforms.ingest.ids``).
+        sums: (n,) int64 of each part of ``stored_parts(plan)``, in that order.
+        rows: of each quantiles column.
+    """
+
+    unit: Int64
+    group: Int64
+    unit_ids: Ids
+    group_ids: Ids
+    sums: tuple[Int64, ...] = ()
+    rows: Mapping[str, Rows] = {}
+
+
+class Bounded(NamedTuple):
+    """Partials within the bounds of the plan, sorted by (unit, group).
+
+    Attributes:
+        unit, group: (n,); in_groups: (n,) groups of the row's unit.
+        sums: (n,) of every part of the plan but trees, in lattice units.
+        rows: of each quantiles column, (rows,) number of the partial, value, and weight in lattice
+            units.
+    """
+
+    unit: Int64
+    group: Int64
+    in_groups: Int64
+    sums: dict[int, Int64]
+    rows: dict[str, tuple[Int64, Int64, Int64]]
+
+
+def stored_parts(plan: QueryPlan, parts: Sequence[Part] | None = None) -> list[int]:
+    """Numbers of the parts that a partial holds: all but the units' constant 1 and trees."""
+    units = {column.name for column in plan.columns if column.kind == "units"}
+    parts = parts_of(plan) if parts is None else parts
+    return [i for i, p in enumerate(parts) if p.what != "tree" and p.column not in units]
+
+
+def merged(plan: QueryPlan, parts: Sequence[Part], partials: Partials) -> Partials:
+    """The same in the order of (unit, group), each once, every partial within its bounds.
+
+    Two rows of one unit and group are added up before they are clamped.
+
+    Raises:
+        RunError: columns do not fit together.
+    """
+    stored = stored_parts(plan, parts)
+    _check(plan, stored, partials)
+    unit, group, sums = partials.unit, partials.group, partials.sums
+    if len(group) and int(group.min()) < 0:
+        known = np.flatnonzero(group >= 0)
+        unit, group, sums = unit[known], group[known], tuple(s[known] for s in sums)
+    pair = pairs(unit, group, len(partials.group_ids))
+    step = np.diff(pair)
+    if len(step) and int(step.min()) <= 0:
+        order = np.argsort(pair, kind="stable")
+        pair = pair[order]
+        first = np.flatnonzero(np.diff(pair, prepend=-1))
+        if len(first) < len(pair):
+            sums = tuple(np.add.reduceat(s[order], first) for s in sums)
+        else:
+            sums = tuple(s[order] for s in sums)
+        unit, group = unit[order][first], group[order][first]
+    clamped = (np.clip(s, parts[i].low, parts[i].high) for i, s in zip(stored, sums, strict=True))
+    return partials._replace(unit=unit, group=group, sums=tuple(clamped))
+
+
+def pairs(unit: Int64, group: Int64, groups: int) -> Int64:
+    """One number for each (unit, group)."""
+    return unit * np.int64(max(groups, 1)) + group
+
+
+def _check(plan: QueryPlan, stored: Sequence[int], partials: Partials) -> None:
+    size, units, groups = len(partials.unit), len(partials.unit_ids), len(partials.group_ids)
+    quantiles = {column.name for column in plan.columns if column.kind == "quantiles"}
+    fits = len(partials.sums) == len(stored) and set(partials.rows) == quantiles
+    fits &= all(len(column) == size for column in (partials.group, *partials.sums))
+    fits &= size <= MAX_PARTIALS and units * max(groups, 1) < 1 << 62
+    if fits and size:
+        fits &= int(partials.unit.min()) >= 0 and int(partials.unit.max()) < units
+        fits &= int(partials.group.max()) < groups
+    if not fits:
+        raise RunError(
+            "query.partials",
+            "columns of stage 1 are not what the plan asks for",
+            "report this: it is a fault of the program, not of the query",
+        )

@@ -1,0 +1,117 @@
+"""Automatic bounds: what histograms cost, and what is read off them."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpstream.accounting.query.bounds import (
+    BoundsDesign,
+    candidates,
+    cells_of_values,
+    design_bounds,
+    settled,
+)
+from dpstream.accounting.query.calibration import allocate_query
+from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.tuning.question import encoder_matrix
+from tests.queries import COUNT, SUM, query
+
+AUTO = Column("a", "mean", grid=0.5, rows=2)
+COUNTED = Column("c", "count", per="group")
+PLANS = [
+    query(AUTO),
+    query(AUTO, COUNT, SUM),
+    query(AUTO, COUNTED, selects=False),
+    query(Column("v", "var"), groups=None, norm=2.0),
+    query(AUTO, COUNTED, mechanism="laplace"),
+    query(AUTO, mechanism="laplace", selects=False, delta=0.0),
+]
+
+
+def designed(plan: QueryPlan) -> BoundsDesign:
+    design = design_bounds(plan)
+    assert design is not None
+    return design
+
+
+def exact(design: BoundsDesign, *values: list[int]) -> list[np.ndarray]:
+    out = []
+    for of, given in zip(design.histograms, values, strict=True):
+        counts = np.bincount(cells_of_values(of, np.array(given)), minlength=of.cells)
+        out.append(encoder_matrix(of.cells) @ counts)
+    return out
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_bounds_and_answer_share_one_budget(plan: QueryPlan) -> None:
+    design = designed(plan)
+    values = [[1, 2, 3, 4] * 100_000 for _ in design.histograms]
+    found = settled(plan, design, exact(design, *values))
+    assert not found.nulls
+    budget = allocate_query(found.plan, design.reserved)
+    assert budget.reserved == pytest.approx(sum(design.reserved.values())) and budget.reserved > 0
+    losses = [budget.loss(n) for n in range(1, budget.groups + 1)]
+    assert 0.99 < max(losses) <= 1
+    for of in design.histograms:
+        levels = int(encoder_matrix(of.cells).sum(axis=0).max())
+        if budget.mu is None:
+            assert levels / of.sigma <= of.share * plan.epsilon
+        else:
+            assert (levels**0.5 / of.sigma) ** 2 <= of.share * budget.mu**2
+
+
+def test_half_of_a_columns_share_pays_for_its_bounds() -> None:
+    plan = query(AUTO, SUM, selects=False)
+    design = designed(plan)
+    assert design.reserved["a"] == pytest.approx(0.25)
+    found = settled(plan, design, exact(design, [1, 5] * 10_000))
+    shares = [n.share for n in allocate_query(found.plan, design.reserved).parts]
+    assert sum(shares[:2]) == pytest.approx(0.25) and shares[2] == pytest.approx(0.5)
+
+
+def test_bounds_hold_nearly_all_values() -> None:
+    plan = query(AUTO)
+    design = designed(plan)
+    values = np.random.default_rng(1).normal(100, 10, 50_000).astype(int).tolist()
+    found = settled(plan, design, exact(design, values)).plan.columns[0]
+    assert found.low is not None and found.high is not None
+    lo, hi = found.grid_bounds()
+    inside = np.mean([lo <= v <= hi for v in values])
+    assert inside >= 0.98 and hi - lo < 200
+    assert not found.automatic and msgspec.structs.replace(found, low=None, high=None) == AUTO
+
+
+def test_no_bin_that_passes_is_null() -> None:
+    plan = query(AUTO, SUM)
+    design = designed(plan)
+    found = settled(plan, design, exact(design, [7] * 5))
+    assert found.nulls == {"a"}
+    allocate_query(found.plan, design.reserved)
+
+
+def test_one_value_still_makes_a_range() -> None:
+    for value in (0, 64, -64, 1 << 40):
+        plan = query(AUTO, COUNTED)
+        design = designed(plan)
+        found = settled(plan, design, exact(design, [value] * 50_000, [1] * 50_000))
+        assert not found.nulls
+        allocate_query(found.plan, design.reserved)
+        lo, hi = found.plan.columns[1].grid_bounds()
+        assert lo == 0 and hi == 1
+
+
+def test_every_range_of_candidates_can_be_a_plan() -> None:
+    for column in (
+        AUTO,
+        COUNTED,
+        Column("v", "var", grid=0.1),
+        Column("q", "quantiles", at=(0.5,)),
+    ):
+        edges = candidates(column)
+        low = 0.0 if column.kind == "count" else edges[0] * column.grid
+        whole = msgspec.structs.replace(column, low=low, high=edges[-1] * column.grid)
+        query(whole).check()
+
+
+def test_nothing_to_choose() -> None:
+    assert design_bounds(query(COUNT, SUM)) is None

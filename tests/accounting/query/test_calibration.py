@@ -1,0 +1,119 @@
+"""Budgets of queries: shares, laws, ranges, what is told before any data is read."""
+
+import math
+
+import msgspec
+import pytest
+from scipy import stats
+
+from dpstream.accounting.composition import total_of
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.query.calibration import (
+    THETA,
+    PartNoise,
+    QueryBudget,
+    allocate_query,
+    expected,
+)
+from dpstream.accounting.query.plan import Column, QueryPlan
+from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, query
+
+PLANS = [
+    query(*ALL),
+    query(COUNT),
+    query(SUM, selects=False),
+    query(*ALL, groups=None, norm=3.0),
+    query(*ALL, groups=1),
+    query(MEAN, QUANTILES, mechanism="laplace"),
+    query(UNITS, SUM, mechanism="laplace"),
+    query(SUM, mechanism="laplace", selects=False, delta=0.0),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_unit_uses_more_than_the_budget(plan: QueryPlan) -> None:
+    budget = allocate_query(plan)
+    losses = [budget.loss(n) for n in range(1, budget.groups + 1)]
+    assert 0.99 < max(losses) <= 1
+    if budget.mu is not None:
+        delta = delta_of(plan.epsilon, budget.mu) + budget.threshold_delta
+        assert delta <= plan.delta
+        assert budget.threshold_delta == (THETA * plan.delta if plan.selects else 0)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_budget_is_committed_as_text(plan: QueryPlan) -> None:
+    budget = allocate_query(plan)
+    assert msgspec.json.decode(msgspec.json.encode(budget), type=QueryBudget) == budget
+
+
+def test_laplace_is_charged_plain() -> None:
+    budget = allocate_query(query(UNITS, SUM, mechanism="laplace"))
+    assert budget.mu is None and budget.threshold_delta == 0
+    assert len(budget.parts) == 2  # the published count is the tested one
+    lone = allocate_query(query(SUM, mechanism="laplace"))
+    assert [noise.part.column for noise in lone.parts] == ["s", ""]
+    for noise in (*budget.parts, *lone.parts):
+        most = 4 * noise.part.most * noise.part.nodes
+        assert noise.scale >= most / (noise.share * 1.0)
+    assert sum(noise.share for noise in lone.parts) <= 1
+
+
+def test_budgets_are_spends_of_an_account() -> None:
+    class Charge(msgspec.Struct):
+        epsilon: float
+        delta: float
+        mu: float | None
+        threshold_delta: float
+        rho: float | None = None
+
+    budgets = [allocate_query(query(COUNT)), allocate_query(query(COUNT, mechanism="laplace"))]
+    spends = [Charge(b.epsilon, b.delta, b.mu, b.threshold_delta) for b in budgets]
+    assert total_of(spends[:1]).within(1.0, 1e-6)
+    assert not total_of(spends).within(1.0, 1e-6) and total_of(spends).within(2.5, 1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0, 17.5])
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_margins_are_exact_quantiles(law: str, scale: float) -> None:
+    part = allocate_query(query(COUNT)).parts[0].part
+    noise = PartNoise(part, law, 1.0, 1.0, scale)
+
+    def beyond(k: int) -> float:
+        if law == "gaussian":
+            return float(2 * stats.norm.sf((k + 0.5) / scale))
+        ratio = math.exp(-1 / scale)
+        return 2 * ratio ** (k + 1) / (1 + ratio)
+
+    assert beyond(noise.margin) <= 0.05 + 1e-12
+    assert noise.margin == 0 or beyond(noise.margin - 1) > 0.05
+    if law == "laplace":
+        masses = [(1 - math.exp(-1 / scale)) / (1 + math.exp(-1 / scale)) * math.exp(-k / scale)
+                  for k in range(1000)]  # fmt: skip
+        variance = 2 * sum(k * k * mass for k, mass in enumerate(masses))
+        assert math.isclose(noise.sd, math.sqrt(variance), rel_tol=1e-9)
+
+
+def test_one_group_of_everything() -> None:
+    """No GROUP BY: one public group, and kappa 1."""
+    budget = allocate_query(query(SUM, groups=1, selects=False, epsilon=1.0, delta=1e-6))
+    assert budget.selection is None and budget.mu is not None
+    assert math.isclose(budget.parts[0].scale, 10 / budget.mu, rel_tol=1e-9)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UsageError) as caught:
+        allocate_query(query(Column("a", "mean")))
+    assert caught.value.field == "column[0].bounds"
+    with pytest.raises(UsageError) as caught:
+        allocate_query(query(Column("s", "sum", 0, 1, grid=2.0**-31, rows=1), epsilon=1e-6))
+    assert caught.value.field == "epsilon"
+
+
+def test_expected_errors_are_in_the_columns_units() -> None:
+    plan = query(SUM, groups=None, norm=3.0)
+    [row] = expected(plan, allocate_query(plan))
+    [part] = row["parts"]
+    noise = allocate_query(plan).parts[0]
+    assert math.isclose(part["sd"], noise.sd * 0.5 / 65536) and part["within"] > 1.9 * part["sd"]

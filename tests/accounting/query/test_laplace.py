@@ -1,0 +1,79 @@
+"""Thresholds of geometric noise: exact tails, and the continuous limit of Theorem 12."""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+
+from dpstream.accounting.balls import precision
+from dpstream.accounting.query.laplace import per_group, tail, theorem_12, threshold
+
+GIVEN = [
+    ((1.0, 1e-5, 1), 11.8198),
+    ((1.0, 1e-5, 5), 63.1461),
+    ((math.log(3), 1e-5, 3), 33.5458),
+    ((1.0, 1e-15, 1), 34.8456),
+]
+
+
+@pytest.mark.parametrize(("setting", "tau"), GIVEN)
+def test_theorem_12(setting: tuple[float, float, int], tau: float) -> None:
+    assert round(theorem_12(*setting), 4) == tau
+
+
+def test_the_other_branch() -> None:
+    # P[1 + Laplace >= tau] = p > 1/2 on the other side of 1.
+    tau = theorem_12(1.0, 0.9, 1)
+    assert tau < 1 and math.isclose(1 - math.exp(tau - 1) / 2, 0.9)
+    assert math.isclose(theorem_12(2.0, 0.5, 1), 1)
+
+
+def released(scale: float, tau: int) -> mpmath.mpf:
+    """P[1 + Z > tau], summed term by term from the law's definition."""
+    with mpmath.workdps(60):
+        ratio = mpmath.exp(-1 / mpmath.mpf(scale))
+        mass = (1 - ratio) / (1 + ratio)
+        if tau >= 1:
+            return mass * ratio**tau / (1 - ratio)
+        return 1 - mass * ratio ** (1 - tau) / (1 - ratio)
+
+
+SETTINGS = [
+    (epsilon, delta, kappa)
+    for epsilon in (0.1, 1.0, math.log(3), 6.0)
+    for delta in (1e-15, 1e-9, 1e-5, 0.3, 0.9)
+    for kappa in (1, 2, 32)
+]
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "kappa"), SETTINGS)
+def test_threshold_is_the_least_that_holds(epsilon: float, delta: float, kappa: int) -> None:
+    scale = kappa / epsilon
+    tau = threshold(scale, delta, kappa)
+    with mpmath.workdps(60):
+
+        def any_of(chance: mpmath.mpf) -> mpmath.mpf:
+            return 1 - (1 - chance) ** kappa
+
+        assert any_of(released(scale, tau)) <= mpmath.mpf(delta)
+        assert any_of(released(scale, tau - 1)) > mpmath.mpf(delta)
+
+
+def test_the_continuous_threshold_releases_too_often() -> None:
+    """11.8198 as a threshold of whole counts: 12 passes, at 1.22 delta."""
+    found = float(released(1.0, math.floor(theorem_12(1.0, 1e-5, 1))))
+    assert round(found / 1e-5, 2) == 1.22
+    assert threshold(1.0, 1e-5, 1) == 12
+
+
+def test_tail_sums_to_one() -> None:
+    with precision(128):
+        for at in (-3, 0, 1, 4):
+            both = tail(2.5, at) + tail(2.5, 1 - at)
+            assert abs(float(both) - 1) < 1e-30
+
+
+def test_small_delta_keeps_its_digits() -> None:
+    exact = 1 - (1 - Fraction(1, 10**15))
+    assert math.isclose(per_group(1e-15, 1), float(exact), rel_tol=1e-12)

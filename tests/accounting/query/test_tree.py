@@ -1,0 +1,67 @@
+"""Trees of quantiles: matrix, least squares, cells."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.tree import (
+    LEAVES,
+    cell_at,
+    cells_of,
+    levels_of,
+    rank_factor,
+    tree_of,
+    value_at,
+)
+
+
+@pytest.mark.parametrize("cells", [2, 16, 256])
+def test_levels_are_the_ones_of_a_column(cells: int) -> None:
+    tree = tree_of(cells)
+    assert (tree.matrix.sum(axis=0) == tree.levels).all()
+    assert tree.levels == levels_of(Column("q", "quantiles", 0, cells - 1)) == cells.bit_length()
+
+
+def test_least_squares_gives_exact_prefixes_back() -> None:
+    tree = tree_of(64)
+    counts = np.random.default_rng(1).integers(0, 50, (10, 64))
+    found = (counts @ tree.matrix.T) @ tree.prefixes.T
+    assert np.allclose(found, np.cumsum(counts, axis=1))
+
+
+def test_covariance_of_prefixes() -> None:
+    tree = tree_of(16)
+    noise = np.random.default_rng(2).normal(size=(200_000, len(tree.matrix)))
+    seen = np.cov((noise @ tree.prefixes.T).T)
+    assert np.allclose(seen, tree.factor, atol=0.03)
+
+
+def test_cells_cover_the_range_in_order() -> None:
+    for column in (
+        Column("q", "quantiles", -7, 20),
+        Column("q", "quantiles", 0, 1000),
+        Column("q", "quantiles", 0, 1, grid=0.001),
+    ):
+        lo, hi = column.grid_bounds()
+        values = np.arange(lo - 3, hi + 4)
+        cells = cell_at(column, values)
+        assert cells.min() == 0 and (np.diff(cells) >= 0).all()
+        assert cells.max() < cells_of(column) <= LEAVES
+        # The first value of a cell comes back from the cell's beginning.
+        back = value_at(column, cells.astype(float) + 1 - 1e-9)
+        inside = np.clip(values, lo, hi) * column.grid
+        width = max(1, (hi - lo + 1) / cells_of(column)) * column.grid
+        assert (np.abs(back - inside) <= width + 1e-12).all()
+
+
+def test_few_values_have_a_cell_each() -> None:
+    column = Column("q", "quantiles", 0, 15)
+    assert (cell_at(column, np.arange(16)) == np.arange(16)).all()
+    assert (value_at(column, np.arange(16) + 0.7) == np.arange(16)).all()
+
+
+def test_rank_factor_is_a_sd() -> None:
+    column, tree = Column("q", "quantiles", 0, 15), tree_of(16)
+    noise = np.random.default_rng(2).normal(size=(100_000, len(tree.matrix))) @ tree.prefixes.T
+    seen = (noise - noise[:, -1:] / 2).std(axis=0).max()
+    assert np.isclose(rank_factor(column), seen, rtol=0.01)

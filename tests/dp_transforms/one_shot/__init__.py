@@ -1,0 +1,1 @@
+"""Tests of a query's second stage."""

@@ -1,0 +1,279 @@
+"""Answers: exact without noise, named noise, selection, and nothing heavy imported."""
+
+import math
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpstream.accounting.query.calibration import allocate_query
+from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.dp_transforms.noise.oneshot import OneShot
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import Answer, Partials, aggregated, answer, bounded
+from tests.queries import (
+    ALL,
+    COUNT,
+    QUANTILES,
+    ROWS,
+    RUN,
+    STDDEV,
+    SUM,
+    UNITS,
+    VAR,
+    Raw,
+    generated,
+    on_grid,
+    query,
+    raw,
+    stage_one,
+)  # fmt: skip
+
+
+def asked(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) -> Answer:
+    budget = allocate_query(plan)
+    rows = bounded(plan, partials, ring, run)
+    totals = aggregated(rows, len(partials.group_ids), budget.weights)
+    return answer(plan, budget, totals, [rows], partials.group_ids, ring, run)
+
+
+@pytest.fixture
+def noiseless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for law in ("rounded_gaussian", "discrete_laplace"):
+        monkeypatch.setattr(OneShot, law, lambda self, items, _: np.zeros(len(items), np.int64))
+    yield
+
+
+def by_definition(column: Column, table: Raw, group: int) -> float | None:
+    """The exact figure of the bounded rows, from the raw table."""
+    mine = defaultdict(list)
+    for u, g, v in zip(*(part.tolist() for part in table), strict=True):
+        if g == group:
+            mine[u].append(v)
+    if column.kind == "units" or column is COUNT:
+        return float(len(mine))
+    if column.kind == "count":
+        return float(sum(min(len(v), column.rows) for v in mine.values()))
+    if column.per == "group":
+        return sum(on_grid(column, sum(v)) for v in mine.values()) * column.grid
+    # The slow stage 1 takes the smallest rows.
+    values = [on_grid(column, v) * column.grid for of in mine.values() for v in
+              sorted(of)[: column.rows]]  # fmt: skip
+    if column.kind == "sum":
+        return float(sum(values))
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    if column.kind == "mean":
+        return mean
+    variance = sum((v - mean) ** 2 for v in values) / len(values)
+    return variance if column.kind == "var" else math.sqrt(variance)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.usefixtures("noiseless")
+def test_without_noise_the_answer_is_exact(mechanism: str, ring: KeyRing) -> None:
+    plan = query(*ALL[:-1], groups=64, selects=False, mechanism=mechanism)
+    table = generated(4, units=30, groups=12, rows=900)
+    found = asked(plan, stage_one(plan, table), ring)
+    assert sorted(found.group) == list(range(64))
+    for column in plan.columns:
+        got = found.columns[column.name]
+        for group, value, low, high in zip(
+            found.group.tolist(), got.value, got.low, got.high, strict=True
+        ):
+            wanted = by_definition(column, table, group)
+            if wanted is None:
+                assert math.isnan(value) and math.isnan(low) and math.isnan(high)
+            else:
+                assert value == pytest.approx(wanted, abs=1e-9), (column.name, group)
+                assert low <= value <= high
+
+
+@pytest.mark.usefixtures("noiseless")
+def test_without_noise_a_norm_scales_each_unit(ring: KeyRing) -> None:
+    plan = query(COUNT, SUM, groups=None, norm=2.0, selects=False)
+    table = raw([(0, g, 1.0) for g in range(16)] + [(1, 0, 1.0), (1, 1, 1.0)])
+    found = asked(plan, stage_one(plan, table), ring)
+    counts = dict(zip(found.group.tolist(), found.columns["n"].value, strict=True))
+    assert counts[0] == pytest.approx(1 + 0.5, abs=2e-5) and counts[5] <= 0.5
+    assert counts[5] == pytest.approx(0.5, abs=2e-5)
+    sums = dict(zip(found.group.tolist(), found.columns["s"].value, strict=True))
+    assert sums[0] == pytest.approx(1 + 0.5, abs=2e-5)
+
+
+def crowd(sizes: list[int]) -> Raw:
+    """Group g has so many units, each in no other group."""
+    rows, unit = [], 0
+    for group, size in enumerate(sizes):
+        for _ in range(size):
+            rows.append((unit, group, 5.0))
+            unit += 1
+    return raw(rows)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("columns", [(UNITS, SUM), (SUM,), (COUNT,)])
+def test_selection_is_at_its_threshold(
+    mechanism: str, columns: tuple[Column, ...], ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without noise a group of units with one group each passes from ``even_chance`` units on."""
+    plan = query(*columns, mechanism=mechanism, epsilon=3.0, groups=2)
+    for law in ("rounded_gaussian", "discrete_laplace"):
+        monkeypatch.setattr(OneShot, law, lambda self, items, _: np.zeros(len(items), np.int64))
+    for least in (1, 40):
+        now = msgspec.structs.replace(plan, min_units=least)
+        chosen = allocate_query(now).selection
+        assert chosen is not None
+        chance = math.floor(chosen.even_chance(1, least)) + (least < 2)
+        sizes = [1, chance - 1, chance, chance + 1, chance + 2, 200]
+        table = crowd(sizes)
+        partials = stage_one(now, table, units=800)
+        found = asked(now, partials, ring)
+        passed = {sizes[g] for g in found.group.tolist()}
+        each = chosen.weighted * (chosen.weights or (0,))[0] + chosen.counted
+        assert passed == {
+            size for size in sizes if size >= least and size * each > chosen.need(least)
+        }
+        assert 200 in passed and 1 not in passed
+
+
+def test_the_same_run_says_the_same(ring: KeyRing) -> None:
+    plan = query(*ALL, epsilon=20.0)
+    table = generated(4, units=60, groups=8, rows=2_000)
+    partials = stage_one(plan, table)
+    one, two = asked(plan, partials, ring), asked(plan, partials, ring)
+    other = asked(plan, partials, ring, (b"\x12" * 16, b"question"))
+    assert len(one.group) > 3
+    for name, estimate in one.columns.items():
+        for a, b in zip(estimate, two.columns[name], strict=True):
+            assert np.array_equal(a, b, equal_nan=True)
+    common = np.intersect1d(one.group, other.group)
+    values = [a.columns["s"].value[np.isin(a.group, common)] for a in (one, other)]
+    assert (values[0] != values[1]).any()
+
+
+def test_noise_is_a_groups_own(ring: KeyRing) -> None:
+    """Codes and the other groups decide nothing about a group's noise and place."""
+    plan = query(*ALL, epsilon=20.0, groups=64)
+    partials = stage_one(plan, generated(4, units=60, groups=8, rows=2_000))
+    codes = np.random.default_rng(1).permutation(64)
+    other = partials._replace(
+        group=codes[partials.group],
+        group_ids=partials.group_ids[np.argsort(codes)],
+        rows={"q": partials.rows["q"]._replace(group=codes[partials.rows["q"].group])},
+    )
+    one, two = asked(plan, partials, ring), asked(plan, other, ring)
+    assert len(one.group) > 3 and (codes[one.group] == two.group).all()
+    for name, estimate in one.columns.items():
+        assert np.array_equal(estimate.value, two.columns[name].value, equal_nan=True)
+
+
+def test_noise_of_columns_differs(ring: KeyRing) -> None:
+    """Two columns of the same figures and scales have noise of their own."""
+    plan = query(Column("a", "units"), Column("b", "units"), groups=1, selects=False)
+    found = asked(plan, stage_one(plan, generated(1)), ring)
+    assert (found.columns["a"].value != found.columns["b"].value).mean() > 0.5
+
+
+CLOSE = 0.011
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_intervals_cover(mechanism: str, ring: KeyRing) -> None:
+    """95% +- 1% of 12,000 groups of the same content, each with its own noise."""
+    inner = Column("m", "mean", 0, 12, rows=3, grid=0.25)
+    columns = (ROWS, SUM, inner, VAR, STDDEV, UNITS)
+    plan = query(*columns, epsilon=1.0, groups=1, selects=False, mechanism=mechanism)
+    random = np.random.default_rng(3)
+    size, copies = 1_200, 12_000
+    rows = [(u, 0, float(v)) for u, v in enumerate(random.normal(6, 3, size))]
+    table = raw(rows)
+    one = stage_one(plan, table, units=size, groups=1)
+    bound = bounded(plan, one, ring, RUN)
+    # The rows of one group, summed once and noised under many ids.
+    budget = allocate_query(plan)
+    exact = aggregated(bound, 1)
+    copied = exact._replace(
+        units=np.repeat(exact.units, copies),
+        sums={i: np.repeat(s, copies) for i, s in exact.sums.items()},
+    )
+    ids = np.stack([np.arange(copies), np.arange(copies)], axis=1).astype(np.uint64)
+    found = answer(plan, budget, copied, [bound], ids, ring, RUN)
+    for column in columns:
+        wanted = by_definition(column, table, 0)
+        got = found.columns[column.name]
+        inside = ((got.low <= wanted) & (wanted <= got.high)).mean()
+        assert abs(inside - 0.95) < CLOSE, (column.name, inside)
+        assert got.value.std() == pytest.approx(np.mean(got.sd), rel=0.08), column.name
+
+
+def test_an_empty_table(ring: KeyRing) -> None:
+    found = asked(query(*ALL), stage_one(query(*ALL), raw([])), ring)
+    assert len(found.group) == 0 and found.columns["q"].value.shape == (0, 5)
+    plan = query(*ALL, selects=False)
+    found = asked(plan, stage_one(plan, raw([])), ring)
+    assert len(found.group) == 64
+
+
+HEAVY = [
+    "apache_beam", "scipy.signal", "scipy.stats", "dp_accounting", "pyarrow", "duckdb",
+    "dpstream.dp_transforms.telemetry", "dpstream.dp_transforms.flow",
+]  # fmt: skip
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, dpstream.dp_transforms.one_shot, dpstream.accounting.query.calibration;"
+    code += f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_quantiles_are_a_row_for_each_group(ring: KeyRing) -> None:
+    plan = query(QUANTILES, epsilon=50.0, selects=False)
+    found = asked(plan, stage_one(plan, generated(4, rows=2_000)), ring)
+    assert found.columns["q"].value.shape == (64, 5)
+
+
+def released_alone(plan: QueryPlan, groups: int, ring: KeyRing, lower: int = 0) -> float:
+    """Part of 12,000 units, each alone in so many groups, of which any group is released.
+
+    Args:
+        lower: taken from the threshold (sabotage).
+    """
+    units = 12_000
+    random = np.random.default_rng(8)
+    unit_ids, group_ids = (
+        random.integers(0, 1 << 63, (n, 2)).astype(np.uint64) for n in (units, units * groups)
+    )
+    unit, ones = np.repeat(np.arange(units), groups), np.ones(units * groups, np.int64)
+    partials = Partials(unit, np.arange(units * groups), unit_ids, group_ids, (ones, ones))
+    budget = allocate_query(plan)
+    assert budget.selection is not None
+    tau = budget.selection.threshold - lower
+    chosen = msgspec.structs.replace(budget.selection, threshold=tau)
+    budget = msgspec.structs.replace(budget, selection=chosen)
+    rows = bounded(plan, partials, ring, RUN)
+    totals = aggregated(rows, len(group_ids), budget.weights)
+    found = answer(plan, budget, totals, [rows], group_ids, ring, RUN)
+    return len(np.unique(unit[found.group])) / units
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_a_unit_alone_is_seldom_seen(mechanism: str, ring: KeyRing) -> None:
+    """From the outside, at a large delta: whatever number of groups a unit is alone in."""
+    column = Column("a", "count", 0, 1, per="group")
+    plan = query(column, SUM, epsilon=1.0, delta=0.2, groups=4, mechanism=mechanism)
+    most = allocate_query(plan).threshold_delta or plan.delta
+    error = 4 * math.sqrt(most / 12_000)
+    seen = [released_alone(plan, groups, ring) for groups in (1, 2, 3, 4)]
+    assert max(seen) <= most + error
+    assert max(seen) > most / 2
+    chosen = allocate_query(plan).selection
+    assert chosen is not None
+    assert released_alone(plan, 4, ring, 2 * chosen.most) > most + error

@@ -1,0 +1,309 @@
+"""Bounds of one unit: whatever it brings, the totals move by at most what the budget is for.
+
+``worst`` runs the product on neighbouring tables and measures the shift of everything that is
+noised, in units of its noise; sabotaged variants must exceed mu^2.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dpstream.accounting.query import calibration, parts, tree
+from dpstream.accounting.query.calibration import QueryBudget, allocate_query
+from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.tree import cells_of, tree_of
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import bounding, partials
+from dpstream.dp_transforms.one_shot.aggregation import aggregated, histograms
+from dpstream.dp_transforms.one_shot.bounding import bounded
+from dpstream.dp_transforms.one_shot.partials import Bounded, Partials
+from tests.queries import (
+    ALL,
+    COUNT,
+    MEAN,
+    QUANTILES,
+    ROW_SUM,
+    ROWS,
+    RUN,
+    STDDEV,
+    SUM,
+    UNITS,
+    VAR,
+    Raw,
+    generated,
+    ids,
+    query,
+    raw,
+    stage_one,
+)  # fmt: skip
+
+GROUPS = 64
+NEWCOMER = 60
+
+
+def shifts(plan: QueryPlan, budget: QueryBudget, one: Bounded, other: Bounded) -> list[float]:
+    """L2 (or L1) shift of each noised vector over its noise."""
+    weights = budget.weights
+    more, less = (aggregated(rows, GROUPS, weights) for rows in (one, other))
+    laplace = budget.mu is None
+
+    def size(moved: npt.NDArray[Any], scale: float) -> float:
+        moved = moved.astype(np.float64)
+        return float(np.abs(moved).sum() if laplace else np.sqrt((moved**2).sum())) / scale
+
+    out = []
+    if weights and budget.selection:
+        out.append(size(more.weighted - less.weighted, budget.selection.sigma))
+    by_name = {column.name: column for column in plan.columns}
+    for index, noise in enumerate(budget.parts):
+        if noise.part.what == "tree":
+            column = by_name[noise.part.column]
+            asked = np.arange(GROUPS)
+            moved = histograms([one], column, asked, GROUPS) - histograms(
+                [other], column, asked, GROUPS
+            )
+            out.append(size(moved @ tree_of(cells_of(column)).matrix.T, noise.scale))
+        elif noise.part.column:
+            out.append(size(more.sums[index] - less.sums[index], noise.scale))
+        else:
+            out.append(size(more.units - less.units, noise.scale))
+    return out
+
+
+def newcomers(seed: int) -> Iterator[Raw]:
+    """What one unit may bring: at the bounds, mixed, few and many rows, few and many groups."""
+    random = np.random.default_rng(seed)
+    for groups in (1, 2, 4, 5, 40):
+        for rows in (1, 7):
+            for value in (-100.0, 100.0, 4.0, None):
+                given = random.normal(5, 20, groups * rows) if value is None else value
+                unit = np.full(groups * rows, NEWCOMER)
+                codes = np.repeat(random.permutation(GROUPS)[:groups], rows)
+                yield Raw(unit, codes, np.broadcast_to(np.asarray(given), unit.shape))
+
+
+def worst(plan: QueryPlan, ring: KeyRing, change: Any = lambda partials: partials) -> float:
+    """Largest loss of any newcomer, as a part of the budget (mu^2, or epsilon)."""
+    budget = allocate_query(plan)
+    base = generated(3, rows=60)
+    before = bounded(plan, change(stage_one(plan, base)), ring, RUN)
+    found = []
+    for newcomer in newcomers(1):
+        after = bounded(plan, change(stage_one(plan, base.plus(newcomer))), ring, RUN)
+        moved = np.array(shifts(plan, budget, after, before))
+        found.append(moved.sum() / plan.epsilon if budget.mu is None
+                     else (moved**2).sum() / budget.mu**2)  # fmt: skip
+    return max(found)
+
+
+EACH = [COUNT, ROWS, SUM, ROW_SUM, MEAN, VAR, STDDEV, UNITS, QUANTILES]
+PLANS = [
+    *(query(column) for column in EACH),
+    query(*ALL),
+    query(*ALL, selects=False),
+    query(*ALL, groups=1),
+    *(query(column, groups=None, norm=2.5) for column in EACH),
+    query(*ALL, groups=6, norm=1.7),
+    *(query(column, mechanism="laplace") for column in EACH),
+    query(*ALL, mechanism="laplace"),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_one_unit_stays_within_the_budget(plan: QueryPlan, ring: KeyRing) -> None:
+    assert worst(plan, ring) <= 1
+
+
+def test_the_budget_is_used(ring: KeyRing) -> None:
+    """The bound is reached, so that the test above can tell."""
+    assert worst(query(COUNT), ring) > 0.99
+    assert worst(query(QUANTILES, selects=False), ring) > 0.99
+    assert worst(query(COUNT, groups=None, norm=2.5), ring) > 0.7
+    assert worst(query(ROW_SUM, mechanism="laplace", selects=False), ring) > 0.99
+
+
+# --- sabotage --------------------------------------------------------------------------------
+
+
+def test_one_group_more_is_caught(ring: KeyRing) -> None:
+    real = bounding._sampled
+
+    def more(found: Partials, keys: KeyRing, name: Any, most: int) -> Any:
+        return real(found, keys, name, most + 1)
+
+    with mock.patch.object(bounding, "_sampled", more):
+        assert worst(query(SUM, selects=False), ring) > 1.2
+
+
+def test_a_share_that_is_not_charged_is_caught(ring: KeyRing) -> None:
+    """A column with the noise that it would have alone."""
+
+    def free(plan: QueryPlan) -> QueryBudget:
+        budget = calibration.allocate_query(plan)
+        first, *others = budget.parts
+        alone = msgspec.structs.replace(first, scale=first.scale * first.share**0.5)
+        return msgspec.structs.replace(budget, parts=(alone, *others))
+
+    with mock.patch(f"{__name__}.allocate_query", free):
+        assert worst(query(ROWS, SUM, selects=False), ring) > 1.2
+
+
+def test_a_mean_of_values_that_are_not_centred_is_caught(ring: KeyRing) -> None:
+    """Noise for (hi - lo) / 2 a row on a sum of plain values."""
+    plan = query(MEAN, selects=False)
+    plain = MEAN.grid_bounds()[1] * 3
+
+    def whole(given: Partials) -> Partials:
+        middle = parts.middle_of(MEAN)
+        return given._replace(sums=(given.sums[0] + middle * given.sums[1], given.sums[1]))
+
+    def unclamped(part: parts.Part) -> parts.Part:
+        return msgspec.structs.replace(part, low=-plain, high=plain)
+
+    real = bounding.parts_of
+    with mock.patch.object(bounding, "parts_of", lambda p: tuple(map(unclamped, real(p)))):
+        assert worst(plan, ring, whole) > 1.2
+    assert worst(plan, ring, whole) <= 1  # and what is out of bounds is clamped all the same
+
+
+def test_a_unit_that_counts_twice_in_a_group_is_caught(ring: KeyRing) -> None:
+    plan = query(ROWS, UNITS, selects=False)
+
+    def twice(given: Partials) -> Partials:
+        both = [np.tile(part, 2) for part in (given.unit, given.group, *given.sums)]
+        return given._replace(unit=both[0], group=both[1], sums=tuple(both[2:]))
+
+    assert worst(plan, ring, twice) <= 1
+
+    def not_merged(plan: QueryPlan, parts: Any, given: Partials) -> Partials:
+        return given
+
+    with (
+        mock.patch.object(bounding, "merged", not_merged),
+        mock.patch.object(bounding, "_sampled", lambda f, *_: np.arange(len(f.unit))[:2000]),
+    ):
+        assert worst(plan, ring, twice) > 1.2
+
+
+def test_a_tree_without_one_level_is_caught(ring: KeyRing) -> None:
+    with mock.patch.object(parts, "levels_of", lambda column: tree.levels_of(column) - 1):
+        assert worst(query(QUANTILES, selects=False), ring) > 1.1
+
+
+def test_rows_beyond_r_are_caught(ring: KeyRing) -> None:
+    with mock.patch.object(bounding, "smallest", lambda p, rows, *_: np.arange(len(rows.unit))):
+        assert worst(query(QUANTILES, selects=False), ring) > 1.2
+
+
+def test_a_norm_that_is_not_applied_is_caught(ring: KeyRing) -> None:
+    with mock.patch.object(bounding, "_factor", lambda unit, *_: np.ones(len(unit))):
+        for column in (SUM, MEAN, QUANTILES):
+            assert worst(query(column, groups=None, norm=2.5, selects=False), ring) > 1.2
+
+
+# --- a unit's own rows -----------------------------------------------------------------------
+
+
+def rows_of(found: Bounded, gone: int) -> list[tuple[Any, ...]]:
+    """Everything that the bounds left of all units but one, by names that mean the same."""
+    out = []
+    kept = found.unit != gone
+    columns = [found.unit, found.group, found.in_groups, *found.sums.values()]
+    out += list(zip(*(column[kept].tolist() for column in columns), strict=True))
+    for name, (at, value, weight) in found.rows.items():
+        mine = kept[at]
+        table = (found.unit[at], found.group[at], value, weight)
+        out += [(name, *row) for row in zip(*(c[mine].tolist() for c in table), strict=True)]
+    return sorted(out, key=str)
+
+
+@pytest.mark.parametrize("plan", [query(*ALL), query(*ALL, groups=None, norm=1.3)])
+def test_what_is_kept_of_a_unit_is_a_function_of_its_own_rows(
+    plan: QueryPlan, ring: KeyRing
+) -> None:
+    for seed in range(6):
+        table = generated(seed, units=12, rows=300)
+        gone = seed
+        both = bounded(plan, stage_one(plan, table), ring, RUN)
+        without = bounded(plan, stage_one(plan, table.without(gone)), ring, RUN)
+        assert rows_of(both, gone) == rows_of(without, gone)
+        changed = (both.unit == gone).sum()
+        assert 0 < changed <= plan.most_groups
+
+
+def test_codes_decide_nothing(ring: KeyRing) -> None:
+    """Other slots and codes for the same ids: the same groups are kept."""
+    plan = query(COUNT, groups=2)
+    given = stage_one(plan, generated(1))
+    random = np.random.default_rng(5)
+    slots, codes = random.permutation(64), random.permutation(64)
+    other = given._replace(
+        unit=slots[given.unit],
+        group=codes[given.group],
+        unit_ids=given.unit_ids[np.argsort(slots)],
+        group_ids=given.group_ids[np.argsort(codes)],
+    )
+    one, two = (bounded(plan, partials, ring, RUN) for partials in (given, other))
+    found = set(zip(slots[one.unit].tolist(), codes[one.group].tolist(), strict=True))
+    assert found == set(zip(two.unit.tolist(), two.group.tolist(), strict=True))
+
+
+def test_sampling_is_fair_and_fresh(ring: KeyRing) -> None:
+    """Each of a unit's groups is kept equally often over runs."""
+    plan = query(COUNT, groups=3)
+    given = stage_one(plan, raw([(0, g, 1.0) for g in range(9)]))
+    seen = np.zeros(9)
+    for run in range(600):
+        found = bounded(plan, given, ring, (run.to_bytes(16, "little"), b"q"))
+        assert len(found.group) == 3 and set(found.in_groups) == {3}
+        seen += np.bincount(found.group, minlength=9)
+    assert np.abs(seen - 200).max() < 60
+
+
+def test_equal_upper_bits_are_decided_by_the_lower() -> None:
+    slot = np.zeros(4, np.int64)
+    drawn = np.array([[3, 7], [1, 7], [2, 7], [9, 1]], np.uint64)
+    assert set(bounding._beyond(slot, drawn, 2)) == {0, 2}
+
+
+def test_factors_are_exact_and_never_too_large() -> None:
+    random = np.random.default_rng(2)
+    unit = np.repeat(np.arange(50), 9)
+    for most in (1, 100, 1 << 32):
+        vector = random.integers(-most, most, 450, endpoint=True)
+        for norm in (0.5, most * 1.0, most * 2.5):
+            scaled = bounding._times(vector, bounding._factor(unit, vector, norm))
+            for u in range(50):
+                mine = [int(v) for v in scaled[unit == u]]
+                assert sum(v * v for v in mine) <= norm**2
+                own = [int(v) for v in vector[unit == u]]
+                if sum(v * v for v in own) < norm**2 * 0.999999:
+                    assert mine == own
+
+
+def test_nothing_is_bounded_to_nothing(ring: KeyRing) -> None:
+    plan = query(*ALL, groups=None, norm=2.0)
+    found = bounded(plan, stage_one(plan, raw([])), ring, RUN)
+    assert len(found.unit) == 0 and all(len(s) == 0 for s in found.sums.values())
+
+
+def test_rows_are_sampled_within_a_pair(ring: KeyRing) -> None:
+    column = Column("q", "quantiles", 0, 15, rows=2, at=(0.5,))
+    plan = query(column)
+    table = raw([(0, 0, float(v % 5)) for v in range(20)] + [(1, 0, 3.0)])
+    seen = np.zeros(5)
+    for run in range(300):
+        found = bounded(plan, stage_one(plan, table), ring, (run.to_bytes(16, "little"), b"q"))
+        at, value, weight = found.rows["q"]
+        assert np.bincount(found.unit[at]).tolist() == [2, 1] and set(weight) == {1}
+        seen += np.bincount(value[found.unit[at] == 0], minlength=5)
+    assert np.abs(seen - 120).max() < 45
+
+
+def test_ids_of_the_helper_are_a_codes_own() -> None:
+    assert (ids(5, 1)[3] == ids(9, 1)[3]).all() and partials.MAX_PARTIALS == 1 << 30

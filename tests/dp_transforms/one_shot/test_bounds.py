@@ -1,0 +1,85 @@
+"""Automatic bounds from data: one value of each unit, noise by name, a unit's own rows only."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.query.bounds import BoundsDesign, Settled, design_bounds
+from dpstream.accounting.query.calibration import allocate_query
+from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import Rows, bounds, choose_bounds
+from dpstream.dp_transforms.one_shot.bounds import counted
+from tests.queries import RUN, ids, query
+
+AUTO = Column("a", "mean", rows=2)
+PLAN = query(AUTO, epsilon=4.0)
+UNITS = 3_000
+
+
+def designed(plan: QueryPlan) -> BoundsDesign:
+    design = design_bounds(plan)
+    assert design is not None
+    return design
+
+
+def table(seed: int, rows: int = 20_000) -> Rows:
+    random = np.random.default_rng(seed)
+    unit = random.integers(0, UNITS, rows)
+    return Rows(unit, random.integers(0, 9, rows), random.normal(50, 10, rows).astype(np.int64))
+
+
+def ids_of(units: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 1 << 62, (units, 2)).astype(np.uint64)
+
+
+def asked(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Settled:
+    return choose_bounds(plan, designed(plan), rows, (ids_of(UNITS), ids(9, 2)), ring, RUN)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_bounds_of_data(mechanism: str, ring: KeyRing) -> None:
+    plan = query(AUTO, epsilon=8.0, mechanism=mechanism)
+    found = asked({"a": table(1)}, ring, plan)
+    lo, hi = found.plan.columns[0].grid_bounds()
+    assert not found.nulls and 0 <= lo <= 32 and 64 <= hi <= 112
+    assert asked({"a": table(1)}, ring, plan) == found
+    allocate_query(found.plan, designed(plan).reserved)
+
+
+def test_too_few_units_are_null(ring: KeyRing) -> None:
+    few = Rows(*(part[:3] for part in table(1)))
+    assert asked({"a": few}, ring).nulls == {"a"}
+    none = Rows(*(part[:0] for part in table(1)))
+    assert asked({"a": none}, ring).nulls == {"a"}
+
+
+def histograms(rows: Rows, ring: KeyRing) -> np.ndarray:
+    [of] = designed(PLAN).histograms
+    return counted(of, rows, (ids_of(UNITS), ids(9, 2)), ring, RUN)
+
+
+def test_a_unit_moves_one_value(ring: KeyRing) -> None:
+    rows = table(2)
+    both = histograms(rows, ring)
+    assert both.sum() == len(np.unique(rows.unit))
+    for gone in range(40):
+        kept = rows.unit != gone
+        without = histograms(Rows(*(part[kept] for part in rows)), ring)
+        assert np.abs(both - without).sum() <= 1 and (both - without).min() >= 0
+
+
+def test_all_of_a_units_values_are_caught(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "VALUES", 5)
+    rows = table(2)
+    both = histograms(rows, ring)
+    without = histograms(Rows(*(part[rows.unit != 3] for part in rows)), ring)
+    assert np.abs(both - without).sum() > 1
+
+
+def test_an_order_of_rows_decides_nothing(ring: KeyRing) -> None:
+    rows = table(3)
+    order = np.random.default_rng(1).permutation(len(rows.unit))
+    other = Rows(*(part[order] for part in rows))
+    assert (histograms(rows, ring) == histograms(other, ring)).all()

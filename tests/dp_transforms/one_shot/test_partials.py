@@ -1,0 +1,88 @@
+"""Stage 1's rows: each (unit, group) once, in bounds, in order; columns that do not fit."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.query.parts import parts_of
+from dpstream.dp_transforms.one_shot.partials import Partials, merged, stored_parts
+from tests.queries import ALL, COUNT, QUANTILES, SUM, UNITS, generated, query, stage_one
+
+PLAN = query(COUNT, SUM)
+
+
+def shuffled(partials: Partials, seed: int) -> Partials:
+    order = np.random.default_rng(seed).permutation(len(partials.unit))
+    return partials._replace(
+        unit=partials.unit[order],
+        group=partials.group[order],
+        sums=tuple(s[order] for s in partials.sums),
+    )
+
+
+def test_any_order_is_sorted() -> None:
+    given = stage_one(PLAN, generated(1))
+    wanted = merged(PLAN, parts_of(PLAN), given)
+    pair = list(zip(wanted.unit.tolist(), wanted.group.tolist(), strict=True))
+    assert pair == sorted(set(pair)) and len(pair) == len(given.unit)
+    for seed in range(3):
+        found = merged(PLAN, parts_of(PLAN), shuffled(given, seed))
+        for one, other in zip((found.unit, *found.sums), (wanted.unit, *wanted.sums), strict=True):
+            assert (one == other).all()
+
+
+def test_a_pair_that_is_there_twice_counts_once() -> None:
+    given = stage_one(PLAN, generated(1))
+    twice = given._replace(
+        unit=np.tile(given.unit, 2),
+        group=np.tile(given.group, 2),
+        sums=tuple(np.tile(s, 2) for s in given.sums),
+    )
+    found = merged(PLAN, parts_of(PLAN), twice)
+    assert len(found.unit) == len(given.unit)
+    for s, part in zip(found.sums, parts_of(PLAN), strict=True):
+        assert s.min() >= part.low and s.max() <= part.high
+
+
+def test_partials_are_clamped() -> None:
+    given = stage_one(PLAN, generated(1))
+    wild = given._replace(sums=tuple(s * 0 + 1_000_000 for s in given.sums))
+    found = merged(PLAN, parts_of(PLAN), wild)
+    assert set(found.sums[0]) == {1} and set(found.sums[1]) == {10}
+
+
+def test_groups_that_are_not_public_are_dropped() -> None:
+    given = stage_one(PLAN, generated(1))
+    some = given._replace(group=np.where(given.group > 5, -1, given.group))
+    found = merged(PLAN, parts_of(PLAN), some)
+    assert found.group.max() <= 5 and len(found.unit) == (given.group <= 5).sum()
+
+
+def test_an_empty_table_of_partials() -> None:
+    empty = np.zeros(0, np.int64)
+    given = stage_one(PLAN, generated(1))._replace(unit=empty, group=empty, sums=(empty, empty))
+    assert len(merged(PLAN, parts_of(PLAN), given).unit) == 0
+
+
+def test_what_a_partial_holds() -> None:
+    plan = query(*ALL)
+    kinds = [(parts_of(plan)[i].column, parts_of(plan)[i].what) for i in stored_parts(plan)]
+    assert ("u", "count") not in kinds and ("q", "tree") not in kinds
+    assert kinds[:3] == [("n", "count"), ("rows", "count"), ("s", "sum")] and len(kinds) == 12
+
+
+def test_columns_that_do_not_fit() -> None:
+    given = stage_one(PLAN, generated(1))
+    short = given.sums[0][:-1]
+    for bad in (
+        given._replace(sums=given.sums[:1]),
+        given._replace(sums=(given.sums[0], short)),
+        given._replace(group=given.group + 64),
+        given._replace(unit=given.unit - 10),
+        given._replace(rows={"q": None}),  # type: ignore[dict-item]
+    ):
+        with pytest.raises(RunError) as caught:
+            merged(PLAN, parts_of(PLAN), bad)
+        assert caught.value.field == "query.partials"
+    with pytest.raises(RunError):
+        merged(query(UNITS, QUANTILES), parts_of(query(UNITS, QUANTILES)), given)

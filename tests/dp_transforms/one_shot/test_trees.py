@@ -1,0 +1,104 @@
+"""Quantiles from noisy trees: exact without noise, in order, intervals that hold."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.query.calibration import allocate_query
+from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.tree import cells_of, tree_of
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot.bounding import bounded
+from dpstream.dp_transforms.one_shot.trees import noisy_prefixes, quantiles, read_off
+from tests.queries import QUANTILES, RUN, generated, ids, query, stage_one
+
+AT = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+WIDE = Column("q", "quantiles", 0, 1, grid=0.001, at=AT)
+
+
+def prefixes_of(column: Column, values: np.ndarray) -> np.ndarray:
+    cells = np.histogram(values, np.linspace(0, 1, cells_of(column) + 1))[0]
+    return np.cumsum(cells)[None].astype(np.float64)
+
+
+def test_without_noise_quantiles_are_exact_to_a_cell() -> None:
+    values = np.random.default_rng(1).beta(2, 5, 5_000)
+    found = read_off(WIDE, prefixes_of(WIDE, values), 0.0, 1.96)
+    wanted = np.quantile(values, AT)
+    assert np.abs(found.value[0] - wanted).max() < 2 / 256
+    assert (found.low <= found.value).all() and (found.value <= found.high).all()
+
+
+def test_values_with_a_cell_each_are_exact() -> None:
+    ages = Column("q", "quantiles", 0, 15, at=(0.1, 0.5, 0.9))
+    values = np.random.default_rng(1).integers(0, 16, 2_001)
+    exact = np.cumsum(np.bincount(values, minlength=16))[None].astype(float)
+    found = read_off(ages, exact, 0.0, 1.96)
+    assert found.value[0].tolist() == np.quantile(values, ages.at, method="inverted_cdf").tolist()
+
+
+def test_no_count_is_null() -> None:
+    found = read_off(WIDE, np.zeros((2, 256)), 3.0, 1.96)
+    assert all(np.isnan(part).all() for part in found)
+
+
+@pytest.mark.parametrize("order", [AT, AT[::-1], (0.5, 0.1, 0.9)])
+def test_quantiles_are_in_order_whatever_the_noise(order: tuple[float, ...]) -> None:
+    column = Column("q", "quantiles", 0, 1, grid=0.001, at=order)
+    random = np.random.default_rng(2)
+    noisy = random.normal(0, 40, (500, 256)) + np.linspace(0, 60, 256)
+    found = read_off(column, noisy, 40.0, 1.96)
+    defined = ~np.isnan(found.value[:, 0])
+    assert defined.sum() > 100
+    ranked = np.argsort(order, kind="stable")
+    for part in (found.value, found.low, found.high):
+        assert (np.diff(part[defined][:, ranked], axis=1) >= 0).all()
+        assert (part[defined] >= 0).all() and (part[defined] <= 1).all()
+
+
+def test_least_and_most_are_not_drowned_by_noise() -> None:
+    """MIN and MAX of values between .4 and .6 stay near them."""
+    random = np.random.default_rng(3)
+    tree = tree_of(256)
+    exact = np.bincount((random.uniform(0.4, 0.6, 3_000) * 256).astype(int), minlength=256)
+    noisy = exact @ tree.matrix.T + random.normal(0, 6, (400, len(tree.matrix)))
+    found = read_off(WIDE, noisy @ tree.prefixes.T, 6.0, 1.96)
+    assert (np.abs(found.value[:, 0] - 0.4) < 0.05).mean() > 0.95
+    assert (np.abs(found.value[:, -1] - 0.6) < 0.05).mean() > 0.95
+    naive = (noisy @ tree.prefixes.T >= 0).argmax(axis=1) / 256
+    assert (np.abs(naive - 0.4) < 0.05).mean() < 0.2
+
+
+def test_intervals_hold_the_quantile(ring: KeyRing) -> None:
+    values = np.random.default_rng(4).beta(2, 5, 2_000)
+    column = Column("q", "quantiles", 0, 1, grid=0.001, rows=1, at=(0.25, 0.5, 0.9))
+    plan = query(column, groups=1, selects=False, epsilon=1.0)
+    [noise] = allocate_query(plan).parts
+    tree = tree_of(256)
+    exact = np.histogram(values, np.linspace(0, 1, 257))[0] @ tree.matrix.T
+    drawn = OneShot(ring, (b"test",)).rounded_gaussian(numbered(4_000 * len(exact)), noise.scale)
+    found = read_off(column, (exact + drawn.reshape(4_000, -1)) @ tree.prefixes.T, noise.sd, 1.96)
+    wanted = np.sort(values)[[500, 1_000, 1_800]]
+    inside = ((found.low <= wanted) & (wanted <= found.high)).mean(axis=0)
+    assert (inside > 0.94).all() and (inside < 0.999).all()
+
+
+def test_noise_is_drawn_once_for_each_node(ring: KeyRing) -> None:
+    plan = query(QUANTILES, selects=False)
+    [noise] = allocate_query(plan).parts
+    partials = stage_one(plan, generated(1))
+    rows = bounded(plan, partials, ring, RUN)
+    items = []
+
+    def draw(given: np.ndarray, scale: float) -> np.ndarray:
+        assert scale == noise.scale
+        items.append(given)
+        return np.zeros(len(given), np.int64)
+
+    for group_ids in (partials.group_ids, numbered(64)):
+        items.clear()
+        quantiles(QUANTILES, noise, [rows], np.arange(64), group_ids, draw, 1.96)
+        every = np.concatenate(items)
+        assert len(np.unique(every, axis=0)) == len(every) == 64 * 31
+    prefixes = noisy_prefixes(QUANTILES, noise, [rows], np.arange(3), ids(64, 2), draw)
+    assert np.allclose(prefixes, np.round(prefixes)) and prefixes[0, -1] > 10
