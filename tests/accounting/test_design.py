@@ -9,7 +9,7 @@ import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.evidence.design import (
-    Design,
+    TrialDesign,
     _columns,
     _pattern,
     _starts,
@@ -28,7 +28,7 @@ SUM = Aggregate("total", "sum", "v", (-3.0, 7.0), 0.5)
 MEAN = Aggregate("level", "mean", "v", (-2.0, 9.0), 0.25)
 
 
-def first(plan: Plan) -> Design:
+def first(plan: Plan) -> TrialDesign:
     return designs(plan, allocate(plan))[0]
 
 

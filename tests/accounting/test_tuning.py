@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import delta_of, mu_of
-from dpstream.accounting.strategies.base import Int64
 from dpstream.accounting.tuning.answer import Figures, Tuned, read_off
 from dpstream.accounting.tuning.quantiles import clamp_of, cover_cell, prefixes, quantile_cell
 from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
-    Column,
-    Design,
     Histogram,
     Question,
+    TunedColumn,
+    TuningDesign,
     contributions_of,
     design,
     encoder_matrix,
@@ -32,7 +32,7 @@ from dpstream.accounting.tuning.question import (
 )
 
 HOUR = 3_600_000_000
-ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (Column("m", -90, 500),))
+ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (TunedColumn("m", -90, 500),))
 
 
 def but(**changes: object) -> Question:
@@ -69,7 +69,7 @@ def test_extrapolation_is_rounded_up_and_capped() -> None:
 
 @pytest.mark.parametrize("cells", [1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 77])
 def test_l2_of_every_move_is_within_the_stated_sensitivity(cells: int) -> None:
-    for of in design(but(columns=(Column("m", 0, cells),), values_per_unit=3)).histograms:
+    for of in design(but(columns=(TunedColumn("m", 0, cells),), values_per_unit=3)).histograms:
         per_unit = 1 if of.name == CONTRIBUTIONS else 3
         matrix = encoder_matrix(of.cells)
         worst = 0.0
@@ -82,8 +82,8 @@ def test_l2_of_every_move_is_within_the_stated_sensitivity(cells: int) -> None:
         assert worst > 0.999 * of.sensitivity  # and the bound is not idle
 
 
-@pytest.mark.parametrize("columns", [(), ASKED.columns, (*ASKED.columns, Column("k", 0, 9))])
-def test_all_histograms_together_cost_mu(columns: tuple[Column, ...]) -> None:
+@pytest.mark.parametrize("columns", [(), ASKED.columns, (*ASKED.columns, TunedColumn("k", 0, 9))])
+def test_all_histograms_together_cost_mu(columns: tuple[TunedColumn, ...]) -> None:
     made = design(but(columns=columns))
     used = sum((of.sensitivity / of.sigma) ** 2 for of in made.histograms)
     assert 0.999 * made.mu**2 < used <= made.mu**2
@@ -186,7 +186,7 @@ def test_cover_keeps_that_share_of_pairs(pairs: list[int], cover: float) -> None
 # --- with noise ------------------------------------------------------------------------------
 
 
-def rank_errors(made: Design, scale: float, draws: int = 400) -> list[float]:
+def rank_errors(made: TuningDesign, scale: float, draws: int = 400) -> list[float]:
     """Share of draws in which a prefix minus its target errs beyond the stated rank error."""
     rng, shares = np.random.default_rng(3), []
     for of in made.histograms:
@@ -225,7 +225,7 @@ def test_too_few_units_give_no_answer() -> None:
 @pytest.mark.parametrize("cover", [None, 0.5, 0.95])
 def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) -> None:
     """C from the pairs, each clamp from its own column's cells, with the question's tail."""
-    columns = (Column("m", -90, 500), Column("k", 0, 9))
+    columns = (TunedColumn("m", -90, 500), TunedColumn("k", 0, 9))
     asked = but(quantile=0.5 if cover is None else None, cover=cover, tail=0.2, columns=columns)
     made = design(asked, private=False)
     pairs, m, k = made.histograms
