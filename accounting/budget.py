@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting import limits
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.plan.fields import ValueStream
@@ -26,7 +27,6 @@ from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import FIRST_RULES, RULES, divide, strategy_of
 from dpstream.accounting.strategies import Strategy
-from dpstream.accounting.strategies.base import Float64, Int64
 from dpstream.accounting.thresholds import one_trigger_tail, thresholds
 from dpstream.accounting.weights import Statistic, precision_weighted
 

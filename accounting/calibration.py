@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import FIRST_RULES
 from dpstream.accounting.strategies import make_strategy
-from dpstream.accounting.strategies.base import Float64, Int64
 from dpstream.accounting.weights import Statistic
 
 #: Layout of the text.

@@ -2,7 +2,8 @@
 
 A figure that says how much may be learnt or spent is shortened with ``up``, one that says how
 much is proven or left with ``down``.  Both round the number as a person writes it (its shortest
-decimal form), so 0.1 stays 0.1.
+decimal form), so 0.1 stays 0.1.  Numbers of no guarantee are shown as a person reads them best
+(`human`).
 """
 
 import math
@@ -42,3 +43,30 @@ def duration(micros: int) -> str:
         if number and not rest:
             return f"{number} {name}{'s' if number != 1 else ''}"
     return f"{micros} microseconds"
+
+
+def human(number: float | None) -> str:
+    """Three significant digits, thousands separated: ``12,346``, ``4.57``, ``1e-9``."""
+    if number is None or not math.isfinite(number):
+        return "–"
+    size = abs(number)
+    if size == 0:
+        return "0"
+    if size < 1e-3 or size >= 1e12:
+        digits, exponent = f"{number:.2e}".split("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+    if size < 1:
+        return f"{number:.3g}"
+    places = 0 if size >= 100 else 1 if size >= 10 else 2
+    text = f"{number:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def human_up(number: float | None) -> str:
+    """``human`` of a figure of the guarantee: never below itself."""
+    return human(number if number is None else float(up(number, 3)))
+
+
+def percent(part: float) -> str:
+    """A share: ``12.3 %``."""
+    return f"{100 * part:.1f} %"

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget, StreamNoise
 from dpstream.accounting.figures import duration, exact, up
 from dpstream.accounting.gaussian import epsilon_of
@@ -18,7 +19,6 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import covers_several, several_mu, together
-from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.tuning.answer import Tuned
 
 #: Above this many units at the easiest trigger the figures warn that little is released.

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.mechanism import Resolved
 from dpstream.accounting.strategies import Strategy, make_strategy
-from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.weights import square_parts
 
 #: Shares are cut by this much, far above the float error of a division.

@@ -36,9 +36,9 @@ import math
 import numpy as np
 from scipy.special import ndtri_exp
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Relative error allowed for ndtri_exp, sd_t and the sum; tests check it against mpmath.
 _SLACK = 1e-13
@@ -102,7 +102,10 @@ def one_trigger_tail(epsilon: float, delta: float, mu: float, contributions: int
     j of the unit's C pairs go to keys it touches alone, the rest to a Gaussian mechanism of
     mu_j = mu sqrt((C-j)/C).  Adding a unit needs delta_G(epsilon; mu_j) + j b <= delta for
     every j, removing it delta_G(epsilon + ln(1 - j b); mu_j) <= delta.  b is the minimum of
-    the first rule, then shrunk until the second holds.
+    the first rule, and the second follows from it: let d = delta_G(epsilon; mu_j), so that j b <=
+    delta - d < 1, and S the event at which P(S) - (1 - j b) e^epsilon Q(S) is the second's left
+    side.  That is (1 - j b) (P(S) - e^epsilon Q(S)) + j b P(S) <= (1 - j b) d + j b <= d + j b,
+    at most delta.
 
     Args:
         epsilon, delta: the whole guarantee; mu: calibrated so that delta_G(epsilon; mu) <=
@@ -114,16 +117,6 @@ def one_trigger_tail(epsilon: float, delta: float, mu: float, contributions: int
     if delta_of(epsilon, mu) > delta:
         raise ValueError("mu alone exceeds (epsilon, delta)")
     mus = [mu * math.sqrt((contributions - j) / contributions) for j in range(contributions + 1)]
-    tail = min(
+    return min(
         (delta - delta_of(epsilon, mus[j])) / j * (1 - _SLACK) for j in range(1, contributions + 1)
-    )
-    while tail > 0 and not _removal_holds(epsilon, delta, mus, tail):
-        tail *= 0.98
-    return tail
-
-
-def _removal_holds(epsilon: float, delta: float, mus: list[float], tail: float) -> bool:
-    return all(
-        j * tail < 1 and delta_of(epsilon + math.log1p(-j * tail) - 1e-15, mus[j]) <= delta
-        for j in range(1, len(mus))
     )

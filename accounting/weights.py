@@ -22,9 +22,9 @@ import flint
 import msgspec
 import numpy as np
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Weighted counts are integers in units of 2^-WEIGHT_BITS.
 WEIGHT_BITS = 8

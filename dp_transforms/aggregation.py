@@ -9,16 +9,14 @@ sums are int64 and the plan's bounds keep them far from wrapping.
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import Ids, ids_of, numbers
 from dpstream.state.store import KeyShard
 
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 _ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 

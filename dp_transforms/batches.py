@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.telemetry import guarded
@@ -22,7 +23,6 @@ from dpstream.state.arrow import to_bytes
 from dpstream.state.open import key_schema
 
 Ids = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
 
 ID = pa.binary(16)
 DEAD_LETTER_SCHEMA = pa.schema(

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
+from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.plan.plan import Plan
@@ -31,10 +31,6 @@ from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention import period_trigger_time
 from dpstream.state.store import Admitted, OvertakenError, Store, UnitShard
-
-Bool = npt.NDArray[np.bool_]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)

@@ -12,18 +12,16 @@ post-processing of noisy sums; no float is added to an exact value.
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
 from dpstream.state.store import KeyShard
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 _UNIT = 1.0 / (1 << DECODE_BITS)
 
 

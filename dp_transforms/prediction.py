@@ -7,15 +7,12 @@ every key at every trigger, byte for byte, because the thresholds are the same n
 """
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from dpstream.accounting.arrays import Int32, Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.selection import NoisyThresholds, step_index_of
 from dpstream.state.store import NEVER, KeyShard
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)

@@ -18,18 +18,14 @@ where the exact count exceeds mu_count; the thresholds carry the probability tha
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
 from dpstream.state.store import KeyShard
-
-Bool = npt.NDArray[np.bool_]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)

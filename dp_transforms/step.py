@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import StreamNoise, plain_count
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import RunError
@@ -34,9 +35,7 @@ from dpstream.state.idtable import shard_of
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 from dpstream.state.taken import TakenSteps
 
-Bool = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
 _NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
 

@@ -15,10 +15,10 @@ and the id table.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
+from dpstream.accounting.arrays import Int32, Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
 from dpstream.dp_transforms.batches import Ids, ids_of, numbers
@@ -26,9 +26,6 @@ from dpstream.dp_transforms.bounding import event_trigger_times, open_windows
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state.idtable import IdTable
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 #: No coin is as large: it is an empty place (2^-128 for a real one, which then is not counted).
 _EMPTY = np.iinfo(np.uint64).max

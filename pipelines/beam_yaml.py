@@ -23,11 +23,10 @@ from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.connectors.delivered import CountDelivered
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteReleases
+from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
 from dpstream.pipelines.jobs.job import Job, load_job
 
 #: Types of a row's fields that can be read, and the Arrow type each becomes.  The declared type
@@ -74,8 +73,8 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
             records, refused = read.records, [read.dead_letter]
         output = records | "DPStream" >> DPStream(run.plan, run)
         writing = WriteReleases(sink_of(job, run), only_compare=run.open().restoring)
-        written = output.releases | "Releases" >> writing
-        _ = written | "Counted" >> CountDelivered(job.plan.timeline)
+        releases = output.releases | "Releases" >> writing
+        _ = releases.written | "Counted" >> CountDelivered(job.plan.timeline)
         dead = (output.dead_letter, *refused) | "AllDead" >> beam.Flatten()
         _ = dead | "DeadLetters" >> WriteDeadLetters(job)
         return {

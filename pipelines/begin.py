@@ -25,11 +25,11 @@ from dpstream.pipelines.connectors.run_manifest import (
     write_manifest,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.committed import Ledgered, check_tuning, unit_in_words, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
-from dpstream.pipelines.jobs.tuning import Ledgered, check_tuning, unit_in_words, unit_of
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens

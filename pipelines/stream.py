@@ -18,11 +18,10 @@ from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.begin import begin, leave
-from dpstream.pipelines.connectors.backpressure import Backpressure
-from dpstream.pipelines.connectors.delivered import CountDelivered
-from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.inputs import Backpressure, Input
 from dpstream.pipelines.connectors.registry import input_of, sink_of
-from dpstream.pipelines.connectors.replay.source import Replay, replay_bounds
+from dpstream.pipelines.connectors.replay.index import replay_bounds
+from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.connectors.restored import (
     Catching,
     catch_up,
@@ -33,14 +32,17 @@ from dpstream.pipelines.connectors.restored import (
     publish_missing,
 )
 from dpstream.pipelines.connectors.sink import Sink
-from dpstream.pipelines.connectors.write import WriteDeadLetters, WriteOrBuffer, WriteReleases
+from dpstream.pipelines.connectors.write import (
+    CountDelivered,
+    WriteDeadLetters,
+    WriteReleases,
+)
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros
-from dpstream.pipelines.runners.errors import coded
+from dpstream.pipelines.runners.errors import Warn, coded, say
 from dpstream.pipelines.runners.memory import sparing_memory
-from dpstream.pipelines.runners.stillness import Stillness, Warn, quiet_seconds, say
 from dpstream.pipelines.runners.table import Engine, make_runner
-from dpstream.pipelines.runners.waiting import wait_or_stop
+from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or_stop
 from dpstream.state import open as stores
 from dpstream.state.retention import expire
 
@@ -103,7 +105,7 @@ def run_job(
             progress(steps, steps)
         return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, {})
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    ends = source.bounded and engine.ends
+    ends = source.bounded and engine.kind.ends
     _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted)
     try:
         with _started(pipeline, engine, progress, steps) as started:
@@ -115,7 +117,7 @@ def run_job(
     else:
         if not detach:
             _finish(job, run, source, before, sink if restoring and ends else None)
-            _publish_rest(run, sink, source, engine.streaming and ends)
+            _publish_rest(run, sink, source, engine.kind.streaming and ends)
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
@@ -133,7 +135,7 @@ def _started(
     with (
         sparing_memory(),
         watch_steps(progress, steps),
-        HAND_OVER.open() if engine.by_reference else contextlib.nullcontext(),
+        HAND_OVER.open() if engine.kind.by_reference else contextlib.nullcontext(),
     ):
         started = pipeline.run()
         engine.check()
@@ -174,7 +176,7 @@ def _on_threads(run: Run, job: Job, engine: Engine) -> Run:
     More than two only where the job asks for them: each holds a shard's work in memory.
     """
     threads = job.performance.threads or min(2, os.cpu_count() or 1)
-    settings = run.performance._replace(threads=threads if engine.by_reference else 1)
+    settings = run.performance._replace(threads=threads if engine.kind.by_reference else 1)
     return run._replace(performance=settings)
 
 
@@ -205,11 +207,11 @@ def _finish(job: Job, run: Run, source: Input, before: Any, behind: Sink | None)
 
 
 def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
-    if not source.bounded and not engine.streaming:
+    if not source.bounded and not engine.kind.streaming:
         raise UsageError(
             "--runner", "takes input that ends only", "use --runner=PrismRunner, or Flink"
         )
-    if speed is not None and not (source.bounded and engine.streaming):
+    if speed is not None and not (source.bounded and engine.kind.streaming):
         raise UsageError("--speed", "is for recorded files on a streaming runner", "leave it out")
 
 
@@ -225,7 +227,7 @@ def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> A
     """The reader of a source that ends; ``None`` for others, which go on where the run is."""
     if not source.bounded:
         return None
-    return Replay(job, speed) if engine.streaming else source.read()
+    return Replay(job, speed) if engine.kind.streaming else source.read()
 
 
 def _connect(
@@ -249,11 +251,9 @@ def _connect(
         clock, reader = WallClock(line, at.first), fitted(source.read(at.begin, Backpressure(run)))
     read = pipeline | "Source" >> reader
     output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
-    if ends:
-        writing = WriteReleases(sink, only_compare=run.open().restoring)
-        written = output.releases | "Releases" >> writing
-    else:
-        written, held = output.releases | "Releases" >> WriteOrBuffer(sink, run)
+    restoring = ends and run.open().restoring
+    writing = WriteReleases(sink, restoring, None if ends else run)
+    written, held = output.releases | "Releases" >> writing
     _ = written | "Counted" >> CountDelivered(line)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     refused = dead | "DeadLetters" >> WriteDeadLetters(job)

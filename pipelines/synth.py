@@ -6,23 +6,19 @@ uniform over one day.  Records are written in time order; memory is eight bytes 
 one row group.
 """
 
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.state.drafts import drafted, sweep
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
+from dpstream.state.durable import replacing
 
 DAY_MICROS = 86_400_000_000
 #: 2^26 users and 2^37 micros of a day share one 63-bit sort key.
@@ -195,13 +191,13 @@ def write_batches(
     rows = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(path.parent)
-        with drafted(path, 0o666) as draft:
-            with pq.ParquetWriter(draft, params.schema, compression="snappy") as writer:
-                for batch in source:
-                    writer.write_batch(batch, row_group_size=params.row_group_rows)
-                    rows += batch.num_rows
-            os.replace(draft, path)
+        with (
+            replacing(path) as draft,
+            pq.ParquetWriter(draft, params.schema, compression="snappy") as writer,
+        ):
+            for batch in source:
+                writer.write_batch(batch, row_group_size=params.row_group_rows)
+                rows += batch.num_rows
     except OSError:
         raise RunError("output file", "cannot be written", "check disk and permissions") from None
     return rows

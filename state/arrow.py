@@ -7,21 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Int32, Int64
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import PIECE_ROWS as _PIECE_ROWS
 from dpstream.state.retention_store import KeyPiece, piece_bounds
 from dpstream.state.seals import damaged, reading
-from dpstream.state.store import (
-    NEVER,
-    Admitted,
-    Ids,
-    Int32,
-    Int64,
-    Ints,
-    KeyShard,
-    StepResult,
-    UnitShard,
-)
+from dpstream.state.store import NEVER, Admitted, Ids, Ints, KeyShard, StepResult, UnitShard
 
 _ID = pa.binary(16)
 #: What ends an Arrow IPC stream.

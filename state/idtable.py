@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from dpstream.accounting.arrays import Bool, Int32, Int64
+
 Ids = npt.NDArray[np.uint64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024

@@ -27,7 +27,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpstream.accounting.plan.timeline import Int64, Timeline
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state.store import NEVER, Store
 
 #: Note of a store: windows before it are complete in all key shards.

@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Bool, Int32, Int64
+
 Ids = npt.NDArray[np.uint64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000

@@ -10,13 +10,11 @@ its releases are those that one undivided step would have given: keys do not dep
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from dpstream.state.idtable import Ids, Int64, shard_of
+from dpstream.accounting.arrays import Bool, Int64
+from dpstream.state.idtable import Ids, shard_of
 from dpstream.state.retention_store import ReshardProgress
 from dpstream.state.store import KeyShard
-
-Bool = npt.NDArray[np.bool_]
 
 
 class TakenSteps:

@@ -23,7 +23,7 @@ from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.restored import Catching
 from dpstream.pipelines.connectors.sink import Name, Sink
-from dpstream.pipelines.connectors.write import WriteOrBuffer
+from dpstream.pipelines.connectors.write import WriteReleases
 from dpstream.state.idtable import shard_of
 
 Batches = list[pa.RecordBatch]
@@ -46,7 +46,7 @@ class Flowing:
         self.resume = resume_point(run)
         self.decide, self.release = BoundCallback(run)(), ReleaseCallback(run)()
         self.seal = SealFactory(run)()
-        self.writer = WriteOrBuffer(sink, run)._dofn
+        self.writer = WriteReleases(sink, run=run)._dofn
         self.delivered = DeliveredCallback(run, outlet or Catching(run, sink), keep)()
         self.ingest = CanonicaliserFactory(run.plan, run.keys, run.public)()
         self.bound, self.at = 0, self.resume.first - 1

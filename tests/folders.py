@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.connectors.folder.close import rfc3339
-from dpstream.pipelines.connectors.folder.names import place
 from dpstream.pipelines.connectors.folder.source import ReadFolder
-from dpstream.pipelines.connectors.records.positions import dead_letters, positioned
+from dpstream.pipelines.connectors.folder.store import place
+from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.connectors.records.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Drive, letters_of, rows_of
@@ -91,7 +91,7 @@ class Whole:
             for piece in self.files.pieces(element):
                 if isinstance(piece, Refused):
                     moved = Refused(piece.offsets + at.base, piece.reasons)
-                    self.dead.append(dead_letters(moved, at.partition))
+                    self.dead.append(refusal(moved, at.partition))
                     continue
                 self.read(piece)
         return bundle.watermark
@@ -101,7 +101,7 @@ class Whole:
             if isinstance(part, Rows):
                 self.records += positioned(part, where.partition, self.rows)
             else:
-                self.dead.append(dead_letters(part, where.partition))
+                self.dead.append(refusal(part, where.partition))
 
     def found(self) -> dict[tuple[int, int], dict[str, Any]]:
         return rows_of(self.records)

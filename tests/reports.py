@@ -12,13 +12,13 @@ from dpstream.dp_transforms.batches import TRIGGER, WINDOW, release_schema
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors.files.sink import write_release
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
-from dpstream.pipelines.connectors.records.positions import positioned
+from dpstream.pipelines.connectors.inputs import positioned
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.report.report import MARK
 from dpstream.state import open as stores
+from tests.written import write_release
 
 RUN = "ab" * 16
 VOID = {"meta", "link", "img", "br", "hr", "input"}

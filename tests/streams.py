@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
@@ -17,8 +18,6 @@ from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
 from dpstream.state import open as stores
-
-Int64 = npt.NDArray[np.int64]
 
 #: Distance of public triggers; all test plans count time in these.
 STEP = 1_000_000

@@ -5,14 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from dpstream.accounting import limits
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
-Float64 = npt.NDArray[np.float64]
 #: Name of the running count of records, which columns of several kinds share.
 COUNT = "count"
 

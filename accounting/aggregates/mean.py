@@ -6,13 +6,13 @@ from typing_extensions import override
 from dpstream.accounting.aggregates.base import (
     COUNT,
     Exact,
-    Float64,
     Kind,
     Prefixes,
     bounded_stream,
     needs_bounds,
     own,
 )
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 from typing_extensions import override
 
-from dpstream.accounting.aggregates.base import Exact, Float64, Kind, Prefixes, takes_no_column
+from dpstream.accounting.aggregates.base import Exact, Kind, Prefixes, takes_no_column
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 

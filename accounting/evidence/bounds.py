@@ -28,10 +28,10 @@ import msgspec
 import numpy as np
 from scipy.stats import beta, norm
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Shares of the trials that fit statistics and that choose among them; the rest is counted.
 _FIT, _CHOOSE = 0.05, 0.05
@@ -73,7 +73,7 @@ def claim_of(plan: Plan, budget: Budget) -> Claim:
     )
 
 
-class Bound(msgspec.Struct, frozen=True):
+class ProvenBound(msgspec.Struct, frozen=True):
     """What the trials of one family prove.
 
     Attributes:
@@ -156,7 +156,7 @@ class Parts(NamedTuple):
         return cls(max(least, int(trials * _FIT)), max(least, int(trials * _CHOOSE)))
 
 
-def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> Bound:
+def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> ProvenBound:
     """Lower bounds from trials, each scored by one or more statistics.
 
     Args:
@@ -172,7 +172,7 @@ def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> Bound:
     positive = rate_above(int((counted[0] > cutoff).sum()), len(counted[0]), tail / 2)
     negative = rate_above(int((counted[1] <= cutoff).sum()), len(counted[1]), tail / 2)
     mu = least_mu(positive, negative, claim.slack)
-    return Bound(
+    return ProvenBound(
         mu=mu,
         epsilon=epsilon_of(mu, claim.delta_gaussian),
         epsilon_plain=least_epsilon(positive, negative, claim.delta),

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.aggregates import COUNT, kind_of
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import Budget, StreamNoise
 from dpstream.accounting.evidence.distinguishability import Seen, calendar, layouts, spread
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies.base import Float64, Int64
 
 #: Sds above the threshold at which others' records put a key that must be seen.
 _ABOVE = 4.0
@@ -29,7 +29,7 @@ _ROUNDS = 6
 _MAX_OTHERS = 1500
 
 
-class Column(msgspec.Struct, frozen=True):
+class TrialColumn(msgspec.Struct, frozen=True):
     """One published column as the statistic reads it, in grid units of its stream.
 
     Attributes:
@@ -49,7 +49,7 @@ class Column(msgspec.Struct, frozen=True):
     once: bool
 
 
-class Design(msgspec.Struct, frozen=True, eq=False):
+class TrialDesign(msgspec.Struct, frozen=True, eq=False):
     """One kind of trial.
 
     Attributes:
@@ -73,7 +73,7 @@ class Design(msgspec.Struct, frozen=True, eq=False):
     others: int
     feeds: tuple[int, ...]
     at: Int64
-    columns: tuple[Column, ...]
+    columns: tuple[TrialColumn, ...]
     inputs: dict[str, tuple[float, float]]
     mu: float
 
@@ -87,12 +87,12 @@ class Design(msgspec.Struct, frozen=True, eq=False):
             rest.append(seen.weights(one))
         return np.stack(first, axis=1), np.stack(rest, axis=1)
 
-    def _on_first(self, seen: Seen, column: Column) -> Float64:
+    def _on_first(self, seen: Seen, column: TrialColumn) -> Float64:
         """(p,) effect of the unit on a column of key 0: its first ``heavy`` records there."""
         records = 1 if column.once else self.heavy
         return seen.moved(self.when[:records]) * column.effect
 
-    def with_mu(self, plan: Plan) -> "Design":
+    def with_mu(self, plan: Plan) -> "TrialDesign":
         """The same with the mu that its statistic sees."""
         square = 0.0
         for column in self.columns:
@@ -107,7 +107,7 @@ class Design(msgspec.Struct, frozen=True, eq=False):
         return np.stack([fed * c.other for c in self.columns], axis=1)
 
 
-def designs(plan: Plan, budget: Budget) -> list[Design]:
+def designs(plan: Plan, budget: Budget) -> list[TrialDesign]:
     """Trials that read published values: the layout that shows most; and, where a unit counts
     once per key in some column, C records of it on one key, one after the other."""
     best = _best(plan, budget)
@@ -136,7 +136,7 @@ def others_needed(plan: Plan, budget: Budget, above: float) -> int:
     return max(plan.privacy.pre_threshold + 1, math.ceil(goal / alone))
 
 
-def _best(plan: Plan, budget: Budget) -> Design:
+def _best(plan: Plan, budget: Budget) -> TrialDesign:
     feeds: tuple[int, ...] = (1,)
     if not plan.design.restarts:
         at = calendar(plan)
@@ -148,7 +148,7 @@ def _best(plan: Plan, budget: Budget) -> Design:
     trigger, keys = _worst(plan, columns, at)
     heavy, _ = spread(plan, keys)
     pattern = _pattern(plan, keys, heavy)
-    design = Design(
+    design = TrialDesign(
         name="values",
         keys=keys,
         extra=keys if keys > 1 else 0,
@@ -165,7 +165,7 @@ def _best(plan: Plan, budget: Budget) -> Design:
     return design.with_mu(plan)
 
 
-def _worst(plan: Plan, columns: tuple[Column, ...], at: Int64) -> tuple[int, int]:
+def _worst(plan: Plan, columns: tuple[TrialColumn, ...], at: Int64) -> tuple[int, int]:
     """(trigger, keys) at and over which the statistic sees most of a unit's pairs."""
     seen = [(Seen(plan, c.noise, at), c) for c in columns]
 
@@ -201,7 +201,7 @@ def _starts(plan: Plan, at: Int64) -> list[int]:
 
 def _columns(
     plan: Plan, budget: Budget, at: Int64
-) -> tuple[tuple[Column, ...], dict[str, tuple[float, float]], int]:
+) -> tuple[tuple[TrialColumn, ...], dict[str, tuple[float, float]], int]:
     """(columns to read, values to send, others that means need)."""
     pairs = {s.name: (s, n) for s, n in zip(plan.design.streams, budget.values, strict=True)}
     inputs = {s.column: _values(plan, budget, s.column) for s in plan.design.streams if s.column}
@@ -217,13 +217,15 @@ def _columns(
             continue
         if kind_of(a).counts_units:
             assert budget.units is not None
-            columns.append(Column(a.name, a.kind, 1.0, 0, budget.units, 1.0, 1.0, True))
+            columns.append(TrialColumn(a.name, a.kind, 1.0, 0, budget.units, 1.0, 1.0, True))
             continue
         stream, noise = pairs.get(a.name) or pairs[COUNT]
         own, other = 1.0, 1.0
         if stream.column is not None:
             own, other = (_entered(stream, v) for v in inputs[stream.column])
-        columns.append(Column(a.name, a.kind, stream.grid, stream.mid, noise, own, other, False))
+        columns.append(
+            TrialColumn(a.name, a.kind, stream.grid, stream.mid, noise, own, other, False)
+        )
     return tuple(columns), inputs, needed if means and use_means else 0
 
 

@@ -15,10 +15,10 @@ Key selection itself is another part of the budget, seen only through which keys
 
 import numpy as np
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import StreamNoise
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy, TreeStrategy
-from dpstream.accounting.strategies.base import Float64, Int64
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 
 #: Prefixes a statistic uses: the first ones tell most, the others are taken evenly.

@@ -31,13 +31,11 @@ class Design(msgspec.Struct, frozen=True):
         selects: keys are selected (there is no public list).
         restarts: every release of a key ends its round, and the next begins at zero (mode
             ``rounds``); else a key is selected once a window and then published to its end.
-        flushes: with rounds, every key selected once or more is published at window close.
         unit_sets: how long the exact set of a key's units is kept.
         units_from: where a published count of units gets its noise.
         once_per_key: only the first record of a (unit, window, key) counts.
         ranked: the order of a unit's pairs matters after BOUND.
         weighted: selection counts a unit's pairs with falling weights.
-        combined: selection tests the weighted count together with the published plain count.
         units_column: the count-of-units column, if any.
         streams: the noisy running sums behind the columns.
         sums: integers kept per key: the streams, and the weighted count of units.
@@ -50,13 +48,11 @@ class Design(msgspec.Struct, frozen=True):
 
     selects: bool
     restarts: bool
-    flushes: bool
     unit_sets: UnitSets
     units_from: UnitsFrom
     once_per_key: bool
     ranked: bool
     weighted: bool
-    combined: bool
     units_column: Aggregate | None
     streams: tuple[ValueStream, ...]
     sums: int
@@ -121,13 +117,11 @@ def resolve(
     return Design(
         selects=selects,
         restarts=restarts,
-        flushes=privacy.final_flush,
         unit_sets=_unit_sets(selects, restarts, counted is not None or once_per_key),
         units_from=_units_from(counted, selects, weighted),
         once_per_key=once_per_key,
         ranked=weighted or once_per_key,
         weighted=weighted,
-        combined=privacy.combine,
         units_column=counted,
         streams=streams,
         sums=len(streams) + weighted,

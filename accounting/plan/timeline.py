@@ -15,13 +15,10 @@ import math
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from dpstream.accounting import limits
+from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
-
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 
 class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from scipy.special import ndtri
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.query.calibration import COMBINED, mu_of_query
 from dpstream.accounting.query.plan import Column, QueryPlan
-from dpstream.accounting.strategies.base import Int64
 from dpstream.accounting.tuning.quantiles import answers, clamp_of, prefixes
 from dpstream.accounting.tuning.question import (
     Histogram,

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.query.plan import Column
-from dpstream.accounting.strategies.base import Float64, Int64
 from dpstream.accounting.tuning.question import encoder_matrix
 
 #: Most cells of a range: quantiles are exact to 1/256 of it, and straight within a cell.

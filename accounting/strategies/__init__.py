@@ -1,6 +1,7 @@
 """Noise strategies for prefixes of a stream: one interface, see ``base.Strategy``."""
 
-from dpstream.accounting.strategies.base import Float64, Strategy
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.strategies.base import Strategy
 from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.toeplitz import ToeplitzStrategy
 from dpstream.accounting.strategies.tree import TreeStrategy

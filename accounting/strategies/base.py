@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from dpstream.accounting.arrays import Float64, Int64
 
 #: precision in bits -> one row's node noises as balls (``flint.arb``) that contain them.
 ExactNoise = Callable[[int], Sequence[Any]]

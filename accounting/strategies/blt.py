@@ -28,8 +28,9 @@ import flint
 import numpy as np
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import series_quotient
-from dpstream.accounting.strategies.base import Float64, Int64, Ranges
+from dpstream.accounting.strategies.base import Ranges
 from dpstream.accounting.strategies.blt_table import EXPONENTIALS
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 from dpstream.accounting.strategies.impulse import impulse

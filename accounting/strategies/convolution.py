@@ -26,9 +26,10 @@ import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies.base import ExactNoise, Float64, Int64, Ranges, Strategy
+from dpstream.accounting.strategies.base import ExactNoise, Ranges, Strategy
 
 _SLACK = 1e-10
 #: Prefixes are rounded by floor(2^D x + ROUND_UP).  Decoded integers are dyadic and would often

@@ -6,7 +6,7 @@ source for many.
 
 import numpy as np
 
-from dpstream.accounting.strategies.base import Float64
+from dpstream.accounting.arrays import Float64
 
 
 def impulse(theta: Float64, omega: Float64, out: Float64) -> None:

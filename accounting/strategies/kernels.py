@@ -5,15 +5,12 @@ takes to compute.  Arrays have the shapes and dtypes of ``Ranges``.
 """
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from dpstream.accounting.arrays import Float64, Int32, Int64
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies.base import Float64, Int64
 from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.impulse import impulse
-
-Int32 = npt.NDArray[np.int32]
 
 _SCALE = 1 << DECODE_BITS
 _FLOAT_SCALE = float(_SCALE)

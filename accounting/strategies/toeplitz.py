@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import series_quotient
 from dpstream.accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
-from dpstream.accounting.strategies.base import Float64, Int64, Ranges
+from dpstream.accounting.strategies.base import Ranges
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 
 _SCALE = 1 << DECODE_BITS

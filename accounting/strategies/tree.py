@@ -21,8 +21,9 @@ only the levels 0 .. floor(log2 T) ever hold a complete node, so col2 = floor(lo
 import numpy as np
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies.base import Float64, Int64, Ranges, Strategy
+from dpstream.accounting.strategies.base import Ranges, Strategy
 
 
 class TreeStrategy(Strategy):

@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 from scipy.special import ndtr
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
-from dpstream.accounting.strategies.base import Float64
 from dpstream.accounting.weights import EVEN, MILD, STEEP
 
 #: Errors within this factor count as equal; then keys decide.

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies.base import Int64
 from dpstream.accounting.tuning.quantiles import (
     answers,
     clamp_of,
@@ -22,7 +22,7 @@ from dpstream.accounting.tuning.quantiles import (
     prefixes,
     quantile_cell,
 )
-from dpstream.accounting.tuning.question import Design, Histogram, Question, contributions_of
+from dpstream.accounting.tuning.question import Histogram, Question, TuningDesign, contributions_of
 
 How = Literal["private", "proxy", "public", "data"]
 
@@ -75,7 +75,7 @@ class Figures(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def read_off(question: Question, design: Design, noisy: list[Int64]) -> Figures:
+def read_off(question: Question, design: TuningDesign, noisy: list[Int64]) -> Figures:
     """C and clamps from the noisy nodes of each histogram: post-processing."""
     pairs, *columns = design.histograms
     estimates = [prefixes(of, y) for of, y in zip(design.histograms, noisy, strict=True)]
@@ -101,7 +101,7 @@ def read_off(question: Question, design: Design, noisy: list[Int64]) -> Figures:
     return Figures(tuned, clamps, None, tuple(notes))
 
 
-def expectation(question: Question, design: Design) -> list[dict[str, Any]]:
+def expectation(question: Question, design: TuningDesign) -> list[dict[str, Any]]:
     """What accuracy to expect, from public figures alone."""
     return [_expected(of) for of in design.histograms]
 

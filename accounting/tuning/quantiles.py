@@ -7,7 +7,7 @@ back the exact prefixes, and each figure is the exact one of its definition.
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from dpstream.accounting.strategies.base import Float64, Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix
 
 #: Prefixes are whole numbers without noise; the decoder's float error is far below this.

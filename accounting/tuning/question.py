@@ -37,9 +37,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpstream.accounting import limits
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.strategies.base import Int64
 
 #: The histogram of pairs per unit; no aggregate can be called so (a space).
 CONTRIBUTIONS = "pairs per unit"
@@ -169,7 +169,7 @@ def histogram(
     return Histogram(name, candidates, cells, targets, col2, sensitivity, share, sigma, rank_error)
 
 
-class Column(msgspec.Struct, frozen=True):
+class TunedColumn(msgspec.Struct, frozen=True):
     """A clamp to choose: aggregate ``name`` with declared range [lo, hi] in grid units."""
 
     name: str
@@ -201,17 +201,17 @@ class Question(msgspec.Struct, frozen=True):
     scale: str
     tail: float
     values_per_unit: int
-    columns: tuple[Column, ...] = ()
+    columns: tuple[TunedColumn, ...] = ()
 
 
-class Design(msgspec.Struct, frozen=True):
+class TuningDesign(msgspec.Struct, frozen=True):
     """The mechanism of a question: mu of all histograms together, and each of them."""
 
     mu: float
     histograms: tuple[Histogram, ...]
 
 
-def design(question: Question, private: bool = True) -> Design:
+def design(question: Question, private: bool = True) -> TuningDesign:
     """Divide the budget equally over the histograms in one Gaussian mechanism.
 
     Args:
@@ -230,7 +230,7 @@ def design(question: Question, private: bool = True) -> Design:
         values = value_candidates(column.lo, column.hi)
         ends, per_unit = (question.tail, 1 - question.tail), question.values_per_unit
         found.append(histogram(column.name, values, len(values), ends, per_unit, share, mu))
-    return Design(mu, tuple(found))
+    return TuningDesign(mu, tuple(found))
 
 
 def _check(question: Question, private: bool) -> None:

@@ -20,15 +20,11 @@ import unicodedata
 from datetime import UTC, datetime
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.limits import MAX_KEY_BYTES
-
-Bool = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 _INT_TEXT = r"^[+-]?[0-9]{1,19}$"
 _FLOAT_TEXT = r"^[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?$"

@@ -35,12 +35,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import Ids
 from dpstream.dp_transforms.noise.prf import Prf, frame
 
 Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
 #: Bytes of the messages that are worked on together: what fits the processor's cache.
 _BYTES_AT_ONCE = 1 << 20

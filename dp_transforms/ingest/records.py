@@ -15,12 +15,12 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
+from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
@@ -40,9 +40,6 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.open import key_schema
-
-Bool = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
 
 #: Offsets are not negative.
 _POSITIVE = np.int64(2**63 - 1)

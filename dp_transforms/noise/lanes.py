@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from dpstream.accounting.arrays import Int64
 from dpstream.dp_transforms.noise.prf import Prf
 
 Ids = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
 
 _OWN_BLOCK = np.uint64(1 << 63)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import StreamNoise
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
@@ -26,7 +27,6 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 Sampler = RoundedGaussian | ContinuousGaussian
 
 Ids = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
 State = npt.NDArray[Any]
 
 

@@ -12,19 +12,28 @@ Each may be wrong with its share of 1 - confidence; the verdict is wrong at most
 A bound below the claim proves nothing but that this audit found nothing.
 """
 
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.evidence.bounds import Bound, Claim, Scores, bound, claim_of, rate_below
-from dpstream.accounting.evidence.design import Design, designs
+from dpstream.accounting.evidence.bounds import (
+    Claim,
+    ProvenBound,
+    Scores,
+    bound,
+    claim_of,
+    rate_below,
+)
+from dpstream.accounting.evidence.design import TrialDesign, designs
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.pipelines.audit.rows import numbered_field
-from dpstream.pipelines.audit.run import Fixed, Runner, folder_of_its_own, sides
+from dpstream.pipelines.audit.run import Fixed, Runner, sides
 from dpstream.pipelines.audit.selection import (
     alone_released,
     crossing,
@@ -79,7 +88,7 @@ class Family(NamedTuple):
     name: str
     words: str
     visible: float
-    bound: Bound
+    bound: ProvenBound
     scores: Scores
     rows: int
 
@@ -93,7 +102,7 @@ class Alone(NamedTuple):
     units: int
 
 
-class Result(NamedTuple):
+class AuditResult(NamedTuple):
     """An audit; everything in it is public, because nothing private went in.
 
     Attributes:
@@ -125,7 +134,7 @@ class Result(NamedTuple):
         return alone or any(f.bound.refutes(self.claim) for f in self.families)
 
 
-def audit(job: Job, ask: Ask, progress: Progress | None = None) -> Result:
+def audit(job: Job, ask: Ask, progress: Progress | None = None) -> AuditResult:
     """Run all families of a job's plan.
 
     Args:
@@ -140,11 +149,11 @@ def audit(job: Job, ask: Ask, progress: Progress | None = None) -> Result:
     numbered_field(job.plan)
     allocate(job.plan)  # what the job itself is refused for
     began = time.monotonic()
-    with folder_of_its_own() as folder:
-        runner = Runner(job, folder, ask.beam, ask.fixed)
+    with tempfile.TemporaryDirectory(prefix="dpstream-audit-") as folder:
+        runner = Runner(job, Path(folder), ask.beam, ask.fixed)
         work = _Work(runner, ask, progress or (lambda done, total: None))
         families, alone = work.families(), work.alone()
-    return Result(job.plan.hash, work.claim, families, alone, time.monotonic() - began, ask)
+    return AuditResult(job.plan.hash, work.claim, families, alone, time.monotonic() - began, ask)
 
 
 class _Work:
@@ -185,7 +194,7 @@ class _Work:
             found.append(self._selection())
         return found
 
-    def _values(self, design: Design, trials: int, first: bool, again: bool) -> Family:
+    def _values(self, design: TrialDesign, trials: int, first: bool, again: bool) -> Family:
         added = sides(trials, self.ask.seed)
         scores, rows = value_scores(self.runner, design, added, self._told, again)
         proven = bound(scores, self.claim, self._tail(first))
@@ -214,7 +223,7 @@ class _Work:
         )
 
 
-def _words(design: Design) -> str:
+def _words(design: TrialDesign) -> str:
     """A design for a person."""
     where = f"{design.keys} keys" if design.keys > 1 else "one key"
     more = f" and {design.extra} more" if design.extra else ""
@@ -224,7 +233,7 @@ def _words(design: Design) -> str:
     return f"{len(design.pattern)} records on {where}{more}{with_others}, at {at}"
 
 
-def as_dict(result: Result) -> dict[str, object]:
+def as_dict(result: AuditResult) -> dict[str, object]:
     """The audit for machines."""
     claim = result.claim
     return {
@@ -253,7 +262,7 @@ def as_dict(result: Result) -> dict[str, object]:
     }
 
 
-def _family(result: Result, family: Family) -> dict[str, object]:
+def _family(result: AuditResult, family: Family) -> dict[str, object]:
     proven = family.bound
     return {
         "name": family.name,
@@ -272,6 +281,6 @@ def _family(result: Result, family: Family) -> dict[str, object]:
     }
 
 
-def visible_epsilon(result: Result, mu: float) -> float:
+def visible_epsilon(result: AuditResult, mu: float) -> float:
     """Epsilon of a visible mu at the claim's delta."""
     return epsilon_of(mu, result.claim.delta_gaussian)

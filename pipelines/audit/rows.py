@@ -8,22 +8,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.aggregates import COUNT, KINDS
+from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.evidence.design import Design
+from dpstream.accounting.evidence.design import TrialDesign
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
-
-class Rows(NamedTuple):
+class TrialRows(NamedTuple):
     """Parallel int64 arrays: unit and key numbers, event times (micros), and whether the row
     is one of the unit a trial is about."""
 
@@ -42,7 +38,7 @@ def rows_of(
     when: Int64,
     others: int,
     feeds: Sequence[tuple[int, int]],
-) -> Rows:
+) -> TrialRows:
     """Rows of some trials.
 
     Args:
@@ -63,13 +59,17 @@ def rows_of(
         nth = np.tile(np.arange(others), len(keys))
         unit = ((key * others + nth) * len(feeds) + number) * 2 + 1
         parts.append(
-            Rows(unit, key, np.full(len(key), instant(window, at)), np.zeros(len(key), np.bool_))
+            TrialRows(
+                unit, key, np.full(len(key), instant(window, at)), np.zeros(len(key), np.bool_)
+            )
         )
     mine = trials[added]
     key = (mine[:, None] * width + pattern).ravel()
     event = np.tile(line.start + (when - 1) * line.trigger_every, len(mine))
-    parts.append(Rows(np.repeat(mine * 2, len(pattern)), key, event, np.ones(len(key), np.bool_)))
-    return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    parts.append(
+        TrialRows(np.repeat(mine * 2, len(pattern)), key, event, np.ones(len(key), np.bool_))
+    )
+    return TrialRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def numbered_field(plan: Plan) -> Field:
@@ -82,7 +82,7 @@ def numbered_field(plan: Plan) -> Field:
     )
 
 
-def table_of(plan: Plan, rows: Rows, inputs: dict[str, tuple[float, float]]) -> pa.Table:
+def table_of(plan: Plan, rows: TrialRows, inputs: dict[str, tuple[float, float]]) -> pa.Table:
     """Rows as the job's input columns."""
     columns: dict[str, pa.Array] = {plan.unit.column: _typed(plan.unit, "u", rows.unit)}
     columns.update(key_columns(plan, rows.key))
@@ -143,7 +143,7 @@ def released(plan: Plan, table: pa.Table) -> Released:
     return Released(key.to_numpy().astype(np.int64), window, trigger, table)
 
 
-def totals(design: Design, rows: Released) -> Float64:
+def totals(design: TrialDesign, rows: Released) -> Float64:
     """(rows, columns) released values in grid units of their streams, less what others add.
 
     A mean becomes a sum again: times the released count, or the others' number without one.

@@ -1,10 +1,8 @@
 """One run of the real flow on synthetic rows: own folder, own key, own store, nothing charged."""
 
 import glob
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +12,16 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import released_table, run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import begin_run
-from dpstream.pipelines.audit.rows import Int64, key_columns
+from dpstream.pipelines.audit.rows import key_columns
+from dpstream.pipelines.connectors.inputs import positioned
 from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.noise_key import key_source, new_key
@@ -183,18 +183,8 @@ class Runner:
 
 
 def _batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
-    offset = 0
-    for batch in table.combine_chunks().to_batches(max_chunksize=rows):
-        where = {PARTITION: b"0", OFFSET: str(offset).encode()}
-        yield batch.replace_schema_metadata(where)
-        offset += batch.num_rows
-
-
-@contextmanager
-def folder_of_its_own() -> Iterator[Path]:
-    """A temporary folder that only this user can read, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="dpstream-audit-") as name:
-        yield Path(name)
+    for whole in table.combine_chunks().to_batches():
+        yield from positioned(Rows(0, whole), 0, rows)
 
 
 def sides(trials: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

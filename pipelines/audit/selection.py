@@ -10,21 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import norm
 
+from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget import Budget, plain_count
 from dpstream.accounting.evidence.bounds import Scores
 from dpstream.accounting.evidence.design import others_needed
 from dpstream.accounting.evidence.distinguishability import prefix_covariance
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.audit.rows import (
-    Bool,
-    Float64,
-    Int64,
-    Released,
-    released,
-    rows_of,
-    table_of,
-)
+from dpstream.pipelines.audit.rows import Released, released, rows_of, table_of
 from dpstream.pipelines.audit.run import Runner, TrialInput
 from dpstream.pipelines.audit.values import Told, chunks
 

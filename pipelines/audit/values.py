@@ -6,19 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.evidence.bounds import Parts, Scores, fitted_weights
-from dpstream.accounting.evidence.design import Design
+from dpstream.accounting.evidence.design import TrialDesign
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.audit.rows import (
-    Bool,
-    Float64,
-    Int64,
-    Released,
-    released,
-    rows_of,
-    table_of,
-    totals,
-)
+from dpstream.pipelines.audit.rows import Released, released, rows_of, table_of, totals
 from dpstream.pipelines.audit.run import Runner, TrialInput
 
 #: Rows, and released numbers, of one run of the flow; more trials take further runs.
@@ -37,7 +29,7 @@ class Read(NamedTuple):
     features: Float64
 
 
-def feeds_of(plan: Plan, design: Design) -> list[tuple[int, int]]:
+def feeds_of(plan: Plan, design: TrialDesign) -> list[tuple[int, int]]:
     """(window, trigger) at which others come; a second window, which no trial's unit touches, is
     watched where windows do not overlap: noise used in both would show there."""
     line = plan.timeline
@@ -53,7 +45,7 @@ def chunks(trials: int, rows_each: float, numbers_each: float) -> Iterator[Int64
 
 
 def value_scores(
-    runner: Runner, design: Design, added: Bool, told: Told, again: bool = False
+    runner: Runner, design: TrialDesign, added: Bool, told: Told, again: bool = False
 ) -> tuple[list[Scores], int]:
     """(scores by each statistic, rows fed) of trials on both sides.
 
@@ -94,7 +86,7 @@ def statistics(scores: Float64, features: Float64, added: Bool) -> list[Scores]:
     return [Scores(column[~added], column[added]) for column in columns]
 
 
-def read_trials(plan: Plan, design: Design, rows: Released, trials: Int64, width: int) -> Read:
+def read_trials(plan: Plan, design: TrialDesign, rows: Released, trials: Int64, width: int) -> Read:
     """Scores and features of the trials of one run.
 
     Args:

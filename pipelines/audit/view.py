@@ -10,13 +10,13 @@ from scipy.stats import norm
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.evidence.bounds import claimed_curve, trade_off
 from dpstream.accounting.figures import down, up
-from dpstream.pipelines.audit.audit import Result, visible_epsilon
+from dpstream.pipelines.audit.audit import AuditResult, visible_epsilon
 
 mpl.use("Agg")
 _CLAIM, _SEEN, _FOUND, _PROVEN = "#4a4a4a", "#1f5fa8", "#c2571a", "#2f8f5b"
 
 
-def text(result: Result) -> str:
+def text(result: AuditResult) -> str:
     """For a person at a terminal."""
     claim, best = result.claim, result.best.bound
     percent = f"{100 * result.ask.confidence:g}%"
@@ -56,7 +56,7 @@ def text(result: Result) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(result: Result) -> Figure:
+def picture(result: AuditResult) -> Figure:
     """Empirical trade-off of the best family against the claim."""
     family, claim = result.best, result.claim
     figure = Figure(figsize=(6.4, 6.0), layout="constrained")
@@ -94,7 +94,7 @@ def picture(result: Result) -> Figure:
     return figure
 
 
-def draw(result: Result, out: Path) -> None:
+def draw(result: AuditResult, out: Path) -> None:
     """Write the picture.
 
     Raises:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
-from dpstream.pipelines.progress import Bar
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, load_job, print_json
 
 #: Exit code of an audit that refutes the plan's claim.
 REFUTED = 5
@@ -43,7 +42,6 @@ def audit(
     from dpstream.pipelines.audit.audit import Ask, as_dict
     from dpstream.pipelines.audit.audit import audit as run
     from dpstream.pipelines.audit.view import draw, text
-    from dpstream.pipelines.jobs.job import load_job
 
     with Bar(hidden=as_json, what="trials") as bar:
         result = run(load_job(job), Ask(trials, seed, confidence, beam), bar.update)

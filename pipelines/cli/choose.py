@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.tuning.choose import Outcome
 
-_EXAMPLES = """\b
-Examples:
-  dpstream choose job.toml --first 2h --epsilon 0.5 --dry-run
-  dpstream choose job.toml --first 2h --epsilon 0.5 --out chosen.toml
-  dpstream choose job.toml --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml
-  dpstream choose job.toml --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z
-      --out chosen.toml
-"""
 
-
-@click.command(epilog=_EXAMPLES)
+@click.command(
+    epilog=examples(
+        "dpstream choose job.toml --first 2h --epsilon 0.5 --dry-run",
+        "dpstream choose job.toml --first 2h --epsilon 0.5 --out chosen.toml",
+        "dpstream choose job.toml --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml",
+        "dpstream choose job.toml --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
+        "    --out chosen.toml",
+    )
+)
 @JOB
 @click.option("--out", type=click.Path(path_type=Path), help="The new job file, beside the old.")
 @click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import examples
-from dpstream.pipelines.progress import Bar
+from dpstream.pipelines.cli.parts import Bar, examples
 
 
 @click.command(epilog=examples("dpstream demo", "dpstream demo --folder flights"))

@@ -46,7 +46,7 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 def find(path: str, partition: int, offset: int, as_json: bool) -> None:
     """Say which file and row a dead letter's position stands for (for the operator only)."""
     from dpstream.accounting.errors import RunError
-    from dpstream.pipelines.connectors.folder import names as folder_names
+    from dpstream.pipelines.connectors.folder import store as folder_names
     from dpstream.pipelines.connectors.folder.store import Folder
 
     try:

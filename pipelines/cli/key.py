@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
 
 _WHERE = {
     "file": "in a file",
@@ -42,7 +42,6 @@ def key_check(job: Path, as_json: bool) -> None:
 
     Nothing of the key is shown: the fingerprint is a keyed hash that only tells keys apart.
     """
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.jobs.noise_key import check_key
 
     found = check_key(load_job(job))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, examples, load_job, print_json
 
 
 @click.group()
@@ -28,7 +28,6 @@ def show(
 ) -> None:
     """List the entries of a ledger, what they spend together and what is left of the limit."""
     from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.jobs.tables import Limit
     from dpstream.pipelines.operate import ledger_view
 

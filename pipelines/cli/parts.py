@@ -1,15 +1,19 @@
-"""What the commands of ``dpstream`` share: options, help texts, signals, JSON."""
+"""What the commands of ``dpstream`` share: options, help texts, jobs, signals, JSON, progress."""
 
 import contextlib
 import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.job import Job
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 JOB = click.argument("job", type=click.Path(path_type=Path))
@@ -19,6 +23,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def examples(*lines: str) -> str:
     """Help text at the end of a command: examples, not re-wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def load_job(path: Path) -> "Job":
+    """`pipelines.jobs.job.load_job`, which a command that only shows its help must not load."""
+    from dpstream.pipelines.jobs import job
+
+    return job.load_job(path)
 
 
 def print_json(value: Any) -> None:
@@ -82,3 +93,36 @@ def stop_signals(active: bool) -> Iterator[threading.Event | None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@dataclass
+class Bar:
+    """A progress bar on stderr that counts public things (by default steps: windows x triggers x
+    shards), never records."""
+
+    hidden: bool
+    what: str = "steps"
+
+    def __enter__(self) -> "Bar":
+        from rich import progress as shown
+        from rich.console import Console
+
+        columns = (
+            shown.TextColumn(self.what),
+            shown.BarColumn(),
+            shown.MofNCompleteColumn(),
+            shown.TimeElapsedColumn(),
+        )
+        self._progress = shown.Progress(
+            *columns, console=Console(stderr=True), disable=self.hidden, transient=True
+        )
+        self._progress.start()
+        self._task = self._progress.add_task(self.what, total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Show ``done`` of ``total`` steps (0: nobody knows)."""
+        self._progress.update(self._task, completed=done, total=total or None)

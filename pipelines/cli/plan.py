@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, options, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, options, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -64,9 +64,7 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning import alternatives
-    from dpstream.pipelines.jobs.committed import committed
-    from dpstream.pipelines.jobs.job import load_job
-    from dpstream.pipelines.jobs.tuning import tuned_of
+    from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.scale import shards
 
     loaded = load_job(job)
@@ -96,8 +94,7 @@ def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
     import msgspec
 
     from dpstream.pipelines.jobs.text import duration_micros
-    from dpstream.pipelines.scale.measure import measured_rates
-    from dpstream.pipelines.scale.rates import RATES, with_prices
+    from dpstream.pipelines.scale.rates import RATES, measured_rates, with_prices
     from dpstream.pipelines.scale.scale import Load, as_dict, estimate, text
 
     stated = {name: value for name, value in given.items() if value is not None}

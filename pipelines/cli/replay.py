@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
 
 
 @click.command(
@@ -32,7 +32,6 @@ def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json
     as JSON messages.  For recordings that may be published there: no privacy is added."""
     from dpstream.pipelines.connectors.replay.republish import republish, target_of
     from dpstream.pipelines.connectors.replay.source import parse_speed
-    from dpstream.pipelines.jobs.job import load_job
 
     pace, loaded = parse_speed(speed), load_job(job)
     if not all("=" in option for option in options):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
 
 
 @click.command(
@@ -30,7 +30,6 @@ from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
 @AS_JSON
 def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
     """Write one HTML page about a run, finished or not, from its plan and its releases."""
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.report.report import TRUTH_LABEL, as_dict, build, write
     from dpstream.pipelines.report.view import render
 

@@ -5,22 +5,41 @@ from typing import Any
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, options, print_json, stop_signals
-from dpstream.pipelines.progress import Bar
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    JOB,
+    Bar,
+    examples,
+    load_job,
+    options,
+    print_json,
+    stop_signals,
+)
 
 _PORT = click.IntRange(0, 65535)
+#: Their names are those of `pipelines.operate.metrics.Ports`.
 METRICS = options(
     click.option(
-        "--metrics-port", type=_PORT, help="Serve public quantities to Prometheus (say 9464)."
+        "--metrics-port",
+        "public",
+        type=_PORT,
+        help="Serve public quantities to Prometheus (say 9464).",
     ),
-    click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Its address."),
+    click.option(
+        "--metrics-host", "host", default="127.0.0.1", show_default=True, help="Its address."
+    ),
     click.option(
         "--operator-metrics-port",
+        "operator",
         type=_PORT,
         help="Serve exact, private counts, for the operator only, on a port of their own.",
     ),
     click.option(
-        "--operator-metrics-host", default="127.0.0.1", show_default=True, help="Its address."
+        "--operator-metrics-host",
+        "operator_host",
+        default="127.0.0.1",
+        show_default=True,
+        help="Its address.",
     ),
 )
 
@@ -56,14 +75,12 @@ def run(
     A job whose source has no end runs until it is interrupted, and goes on when it is run again.
     On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
     """
-    from dpstream.pipelines.jobs.job import load_job
-
     checked = load_job(job)
     from dpstream.pipelines.connectors.registry import sink_of
     from dpstream.pipelines.connectors.replay.source import parse_speed
     from dpstream.pipelines.connectors.write import dead_letter_folder
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
-    from dpstream.pipelines.operate.metrics import serving
+    from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on
     from dpstream.pipelines.stream import run_job
 
@@ -71,7 +88,7 @@ def run(
         click.echo(f"Warning: {warning}", err=True)
     pace = None if speed is None else parse_speed(speed)
     with (
-        serving(checked, _ports(metrics)),
+        serving(checked, Ports(**metrics)),
         Bar(hidden=quiet or as_json) as bar,
         stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):
@@ -99,15 +116,3 @@ def _print_operator(counts: dict[str, int], dead_letters: Path) -> None:
     )
     if counts.get("operator_dead_letters"):
         click.echo(f"Operator only: dead letters (position and reason) in {dead_letters}", err=True)
-
-
-def _ports(given: dict[str, Any]) -> Any:
-    """`pipelines.operate.metrics.Ports` of the options above."""
-    from dpstream.pipelines.operate.metrics import Ports
-
-    return Ports(
-        given["metrics_port"],
-        given["operator_metrics_port"],
-        given["metrics_host"],
-        given["operator_metrics_host"],
-    )

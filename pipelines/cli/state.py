@@ -7,8 +7,7 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
-from dpstream.pipelines.progress import Bar
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, load_job, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.tables import FileKind
@@ -29,7 +28,6 @@ def init(job: Path, as_json: bool) -> None:
 
     Nothing is drawn and nothing is charged: `dpstream run` charges before its first draw.
     """
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_admin import initialise
 
     run_id, fresh = initialise(load_job(job))
@@ -51,7 +49,6 @@ def init(job: Path, as_json: bool) -> None:
 @AS_JSON
 def info(job: Path, operator: bool, as_json: bool) -> None:
     """Say which run a store holds and how far it is."""
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_view import info as look
 
     found = look(load_job(job), operator)
@@ -110,7 +107,6 @@ def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool
     --out they go to the job's own sink: one that was emptied, or a new one.
     """
     from dpstream.pipelines.connectors.registry import sink_of
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_view import export, publish
 
     if out is None and kind is not None:
@@ -149,7 +145,6 @@ def expire(job: Path, releases_before: str | None, as_json: bool) -> None:
     the release, and with them a lost sink can be written again. A run expires positions by
     itself; this command also compacts the file, which needs as much free space as it is large.
     """
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_admin import expire as run
 
     with Bar(hidden=as_json) as bar:
@@ -172,7 +167,6 @@ def backup(job: Path, out: Path, as_json: bool) -> None:
     The file holds unit ids and exact counts: keep it as private as the store. It does not hold
     the noise key: back that up apart. An existing file is never overwritten.
     """
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_admin import backup as run
 
     with Bar(hidden=as_json, what="pages") as bar:
@@ -212,7 +206,6 @@ def restore(
     fresh noise. That is a second spend, charged in the ledger at once or refused.
     """
     from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate import state_admin
 
     if now is not None and not abandon:
@@ -247,7 +240,6 @@ def reshard(job: Path, shards: int, as_json: bool) -> None:
     No run may go on meanwhile (a file that is open is refused). The old store is kept; change
     `state.shards` in the job file afterwards.
     """
-    from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.operate.state_admin import reshard as run
 
     with Bar(hidden=as_json, what="parts") as bar:

@@ -1,9 +1,10 @@
-"""What the clients of Google's services share: their absence, what is tried again, their errors."""
+"""What the clients of Google's services share: absence, opening, what is tried again, errors."""
 
 import importlib
+from abc import ABC, abstractmethod
 from typing import Any
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.state.google_errors import may_pass
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
@@ -36,6 +37,45 @@ def retry(seconds: float) -> Any:
     from google.api_core.retry import Retry
 
     return Retry(predicate=may_pass(), initial=0.1, maximum=10.0, multiplier=1.5, timeout=seconds)
+
+
+class ServiceClient(ABC):
+    """A client of a service that is opened where it is used, and never travels.
+
+    Args:
+        field: that names the place, for errors.
+    """
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        self._client: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    @abstractmethod
+    def _made(self) -> Any:
+        """A new client; what its library raises without credentials is told as a coded error."""
+
+    @abstractmethod
+    def _end(self, client: Any) -> None:
+        """Let go of a client."""
+
+    def _open(self) -> Any:
+        if self._client is None:
+            try:
+                self._client = self._made()
+            except DpstreamError:
+                raise
+            except Exception as error:  # no credentials
+                raise failed(self.field, error, "cannot be reached") from None
+        return self._client
+
+    def close(self) -> None:
+        """Let go of the client; the next use opens another."""
+        client, self._client = self._client, None
+        if client is not None:
+            self._end(client)
 
 
 def failed(field: str, error: BaseException | None, what: str) -> RunError:

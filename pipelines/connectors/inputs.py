@@ -1,10 +1,82 @@
-"""What a run needs to know of its source, whatever kind it is."""
+"""What sources of all kinds share: their contract with a run, what they hand over, when they wait.
 
+Not every runner slows a source down when the stages behind it are busy (Prism does not): all of
+a recording, or of a backlog, would then wait in memory, and be looked through at every trigger
+time.  `Backpressure` delays reading and decides nothing.
+"""
+
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
-from dpstream.pipelines.connectors.backpressure import Backpressure
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+
+from dpstream.accounting.arrays import Int64
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
+from dpstream.dp_transforms.beam.delivery import released_through
+from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import count
+from dpstream.pipelines.connectors.records.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job
+
+#: Rows, about, that may be ahead; and trigger times, however few rows they have.
+ROWS_AHEAD = 200_000
+TRIGGER_TIMES_AHEAD = 2 * CATCH_UP_LIMIT
+#: Time between two questions to the store.
+ASK_SECONDS = 0.05
+#: How long a source that is held waits.
+HELD_SECONDS = 0.02
+RECORDS, DEAD_LETTER = "records", "dead_letter"
+
+
+class Backpressure:
+    """Says when a source should wait, from its watermark and what the store has released.
+
+    Args:
+        run: the run that the source feeds.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._done, self._asked = -(1 << 62), 0.0
+        self._first: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_run": self._run}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._run = state["_run"]
+        self._fresh()
+
+    def holds(self, watermark: int, rows: int | None = None) -> bool:
+        """Whether to wait a moment.
+
+        A source whose watermark is within a stride of the released trigger times is never held, so
+        two partitions cannot wait for each other.
+
+        Args:
+            watermark: of the source, in micros.
+            rows: rows this worker's source has given, ``None``: not known.
+        """
+        line = self._run.plan.timeline
+        if line.end is not None:
+            watermark = min(watermark, line.instant_of(line.last_trigger_time))
+        trigger_time = 1 + max(0, watermark - line.start) // line.trigger_every
+        self._first = trigger_time if self._first is None else self._first
+        passed = 0 if rows is None else trigger_time - self._first
+        allowed = max(TRIGGER_TIMES_AHEAD, ROWS_AHEAD * passed // max(1, rows or 0))
+        if trigger_time - self._done <= allowed:
+            return False
+        if time.monotonic() - self._asked >= ASK_SECONDS:
+            self._done, self._asked = released_through(self._run), time.monotonic()
+        return trigger_time - self._done > allowed
 
 
 class Input(ABC):
@@ -44,3 +116,35 @@ class Input(ABC):
     def state(self) -> Any:
         """What must be the same before and after a run (``None`` where nothing can be said)."""
         return None
+
+
+def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches of at most ``batch_rows`` rows with their positions as metadata."""
+    for start in range(0, rows.batch.num_rows, batch_rows):
+        where = {PARTITION: str(partition), OFFSET: str(rows.offset + start)}
+        yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
+
+
+def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
+    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``, counted for the operator.
+
+    Args:
+        partition: of all of them, or of each.
+    """
+    count("operator_dead_letters", len(refused.offsets))
+    count("operator_dead_source", len(refused.offsets))
+    columns = [
+        pa.array(np.broadcast_to(partition, refused.offsets.shape).astype(np.int32)),
+        pa.array(refused.offsets, pa.int64()),
+        pa.array(refused.reasons, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
+
+
+def reading(reader: beam.DoFn) -> Any:
+    """A reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
+
+    Beam would pickle elements of a type that it does not know.
+    """
+    read = beam.ParDo(reader).with_output_types(pa.RecordBatch, **{DEAD_LETTER: pa.RecordBatch})
+    return read.with_outputs(DEAD_LETTER, main=RECORDS)

@@ -20,7 +20,6 @@ A sink that cannot be read back has no manifests and no list, so none of these i
 
 from collections.abc import Iterator
 
-import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError
@@ -38,6 +37,7 @@ from dpstream.pipelines.connectors.sink import (
     known_releases,
     known_unsealed,
 )
+from dpstream.pipelines.jobs.tables import SinkKind
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
 
@@ -45,20 +45,11 @@ from dpstream.state.store import Store
 COMPARED_WINDOWS = 1_000
 
 
-def manifest_of(run: Run, kind: str) -> RunManifest:
+def manifest_of(run: Run, kind: SinkKind) -> RunManifest:
     """The manifest a run gives its sink."""
     identity = run.open().identity
-    return msgspec.convert(
-        {
-            "format": FORMAT,
-            "run_id": stamped_run_id(run.plan, identity),
-            "epoch": identity.epoch,
-            "plan_hash": identity.plan_hash,
-            "kind": kind,
-            "rules": run.budget().rules,
-        },
-        RunManifest,
-    )
+    run_id, rules = stamped_run_id(run.plan, identity), run.budget().rules
+    return RunManifest(FORMAT, run_id, identity.epoch, identity.plan_hash, kind, rules)
 
 
 def refuse_lost_store(sink: Sink) -> None:

@@ -11,7 +11,7 @@ What it must keep:
 Sinks differ in what can be read back.  Where nothing can (the sink is no `ReadableSink`), a lost,
 foreign, older or forked store is not noticed by the sink: the store's own epoch and restore notes
 and the data set's ledger must do it, and a restored store, whose run has to be compared with what
-is published, is refused (see `pipelines.connectors.write_only`).
+is published, is refused (see `pipelines.connectors.messages`).
 """
 
 from abc import ABC, abstractmethod

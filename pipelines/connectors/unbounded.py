@@ -1,12 +1,20 @@
-"""What the sources without end share: how far a reader is, its tracker, and Beam's times.
+"""What the sources without end share: how far a reader is, its tracker, Beam's times, its pool.
 
 A source is one splittable element.  Its restriction says after which position it goes on; the
 reader gives the rest back to the runner (`defer_remainder`) many times a second, so that
 bundles end and timers fire.  Positions are whatever the source orders its records by.
+
+A worker process keeps readers between bundles (`ReaderPool`): a reader holds a connection, and what
+it has fetched ahead.  The runner decides with each bundle where it begins, so one that is not in
+use belongs to nobody.
 """
 
+import contextlib
+import threading
 import time
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import apache_beam as beam
 from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
@@ -17,6 +25,9 @@ from typing_extensions import override
 #: A bundle of a source ends after that many rows or seconds.
 BUNDLE_ROWS = 40_000
 BUNDLE_SECONDS = 0.1
+WATERMARK = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
+#: A reader that nobody used for so long is closed: what it read is read elsewhere.
+UNUSED_SECONDS = 60.0
 
 
 class Progress(NamedTuple):
@@ -106,12 +117,16 @@ class Whole(beam.transforms.core.RestrictionProvider):  # type: ignore[misc]
 
 #: Default arguments of a source's ``process``.
 TRACKER = beam.DoFn.RestrictionParam(Whole())
-WATERMARK = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
 
 
 def wall_micros() -> int:
     """The wall clock in micros since the epoch."""
     return time.time_ns() // 1000
+
+
+def stands(watermark: ManualWatermarkEstimator) -> Timestamp:
+    """Where a watermark stands; outputs lie behind it only if they are late."""
+    return watermark.current_watermark() or MIN_TIMESTAMP
 
 
 def beam_time(micros: int) -> Timestamp:
@@ -137,3 +152,67 @@ class Bundle:
         """Count rows that left; whether the bundle is full."""
         self._rows += rows
         return self._rows >= BUNDLE_ROWS or time.monotonic() >= self._until
+
+
+class Pooled(Protocol):
+    """A reader: when it was used last (`time.monotonic`), and how to let its connection go."""
+
+    used: float
+
+    def close(self) -> None:
+        """Let the connection go."""
+
+
+Kind = TypeVar("Kind", bound=Pooled)
+
+
+class ReaderPool(Generic[Kind]):
+    """The readers of this process that are not in use, by what they read.
+
+    Args:
+        keep: readers of one thing that are kept; what waits in one that nobody uses is late.
+    """
+
+    def __init__(self, keep: int | None = None) -> None:
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._free: defaultdict[Hashable, list[Kind]] = defaultdict(list)
+
+    @contextlib.contextmanager
+    def lend(self, key: Hashable, make: Callable[[], Kind]) -> Iterator[Kind]:
+        """A reader for one caller at a time; one that fails is closed.
+
+        Args:
+            key: what it reads.
+            make: a new one, where none is free.
+        """
+        with self._lock:
+            reader = self._free[key].pop(0) if self._free[key] else None
+        self.close(UNUSED_SECONDS)
+        reader = make() if reader is None else reader
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        reader.used = time.monotonic()
+        with self._lock:
+            kept = [reader, *self._free[key]]
+            self._free[key], rest = kept[: self._keep], kept[len(kept[: self._keep]) :]
+        self._end(rest)
+
+    def close(self, unused: float = 0.0) -> None:
+        """Close those that are not in use, and were not for some seconds."""
+        since = time.monotonic() - unused
+        with self._lock:
+            free = [(key, reader) for key, kept in self._free.items() for reader in kept]
+            self._free.clear()
+            for key, reader in free:
+                if reader.used > since:
+                    self._free[key].append(reader)
+        self._end([reader for _, reader in free if reader.used <= since])
+
+    @staticmethod
+    def _end(readers: list[Kind]) -> None:
+        for reader in readers:
+            reader.close()

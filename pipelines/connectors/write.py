@@ -7,6 +7,8 @@ sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
 Dead letters (positions and reasons; for the operator only) are files with every sink, in
 ``dead_letter/`` beside the releases' folder or the job file, so that who publishes the one does
 not publish the other.  Nobody but their owner can read them.
+
+The last stage counts releases that are in the sink on the public clock (`CountDelivered`).
 """
 
 import hashlib
@@ -16,16 +18,18 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
 from dpstream.dp_transforms.run import Run
-from dpstream.dp_transforms.telemetry import guarded, timed
-from dpstream.pipelines.connectors.records.formats import encode, put_once
+from dpstream.dp_transforms.telemetry import deliveries, guarded, timed
+from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.sink import Sink, name_of_release
+from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.jobs.job import Job
+from dpstream.state.durable import put_once
 
 #: Dead letters held by one bundle before they are written.
 MAX_HELD_ROWS = 1_000_000
@@ -101,18 +105,6 @@ class _WriteRelease(beam.DoFn):
         self.sink.close()
 
 
-class WriteReleases(beam.PTransform):  # type: ignore[misc]
-    """Write sealed releases to a sink; gives the (window, trigger) of each."""
-
-    def __init__(self, sink: Sink, only_compare: bool = False) -> None:
-        super().__init__()
-        self._dofn = _WriteRelease(sink, only_compare)
-
-    def expand(self, releases: Any) -> Any:
-        """Each element is published once, however often it comes."""
-        return releases | beam.ParDo(self._dofn).with_output_types(tuple[int, int])
-
-
 class Outputs(NamedTuple):
     """(window, trigger) of each release that went through a sink: published, or held back."""
 
@@ -120,15 +112,21 @@ class Outputs(NamedTuple):
     held: beam.PCollection
 
 
-class WriteOrBuffer(beam.PTransform):  # type: ignore[misc]
-    """``WriteReleases`` for a source without end, whose store may have been restored."""
+class WriteReleases(beam.PTransform):  # type: ignore[misc]
+    """Write sealed releases to a sink.
 
-    def __init__(self, sink: Sink, run: Run) -> None:
+    Args:
+        only_compare: of a run that ends: write none that is not there (see `Sink.write`).
+        run: of a source without end, whose store may have been restored.
+    """
+
+    def __init__(self, sink: Sink, only_compare: bool = False, run: Run | None = None) -> None:
         super().__init__()
-        self._dofn = _WriteRelease(sink, run=run)
+        self._dofn = _WriteRelease(sink, only_compare, run)
 
-    def expand(self, releases: Any) -> Any:
-        """``Outputs``: each element is published once, now or when the store has caught up."""
+    def expand(self, releases: Any) -> Outputs:
+        """Each element is published once, however often it comes, now or when the store has caught
+        up."""
         name = tuple[int, int]
         names = beam.ParDo(self._dofn).with_output_types(name, **{HELD: name})
         outputs = releases | names.with_outputs(HELD, main="written")
@@ -174,7 +172,7 @@ def write_dead_letters(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path 
 
     Returns:
         The file, or ``None`` if there is nothing to write.  A repeated bundle changes nothing;
-        one that repeats only a part adds a file, and `read_dead_letters` counts once.
+        one that repeats only a part adds a file, so a reader takes each row once.
 
     Raises:
         OSError: the file cannot be written.
@@ -191,16 +189,6 @@ def write_dead_letters(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path 
     return path
 
 
-def read_dead_letters(folder: str | Path) -> pa.Table:
-    """Every dead letter below a folder, each position and reason once, sorted."""
-    tables = [pq.read_table(p, schema=DEAD_LETTER_SCHEMA) for p in Path(folder).glob("part-*")]
-    if not tables:
-        return DEAD_LETTER_SCHEMA.empty_table()
-    names = DEAD_LETTER_SCHEMA.names
-    distinct = pa.concat_tables(tables).group_by(names).aggregate([]).select(names)
-    return distinct.sort_by([(name, "ascending") for name in names])
-
-
 class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
     """Write dead letters beside the releases, one file per bundle."""
 
@@ -211,3 +199,41 @@ class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
     def expand(self, letters: Any) -> Any:
         """No output of interest: an empty collection."""
         return letters | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
+
+
+class CountDelivered(beam.PTransform):  # type: ignore[misc]
+    """(window, trigger) of releases that are in the sink -> the same, each counted.
+
+    Trigger times after this transform was made are the live ones.
+
+    Args:
+        line: the plan's time axis.
+    """
+
+    def __init__(self, line: Timeline) -> None:
+        super().__init__()
+        self._count = _Count(line, wall_micros())
+
+    def expand(self, names: Any) -> Any:
+        """One ParDo."""
+        return names | beam.ParDo(self._count).with_output_types(tuple[int, int])
+
+
+class _Count(beam.DoFn):
+    """Tells telemetry of a release; the wall clock decides nothing but a latency."""
+
+    def __init__(self, line: Timeline, began: int) -> None:
+        self._line, self._began = line, began
+
+    def setup(self) -> None:
+        """What is live; a worker may be set up when the first release is there already."""
+        deliveries.live_from(self._began)
+
+    @guarded("delivered")
+    def process(self, element: tuple[int, int]) -> list[tuple[int, int]]:
+        """One release."""
+        window, trigger = element
+        deliveries.delivered(
+            self._line.instant_of(self._line.base(window) + trigger), wall_micros()
+        )
+        return [element]

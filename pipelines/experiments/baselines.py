@@ -47,6 +47,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
@@ -59,11 +60,10 @@ from dpstream.accounting.thresholds import isf, one_trigger_tail, thresholds
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.pipelines.experiments.metrics import Scoreboard
 from dpstream.pipelines.experiments.truth import (
     ByTrigger,
     Columns,
-    Int64,
+    Scoreboard,
     Truth,
     first_of_each,
     first_of_pair,

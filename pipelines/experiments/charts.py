@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from dpstream.pipelines.experiments.published import FIGURE10_BEST, Figures
+from dpstream.pipelines.experiments.paper import FIGURE10_BEST, PrintedFigures
 
 mpl.use("Agg")
 _COLOURS = ("#1f5fa8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b3892b", "#4a4a4a", "#c43d6b", "#3aa0b5")
@@ -28,7 +28,10 @@ Row = dict[str, Any]
 
 
 def table_chart(
-    rows: Sequence[Row], printed: Mapping[int, Mapping[str, Figures]], records: int, title: str
+    rows: Sequence[Row],
+    printed: Mapping[int, Mapping[str, PrintedFigures]],
+    records: int,
+    title: str,
 ) -> Figure:
     """Keys and L1 of every method, one column for each T.
 
@@ -44,36 +47,25 @@ def table_chart(
     for column, t in enumerate(triggers):
         mine = {row["method"]: row for row in rows if row["triggers"] == t}
         paper = {m: f for m, f in printed.get(t, {}).items() if m in methods}
-        _dots(
-            axes[0][column],
-            methods,
-            {m: row["keys"] for m, row in mine.items()},
-            {m: f.keys for m, f in paper.items()},
-            "{:,.0f}",
-        )
-        axes[0][column].set_title(f"keys published, T = {t}", fontsize=10, loc="left")
-        axes[0][column].set_xscale("symlog", linthresh=10)
-        axes[0][column].set_xlim(-1.5, _top(rows, printed, methods))
-        axes[0][column].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-        _dots(
-            axes[1][column],
-            methods,
-            {m: row["l1"] / row["records"] for m, row in mine.items()},
-            {m: f.l1 / records for m, f in paper.items()},
-            "{:.1%}",
-        )
-        axes[1][column].set_title(
-            f"L1 error as a share of all records, T = {t}", fontsize=10, loc="left"
-        )
-        axes[1][column].set_xlim(0, 1.18)
-        axes[1][column].xaxis.set_major_formatter(PercentFormatter(1))
+        keys, share = axes[0][column], axes[1][column]
+        found = {m: row["keys"] for m, row in mine.items()}
+        _dots(keys, methods, found, {m: f.keys for m, f in paper.items()}, "{:,.0f}")
+        keys.set_title(f"keys published, T = {t}", fontsize=10, loc="left")
+        keys.set_xscale("symlog", linthresh=10)
+        keys.set_xlim(-1.5, _top(rows, printed, methods))
+        keys.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+        found = {m: row["l1"] / row["records"] for m, row in mine.items()}
+        _dots(share, methods, found, {m: f.l1 / records for m, f in paper.items()}, "{:.1%}")
+        share.set_title(f"L1 error as a share of all records, T = {t}", fontsize=10, loc="left")
+        share.set_xlim(0, 1.18)
+        share.xaxis.set_major_formatter(PercentFormatter(1))
     _legend(figure, axes[0][0], records)
     figure.suptitle(title, fontsize=11)
     return figure
 
 
 def _top(
-    rows: Sequence[Row], printed: Mapping[int, Mapping[str, Figures]], methods: Sequence[str]
+    rows: Sequence[Row], printed: Mapping[int, Mapping[str, PrintedFigures]], methods: Sequence[str]
 ) -> float:
     shown = [f.keys for t in printed.values() for m, f in t.items() if m in methods]
     return 6.0 * float(max(10, *(row["keys"] for row in rows), *shown))
@@ -106,15 +98,8 @@ def _label(axes: Any, x: float, y: float, style: str, colour: str, up: int) -> N
 
 def _legend(figure: Figure, axes: Any, records: int) -> None:
     dot = axes.plot([], [], "o", ms=7, color="#4a4a4a", label="measured here")[0]
-    diamond = axes.plot(
-        [],
-        [],
-        "D",
-        ms=5,
-        mfc="white",
-        mec=_PAPER,
-        label=f"printed in the paper ({records / 1e6:.1f}M records)",
-    )[0]
+    words = f"printed in the paper ({records / 1e6:.1f}M records)"
+    diamond = axes.plot([], [], "D", ms=5, mfc="white", mec=_PAPER, label=words)[0]
     figure.legend(
         handles=[dot, diamond], loc="outside lower center", ncols=2, frameon=False, fontsize=9
     )

@@ -1,17 +1,16 @@
 """Job files of experiments: the generated day, one key column, COUNT(*) by default."""
 
 import glob
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomlkit
+
 from dpstream.pipelines.experiments.modes import Mode
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.synth import DAY_MICROS
-
-COUNT = ({"name": "count", "kind": "count"},)
 
 
 class Frame(NamedTuple):
@@ -75,28 +74,10 @@ def write_job(
         "sink": {"kind": "parquet", "path": "releases"},
     }
     path = folder / "job.toml"
-    path.write_text(_toml({"aggregate": list(aggregates), **tables}), encoding="utf-8")
+    path.write_text(tomlkit.dumps({"aggregate": list(aggregates), **tables}), encoding="utf-8")
     return path
 
 
 def _pattern(data: Path) -> str:
     path = glob.escape(str(data.absolute()))
     return f"{path}/*.parquet" if data.is_dir() else path
-
-
-def _toml(tables: dict[str, Any]) -> str:
-    """A job file: top-level arrays first, then a section for each table."""
-    lines = [f"{k} = {_inline(v)}" for k, v in tables.items() if not isinstance(v, dict)]
-    for name, table in tables.items():
-        if isinstance(table, dict):
-            lines += [f"[{name}]", *(f"{k} = {_inline(v)}" for k, v in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _inline(value: Any) -> str:
-    """A TOML value; JSON's strings, numbers and booleans are TOML's."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {_inline(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value)

@@ -80,8 +80,8 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
 def main(path: str, as_published: bool = False) -> None:
     """Run and measure one job; ``as_published`` with the paper's own numbers, which are unsound."""
     logging.disable(logging.CRITICAL)
+    from dpstream.pipelines.cli.parts import Bar
     from dpstream.pipelines.jobs.job import load_job
-    from dpstream.pipelines.progress import Bar
     from dpstream.pipelines.stream import run_job
 
     try:

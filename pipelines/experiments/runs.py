@@ -10,7 +10,6 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +20,12 @@ from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.baselines import Guarantee, query_of, run_baseline
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.one_run import in_child
-from dpstream.pipelines.experiments.truth import Columns, Truth, load
+from dpstream.pipelines.experiments.truth import Columns, Truth, errors, load
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operate.doctor import installed
 from dpstream.pipelines.synth import DAY_MICROS
+from dpstream.state.durable import replacing
 
 ONE_RUN = "dpstream.pipelines.experiments.one_run"
 #: Its flag for the paper's own numbers.
@@ -112,16 +112,9 @@ def provenance() -> Row:
     packages = ("dpstream", "apache-beam", "pyarrow", "numpy", "dp-accounting")
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
+        "versions": {"python": platform.python_version(), **{p: installed(p) for p in packages}},
         "machine": platform.machine(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except ModuleNotFoundError:
-        return None
 
 
 def save(result: Row, out: Path) -> None:
@@ -130,10 +123,9 @@ def save(result: Row, out: Path) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    draft = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        draft.replace(out)
+        with replacing(out) as draft:
+            draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except OSError:
         raise RunError("--out", "cannot be written", "check disk and permissions") from None

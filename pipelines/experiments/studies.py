@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
 from dpstream.pipelines import synth
-from dpstream.pipelines.experiments import charts, reddit, webis
+from dpstream.pipelines.experiments import charts, reddit
 from dpstream.pipelines.experiments.baselines import NAMES
 from dpstream.pipelines.experiments.jobs import Frame, Setting
 from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.published import TABLE1, TABLE1_RECORDS, TABLE2, TABLE2_RECORDS
+from dpstream.pipelines.experiments.paper import TABLE1, TABLE1_RECORDS, TABLE2, TABLE2_RECORDS
 from dpstream.pipelines.experiments.runs import Contest, Row, Say, check, compare, provenance
 
 
@@ -100,7 +100,7 @@ def corpus(study: Study, say: Say) -> tuple[Path, Callable[[], None]]:
 
 def write_posts(
     params: reddit.Reddit, path: Path, source: Path | None, overwrite: bool = False
-) -> webis.PostCount:
+) -> reddit.PostCount:
     """Write Reddit records to a Parquet file: generated, or of the real corpus ``source``.
 
     Raises:
@@ -108,11 +108,11 @@ def write_posts(
     """
     if source is None:
         made = reddit.batches(params)
-        return webis.PostCount(synth.write_batches(made, params.layout, path, overwrite))
-    tally = webis.PostCount()
-    with webis.open_corpus(source) as stream:
-        posts = webis.batches(stream, params.layout, tally)
-        synth.write_batches(webis.some(posts), params.layout, path, overwrite)
+        return reddit.PostCount(synth.write_batches(made, params.layout, path, overwrite))
+    tally = reddit.PostCount()
+    with reddit.open_corpus(source) as stream:
+        posts = reddit.corpus_batches(stream, params.layout, tally)
+        synth.write_batches(reddit.some(posts), params.layout, path, overwrite)
     return tally
 
 

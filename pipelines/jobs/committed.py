@@ -1,17 +1,163 @@
-"""What the run that a job's store holds was begun with: figures that are shown are those in force.
+"""A job's figures and those that were committed, by a tuning in its ledger or a run in its store.
 
-Public parts only.  A database is not connected to for this, and what cannot be read is as good as
-not there: who runs the job is told.
+**[choice] against the ledger.**  A private tuning must be charged and unedited.  What a tuning
+released may be used freely; a figure put in its place by hand may have been chosen by looking at
+the data, and then nobody has paid for it.
+
+**The run that the store holds.**  Figures that are shown are those in force, which it was begun
+with.  Public parts only.  A database is not connected to for this, and what cannot be read is as
+good as not there: who runs the job is told.
 """
 
+import contextlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
 
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrated
-from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.jobs.job import Job
+from dpstream.accounting.plan.unit import UnitIdentity, identity_of
+from dpstream.accounting.tuning.answer import Receipt, Tuned
+from dpstream.pipelines.jobs.text import duration_micros
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.jobs.tables import LedgerConfig, TuningConfig
+
+_AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it wrote"
+
+
+def unit_in_words(plan: Plan) -> str:
+    """The privacy unit as ledgers knew it before they kept its identity; to compare with those."""
+    if plan.timeline.period is None:
+        return f"{plan.unit.column} over the whole stream"
+    return f"{plan.unit.column} per period of {plan.timeline.period / 1e6:g} s"
+
+
+class Ledgered(Protocol):
+    """What has a plan, and a ledger that its runs are charged in: a job, for one."""
+
+    @property
+    def plan(self) -> Plan:
+        """The public plan."""
+
+    @property
+    def ledger(self) -> "LedgerConfig | None":
+        """The ledger, if one is named."""
+
+
+def unit_of(job: Ledgered) -> UnitIdentity:
+    """The privacy unit as the job's ledger knows it."""
+    return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
+
+
+def tuned_of(job: "Job") -> Tuned | None:
+    """What a plan tells about the job's ``[choice]``."""
+    tuning = job.tuning
+    if tuning is None:
+        return None
+    return Tuned(
+        tuning.how,
+        tuning.clamps,
+        tuning.first or "",
+        tuning.run_id or "",
+        tuning.epsilon or 0.0,
+        tuning.delta or 0.0,
+        tuning.mu or 0.0,
+    )
+
+
+def check_tuning(job: "Job") -> None:
+    """Refuse figures that were tuned on the data without a charge, as far as can be seen.
+
+    Raises:
+        PolicyError: ``how`` is "data"; or it is "private" and the ledger has no such charge, or
+            the job's figures are not those that were released.
+    """
+    tuning = job.tuning
+    if tuning is None or (tuning.how in ("public", "proxy") and not _names_private_run(tuning)):
+        return
+    if tuning.how == "data":
+        raise PolicyError(
+            "choice.how",
+            "figures chosen by looking at the data are a release that nobody has paid for",
+            "run `dpstream choose`, or choose them from public knowledge or other data",
+        )
+    if tuning.how != "private":
+        raise PolicyError("choice.how", "was edited: it names a private tuning's run", _AGAIN)
+    if job.ledger is None:
+        raise PolicyError("ledger", "is required by a private tuning", "name its ledger")
+    receipt = _receipt(job, tuning)
+    for field, differs in _differences(job, tuning, receipt):
+        if differs:
+            raise PolicyError(field, "differs from what the private tuning released", _AGAIN)
+
+
+def _names_private_run(tuning: "TuningConfig") -> bool:
+    fields = (tuning.run_id, tuning.receipt, tuning.question, tuning.epsilon, tuning.mu)
+    return any(field is not None for field in fields)
+
+
+def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
+    """The committed receipt of the job's tuning; its charge is in the ledger."""
+    from dpstream.state.ledger.answers import Register  # not needed by a job without a tuning
+    from dpstream.state.ledger.open import open_ledger
+
+    assert job.ledger is not None
+    missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
+    if not Path(job.ledger.path).exists():  # opening would create it
+        raise missing
+    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
+        charge = ledger.book().find(tuning.run_id or "")
+        found = Register(ledger, "choice").read(tuning.run_id or "")
+    if charge is None or found is None:
+        raise missing
+    receipt = msgspec.json.decode(found.receipt, type=Receipt)
+    paid = (charge.epsilon, charge.delta, charge.mu, charge.unit, charge.plan_hash)
+    told = (receipt.epsilon, receipt.delta, receipt.mu, receipt.unit, receipt.question)
+    if paid != told or charge.identity != receipt.identity:
+        raise missing
+    if found.digest != tuning.receipt:
+        raise PolicyError("choice.receipt", "is not the receipt in the ledger", _AGAIN)
+    return receipt
+
+
+def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[tuple[str, bool]]:
+    plan = job.plan
+    bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.clamp is not None}
+    first = -1 if tuning.first is None else duration_micros("choice.first", tuning.first)
+    return [
+        ("privacy.contributions", plan.privacy.contributions != receipt.contributions),
+        *(
+            (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
+            for name, low, high in receipt.clamps
+        ),
+        ("choice.clamps", set(tuning.clamps) != {name for name, _, _ in receipt.clamps}),
+        ("choice.epsilon", tuning.epsilon != receipt.epsilon),
+        ("choice.delta", tuning.delta != receipt.delta),
+        ("choice.mu", tuning.mu != receipt.mu),
+        ("choice.first", first != receipt.first),
+        ("choice.question", tuning.question != receipt.question),
+        ("schema.unit", unit_in_words(plan) != receipt.unit),
+        *_unit_differences(unit_of(job), receipt),
+    ]
+
+
+def _unit_differences(unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:
+    """Fields of the unit that are not those it was chosen for; old receipts have its words only."""
+    if not receipt.identity:
+        return []
+    tuned = UnitIdentity.read(receipt.identity)
+    return [
+        ("ledger.unit", unit.name != tuned.name),
+        ("schema.unit", unit.type != tuned.type),
+        ("privacy.period", unit.period != tuned.period),
+        ("schema.event_time", unit.event_time != tuned.event_time),
+        ("time.start", unit.phase != tuned.phase),
+    ]
 
 
 class Committed(NamedTuple):
@@ -22,7 +168,7 @@ class Committed(NamedTuple):
     budget: Budget
 
 
-def committed(job: Job) -> Committed | None:
+def committed(job: "Job") -> Committed | None:
     """What the store's file holds, ``None`` without one or with the state of another plan."""
     path = job.state.path
     if path is None or not Path(path).exists():

@@ -21,6 +21,7 @@ from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.tables import (
     GIVEN_COLUMNS,
@@ -44,7 +45,6 @@ from dpstream.pipelines.jobs.text import (
     raise_decode_error,
     refuse_data_dependent,
 )
-from dpstream.pipelines.jobs.tuning import check_tuning
 from dpstream.state import open as stores
 
 MAX_JOB_BYTES = 1 << 20
@@ -89,12 +89,6 @@ class Job(msgspec.Struct, frozen=True):
         if not self.source.unbounded:
             return self.columns
         return tuple(name for name in self.columns if name not in GIVEN_COLUMNS)
-
-    @property
-    def value_columns(self) -> tuple[str, ...]:
-        """Input columns of sums and means, each once, in the order of the aggregates."""
-        named = (a.column for a in self.plan.aggregates if a.column is not None)
-        return tuple(dict.fromkeys(named))
 
     @property
     def insecure(self) -> bool:

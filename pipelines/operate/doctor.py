@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dpstream.pipelines.connectors.records.formats import put_once
 from dpstream.pipelines.runners import parts
+from dpstream.state.durable import put_once
 
 PACKAGES = (
     "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
@@ -41,7 +41,7 @@ HOW = {
 def examine() -> dict[str, Any]:
     """The report: ``python``, ``packages``, ``optional``, ``runners``, ``emulators``,
     ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict`` (lines)."""
-    packages = {name: _version(name) for name in PACKAGES}
+    packages = {name: installed(name) for name in PACKAGES}
     disk = _disk()
     missing = [name for name, version in packages.items() if version is None]
     old = sys.version_info < (3, 11)
@@ -59,7 +59,7 @@ def examine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": packages,
-        "optional": {name: _version(name) for name in OPTIONAL},
+        "optional": {name: installed(name) for name in OPTIONAL},
         "runners": runners,
         "emulators": emulators,
         "disk": disk,
@@ -72,7 +72,8 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _version(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """The version of a package, ``None`` where it is missing."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -83,11 +84,11 @@ def _runners() -> dict[str, str | None]:
     """What of each engine is on this machine: versions, or nothing."""
     prism, java = parts.prism(), parts.java_version()
     return {
-        "FnApiRunner": _version("apache-beam"),
+        "FnApiRunner": installed("apache-beam"),
         "Prism": (parts.prism_version(prism) or "of unknown version") if prism else None,
         "Flink's job server": "jar" if parts.job_server() else None,
         "Java": str(java) if java else None,
-        "Dataflow's client": _version("google-apitools"),
+        "Dataflow's client": installed("google-apitools"),
     }
 
 
@@ -95,20 +96,15 @@ def _emulators() -> dict[str, bool]:
     """Emulators and brokers for tests: running, named, in an SDK on the path, or made."""
     binary = os.environ.get("SPANNER_EMULATOR_BINARY", "")
     gcloud = shutil.which("gcloud")
-    inside = Path(gcloud).resolve().parent / "cloud_spanner_emulator" if gcloud else None
+    programs = Path(gcloud).resolve().parent if gcloud else None
     return {
         "Spanner emulator": bool(os.environ.get("SPANNER_EMULATOR_HOST"))
         or os.access(binary, os.X_OK)
-        or (inside is not None and inside.exists()),
+        or (programs is not None and (programs / "cloud_spanner_emulator").exists()),
         "Pub/Sub emulator": bool(os.environ.get("PUBSUB_EMULATOR_HOST"))
-        or (gcloud is not None and _pubsub(Path(gcloud).resolve().parents[1])),
+        or (programs is not None and (programs.parent / "platform/pubsub-emulator").is_dir()),
         "Kafka broker's jars": parts.kafka() is not None,
     }
-
-
-def _pubsub(sdk: Path) -> bool:
-    """Whether a Cloud SDK has the component."""
-    return (sdk / "platform" / "pubsub-emulator").is_dir()
 
 
 def _disk() -> dict[str, Any]:

@@ -13,15 +13,12 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 from matplotlib import dates
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from dpstream.pipelines.report.text import human
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.figures import human
 
 #: Colours there are; further lines repeat them, dashed.
 COLOURS = 6
@@ -61,14 +58,14 @@ class Picture(NamedTuple):
     words: str
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """One line of a chart."""
 
     name: str
     values: Float64
 
 
-def lines(name: str, series: Sequence[Line], words: str, across: str, up: str) -> Picture:
+def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: str) -> Picture:
     """Values by trigger, 1 .. T; the height is logarithmic where the values need it."""
     figure, axes = _axes(6.4, 2.9)
     values = np.concatenate([line.values for line in series])

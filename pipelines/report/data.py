@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields, release_schema
 from dpstream.dp_transforms.prediction import publishes
-from dpstream.pipelines.connectors.records.formats import read_parts, release_files
+from dpstream.pipelines.connectors.records.formats import name_of, read_parts, release_files
 from dpstream.pipelines.jobs.job import Job
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 #: Keys shown one by one; more small pictures are not read.
 BUSIEST = 6
@@ -122,20 +119,12 @@ def inventory(job: Job) -> Inventory:
             run_ids |= set(part["run_id"].unique().to_pylist())
             if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
                 raise _foreign()
-        numbers = _number(path.parent.name), _number(path.stem)
-        found.append(ReleaseFile(*numbers, path, rows, job.sink.guarded))
+        found.append(ReleaseFile(*name_of(path), path, rows, job.sink.guarded))
     line = job.plan.timeline
     beyond = line.end is not None and any(r.window >= line.windows for r in found)
-    if beyond or any(not 1 <= r.trigger <= line.triggers for r in found):
+    if beyond or any(r.window < 0 or not 1 <= r.trigger <= line.triggers for r in found):
         raise _foreign()
     return Inventory(tuple(found), tuple(sorted(run_ids)))
-
-
-def _number(name: str) -> int:
-    digits = name.rpartition("-")[2]
-    if not digits.isdecimal():
-        raise _foreign()
-    return int(digits)
 
 
 def _foreign() -> UsageError:

@@ -6,7 +6,6 @@ reads raw records, marks the page as not private and makes its file readable for
 """
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import Findings, Inventory, collect, inventory
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.pipelines.report.truth import Decade, by_size
-from dpstream.state.drafts import drafted, sweep
+from dpstream.state.durable import replacing
 
 #: What a page begins with; a file that begins otherwise is never replaced.
 MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'
@@ -131,7 +130,11 @@ def as_dict(report: Report) -> dict[str, Any]:
             ],
         },
         "busiest": _busiest(report),
-        "truth": report.truth and _truth(report.truth),
+        "truth": report.truth
+        and {
+            "label": TRUTH_LABEL,
+            "by_true_records": [decade._asdict() for decade in report.truth],
+        },
         "settings": dict(settings(report.job)),
     }
 
@@ -150,10 +153,6 @@ def _busiest(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _truth(decades: list[Decade]) -> dict[str, Any]:
-    return {"label": TRUTH_LABEL, "by_true_records": [decade._asdict() for decade in decades]}
-
-
 def write(report: Report, page: str, out: Path) -> None:
     """Write a page; replaces an older report, never another file.
 
@@ -170,10 +169,8 @@ def write(report: Report, page: str, out: Path) -> None:
     try:
         if out.exists() and not _is_report(out):
             raise UsageError("--out", "exists and is no report", "choose another name")
-        sweep(out.parent)
-        with drafted(out, 0o600 if report.truth is not None else 0o666) as draft:
+        with replacing(out, 0o600 if report.truth is not None else 0o666) as draft:
             draft.write_text(page, encoding="utf-8")
-            os.replace(draft, out)
     except OSError:
         raise RunError("--out", "cannot be written", "check folder, disk, permissions") from None
 

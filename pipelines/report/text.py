@@ -1,46 +1,18 @@
-"""Words and figures of the report: numbers for people, keys that can be anything, settings."""
+"""Words of the report: keys that can be anything, times, settings."""
 
 import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from dpstream.accounting.figures import duration, exact, up
+from dpstream.accounting.figures import duration, exact
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.jobs.job import Job
 
 #: Characters of a key that are shown; the rest is counted.
 KEY_CHARACTERS = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def human(number: float | None) -> str:
-    """Three significant digits, thousands separated: ``12,346``, ``4.57``, ``1e-9``."""
-    if number is None or not np.isfinite(number):
-        return "–"
-    size = abs(number)
-    if size == 0:
-        return "0"
-    if size < 1e-3 or size >= 1e12:
-        digits, exponent = f"{number:.2e}".split("e")
-        return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
-    if size < 1:
-        return f"{number:.3g}"
-    places = 0 if size >= 100 else 1 if size >= 10 else 2
-    text = f"{number:,.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def human_up(number: float | None) -> str:
-    """``human`` of a figure of the guarantee: never below itself."""
-    return human(number if number is None else float(up(number, 3)))
-
-
-def percent(part: float) -> str:
-    """A share: ``12.3 %``."""
-    return f"{100 * part:.1f} %"
 
 
 def visible(text: str, most: int = KEY_CHARACTERS) -> str:

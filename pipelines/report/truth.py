@@ -10,30 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Exact
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
 from dpstream.dp_transforms.bounding import Batch, expand, open_windows
-from dpstream.dp_transforms.ingest.records import (
-    Canonicaliser,
-    canonical_public_keys,
-    public_key_ids,
-)
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.connectors.files.recorded import named_by, recorded
-from dpstream.pipelines.connectors.files.source import groups, read_group
+from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.report.data import Findings, Inventory, floats, newest
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 #: Rows of partial sums held before they are summed up.
 _HELD_ROWS = 2_000_000
@@ -126,32 +116,15 @@ def _summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
 
 def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
     """(record, window) pairs of all usable records, late ones left out; none is bounded."""
-    plan, ingest = job.plan, _ingest(job)
-    for batch in _batches(job):
-        records, _ = ingest(batch)
-        everything = Batch(plan, records)
-        entry_trigger_time = np.maximum(everything.event_trigger_time, everything.trigger_time)
-        _, everything.pairs = open_windows(
-            plan.timeline, everything.event_trigger_time, entry_trigger_time
-        )
-        yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
-
-
-def _ingest(job: Job) -> Canonicaliser:
-    """The job's own; unit ids only tell units apart here, so any key of its own will do."""
-    ring, public = KeyRing(bytes(32)), None
-    if job.plan.public_keys is not None:
-        table = canonical_public_keys(job.plan, read_public_keys(job))
-        public = public_key_ids(job.plan, ring, table)
-    return Canonicaliser(job.plan, ring, public)
-
-
-def _batches(job: Job) -> Iterator[pa.RecordBatch]:
+    plan, ring = job.plan, KeyRing(bytes(32))  # ids only tell units apart here: any key will do
     with named_by("--truth"):
-        for group in groups(job):
-            for found in read_group(group, job.columns, job.performance.batch_rows):
-                if isinstance(found, pa.RecordBatch):
-                    yield found
+        for records in canonical_records(job, plan, ring):
+            everything = Batch(plan, records)
+            entry_trigger_time = np.maximum(everything.event_trigger_time, everything.trigger_time)
+            _, everything.pairs = open_windows(
+                plan.timeline, everything.event_trigger_time, entry_trigger_time
+            )
+            yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
 
 
 def _beside(plan: Plan, totals: pa.Table, shown: pa.Table) -> pa.Table:

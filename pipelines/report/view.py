@@ -7,7 +7,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from dpstream.accounting.figures import duration
+from dpstream.accounting.figures import duration, human, human_up, percent
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.dp_transforms.batches import key_fields
@@ -15,11 +15,8 @@ from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.data import ReleaseFile, floats, ranked_by
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
-    human,
-    human_up,
     key_label,
     moment_of,
-    percent,
     settings,
     window_name,
 )
@@ -206,7 +203,7 @@ def _noise_chart(
 ) -> dict[str, Any]:
     said = (f"{n} from {human(v[0])} at the first to {human(v[-1])} at the last" for n, v in lines)
     words = f"{title}, by trigger: {'; '.join(said)}"
-    drawn = [charts.Line(name, np.asarray(values)) for name, values in lines]
+    drawn = [charts.ChartLine(name, np.asarray(values)) for name, values in lines]
     picture = charts.lines(chart, drawn, words, "trigger of the window", up)
     legend = list(zip(charts.swatches(len(lines)), (name for name, _ in lines), strict=True))
     return {"title": title, "legend": legend, **_shown(picture)}

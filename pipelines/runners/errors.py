@@ -1,6 +1,8 @@
-"""Coded errors out of what a runner raises, whose text may hold anything."""
+"""Coded errors out of what a runner raises, whose text may hold anything, and warnings."""
 
 import re
+import sys
+from collections.abc import Callable
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error
@@ -39,3 +41,12 @@ def coded(error: BaseException) -> DpstreamError:
     if named is not None:
         return _KINDS[named[1]](named[2], "failed on a worker", "read that worker's log")
     return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+
+
+#: Told what is to be said.
+Warn = Callable[[DpstreamError | str], None]
+
+
+def say(warning: DpstreamError | str) -> None:
+    """One plain line on stderr."""
+    print(f"warning: {warning}", file=sys.stderr, flush=True)

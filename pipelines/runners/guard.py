@@ -28,6 +28,16 @@ def with_parent(command: Sequence[object]) -> list[str]:
     return [*guard, *(str(word) for word in command)]
 
 
+def stop(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """End what was started so, in order if it does so in time."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()  # the command dies with its guard
+        process.wait()
+
+
 def main(parent: int, command: Sequence[str]) -> int:
     """Run the command until it or the parent ends; its exit code."""
     os.setsid()

@@ -2,10 +2,16 @@
 
 Beam's own leave a process behind when their launcher is killed, and nobody asks whom they let in:
 a job server has no password, runs the code it is sent and tells exact counts.
+
+Beam's job server takes a cancelled job for ended, but only stops watching it: on a Flink cluster it
+runs on.  So what a launcher started there is ended here, by the cluster's REST interface and by its
+name, which nobody else has.
 """
 
+import json
 import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -15,6 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import grpc
 from apache_beam.portability.api import beam_job_api_pb2_grpc
@@ -25,8 +32,8 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.runners import listeners
-from dpstream.pipelines.runners.guard import with_parent
-from dpstream.pipelines.runners.stillness import say
+from dpstream.pipelines.runners.errors import say
+from dpstream.pipelines.runners.guard import stop, with_parent
 
 #: The address that only this machine reaches.
 LOOPBACK = "127.0.0.1"
@@ -50,6 +57,12 @@ _FLINK_SETTINGS = "FLINK_CONF_DIR"
 _FLINK_HOSTS = (
     "jobmanager.bind-host", "taskmanager.bind-host", "taskmanager.host", "rest.bind-address",
 )  # fmt: skip
+
+_ENDED = ("FINISHED", "CANCELED", "FAILED", "SUSPENDED")
+#: Seconds that a cluster may take to cancel a job; between two looks; for one answer.
+_CANCEL_SECONDS, _LOOK_SECONDS, _ANSWER_SECONDS = 120.0, 0.2, 20.0
+#: Seconds after which a job that was never seen is not on its way to the cluster either.
+_UNSEEN_SECONDS = 15.0
 
 
 class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
@@ -130,12 +143,7 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
             closing.start()
             closing.join(_CLOSE_SECONDS)
         if process is not None:
-            process.terminate()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()  # the server dies with its guard
-                process.wait()
+            stop(process, _STOP_SECONDS)
         folder, self._local_temp_root = self._local_temp_root, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -216,3 +224,53 @@ class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]
         """Beam's, on loopback, without the server for other languages' transforms."""
         given = super().java_arguments(job_port, artifact_port, expansion_port or -1, artifacts_dir)
         return [*given, "--job-host", LOOPBACK]
+
+
+def unique_job_name(name: str | None) -> str:
+    """A job's name, or ``dpstream``, with a random end."""
+    return f"{name or 'dpstream'}-{secrets.token_hex(4)}"
+
+
+def cancel_on_flink(master: str, name: str) -> None:
+    """Cancel the jobs of a name and wait until they have ended; none is fine.
+
+    Args:
+        master: ``HOST:PORT`` or URL of the job manager.
+
+    Raises:
+        RunError: the cluster does not answer, or does not cancel them in time.
+    """
+    root = (master if "://" in master else f"http://{master}").rstrip("/")
+    begin = time.monotonic()
+    while True:
+        seen, left = _cancelled(root, name)
+        waited = time.monotonic() - begin
+        if not left and (seen or waited > _UNSEEN_SECONDS):
+            return
+        if waited > _CANCEL_SECONDS:
+            raise RunError(
+                "--flink_master",
+                "did not cancel the job, which may live on there",
+                "cancel it on the cluster (`flink cancel`, or its web page)",
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _cancelled(root: str, name: str) -> tuple[bool, bool]:
+    """Ask for it once; whether such jobs are known there, and whether any has not ended."""
+    try:
+        jobs = [
+            job for job in _answer(Request(f"{root}/jobs/overview"))["jobs"] if job["name"] == name
+        ]
+        left = [job for job in jobs if job["state"] not in _ENDED]
+        for job in left:
+            if job["state"] != "CANCELLING":
+                _answer(Request(f"{root}/jobs/{job['jid']}", method="PATCH"))
+    except (OSError, ValueError):  # not reached, or it has ended meanwhile
+        return False, True
+    return bool(jobs), bool(left)
+
+
+def _answer(request: Request) -> Any:
+    with urlopen(request, timeout=_ANSWER_SECONDS) as answer:
+        return json.loads(answer.read() or b"{}")

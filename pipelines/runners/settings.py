@@ -23,8 +23,13 @@ from apache_beam.options.pipeline_options import (
 )
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.runners import flink_jobs, parts
-from dpstream.pipelines.runners.job_servers import OPEN, LoopbackPrism
+from dpstream.pipelines.runners import parts
+from dpstream.pipelines.runners.job_servers import (
+    OPEN,
+    LoopbackPrism,
+    cancel_on_flink,
+    unique_job_name,
+)
 
 #: Settings of Flink that Beam's Python does not know and passes on to the job server.
 FLINK_FLAGS = frozenset(
@@ -145,7 +150,7 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
     return [
         *more,
         # On a cluster it is cancelled by its name.
-        *([] if local else [f"--job_name={flink_jobs.unique(named)}"]),
+        *([] if local else [f"--job_name={unique_job_name(named)}"]),
         *([] if portable.environment_type else [f"--environment_type={place}"]),
         *_unless(flags, "checkpointing_interval", "1000"),
         "--finish_bundle_before_checkpointing",
@@ -163,7 +168,7 @@ def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
     if master in _LOCAL_FLINK:
         return None
     name = options.view_as(GoogleCloudOptions).job_name
-    return functools.partial(flink_jobs.cancel, master, name)
+    return functools.partial(cancel_on_flink, master, name)
 
 
 def flink_runner() -> Any:

@@ -22,7 +22,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.runners import settings
 
 
-class Kind(NamedTuple):
+class EngineKind(NamedTuple):
     """An engine of the table.
 
     Attributes:
@@ -30,10 +30,13 @@ class Kind(NamedTuple):
         settle: checks the flags and this machine and adds what the flow needs:
             ``(options, flags) -> further flags``.
         make: the runner, once all is settled.
-        streaming: takes input without end, and files as a stream; else input that ends only.
+        streaming: takes input without end, and files as a stream, whose releases come while they
+            are read; else input that ends only.
         by_reference: stages share one process and decode each element once.
-        ends: a pipeline whose input has ended ends by itself.
-        spreads: each element of a source has a watermark of its own.
+        ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
+            its impulse there are no more checkpoints, and must be cancelled when all is done.
+        spreads: a source may have several elements, each with a watermark.  Prism (2.77) keeps
+            one for all, that of the element it heard of last: the fastest would speak for all.
         flags: those that its job server knows and Beam's Python does not.
         cancel: what ends a pipeline of these options where the runner's own cancel does not.
     """
@@ -49,7 +52,7 @@ class Kind(NamedTuple):
     cancel: Callable[[PipelineOptions], Callable[[], None] | None] = lambda _: None
 
 
-_FN_API = Kind(
+_FN_API = EngineKind(
     "FnApiRunner", settings.fn_api, settings.fn_api_runner, streaming=False, by_reference=True
 )
 
@@ -57,10 +60,10 @@ _FN_API = Kind(
 RUNNERS = {
     "DirectRunner": _FN_API,
     "FnApiRunner": _FN_API,
-    "PrismRunner": Kind(
+    "PrismRunner": EngineKind(
         "PrismRunner", settings.prism, settings.prism_runner, streaming=True, spreads=False
     ),
-    "FlinkRunner": Kind(
+    "FlinkRunner": EngineKind(
         "FlinkRunner",
         settings.flink,
         settings.flink_runner,
@@ -69,7 +72,7 @@ RUNNERS = {
         flags=settings.FLINK_FLAGS,
         cancel=settings.flink_cancel,
     ),
-    "DataflowRunner": Kind(
+    "DataflowRunner": EngineKind(
         "DataflowRunner", settings.dataflow, settings.dataflow_runner, streaming=True
     ),
 }
@@ -79,27 +82,19 @@ class Engine(NamedTuple):
     """What runs a pipeline.
 
     Attributes:
+        kind: what it can do.
         runner, options: for ``beam.Pipeline``.
-        streaming: input is taken as a stream, also files: releases come while it is read.
-        by_reference: stages share one process and decode each element once.
-        ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
-            its impulse there are no more checkpoints, and must be cancelled when all is done.
-        spreads: a source may have several elements, each with a watermark.  Prism (2.77) keeps
-            one for all, that of the element it heard of last: the fastest would speak for all.
         cancel: to be called after the runner's own cancel, which is not enough.
     """
 
+    kind: EngineKind
     runner: Any
     options: PipelineOptions
-    streaming: bool
-    by_reference: bool
-    ends: bool
     cancel: Callable[[], None] | None = None
-    spreads: bool = True
 
     def fitted(self, reader: Any) -> Any:
         """A source's reader as this engine can run it: with one element where it must be."""
-        return reader if self.spreads else getattr(reader, "as_one", lambda: reader)()
+        return reader if self.kind.spreads else getattr(reader, "as_one", lambda: reader)()
 
     def check(self) -> None:
         """Refuse an engine that other machines can reach, once it runs.
@@ -145,15 +140,7 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     flags = [*beam_args, *kind.settle(asked, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
-    return Engine(
-        kind.make(),
-        options,
-        kind.streaming,
-        kind.by_reference,
-        kind.ends,
-        kind.cancel(options),
-        kind.spreads,
-    )
+    return Engine(kind, kind.make(), options, kind.cancel(options))
 
 
 def _refuse_leaks(options: PipelineOptions) -> None:

@@ -1,16 +1,22 @@
-"""Waiting for a pipeline that may never end by itself."""
+"""Waiting for a pipeline that may never end by itself, and saying that nothing moves in it."""
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
-from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.limits import MICROS_PER_SECOND
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import deliveries, steps_done
-from dpstream.pipelines.runners.stillness import Stillness
+from dpstream.pipelines.runners.errors import Warn, say
 from dpstream.pipelines.runners.table import Engine
 
+#: Seconds without a step after which it is said, at least.
+QUIET_SECONDS = 120.0
 _LOOK_SECONDS = 0.2
 #: Looks between two questions to the store.
 _ASK_EVERY = 5
@@ -18,6 +24,54 @@ _ASK_EVERY = 5
 _CHECK_EVERY = 10
 #: A terminal's interrupt ends a runner's processes too, perhaps before this one has heard of it.
 _HEAR_SECONDS = 1.0
+
+
+def quiet_seconds(line: Timeline, speed: float | None, live: bool) -> float:
+    """How long a stream may be without a step before that is worth a word: two triggers.
+
+    Args:
+        line: the public time axis.
+        speed: seconds of stream a second, of a recording; ``None``: as fast as it can be read.
+        live: its time is that of the clock.
+    """
+    if not live and speed is None:
+        return QUIET_SECONDS
+    return max(QUIET_SECONDS, 2 * line.trigger_every / MICROS_PER_SECOND / (speed or 1.0))
+
+
+class Stillness:
+    """Looks at a public sign of progress, and says that it has not changed for long.
+
+    It is said again when it has lasted twice as long, four times as long, and so on.
+
+    Args:
+        quiet: seconds that are nothing special.
+        warn: told of longer ones.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, quiet: float, warn: Warn = say, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._quiet, self._warn, self._clock = quiet, warn, clock
+        self._sign: object = None
+        self._since, self._next = clock(), quiet
+
+    def look(self, sign: object) -> None:
+        """The sign now; any change is progress."""
+        now = self._clock()
+        if sign != self._sign:
+            self._sign, self._since, self._next = sign, now, self._quiet
+        elif now - self._since >= self._next:
+            self._next *= 2
+            self._warn(
+                RunError(
+                    "runner",
+                    f"has not done a step for {now - self._since:.0f} seconds",
+                    "wait if the input is still being read; else see that the workers, their pool"
+                    " and the cluster run and that the source answers",
+                )
+            )
 
 
 def wait_or_stop(

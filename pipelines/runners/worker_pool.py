@@ -29,7 +29,7 @@ from apache_beam.utils import thread_pool_executor
 from typing_extensions import override
 
 from dpstream.pipelines.runners import listeners
-from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.guard import stop, with_parent
 from dpstream.pipelines.runners.harness import Harness
 from dpstream.pipelines.runners.job_servers import LOOPBACK
 
@@ -251,12 +251,7 @@ class _Worker:
 
     def stop(self) -> None:
         """End it, in order if it does so in time."""
-        self.process.terminate()
-        try:
-            self.process.wait(_STOP)
-        except subprocess.TimeoutExpired:
-            self.process.kill()  # it dies with its guard
-            self.process.wait()
+        stop(self.process, _STOP)
 
     def _engine_listens(self) -> bool:
         with suppress(OSError), socket.create_connection((self._host, self._port), _LOOK):

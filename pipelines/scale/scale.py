@@ -274,7 +274,7 @@ def text(found: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str
     spanner = found.store == "spanner"
     lines = [
         f"Scale       an estimate for {load.keys:,} keys and {load.records_per_day:,} records"
-        f" a day, a trigger every {_seconds(found.interval)},",
+        f" a day, a trigger every {found.interval:g} s,",
         f"            {load.peak:g} times the load at the busiest one",
         f"A trigger   {found.records:,} rows, up to {found.keys_changed:,} keys and"
         f" {found.units_changed:,} units change,",
@@ -282,7 +282,7 @@ def text(found: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str
         f"Shards      {found.shards:,}: {found.rows_a_step:,} rows a step"
         + (", one commit each" if spanner else ""),
         f"Writes      {found.key_writes:,} key rows/s and {found.unit_writes:,} unit rows/s;"
-        f" {found.peak_writes:,}/s at the peak, done in {_seconds(found.within)}",
+        f" {found.peak_writes:,}/s at the peak, done in {found.within:g} s",
         f"Cores       {sum(found.vcpus.values()):.1f} busy at the peak ("
         + ", ".join(f"{name.replace('_', ' ')} {n:.1f}" for name, n in found.vcpus.items())
         + ")",
@@ -303,10 +303,6 @@ def text(found: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str
     used = {**rates, **(SPANNER | prices if spanner else {})}
     lines += ["From        " + _source(name, figure) for name, figure in used.items()]
     return "\n".join(lines) + "\n"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:g} s"
 
 
 def _source(name: str, figure: Figure) -> str:

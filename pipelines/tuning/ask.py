@@ -15,7 +15,7 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.answer import BIAS, expectation, rule_in_words
-from dpstream.accounting.tuning.question import Column, Design, Question, design
+from dpstream.accounting.tuning.question import Question, TunedColumn, TuningDesign, design
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import duration_micros
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
     request: Request
     job: Job
     question: Question
-    design: Design
+    design: TuningDesign
     ranges: dict[str, tuple[float, float]]
 
     @property
@@ -117,7 +117,7 @@ def ask(request: Request) -> Asked:
         tail=request.tail,
         values_per_unit=request.values_per_unit,
         columns=tuple(
-            Column(a.name, *a.grid_bounds()) for a in job.plan.aggregates if a.name in names
+            TunedColumn(a.name, *a.grid_bounds()) for a in job.plan.aggregates if a.name in names
         ),
     )
     if quantile is not None and request.cover is not None:

@@ -27,14 +27,13 @@ from dpstream.pipelines.begin import spend_of
 from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import instant_micros
-from dpstream.pipelines.jobs.tuning import unit_in_words, unit_of
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
-from dpstream.pipelines.tuning.own_data import refuse_own_data
-from dpstream.pipelines.tuning.read import tally
+from dpstream.pipelines.tuning.read import refuse_own_data, tally
 from dpstream.state.ledger.answers import Answer, Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger

@@ -3,25 +3,37 @@
 Ingest is the stream's own: the same canonical form, dead letters and positions.  A timeline
 that ends with the first hours keeps later event times out; later stamps are left out by the
 tally.  What is counted of a record is a function of that record alone.
+
+Proxy data must not be the job's own: exact figures of the job's own records are a release without
+noise and without a charge.  Contents are compared, unpacked: copies and links have other names, and
+a copy may be compressed.  Messages of a broker and objects of a store elsewhere cannot be compared:
+that proxy data is other data is on the steward's word there.
 """
 
-import msgspec
-import pyarrow as pa
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies.base import Int64
-from dpstream.dp_transforms.batches import Ids
-from dpstream.dp_transforms.ingest.records import (
-    Canonicaliser,
-    canonical_public_keys,
-    public_key_ids,
-)
+import msgspec
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tuning import Tally
-from dpstream.pipelines.connectors.files.source import groups, read_group
+from dpstream.pipelines.connectors.files.input_manifest import manifest, unreadable
+from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by
+from dpstream.pipelines.connectors.records.compression import (
+    HEAD_BYTES,
+    BrokenFileError,
+    codec_of,
+    plain_by_name,
+)
+from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.tuning.ask import Asked
+
+Content = tuple[int, bytes]
 
 
 def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
@@ -38,16 +50,79 @@ def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> lis
     line = job.plan.timeline
     ends = msgspec.structs.replace(line, end=line.start + asked.question.first)
     plan = msgspec.structs.replace(job.plan, timeline=ends)
-    canonical = Canonicaliser(plan, ring, _public_ids(job, plan, ring))
     counted = Tally(plan, ring, name, asked.design.histograms, asked.question.values_per_unit)
-    for group in groups(job):
-        for found in read_group(group, job.columns, job.performance.batch_rows):
-            if isinstance(found, pa.RecordBatch):
-                counted.add(canonical(found)[0])
+    for records in canonical_records(job, plan, ring):
+        counted.add(records)
     return counted.counts()
 
 
-def _public_ids(job: Job, plan: Plan, ring: KeyRing) -> Ids | None:
-    if plan.public_keys is None:
-        return None
-    return public_key_ids(plan, ring, canonical_public_keys(plan, read_public_keys(job)))
+def refuse_own_data(job: Job, proxy: Job) -> None:
+    """Refuse a proxy that holds a file of the job's source.
+
+    Raises:
+        PolicyError: it does.
+        RunError: a file cannot be read.
+    """
+    with named_by("--proxy"):
+        given = set(_contents(proxy))
+    try:
+        own = _in_folder(job, given) if job.source.unbounded else _contents(job)
+        found = any(content in given for content in own)
+    except UsageError:
+        return  # the stream's files are not there yet
+    except OSError:
+        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
+    if found:
+        raise PolicyError(
+            "--proxy",
+            "holds a file of the job's own source: its exact figures would be an uncharged release",
+            "give data of other units, or choose privately with --first and --epsilon",
+        )
+
+
+def _contents(job: Job) -> Iterator[Content]:
+    """Of every file of a source that is all there."""
+    for file in manifest(job):
+        try:
+            yield content_of(file.path, job.source.kind)
+        except OSError:
+            raise unreadable(file.partition) from None
+
+
+def _in_folder(job: Job, given: set[Content]) -> Iterator[Content]:
+    """Of files of a folder that grows; of those of another size only what is compressed is read."""
+    if job.source.kind != "folder" or "://" in job.source.path:
+        return
+    sizes, kind = {size for size, _ in given}, str(job.source.format)
+    for path in (p for p in Path(job.source.path).rglob("*") if p.is_file()):
+        if path.stat().st_size in sizes or _is_packed(path):
+            yield content_of(str(path), kind)
+
+
+def _is_packed(path: Path) -> bool:
+    with open(path, "rb", buffering=0) as raw:
+        return codec_of(raw.read(HEAD_BYTES), path.name) is not None
+
+
+def content_of(path: str, kind: str) -> Content:
+    """Bytes and BLAKE2b-128 digest of a file, of a compressed text those of the text.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as raw:
+        if kind != "parquet":
+            try:
+                stream, size, digest = plain_by_name(raw, path, kind), 0, _digest()
+                while block := stream.read(BLOCK_BYTES):
+                    size += len(block)
+                    digest.update(block)
+                return size, digest.digest()
+            except BrokenFileError:
+                raw.seek(0)
+        found = hashlib.file_digest(raw, _digest)
+        return raw.tell(), found.digest()
+
+
+def _digest() -> Any:
+    return hashlib.blake2b(digest_size=16)

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from google.cloud import spanner
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.limits import COMMIT_BYTES, COMMIT_MUTATIONS
 from dpstream.state.spanner.client import between, prefix
-
-Int64 = npt.NDArray[np.int64]
 
 
 class Mutations:

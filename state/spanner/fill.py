@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from google.cloud.spanner_v1.database import Database
 
+from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIRS
 from dpstream.state import arrow
 from dpstream.state.retention_store import KeyPiece
@@ -22,7 +23,7 @@ from dpstream.state.spanner.rows import (
     release_cells,
 )
 from dpstream.state.spanner.units import SpannerUnitShard
-from dpstream.state.store import NEVER, Bool, Int64, KeyShard
+from dpstream.state.store import NEVER, KeyShard
 
 STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
 PROGRESS = ("Part", "WindowIndex", "Reached")

@@ -17,6 +17,7 @@ from pathlib import Path
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.state import drafts
 from dpstream.state.drafts import SIDES
+from dpstream.state.durable import sync
 from dpstream.state.seals import damaged
 from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
 from dpstream.state.sqlite.rows import check_all
@@ -145,7 +146,7 @@ def check_file(path: Path) -> RunIdentity:
 
 def publish(draft: Path, out: Path) -> None:
     """Give the draft its name, unless a file has it; durable."""
-    _sync(draft)
+    sync(draft)
     if not out.exists():
         _move_sides(out, out.with_name(f"{out.name}.lost"))
     try:
@@ -154,7 +155,7 @@ def publish(draft: Path, out: Path) -> None:
         refuse_existing(out)
     except OSError:  # a file system without hard links
         os.rename(draft, out)
-    _sync(out.parent)
+    sync(out.parent)
 
 
 def replace_file(path: Path, draft: Path) -> Path:
@@ -168,14 +169,14 @@ def replace_file(path: Path, draft: Path) -> Path:
         if not name.exists()
     )
     try:
-        _sync(draft)
+        sync(draft)
         _move_sides(path, aside)
         try:
             os.link(path, aside)
         except OSError:  # a file system without hard links: a moment without the name
             os.rename(path, aside)
         os.replace(draft, path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise _no_file(error) from None
     return aside
@@ -189,11 +190,3 @@ def _move_sides(path: Path, aside: Path) -> None:
             os.rename(left, f"{aside}{side}")
         else:
             left.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Bool, Int64
 from dpstream.state import arrow
-from dpstream.state.idtable import Bool, IdTable
+from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import (
-    Int64,
     KeyPiece,
     Part,
     PositionPiece,

@@ -13,7 +13,7 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
-from dpstream.pipelines.audit.audit import Ask, Result, audit, visible_epsilon
+from dpstream.pipelines.audit.audit import Ask, AuditResult, audit, visible_epsilon
 from dpstream.pipelines.audit.run import Fixed
 from dpstream.pipelines.audit.view import text
 from dpstream.pipelines.experiments.paper import published_budget
@@ -87,7 +87,7 @@ def make_job(
     return load_job(folder / "job.toml")
 
 
-def run(job: Job, trials: int, **asked: Any) -> Result:
+def run(job: Job, trials: int, **asked: Any) -> AuditResult:
     return audit(job, Ask(trials=trials, fixed=FIXED, **asked))
 
 

@@ -16,12 +16,12 @@ from apache_beam.metrics import Metrics
 from dpstream.accounting import guarantee
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import flow, step, telemetry
-from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.state import open as stores
 from tests.audit.channels import leaks, observe, opened
 from tests.audit.leaks import KEY, UNIT, VALUE, make_job
 from tests.audit.test_leaks import ERRORS, PLACES, Forced
+from tests.written import read_dead_letters
 
 Leak = contextlib.AbstractContextManager[Any]
 
@@ -132,7 +132,7 @@ LEAKY: dict[str, tuple[Callable[[], Leak], str]] = {
         lambda: _first(flow, "seal", lambda: telemetry.operator_totals.update({KEY: 3})), "result",
     ),
     "dead letters that quote": (
-        lambda: _letters_with_values(sinks.read_dead_letters), "dead letters",
+        lambda: _letters_with_values(read_dead_letters), "dead letters",
     ),
     "a release named by a key": (_named_release, "files"),
     "a temporary file": (

@@ -50,6 +50,7 @@ from tests.audit.leaks import (
     opened,
     shown,
 )
+from tests.written import read_dead_letters
 
 TEXT = f"cannot use {UNIT} at {KEY}: {VALUE}"
 ERRORS: list[Callable[[], BaseException]] = [
@@ -80,7 +81,7 @@ PLACES: list[tuple[Any, str]] = [
     (arrow, "unit_blobs"), (arrow, "to_bytes"),
     (flow, "seal"), (release, "concat"),
     (pa.ipc, "new_stream"), (pa.ipc, "open_stream"),
-    (sink_files, "write_releases"), (sink_files, "encode_all"), (sink_files, "put_entries"),
+    (sink_files.FileSink, "write"), (sink_files, "encode_all"), (sink_files, "put_entries"),
     (sinks, "put_once"), (sinks, "write_dead_letters"),
 ]  # fmt: skip
 
@@ -185,7 +186,7 @@ def test_a_good_run_shows_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
     out, err = capfd.readouterr()
     search(tmp_path / "job", None, logs.text, out, err, repr(result))
     assert read_releases(job.sink.path).column("page").to_pylist().count(KEY) > 0
-    dead = sinks.read_dead_letters(sinks.dead_letter_folder(job))
+    dead = read_dead_letters(sinks.dead_letter_folder(job))
     assert dead.num_rows == 4 and not hits(repr(dead.to_pylist()))
 
 

@@ -27,10 +27,9 @@ from typing import Any
 from dpstream.pipelines import synth
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.modes import Mode, parse_mode
 from dpstream.pipelines.experiments.one_run import in_child
-from dpstream.pipelines.experiments.truth import Truth, load
+from dpstream.pipelines.experiments.truth import Truth, errors, load
 from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
 

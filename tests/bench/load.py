@@ -27,7 +27,6 @@ from dpstream.pipelines.synth import DAY_MICROS
 from dpstream.state.idtable import shard_of
 from tests.bench.common import emit, machine
 
-Int64 = npt.NDArray[np.int64]
 SHARDS, TRIGGERS = 8, 100
 START = 1_704_067_200_000_000  # 2024-01-01
 KINDS = ("even", "half of the keys on one shard", "ten times the records in one trigger")

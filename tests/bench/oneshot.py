@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.experiments.jobs import COUNT, Frame, Setting, write_job
+from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.experiments.one_run import measure
 from dpstream.pipelines.jobs.job import load_job
@@ -26,7 +26,7 @@ from dpstream.pipelines.stream import run_job
 from tests.bench.common import emit, machine
 
 COUNT_AND_SUM = (
-    *COUNT,
+    {"name": "count", "kind": "count"},
     {"name": "total", "kind": "sum", "column": "value", "clamp": [0, 100], "grid": 1},
 )
 

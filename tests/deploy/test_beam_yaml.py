@@ -21,10 +21,11 @@ from apache_beam.utils.timestamp import Timestamp
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.beam_yaml import TYPES, DPStreamRows, to_batch
 from dpstream.pipelines.connectors.records.formats import read_releases
-from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
+from tests.written import read_dead_letters
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "beam_yaml"

@@ -1,28 +1,17 @@
 """Prism and Flink's job server are built to listen on this machine only, or not at all."""
 
-import importlib.util
 import re
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from dpstream.pipelines.runners import parts
+from tests.deploy.scripts import load
 from tests.deploy.test_containers import ROOT, beam_version
 from tests.runners import prism
 from tests.runners.engines import need_flink
-
-
-def load(path: str) -> ModuleType:
-    """A script of deploy/ as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "deploy" / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 PRISM, FLINK = load("prism/build.py"), load("flink/loopback.py")
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from dpstream.pipelines.operate import dashboards
-from dpstream.pipelines.operate.dashboards import FILES, dashboard, text
 from dpstream.pipelines.operate.metrics import METRICS, runner_name
+from tests.deploy.scripts import load
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
+dashboards = load("observability/dashboards.py")
+FILES, dashboard, text = dashboards.FILES, dashboards.dashboard, dashboards.text
 #: PromQL's own words, and labels.
 WORDS = {"rate", "sum", "by", "le", "stage", "histogram_quantile", "time"}
 
@@ -40,7 +41,7 @@ def foreign(found: dict[str, Any], public: bool) -> set[str]:
 @pytest.mark.parametrize("public", [True, False])
 def test_the_files_are_what_the_list_gives(public: bool) -> None:
     """After a change:
-    ``python -m dpstream.pipelines.operate.dashboards deploy/observability``."""
+    ``python deploy/observability/dashboards.py``."""
     assert (FOLDER / FILES[public]).read_text(encoding="utf-8") == text(public)
 
 

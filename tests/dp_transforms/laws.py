@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.mechanisms.laws import DiscreteGaussianLaw, DiscreteLaplaceLaw
 
-Float64 = npt.NDArray[np.float64]
 #: A true sampler fails a test below this in one of a million runs; the keys are fixed anyway.
 LEAST_P = 1e-6
 

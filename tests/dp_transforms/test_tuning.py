@@ -6,16 +6,16 @@ from unittest import mock
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 from scipy import stats
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
-    Column,
     Histogram,
     Question,
+    TunedColumn,
     design,
     encoder_matrix,
 )
@@ -27,14 +27,13 @@ from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.state.idtable import IdTable
 from tests.streams import MEAN, STEP, SUM, Stream, generate, make_plan
 
-Int64 = npt.NDArray[np.int64]
 RUN = (b"\x22" * 16, b"question")
 LEAST_P = 1e-6
 FIRST = 7
 
 
 def question(plan: Plan, per_unit: int) -> Question:
-    columns = tuple(Column(a.name, *a.grid_bounds()) for a in plan.aggregates)
+    columns = tuple(TunedColumn(a.name, *a.grid_bounds()) for a in plan.aggregates)
     return Question(FIRST * STEP, 1.0, 1e-6, 0.9, None, 50, "3", 0.05, per_unit, columns)
 
 
@@ -228,7 +227,7 @@ def scale_p(noise: Int64, sigma: float) -> float:
 
 
 OF = design(
-    Question(STEP, 1.0, 1e-6, 0.9, None, 50, "3", 0.05, 1, (Column("m", -20, 60),))
+    Question(STEP, 1.0, 1e-6, 0.9, None, 50, "3", 0.05, 1, (TunedColumn("m", -20, 60),))
 ).histograms
 
 

@@ -26,12 +26,11 @@ from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import DPStream, run_in_memory
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.files import sink as sinks
 from dpstream.state import open as stores
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.store import SqliteStore
-from tests import emulator
+from tests import emulator, written
 from tests.faults.places import small_commits
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, begin, generate, make_plan, public_table
 
@@ -108,7 +107,7 @@ def work(name: str, store: str, out: Path, in_beam: bool, seed: int | None = Non
             _in_beam(run, batches, out)
             return
         for batch in run_in_memory(run, batches)[0]:
-            sinks.write_release(out, "parquet", batch)
+            written.write_release(out, "parquet", batch)
     finally:
         stores.close_all()
 
@@ -117,7 +116,7 @@ def _in_beam(run: Run, batches: list[pa.RecordBatch], out: Path) -> None:
     run = run._replace(performance=run.performance._replace(threads=SHARDS))
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         output = pipeline | beam.Create(batches) | DPStream(run.plan, run)
-        _ = output.releases | beam.Map(lambda batch: sinks.write_release(out, "parquet", batch))
+        _ = output.releases | beam.Map(lambda batch: written.write_release(out, "parquet", batch))
 
 
 @contextlib.contextmanager
@@ -146,7 +145,7 @@ def faulty(kind: str, fault: Fault | None, pause: float) -> Iterator[None]:
         stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", TOGETHER))
         points = itertools.chain(*POINTS[kind].values())
         for name in sorted({point.split()[1] for point in points}):
-            owners = {"write_release": sinks, "commit": spanner}
+            owners = {"write_release": written, "commit": spanner}
             owner = owners.get(name, SqliteStore if kind == "sqlite" else SpannerStore)
             stack.enter_context(around(owner, name))
         yield

@@ -22,7 +22,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
-from dpstream.pipelines.connectors.records.positions import positioned
+from dpstream.pipelines.connectors.inputs import positioned
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job

@@ -17,13 +17,14 @@ from urllib.request import Request, urlopen
 
 import tomlkit
 
-from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job
 from tests.faults.processes import files
 from tests.runners.engines import ROOT, Pool
 from tests.runners.flink import session
 from tests.runners.golden import golden_job
+from tests.written import read_dead_letters
 
 #: Seconds that a start of all, or going on after a kill, may take on a busy machine.
 LONGEST = 600.0

@@ -19,7 +19,6 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.files.sink import write_release
 from dpstream.state import open as stores
 from dpstream.state import transfer
 from dpstream.state.ledger.charges import Charge
@@ -31,6 +30,7 @@ from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import redelivered
 from tests.runners.engines import need, without
+from tests.written import write_release
 
 DISK = 2 << 20
 

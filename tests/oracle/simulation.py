@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate, Field
@@ -28,7 +29,6 @@ from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.pipelines.experiments.paper import published_budget
 
-Float64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger]
 Mode = Literal["rounds", "sticky"]
 

@@ -1,13 +1,12 @@
 """The noise of the direct simulation: every prefix has the sd of its strategy, also restarted."""
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies import make_strategy
 from tests.oracle.simulation import noise_of
 
-Float64 = npt.NDArray[np.float64]
 KEYS, TRIGGERS, SIGMA = 20_000, 13, 4.0
 #: Sample figures leave this many of their sds in one of 25 million runs; the seed is fixed anyway.
 FAR = 5.5

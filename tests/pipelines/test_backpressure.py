@@ -26,12 +26,12 @@ from dpstream.dp_transforms.flow import (
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.backpressure import (
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.inputs import (
     ASK_SECONDS,
     TRIGGER_TIMES_AHEAD,
     Backpressure,
 )
-from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.restored import Catching
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of

@@ -31,9 +31,8 @@ from dpstream.pipelines.experiments.baselines import (
     run_baseline,
 )
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.metrics import Scoreboard
 from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.truth import Columns, Truth, load
+from dpstream.pipelines.experiments.truth import Columns, Scoreboard, Truth, load
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.pipelines.synth import DAY_MICROS, Synth, generate

@@ -23,6 +23,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.sqlite.tables import put_meta, read_meta
 from tests.audit.replays import Place, new_place
@@ -86,7 +87,7 @@ def cut_off(owner: Any, name: str, nth: int, after: bool) -> Any:
 #: Everything that makes something durable between the first check and the first draw.
 POINTS: list[tuple[Any, str, int]] = [
     (Ledger, "check", 1),
-    (stores, "create_store", 1),
+    (sqlite_file, "create_store", 1),
     (beginning, "begin_run", 1),
     (beginning, "check_sink", 1),
     (Ledger, "charge_within", 1),

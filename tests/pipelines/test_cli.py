@@ -15,8 +15,9 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.records.formats import read_releases
-from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job
+from tests.written import read_dead_letters
 
 MakeJob = Callable[..., Job]
 GOLDEN = Path(__file__).parents[1] / "golden"

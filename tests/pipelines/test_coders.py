@@ -9,6 +9,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam import coders
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
@@ -18,7 +19,7 @@ from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.runners.table import Engine
+from dpstream.pipelines.runners.table import RUNNERS, Engine
 from dpstream.state import open as stores
 from tests.pipelines.test_unbounded_cli import job_file
 
@@ -68,7 +69,8 @@ def collections(job: Job, kind: str) -> dict[str, list[Any]]:
     reader: Any = None
     if source.bounded:
         reader = source.read() if kind == "files" else Replay(job)
-    pipeline, fitted = beam.Pipeline(), Engine(None, None, True, False, ends, spreads=ends).fitted
+    engine = RUNNERS["FlinkRunner"]._replace(ends=ends, spreads=ends)
+    pipeline, fitted = beam.Pipeline(), Engine(engine, None, PipelineOptions([])).fitted
     stream._connect(
         pipeline, job, sink_of(job, run), run, source, reader, source.bounded and ends, fitted
     )

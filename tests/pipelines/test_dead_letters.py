@@ -8,15 +8,14 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
-from dpstream.pipelines.connectors.files.sink import write_release
 from dpstream.pipelines.connectors.write import (
     WriteDeadLetters,
     dead_letter_folder,
-    read_dead_letters,
     write_dead_letters,
 )
 from dpstream.pipelines.jobs.tables import SinkConfig
 from tests.pipelines.test_sinks import release
+from tests.written import read_dead_letters, write_release
 
 
 def test_dead_letters_are_their_owners_from_the_first_byte(

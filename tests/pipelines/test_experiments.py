@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tomlkit
 from click.testing import CliRunner, Result
 from matplotlib.image import imread
 
@@ -18,11 +19,17 @@ from dpstream.pipelines.cli.experiment import BASELINES
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.experiments import charts, runs
 from dpstream.pipelines.experiments.baselines import NAMES
-from dpstream.pipelines.experiments.jobs import _toml
-from dpstream.pipelines.experiments.metrics import Scoreboard, errors
 from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.published import TABLE1, TABLE1_RECORDS
-from dpstream.pipelines.experiments.truth import Columns, Truth, first_of_each, first_of_pair, load
+from dpstream.pipelines.experiments.paper import TABLE1, TABLE1_RECORDS
+from dpstream.pipelines.experiments.truth import (
+    Columns,
+    Scoreboard,
+    Truth,
+    errors,
+    first_of_each,
+    first_of_pair,
+    load,
+)
 from dpstream.pipelines.jobs.text import parse_toml
 from dpstream.pipelines.synth import DAY_MICROS, Synth
 
@@ -156,7 +163,7 @@ def test_modes(text: str, privacy: dict[str, Any]) -> None:
     mode = parse_mode(text)
     assert mode.privacy == privacy and mode.name == text
     assert mode.slug == Path(mode.slug).name
-    assert parse_toml(_toml({"privacy": mode.privacy}).encode())["privacy"] == privacy
+    assert parse_toml(tomlkit.dumps({"privacy": mode.privacy}).encode())["privacy"] == privacy
 
 
 @pytest.mark.parametrize("text", ["stiky", "", "sticky,rounds", "epsilon=9", "a b=1", "key_file=x"])

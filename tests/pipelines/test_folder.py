@@ -17,9 +17,8 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.folder import store as folder_store
 from dpstream.pipelines.connectors.folder import watch as folder_watch
 from dpstream.pipelines.connectors.folder.close import close_files, new_files, rfc3339
-from dpstream.pipelines.connectors.folder.names import find, is_name, place
 from dpstream.pipelines.connectors.folder.source import FolderInput
-from dpstream.pipelines.connectors.folder.store import Folder, normal_url
+from dpstream.pipelines.connectors.folder.store import Folder, find, is_name, normal_url, place
 from dpstream.pipelines.connectors.folder.watch import LOOK_BACK, MARGIN, Settled, nothing_seen
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import load_job

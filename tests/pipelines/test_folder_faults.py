@@ -14,9 +14,8 @@ import pytest
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors.folder import store as folder_store
 from dpstream.pipelines.connectors.folder.files import Files
-from dpstream.pipelines.connectors.folder.names import place
 from dpstream.pipelines.connectors.folder.source import ReadFolder
-from dpstream.pipelines.connectors.folder.store import Folder, patiently
+from dpstream.pipelines.connectors.folder.store import Folder, patiently, place
 from dpstream.pipelines.connectors.folder.watch import Markers
 from tests.drive import Drive
 from tests.folders import (

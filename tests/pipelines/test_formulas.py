@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.connectors.files.sink import FileSink, write_release
+from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.records.formats import encode, read_parts, read_releases
 from dpstream.pipelines.connectors.records.formulas import ambiguous, guarded, unguarded
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -19,6 +19,7 @@ from dpstream.pipelines.report.data import collect, inventory, newest
 from dpstream.pipelines.stream import run_job
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.test_sinks import SCHEMA, files, release
+from tests.written import write_release
 
 STARTS = ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"]
 TEXTS = st.text(st.sampled_from(["'", "a", " ", '"', ",", *STARTS]), max_size=6)

@@ -86,7 +86,6 @@ def test_the_example_of_the_design(tmp_path: Path) -> None:
     assert job.plan.privacy.contributions == 8
     assert job.plan.public_keys is None
     assert job.columns == ("tailnum", "origin", "carrier", "time_hour", "dep_delay")
-    assert job.value_columns == ("dep_delay",)
     assert job.privacy.key_file == str(tmp_path / "noise.key")
     assert job.state.path == tmp_path / "flights.db"
     assert job.ledger is not None and job.ledger.path == str(tmp_path / "ledger.db")

@@ -16,10 +16,10 @@ from confluent_kafka.admin import OffsetSpec
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors import unbounded as endless
-from dpstream.pipelines.connectors.kafka import messages as kafka_messages
+from dpstream.pipelines.connectors.kafka import reader as kafka_messages
 from dpstream.pipelines.connectors.kafka import source as source_kafka
 from dpstream.pipelines.connectors.kafka.broker import Kafka
-from dpstream.pipelines.connectors.kafka.messages import PartitionMessages, parts
+from dpstream.pipelines.connectors.kafka.reader import PartitionMessages, parts
 from dpstream.pipelines.connectors.records.jsonl import Objects
 from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
 from dpstream.pipelines.connectors.records.rows import Rows

@@ -38,7 +38,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     deliveries = Deliveries()
     monkeypatch.setattr(telemetry, "deliveries", deliveries)
     monkeypatch.setattr(metrics, "deliveries", deliveries)
-    monkeypatch.setattr("dpstream.pipelines.connectors.delivered.deliveries", deliveries)
+    monkeypatch.setattr("dpstream.pipelines.connectors.write.deliveries", deliveries)
     monkeypatch.setattr("dpstream.dp_transforms.beam.buffer.deliveries", deliveries)
     operator_totals.clear()
     yield

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpstream.pipelines.connectors import pool
-from dpstream.pipelines.connectors.pool import ReaderPool
+from dpstream.pipelines.connectors import unbounded as pool
+from dpstream.pipelines.connectors.unbounded import ReaderPool
 
 
 class Counted:

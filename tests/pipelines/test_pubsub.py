@@ -13,8 +13,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
-from dpstream.pipelines.connectors.pubsub import messages as pubsub_messages
 from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
+from dpstream.pipelines.connectors.pubsub import source as pubsub_messages
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
 from dpstream.pipelines.connectors.pubsub.puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
@@ -366,7 +366,6 @@ def test_a_missing_client_is_a_usage_error(
     for name in (
         "dpstream.pipelines.connectors.pubsub.client",
         "dpstream.pipelines.connectors.pubsub.puller",
-        "dpstream.pipelines.connectors.pubsub.messages",
         "dpstream.pipelines.connectors.pubsub.source",
     ):
         monkeypatch.delitem(sys.modules, name)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
-from dpstream.pipelines.experiments import reddit, webis
+from dpstream.pipelines.experiments import reddit
 from dpstream.pipelines.experiments.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
 from dpstream.pipelines.synth import DAY_MICROS
 
@@ -150,10 +150,10 @@ class Endless(io.RawIOBase):
 
 
 def test_the_corpus_is_streamed() -> None:
-    source, tally = Endless(30_000), webis.PostCount()
+    source, tally = Endless(30_000), reddit.PostCount()
     layout = Reddit(row_group_rows=5_000).layout
     left = []
-    for batch in webis.batches(source, layout, tally):  # type: ignore[arg-type]
+    for batch in reddit.corpus_batches(source, layout, tally):  # type: ignore[arg-type]
         assert batch.num_rows < 5_000 + 10_000
         left.append(source.left)
     assert tally.posts == 30_000

@@ -13,11 +13,12 @@ import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
-from dpstream.pipelines.connectors.records.positions import dead_letters, positioned
+from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.connectors.records.rows import Refused
 from dpstream.pipelines.connectors.replay import index as replay_index
 from dpstream.pipelines.connectors.replay import source as replay
-from dpstream.pipelines.connectors.replay.source import Replay, parse_speed, replay_bounds
+from dpstream.pipelines.connectors.replay.index import replay_bounds
+from dpstream.pipelines.connectors.replay.source import Replay, parse_speed
 from dpstream.pipelines.jobs.job import Job
 from tests.drive import Drive, letters_of, rows_of
 
@@ -62,14 +63,14 @@ def bounded(job: Job) -> tuple[dict[tuple[int, int], Any], set[tuple[int, int, s
     for piece in pieces(job):
         for part in read_piece(piece, job.columns):
             if isinstance(part, Refused):
-                dead.append(dead_letters(part, piece[1]))
+                dead.append(refusal(part, piece[1]))
             else:
                 records += positioned(part, piece[1], job.performance.batch_rows)
     return rows_of(records), letters_of(dead)
 
 
-def drive(job: Job, speed: float | None = None, begin: int = 0, fresh: bool = False) -> Drive:
-    return Drive(Replay(job, speed, begin)._dofn, "time", fresh, begin=START)
+def drive(job: Job, speed: float | None = None, fresh: bool = False) -> Drive:
+    return Drive(Replay(job, speed)._dofn, "time", fresh, begin=START)
 
 
 def everything(run: Drive) -> tuple[dict[tuple[int, int], Any], set[tuple[int, int, str]]]:
@@ -202,15 +203,6 @@ def test_the_promise_is_kept_only_by_looking_ahead(
     )
     with pytest.raises(AssertionError, match="stamp"):
         everything(drive(job))
-
-
-def test_begin_passes_over_what_is_not_needed(tmp_path: Path, make_job: MakeJob) -> None:
-    job = make_job("parquet", batch_rows=40)
-    write(tmp_path / "in" / "a.parquet", "parquet", table([i * SECOND for i in range(400)]))
-    rows, dead = everything(drive(job, begin=START + 200 * SECOND))
-    assert not dead
-    assert {offset for _, offset in rows} >= set(range(200, 400))
-    assert min(offset for _, offset in rows) >= 140
 
 
 def test_a_group_that_breaks_off(tmp_path: Path, make_job: MakeJob) -> None:

@@ -14,12 +14,13 @@ import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.calibration import committed_text
+from dpstream.accounting.figures import human, human_up
 from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.charts import WIDTH
 from dpstream.pipelines.report.report import STAMPS
-from dpstream.pipelines.report.text import human, human_up, visible
+from dpstream.pipelines.report.text import visible
 from dpstream.state.store import RunIdentity
 from tests.reports import RUN, call, check_page, edit, put, report, row, three_triggers
 

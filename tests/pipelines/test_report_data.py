@@ -15,7 +15,7 @@ import pytest
 from dpstream.pipelines.connectors.records import formats as sink_formats
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import data as report_data
-from dpstream.pipelines.report.charts import LINE_POINTS, Line, _kept, lines
+from dpstream.pipelines.report.charts import LINE_POINTS, ChartLine, _kept, lines
 from dpstream.pipelines.report.report import TRUTH_LABEL
 from tests.reports import RUN, check_page, edit, execute, put, report, row
 
@@ -98,7 +98,7 @@ def test_long_lines_keep_their_extremes() -> None:
     values[77_777], values[33_333] = 9.0, 1.0
     kept = _kept(values)
     assert len(kept) <= LINE_POINTS + 2 and {0, 33_333, 77_777, 99_999} <= set(kept.tolist())
-    picture = lines("x", [Line("a", values)], "a line of a hundred thousand", "t", "y")
+    picture = lines("x", [ChartLine("a", values)], "a line of a hundred thousand", "t", "y")
     assert len(picture.svg) < 100_000
 
 

@@ -18,7 +18,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error, forget_error, guarded
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.source import ReadKafka
-from dpstream.pipelines.runners import flink_jobs, parts
+from dpstream.pipelines.runners import job_servers, parts
 from dpstream.pipelines.runners import settings as runner_settings
 from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.runners.table import RUNNERS, make_runner
@@ -54,11 +54,11 @@ def test_what_each_engine_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(parts, "beam_version", lambda: "2.77.0")
     direct = make_runner("DirectRunner", [])
     assert type(direct.runner).__name__ == "FnApiRunner"
-    assert (direct.streaming, direct.by_reference) == (False, True)
+    assert (direct.kind.streaming, direct.kind.by_reference) == (False, True)
     for name in set(RUNNERS) - {"DirectRunner", "FnApiRunner"}:
         engine = make_runner(name, CLOUD if name == "DataflowRunner" else [])
         assert name in [kind.__name__ for kind in type(engine.runner).__mro__]
-        assert (engine.streaming, engine.by_reference) == (True, False)
+        assert (engine.kind.streaming, engine.kind.by_reference) == (True, False)
         assert engine.options.view_as(StandardOptions).streaming
     prism = make_runner("PrismRunner", []).options.view_as(PrismRunnerOptions)
     assert prism.prism_location == str(tools / "bin" / "prism")
@@ -132,7 +132,7 @@ def test_a_job_on_a_cluster_is_cancelled_by_its_own_name(
     assert len(names) == 2 and all(name.startswith("flights-") for name in names)
     assert make_runner("FlinkRunner", []).cancel is None
     assert make_runner("PrismRunner", []).cancel is None
-    monkeypatch.setattr(flink_jobs, "_PATIENCE", 0.5)
+    monkeypatch.setattr(job_servers, "_CANCEL_SECONDS", 0.5)
     cancel = engines[0].cancel
     assert cancel is not None
     with pytest.raises(RunError, match="may live on there"):  # nobody answers

@@ -21,8 +21,8 @@ from google.cloud.bigquery_storage_v1.types import AppendRowsResponse
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.connectors.bigquery import rows as bigquery_rows
 from dpstream.pipelines.connectors.bigquery import sink as sink_bigquery
+from dpstream.pipelines.connectors.bigquery import table as bigquery_rows
 from dpstream.pipelines.connectors.bigquery import table as bigquery_table
 from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink, ddl
 from dpstream.pipelines.connectors.bigquery.table import BigQueryTables

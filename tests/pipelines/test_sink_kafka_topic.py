@@ -17,7 +17,7 @@ from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.kafka.client import answer
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import refuse_unfit
-from dpstream.pipelines.connectors.kafka.topic import Described, KafkaTopic, refuse
+from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescription, refuse
 from dpstream.pipelines.connectors.messages import is_row
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
@@ -130,17 +130,17 @@ def test_without_the_client(broker: Broker, fresh: Published) -> None:
 
 
 def test_a_replicated_topic_must_not_acknowledge_alone() -> None:
-    refuse_unfit(Described(3, {"compact"}, 1, 1))
-    refuse_unfit(Described(3, {"compact"}, 3, 2))
+    refuse_unfit(TopicDescription(3, {"compact"}, 1, 1))
+    refuse_unfit(TopicDescription(3, {"compact"}, 3, 2))
     with pytest.raises(PolicyError, match=r"min\.insync\.replicas=2"):
-        refuse_unfit(Described(3, {"compact"}, 3, 1))
+        refuse_unfit(TopicDescription(3, {"compact"}, 3, 1))
 
 
 def test_what_a_topic_is(broker: Broker) -> None:
     topic = broker.topic(2, cleanup_policy="compact,delete")
     broker.set(topic, "min.insync.replicas", "2")
     found = KafkaTopic(broker.servers, topic, {}).describe()
-    assert found == Described(2, {"compact", "delete"}, 1, 2)
+    assert found == TopicDescription(2, {"compact", "delete"}, 1, 2)
 
 
 def test_a_deleted_topic_is_not_made_again_by_writing(tmp_path: Path) -> None:

@@ -20,11 +20,15 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.connectors import write_only
-from dpstream.pipelines.connectors.messages import ReleaseMessages, digest_of, lines, messages_of
-from dpstream.pipelines.connectors.pubsub import topic as pubsub_topic
-from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
-from dpstream.pipelines.connectors.pubsub.topic import HELD_MESSAGES, Message, PubsubTopic
+from dpstream.pipelines.connectors import messages as write_only
+from dpstream.pipelines.connectors.messages import ReleaseMessages, digest_of, messages_of
+from dpstream.pipelines.connectors.pubsub import sink as pubsub_topic
+from dpstream.pipelines.connectors.pubsub.sink import (
+    HELD_MESSAGES,
+    Message,
+    PubsubSink,
+    PubsubTopic,
+)
 from dpstream.pipelines.connectors.records.formats import rows_of_text
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
@@ -39,7 +43,7 @@ from tests.sent import SINKS, sent
 RUN = f"INSECURE-{RUN_ID}"
 #: ``send`` is called for the manifest, then for rows and seals of the releases of a bundle.
 Topics = Callable[[], tuple[str, str]]
-SEND = "dpstream.pipelines.connectors.pubsub.topic:PubsubTopic.send"
+SEND = "dpstream.pipelines.connectors.pubsub.sink:PubsubTopic.send"
 
 
 class Service(NamedTuple):
@@ -128,7 +132,9 @@ def as_documented(messages: list[Received], job: Job) -> pa.Table:
             mine = by_release[one.window, one.trigger]
             assert (len(mine), digest_of(mine)) == (seal["rows"], seal["digest"])
             kept += mine
-    table = rows_of_text(lines([value for _, value in kept]), release_schema(job.plan))
+    table = rows_of_text(
+        b"".join(value + b"\n" for value in [value for _, value in kept]), release_schema(job.plan)
+    )
     return table.sort_by([(n, "ascending") for n in ("window_start", "trigger", "page")])
 
 

@@ -18,15 +18,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from dpstream.pipelines.connectors import write as sinks
-from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.files.compare import verdict
-from dpstream.pipelines.connectors.files.sink import (
-    FileSink,
-    compare_release,
-    release_path,
-    write_release,
-    write_releases,
-)
+from dpstream.pipelines.connectors.files.sink import FileSink, release_path
 from dpstream.pipelines.connectors.records import formats as sink_formats
 from dpstream.pipelines.connectors.records.formats import encode, read_releases
 from dpstream.pipelines.connectors.registry import sink_of
@@ -35,12 +28,13 @@ from dpstream.pipelines.connectors.write import (
     WriteDeadLetters,
     WriteReleases,
     dead_letter_folder,
-    read_dead_letters,
     write_dead_letters,
 )
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import SinkKind
 from dpstream.state.drafts import drafted
+from dpstream.state.durable import put_entry, put_once
+from tests.written import read_dead_letters, write_release, write_releases
 
 MakeJob = Callable[..., Job]
 KINDS = ("parquet", "csv", "jsonl")
@@ -107,10 +101,8 @@ def test_a_bundle_writes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sinks, "SINK_RELEASES", 4)
     monkeypatch.setattr(sinks, "SINK_ROWS", 9)
     calls = []
-    real = sink_files.write_releases
-    monkeypatch.setattr(
-        sink_files, "write_releases", lambda *args: calls.append(len(args[2])) or real(*args)
-    )
+    real = FileSink.write
+    monkeypatch.setattr(FileSink, "write", lambda *args: calls.append(len(args[1])) or real(*args))
     writer = sinks._WriteRelease(FileSink(tmp_path, "parquet"))
     writer.start_bundle()
     out = [name for n in range(10) for name in writer.process(release(0, n, ["k"] * n))]
@@ -186,7 +178,7 @@ def test_every_bit_of_a_parquet_release_is_noticed_and_mended(
     # "same" is a flip that makes the version of the library another one; nothing else is.
     assert found["other"] == 0 and found["same"] <= 20 and found["damaged"] > 2_000, found
     path.write_bytes(flipped(whole, 100))
-    assert not compare_release(tmp_path, "parquet", batch)
+    assert not FileSink(tmp_path, "parquet").holds(batch)
     assert FileSink(tmp_path, "parquet").same(PublishedRelease(3, 4, path), batch)
     assert path.read_bytes() == whole
     assert "window 3, trigger 4 was damaged" in capsys.readouterr().err
@@ -346,7 +338,7 @@ def test_files_of_a_writer_that_died_are_flushed_by_the_next(
     """It was killed between the file's entry and the folder's flush."""
     batches, folder = [release(1, 1, ["a"]), release(2, 1, ["a"])], tmp_path / "out"
     for batch in batches:
-        sink_formats.put_entry(
+        put_entry(
             folder / release_path(*name_of_release(batch), "csv"),
             sink_formats.encode(batch, "csv"),
         )
@@ -362,7 +354,7 @@ def test_a_manifest_is_flushed_with_the_folders_above_it(
     above = {tmp_path, tmp_path / "new", tmp_path / "new" / "also", path.parent}
     for fresh in (True, False):
         flushed.clear()
-        assert sink_formats.put_once(path, b"x") == fresh
+        assert put_once(path, b"x") == fresh
         assert above <= set(flushed)
 
 

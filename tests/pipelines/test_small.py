@@ -16,7 +16,7 @@ from dpstream.dp_transforms.ingest.records import _position
 from dpstream.pipelines.connectors.files import small
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.source import ReadFiles, groups, read_group
-from dpstream.pipelines.connectors.records.positions import dead_letters
+from dpstream.pipelines.connectors.inputs import refusal
 from dpstream.pipelines.jobs.job import Job
 from tests.pipelines.test_sources import (
     BOM,
@@ -42,7 +42,7 @@ def together(job: Job) -> Any:
             if isinstance(found, pa.RecordBatch):
                 collect(found, job, rows)
             else:
-                letters = dead_letters(*found).to_pylist()
+                letters = refusal(*found).to_pylist()
                 assert not dead & {tuple(x.values()) for x in letters}, "each is given once"
                 dead |= {tuple(x.values()) for x in letters}
     return rows, dead

@@ -26,12 +26,12 @@ from dpstream.dp_transforms.batches import (
     ROWS,
     ArrowBatchCoder,
 )
-from dpstream.pipelines.connectors.files.csv_rows import read_csv
 from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles, pieces, read_piece
+from dpstream.pipelines.connectors.files.texts import read_csv
+from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.connectors.records import lines as source_lines
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
-from dpstream.pipelines.connectors.records.positions import dead_letters, positioned
 from dpstream.pipelines.connectors.records.rows import Reason, Refused, Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 
@@ -77,7 +77,7 @@ def by_hand(job: Job) -> tuple[dict[tuple[int, int], dict[str, Any]], set[tuple[
     for piece in pieces(job):
         for part in read_piece(piece, job.columns):
             if isinstance(part, Refused):
-                letters = dead_letters(part, piece[1]).to_pylist()
+                letters = refusal(part, piece[1]).to_pylist()
                 dead |= {(x["partition"], x["offset"], x["reason"]) for x in letters}
                 continue
             for batch in positioned(part, piece[1], job.performance.batch_rows):

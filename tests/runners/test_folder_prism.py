@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.pipelines.connectors.folder.close import close_files
 from dpstream.pipelines.connectors.folder.files import Files
-from dpstream.pipelines.connectors.folder.names import place
+from dpstream.pipelines.connectors.folder.store import place
 from dpstream.pipelines.connectors.registry import input_of
 from tests.drive import letters_of, rows_of
 from tests.folders import MakeFolderJob, data, make_folder_job, positions, write

@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.connectors.kafka.broker import Kafka
-from dpstream.pipelines.connectors.write import dead_letter_folder, read_dead_letters
+from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.kafka_broker import Broker
 from tests.runners.prism import run_while, wait_for
+from tests.written import read_dead_letters
 
 WINDOW = 4
 JOB = """

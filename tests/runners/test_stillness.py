@@ -9,7 +9,8 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.runners import waiting
-from dpstream.pipelines.runners.stillness import QUIET_SECONDS, Stillness, quiet_seconds, say
+from dpstream.pipelines.runners.errors import say
+from dpstream.pipelines.runners.waiting import QUIET_SECONDS, Stillness, quiet_seconds
 from dpstream.state import open as stores
 from tests.runners.engines import started
 from tests.runners.prism import binary

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import concat, record_schema, split_by_shard
 from dpstream.dp_transforms.bounding import Batch, expand
@@ -14,7 +15,7 @@ from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_mem
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import period_trigger_time
-from dpstream.state.store import Int64, Store, UnitShard
+from dpstream.state.store import Store, UnitShard
 from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on
 from tests.simulation.stores import sqlite

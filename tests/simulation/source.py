@@ -8,16 +8,13 @@ ones, which break that assumption on purpose.
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.accounting.arrays import Bool
 from dpstream.accounting.plan.plan import Plan
 from tests.simulation.plans import KEYS, USERS
 from tests.streams import STEP, Stream, generate, positioned
-
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)

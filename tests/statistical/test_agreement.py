@@ -13,12 +13,11 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.metrics import errors
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.experiments.one_run import in_child
 from dpstream.pipelines.experiments.paper import published_budget
 from dpstream.pipelines.experiments.runs import AS_PUBLISHED, ONE_RUN
-from dpstream.pipelines.experiments.truth import Truth, load
+from dpstream.pipelines.experiments.truth import Truth, errors, load
 from dpstream.pipelines.synth import Synth, generate
 from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
 

@@ -12,9 +12,10 @@ import pytest
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.pipelines.connectors.files.sink import release_path, write_release
+from dpstream.pipelines.connectors.files.sink import release_path
 from dpstream.state import open as stores
 from tests.streams import COUNT, MEAN, START, STEP, begin, make_plan, positioned
+from tests.written import write_release
 
 KINDS = ("parquet", "csv", "jsonl")
 SHUFFLES = 200

@@ -11,11 +11,11 @@ from unittest import mock
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
 from dpstream.accounting import budget as budgets
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of
@@ -29,7 +29,6 @@ from tests.audit.encoders import matrix
 from tests.statistical.trials import lower
 from tests.streams import COUNT, START, STEP, SUM, UNITS, begin, make_plan, positioned
 
-Float64 = npt.NDArray[np.float64]
 TAIL = 1e-6
 
 # --- mu, exactly --------------------------------------------------------------------------------

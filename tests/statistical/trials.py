@@ -6,10 +6,10 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from scipy.stats import beta, norm
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import StreamNoise
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import step
@@ -19,9 +19,6 @@ from dpstream.dp_transforms.noise.paths import Sampler
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state import open as stores
 from tests.streams import START, begin, positioned, public_table
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 def released(

@@ -10,7 +10,7 @@ Buffers only, not as Arrow.
 
 Tables (``python -m dpstream.pipelines.connectors.bigquery.sink JOB.toml`` prints their definition):
 the releases, key ``release_id``; and ``TABLE_seals`` (name, run_id, value), key ``name``, for seals
-and manifests as in `pipelines.connectors.messages`, named as in `pipelines.connectors.write_only`.
+and manifests as in `pipelines.connectors.messages`, named as in `pipelines.connectors.messages`.
 A seal is appended after all its rows are acknowledged.
 """
 
@@ -26,9 +26,13 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.connectors.bigquery.rows import SEAL_SCHEMA, bigquery_type, rows_of
-from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
-from dpstream.pipelines.connectors.write_only import ControlMessage, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.connectors.bigquery.table import (
+    SEAL_SCHEMA,
+    BigQueryTables,
+    bigquery_type,
+    rows_of,
+)
+from dpstream.pipelines.connectors.messages import ControlMessage, OutgoingRelease, WriteOnlySink
 
 #: A column's name in BigQuery (those with a leading ``_`` are its own for the most part) that is a
 #: field's name in Protocol Buffers as well.
@@ -108,7 +112,7 @@ def ddl(plan: Plan, table: str) -> str:
 
     def create(name: str, schema: pa.Schema, key: str) -> str:
         columns = [
-            f"  `{f.name}` {bigquery_type(f.type)}{' NOT NULL' if f.name == key else ''},\n"
+            f"  `{f.name}` {bigquery_type(f.type).sql}{' NOT NULL' if f.name == key else ''},\n"
             for f in schema
         ]
         text = "".join(columns) + f"  PRIMARY KEY (`{key}`) NOT ENFORCED\n"

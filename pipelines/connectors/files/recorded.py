@@ -1,4 +1,4 @@
-"""Files in the place of a job's own source: other data of the same schema.
+"""Files in the place of a job's own source: other data of the same schema, read by its ingest.
 
 `dpstream choose --proxy` and `report --truth` read such files.  A source without end gives stamps
 and message ids of its own, which no file has: there the event time is the stamp.
@@ -9,10 +9,20 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 import msgspec
+import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.ingest.records import (
+    Canonicaliser,
+    canonical_public_keys,
+    public_key_ids,
+)
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.records.compression import unpacked_name
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS, FileKind
 
 _KINDS: dict[str, FileKind] = {
@@ -47,6 +57,25 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
         plan = replace(plan, record_id=None)
     files = type(source)(kind, pattern, plan.stamp)
     return replace(job, source=files, plan=plan)
+
+
+def canonical_records(job: Job, plan: Plan, ring: KeyRing) -> Iterator[pa.RecordBatch]:
+    """The usable records of a job's files in the stream's own canonical form, batch after batch.
+
+    Args:
+        plan: by which they are taken in; its timeline may be another than the job's.
+        ring: keys of the ids.
+
+    Raises:
+        UsageError: no file, or a column is missing.
+        RunError: the operating system cannot read a file.
+    """
+    public = None
+    if plan.public_keys is not None:
+        public = public_key_ids(plan, ring, canonical_public_keys(plan, read_public_keys(job)))
+    ingest = Canonicaliser(plan, ring, public)
+    for batch in batches(job):
+        yield ingest(batch)[0]
 
 
 @contextlib.contextmanager

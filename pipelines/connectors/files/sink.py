@@ -22,12 +22,9 @@ from dpstream.pipelines.connectors.files.compare import Verdict, verdict
 from dpstream.pipelines.connectors.records.formats import (
     encode,
     encode_all,
-    put_again,
-    put_entries,
-    put_once,
+    name_of,
     release_files,
     remove_drafts,
-    sync_folders,
 )
 from dpstream.pipelines.connectors.sink import (
     Name,
@@ -37,6 +34,7 @@ from dpstream.pipelines.connectors.sink import (
     name_of_release,
 )
 from dpstream.pipelines.jobs.tables import SinkKind
+from dpstream.state.durable import put_again, put_entries, put_once, sync_folders
 
 
 class FileSink(ReadableSink):
@@ -90,14 +88,14 @@ class FileSink(ReadableSink):
     @override
     def published(self) -> Iterator[PublishedRelease]:
         for path in release_files(self.folder):
-            numbers = [part.rpartition("-")[2] for part in (path.parent.name, path.stem)]
-            if not all(n.isdecimal() for n in numbers):
+            window, trigger = name_of(path)
+            if window < 0 or trigger < 0:
                 raise PolicyError(
                     "sink.path",
                     "holds a file that is no release of this run",
                     "use an empty folder",
                 )
-            yield PublishedRelease(int(numbers[0]), int(numbers[1]), path)
+            yield PublishedRelease(window, trigger, path)
 
     @override
     def content(self) -> str | None:
@@ -114,7 +112,7 @@ class FileSink(ReadableSink):
     @override
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
         try:
-            return _compared(one.proof, batch, self._repairs, self.guard)
+            return self._compared(one.proof, batch, self._repairs)
         except OSError:
             raise RunError(
                 "sink.path", "cannot be compared", "check disk and permissions"
@@ -122,131 +120,91 @@ class FileSink(ReadableSink):
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        return compare_release(self.folder, self.kind, batch, self.guard)
+        path = self._path(batch)
+        try:
+            return path.exists() and self._verdict(path, batch) is Verdict.SAME
+        except OSError:
+            raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
-        return write_releases(self.folder, self.kind, batches, only_compare, self.guard)
+        """Their waits for the disk overlap, and each folder is synced once."""
+        if only_compare:
+            batches = [batch for batch in batches if self._path(batch).exists()]
+        try:
+            written = self._put(batches, only_compare)
+            # Also of files that are there already: who made them may have died before this.
+            sync_folders(written)
+        except OSError:
+            raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+        return [name_of_release(batch) for batch in batches]
 
     @override
     def close(self) -> None:
         """No client to let go of."""
 
+    def _path(self, batch: pa.RecordBatch) -> Path:
+        return self.folder / release_path(*name_of_release(batch), self.kind)
+
+    def _verdict(self, path: Path, batch: pa.RecordBatch) -> Verdict:
+        return verdict(path.read_bytes(), batch, path.suffix[1:], self.guard)
+
+    def _put(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Path]:
+        """The releases' files, those that are there compared first."""
+        paths, missing = [self._path(batch) for batch in batches], []
+        for path, batch in zip(paths, batches, strict=True):
+            if path.exists():
+                self._check(path, batch, only_compare)
+            else:
+                missing.append((path, batch))
+        for begin in range(0, len(missing), SINK_FILES):
+            some = missing[begin : begin + SINK_FILES]
+            data = encode_all([batch for _, batch in some], self.kind, self.guard)
+            new = put_entries(
+                [(path, of_one) for (path, _), of_one in zip(some, data, strict=True)]
+            )
+            for (path, batch), made in zip(some, new, strict=True):
+                if not made:  # by another writer, meanwhile
+                    self._check(path, batch, only_compare)
+        return paths
+
+    def _check(self, path: Path, batch: pa.RecordBatch, only_compare: bool) -> None:
+        """Refuse a file that is another release's."""
+        if not self._compared(path, batch, not only_compare):
+            window, trigger = name_of_release(batch)
+            raise PolicyError(
+                "sink.path",
+                f"holds another release of window {window}, trigger {trigger}",
+                "a published value never changes: use the state that made it, or another folder; if"
+                " the file was damaged, remove it and run again",
+            )
+
+    def _compared(self, path: Path, batch: pa.RecordBatch, repairs: bool) -> bool:
+        """Whether a file is this release's, once it was written again if it was damaged.
+
+        Raises:
+            RunError: it is damaged, and it is what a restored store must be compared with.
+        """
+        found = self._verdict(path, batch)
+        if found is not Verdict.DAMAGED:
+            return found is Verdict.SAME
+        window, trigger = name_of_release(batch)
+        name = f"release of window {window}, trigger {trigger}"
+        if not repairs:
+            raise RunError(
+                "sink.file",
+                f"the {name} is damaged, so a restored store cannot be compared with it",
+                "bring back the file, or remove it: it is published again after the comparison",
+            )
+        put_again(path, encode(batch, path.suffix[1:], self.guard))
+        sync_folders([path])
+        print(f"The {name} was damaged in the sink; it is written again.", file=sys.stderr)
+        return True
+
 
 def release_path(window: int, trigger: int, kind: str) -> Path:
     """Name of a release below the sink's folder."""
     return Path(f"window-{window:06d}") / f"trigger-{trigger:06d}.{kind}"
-
-
-def write_release(folder: Path, kind: str, batch: pa.RecordBatch) -> tuple[int, int]:
-    """Write one sealed release (`WriteReleases` without Beam).
-
-    Args:
-        folder: the sink's folder.
-        kind: ``parquet``, ``csv`` or ``jsonl``.
-        batch: the release, with window and trigger in its schema's metadata.
-
-    Returns:
-        (window, trigger).  Writing the same content again changes nothing.
-
-    Raises:
-        PolicyError: the file exists with other content; a published value never changes.
-        RunError: the file cannot be written.
-    """
-    return write_releases(folder, kind, [batch])[0]
-
-
-def write_releases(
-    folder: Path,
-    kind: str,
-    batches: Sequence[pa.RecordBatch],
-    only_compare: bool = False,
-    guard: bool = True,
-) -> list[tuple[int, int]]:
-    """``write_release`` of many: their waits for the disk overlap, each folder is synced once.
-
-    Args:
-        only_compare: write none that is not there, as long as others remain to be compared.
-        guard: see `encode`.
-    """
-    if only_compare:
-        there = [
-            (folder / release_path(*name_of_release(batch), kind)).exists() for batch in batches
-        ]
-        batches = [batch for batch, found in zip(batches, there, strict=True) if found]
-    try:
-        written = _write(folder, kind, batches, only_compare, guard)
-        # Also of files that are there already: who made them may have died before this.
-        sync_folders(written)
-    except OSError:
-        raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
-    return [name_of_release(batch) for batch in batches]
-
-
-def compare_release(folder: Path, kind: str, batch: pa.RecordBatch, guard: bool = True) -> bool:
-    """Whether the sink has this release with this content."""
-    path = folder / release_path(*name_of_release(batch), kind)
-    try:
-        return path.exists() and verdict(path.read_bytes(), batch, kind, guard) is Verdict.SAME
-    except OSError:
-        raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
-
-
-def _write(
-    folder: Path, kind: str, batches: Sequence[pa.RecordBatch], only_compare: bool, guard: bool
-) -> list[Path]:
-    """The releases' files, those that are there compared first."""
-    paths = [folder / release_path(*name_of_release(batch), kind) for batch in batches]
-    missing = []
-    for path, batch in zip(paths, batches, strict=True):
-        if path.exists():
-            _check(path, batch, only_compare, guard)
-        else:
-            missing.append((path, batch))
-    for begin in range(0, len(missing), SINK_FILES):
-        some = missing[begin : begin + SINK_FILES]
-        data = encode_all([batch for _, batch in some], kind, guard)
-        new = put_entries([(path, of_one) for (path, _), of_one in zip(some, data, strict=True)])
-        for (path, batch), made in zip(some, new, strict=True):
-            if not made:  # by another writer, meanwhile
-                _check(path, batch, only_compare, guard)
-    return paths
-
-
-def _check(path: Path, batch: pa.RecordBatch, only_compare: bool, guard: bool) -> None:
-    """Refuse a file that is another release's."""
-    if not _compared(path, batch, not only_compare, guard):
-        window, trigger = name_of_release(batch)
-        raise PolicyError(
-            "sink.path",
-            f"holds another release of window {window}, trigger {trigger}",
-            "a published value never changes: use the state that made it, or another folder; if"
-            " the file was damaged, remove it and run again",
-        )
-
-
-def _compared(path: Path, batch: pa.RecordBatch, repairs: bool, guard: bool) -> bool:
-    """Whether a file is this release's, once it was written again if it was damaged.
-
-    Raises:
-        RunError: it is damaged, and it is what a restored store must be compared with.
-    """
-    kind = path.suffix[1:]
-    found = verdict(path.read_bytes(), batch, kind, guard)
-    if found is not Verdict.DAMAGED:
-        return found is Verdict.SAME
-    window, trigger = name_of_release(batch)
-    name = f"release of window {window}, trigger {trigger}"
-    if not repairs:
-        raise RunError(
-            "sink.file",
-            f"the {name} is damaged, so a restored store cannot be compared with it",
-            "bring back the file, or remove it: it is published again after the comparison",
-        )
-    put_again(path, encode(batch, kind, guard))
-    sync_folders([path])
-    print(f"The {name} was damaged in the sink; it is written again.", file=sys.stderr)
-    return True
 
 
 def manifest_path(folder: Path, epoch: int = 0) -> Path:

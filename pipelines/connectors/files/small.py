@@ -12,11 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Int64
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
-from dpstream.pipelines.connectors.files.csv_rows import csv_header, csv_lines, csv_positions
+from dpstream.pipelines.connectors.files.input_manifest import unreadable
+from dpstream.pipelines.connectors.files.texts import csv_header, csv_lines, csv_positions
 from dpstream.pipelines.connectors.records.jsonl import Objects, json_lines
 from dpstream.pipelines.connectors.records.lines import split
-from dpstream.pipelines.connectors.records.rows import Int64, Reason, Rows
+from dpstream.pipelines.connectors.records.rows import Reason, Rows
 
 #: A file of this size or less is small; so many bytes, or files, are read together.
 SMALL_BYTES, TOGETHER_BYTES, TOGETHER_FILES = 1 << 20, 8 << 20, 1_000
@@ -32,14 +34,6 @@ class Located(NamedTuple):
     found: pa.RecordBatch | list[str]
 
 
-class UnreadableError(Exception):
-    """The operating system cannot read the file of this partition."""
-
-    def __init__(self, partition: int) -> None:
-        super().__init__()
-        self.partition = partition
-
-
 def read_texts(kind: str, files: Iterable[File], columns: Sequence[str]) -> Iterator[Located]:
     """Rows and refused positions of small text files that are not compressed.
 
@@ -50,7 +44,7 @@ def read_texts(kind: str, files: Iterable[File], columns: Sequence[str]) -> Iter
 
     Raises:
         UsageError: a needed column is not in a CSV header.
-        UnreadableError: a file cannot be read.
+        RunError: a file cannot be read.
     """
     by_header: dict[bytes, tuple[list[int], list[bytes]]] = {}
     for partition, path in files:
@@ -82,7 +76,7 @@ def _content(partition: int, path: str) -> bytes:
         with open(path, "rb", buffering=0) as raw:
             return raw.read()
     except OSError:
-        raise UnreadableError(partition) from None
+        raise unreadable(partition) from None
 
 
 def _lines(texts: list[bytes]) -> tuple[pa.BinaryArray, Int64, Int64]:

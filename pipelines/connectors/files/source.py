@@ -15,10 +15,9 @@ import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import Backpressure
-from dpstream.pipelines.connectors.files.csv_rows import csv_header, csv_positions
 from dpstream.pipelines.connectors.files.input_manifest import (
     SourceFile,
     fingerprint_parts,
@@ -32,31 +31,26 @@ from dpstream.pipelines.connectors.files.small import (
     SMALL_BYTES,
     TOGETHER_BYTES,
     TOGETHER_FILES,
-    UnreadableError,
     joined,
     positioned_runs,
     read_texts,
 )
-from dpstream.pipelines.connectors.files.texts import read_text
-from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.files.texts import csv_header, csv_positions, read_text
+from dpstream.pipelines.connectors.inputs import (
+    DEAD_LETTER,
+    Backpressure,
+    Input,
+    positioned,
+    reading,
+    refusal,
+)
 from dpstream.pipelines.connectors.records.compression import (
     checked_codec,
     plain,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.connectors.records.positions import (
-    DEAD_LETTER,
-    positioned,
-    reading,
-    refusal,
-)
-from dpstream.pipelines.connectors.records.rows import Int64, Part, Reason, Refused, Rows, refuse
+from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows, refuse
 from dpstream.pipelines.jobs.job import Job
-
-__all__ = [
-    "Piece", "ReadFiles", "Reason", "fingerprint_parts", "groups", "manifest", "pieces",
-    "read_group", "read_piece",
-]  # fmt: skip
 
 #: A batch with positions; or refused positions, with the partition of all or of each.
 Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
@@ -144,19 +138,28 @@ def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Itera
     if len(group) == 1:
         yield from _alone(group[0], columns, batch_rows)
         return
-    try:
-        if kind == "parquet":
-            dead = list[Found]()
-            yield from _many_parquet(group, columns, batch_rows, dead)
-            yield from dead
-            return
-        for part in read_texts(kind, ((piece[1], piece[2]) for piece in group), columns):
-            if isinstance(part.found, pa.RecordBatch):
-                yield from positioned_runs(part, batch_rows)
-            else:
-                yield Refused(part.offset, part.found), part.partition
-    except UnreadableError as error:
-        raise unreadable(error.partition) from None
+    if kind == "parquet":
+        dead = list[Found]()
+        yield from _many_parquet(group, columns, batch_rows, dead)
+        yield from dead
+        return
+    for part in read_texts(kind, ((piece[1], piece[2]) for piece in group), columns):
+        if isinstance(part.found, pa.RecordBatch):
+            yield from positioned_runs(part, batch_rows)
+        else:
+            yield Refused(part.offset, part.found), part.partition
+
+
+def batches(job: Job) -> Iterator[pa.RecordBatch]:
+    """All rows of a job's files with their positions; refused ones are left out.
+
+    Raises:
+        UsageError, RunError: see `pieces`; or the operating system cannot read a file.
+    """
+    for group in groups(job):
+        for found in read_group(group, job.columns, job.performance.batch_rows):
+            if isinstance(found, pa.RecordBatch):
+                yield found
 
 
 def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
@@ -184,7 +187,7 @@ def _many_parquet(
                     else:
                         yield piece[1], part
             except OSError:
-                raise UnreadableError(piece[1]) from None
+                raise unreadable(piece[1]) from None
 
     for some in joined(rows(), batch_rows):
         yield from positioned_runs(some, batch_rows)

@@ -1,12 +1,158 @@
-"""CSV and JSON Lines by their kind, from files that may be compressed and may not be whole."""
+"""Text files, CSV and JSON Lines: one line is one row, and no line can change what another becomes.
 
+Every column comes out as string: of CSV the text as it stands, UTF-8 or null; empty and unquoted is
+null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
+quote cannot swallow other users' lines.  A byte order mark at the head of the file is none of its
+header's; anywhere else it is text like any other, whichever line of whatever block it begins.
+"""
+
+import csv
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from dpstream.pipelines.connectors.files.csv_rows import read_csv
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as pacsv
+
+from dpstream.accounting.arrays import Bool
+from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.records.compression import BrokenFileError
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
-from dpstream.pipelines.connectors.records.rows import Part, Reason, after, refuse
+from dpstream.pipelines.connectors.records.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    Lines,
+    line_blocks,
+    lines_of,
+    too_long,
+)
+from dpstream.pipelines.connectors.records.rows import (
+    Part,
+    Reason,
+    Refused,
+    after,
+    refuse,
+    repair_text,
+    runs,
+)
+
+_FIELD = r'(?:"(?:[^"\r\n]|"")*"|[^",\r\n]*)'
+_WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"
+
+
+def csv_header(stream: BinaryIO) -> list[str] | None:
+    """Column names of a CSV file's first line; ``None`` if it has no readable one."""
+    line = stream.read(MAX_LINE_BYTES + 1).partition(b"\n")[0].removeprefix(BOM)
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+        return next(csv.reader([text], strict=True), []) or None if text else None
+    except (UnicodeDecodeError, csv.Error):
+        return None
+
+
+def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
+    """Where each needed column stands in the header.
+
+    Raises:
+        UsageError: a column is missing or there twice.  The other names of the header are
+            not shown: in a file without a header they would be data.
+    """
+    for column in columns:
+        if header.count(column) != 1:
+            found = [c for c in columns if header.count(c) == 1]
+            raise UsageError(
+                f"column '{column}'",
+                f"is not, or not just once, in the header of a CSV file of {len(header)} columns "
+                f"(found: {', '.join(found) or 'none of those the job names'})",
+                "correct [schema], [[aggregate]] or the file's first line",
+            )
+    return [header.index(column) for column in columns]
+
+
+def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
+    """Rows and refused positions of a CSV file, in blocks, every column as string.
+
+    Raises:
+        UsageError: a needed column is not in the header.
+    """
+    header = csv_header(stream)
+    if header is None:
+        yield refuse(0, Reason.UNREADABLE_FILE)
+        return
+    where = csv_positions(header, columns)
+    stream.seek(0)
+    for row, lines in line_blocks(stream, header=True):
+        found = csv_lines(lines, len(header), where, columns)
+        if found.reasons:
+            yield Refused(row + found.bad, found.reasons)
+        if found.batch is not None:
+            yield from runs(row + found.good, found.batch)
+
+
+def csv_lines(
+    lines: pa.BinaryArray, width: int, where: Sequence[int], columns: Sequence[str]
+) -> Lines:
+    """What lines of a file with ``width`` columns become, each on its own.
+
+    Args:
+        where: the needed columns' places; ``columns``: their names.
+    """
+    malformed, miscounted = _faults(lines, width)
+    longer = too_long(lines)
+    good = ~(malformed | miscounted | longer)
+    rows = lines if good.all() else lines.filter(pa.array(good))
+    batch = _parse(rows, width, where, columns) if len(rows) else None
+    return lines_of(good, malformed, longer, batch)
+
+
+def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
+    """Which lines are malformed, and which others have another number of fields."""
+    returns = pc.count_substring(lines, "\r").to_numpy()
+    malformed = returns != 0
+    if malformed.any():
+        malformed = returns != pc.match_substring_regex(lines, r"\r\n$").to_numpy(False)
+    fields = pc.count_substring(lines, ",").to_numpy() + 1
+    quoted = np.flatnonzero(pc.match_substring(lines, '"').to_numpy(False))
+    if len(quoted):
+        some = lines.take(pa.array(quoted))
+        malformed = malformed.copy()
+        malformed[quoted] |= ~pc.match_substring_regex(some, _WELL_FORMED).to_numpy(False)
+        bare = pc.replace_substring_regex(some, r'"(?:[^"]|"")*"', "")
+        fields = fields.copy()
+        fields[quoted] = pc.count_substring(bare, ",").to_numpy() + 1
+    return malformed, ~malformed & (fields != width)
+
+
+def _parse(
+    lines: pa.BinaryArray, width: int, where: Sequence[int], columns: Sequence[str]
+) -> pa.RecordBatch:
+    """Parsed columns of lines that all have ``width`` well-formed fields."""
+    _, offsets, text = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    data = text.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    if data[:3].to_pybytes() == BOM:
+        data = pa.py_buffer(BOM + data.to_pybytes())  # Arrow drops one, which was the row's own
+    names = [str(i) for i in range(width)]
+    needed = [names[i] for i in where]
+    table = pacsv.read_csv(
+        pa.BufferReader(data),
+        pacsv.ReadOptions(use_threads=False, block_size=data.size + 1, column_names=names),
+        pacsv.ParseOptions(newlines_in_values=False),
+        pacsv.ConvertOptions(
+            check_utf8=False,
+            column_types=dict.fromkeys(needed, pa.string()),
+            include_columns=needed,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    ).combine_chunks()
+    assert table.num_rows == len(lines), "well-formed lines are rows"
+    arrays = [repair_text(table.column(i).chunk(0)) for i in range(len(needed))]
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
 def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:

@@ -12,11 +12,10 @@ from pathlib import Path
 import msgspec
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.pipelines.connectors.folder.names import MARKERS, is_hidden, is_name
-from dpstream.pipelines.connectors.folder.store import Folder
+from dpstream.pipelines.connectors.folder.store import MARKERS, Folder, is_hidden, is_name
 from dpstream.pipelines.connectors.folder.watch import Markers, nothing_seen
-from dpstream.pipelines.connectors.records.formats import put_once
 from dpstream.pipelines.connectors.unbounded import wall_micros
+from dpstream.state.durable import put_once
 
 
 def close_files(path: str | Path, files: Iterable[str] = (), at: int | None = None) -> str:

@@ -10,8 +10,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
 from dpstream.pipelines.connectors.files.texts import read_text
-from dpstream.pipelines.connectors.folder.names import Place, place
-from dpstream.pipelines.connectors.folder.store import Folder, patiently
+from dpstream.pipelines.connectors.folder.store import Folder, Place, patiently, place
 from dpstream.pipelines.connectors.folder.watch import ClosedFile
 from dpstream.pipelines.connectors.records.compression import plain_by_name
 from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows, after, refuse

@@ -1,9 +1,9 @@
 """A folder that grows as a source: ``FolderInput`` of jobs of kind ``folder``.
 
-Markers or times of change say which files are closed (`folder_watch`); all rows of a file have
+Markers or times of change say which files are closed (`folder.watch`); all rows of a file have
 the time of its closing as their stamp, or a column that the job names.  One splittable DoFn
 watches; files and their row groups are spread over the workers; a row's position is a function
-of its file's name and its number (`folder_names`).
+of its file's name and its number (`folder.store`).
 
 The watermark is the instant of the last marker (less ``settle`` where a column has the stamps), or
 the clock less ``settle`` and a margin: facts of the source, whatever the files hold.  A file that
@@ -19,33 +19,39 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
 from dpstream.pipelines.connectors.folder.files import FilePiece, Files
-from dpstream.pipelines.connectors.folder.names import Place, place
-from dpstream.pipelines.connectors.folder.store import PATIENCE_SECONDS, Folder, away
+from dpstream.pipelines.connectors.folder.store import PATIENCE_SECONDS, Folder, Place, away, place
 from dpstream.pipelines.connectors.folder.watch import (
     ClosedFile,
     Markers,
-    Seen,
+    SeenFiles,
     Settled,
     Step,
     nothing_seen,
 )
-from dpstream.pipelines.connectors.inputs import Input
-from dpstream.pipelines.connectors.records.positions import (
+from dpstream.pipelines.connectors.inputs import (
     DEAD_LETTER,
+    HELD_SECONDS,
+    Backpressure,
+    Input,
     positioned,
     reading,
     refusal,
 )
 from dpstream.pipelines.connectors.records.rows import Refused, Rows
-from dpstream.pipelines.connectors.unbounded import TRACKER, WATERMARK, Bundle, advance, wall_micros
+from dpstream.pipelines.connectors.unbounded import (
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
+    stands,
+    wall_micros,
+)
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros
 
@@ -89,7 +95,7 @@ class _Watch(beam.DoFn):
     ) -> None:
         self._watch, self._begin, self._backpressure = watch, begin, backpressure
         self._left: Iterator[Step] | None = None
-        self._seen: Seen | None = None
+        self._seen: SeenFiles | None = None
         self._away_since: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,7 +121,7 @@ class _Watch(beam.DoFn):
             if not tracker.try_claim(step.seen):
                 return
             self._seen = step.seen
-            yield from _outputs(step, watermark.current_watermark() or MIN_TIMESTAMP)
+            yield from _outputs(step, stands(watermark))
             if step.upto is not None:
                 advance(watermark, step.upto)
             if bundle.add(0):

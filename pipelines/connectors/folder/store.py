@@ -2,16 +2,26 @@
 
 Through `pyarrow.fs`, which is in Arrow's wheel and reads ranges of objects natively; Beam's own
 file systems would need an extra package for each store.  A local folder needs neither.
+
+Where a row of a file stands is a function of the file's name and the row alone (`place`).  Neither
+the order of a listing nor another file can move it, so a file that is read again gives the same
+positions.  Partition (31 bits) and base (62 bits) come from BLAKE2b-128 of the name; offset = base
++ row.  Two records of one unit share a position, and count as one, with a chance below
+files^2 * rows * 2^-93 (a million files of a million rows: 2^-33); a position names a record of its
+unit, so records of two units never do.  The digest is not keyed: it hides nothing.
 """
 
 import errno
+import hashlib
+import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import pyarrow.fs as pafs
 from apache_beam.utils import retry
+from typing_extensions import override
 
 from dpstream.accounting.errors import RunError, UsageError
 
@@ -21,6 +31,11 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 15.0
 #: Faults of one name, which trying again does not mend.
 _OF_THE_NAME = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _ERRNOS = {errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO}
+#: Marker objects lie there; one names the files that were closed before its instant.
+MARKERS = "_closed"
+MAX_NAME_BYTES = 1024
+#: Rows that a file is taken to have at most, where a position is looked up.
+_MAX_ROWS = 1 << 48
 
 
 class Found(NamedTuple):
@@ -122,51 +137,39 @@ class Folder:
         return cast(BinaryIO, _Remote(self.open(), self.path(name)))
 
 
-class _Remote:
+class _Remote(io.RawIOBase):
     """An object as a file, whose faults are the system's: Arrow's have no number, and a damaged
     file's have none either."""
 
     def __init__(self, system: Any, path: str) -> None:
+        super().__init__()
         self._file = _numbered(lambda: system.open_input_file(path))
-        self.closed = False
 
+    @override
     def read(self, size: int = -1) -> bytes:
-        """At most ``size`` bytes."""
         return cast(bytes, _numbered(lambda: self._file.read(None if size < 0 else size)))
 
+    @override
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place."""
         return cast(int, _numbered(lambda: self._file.seek(offset, whence)))
 
+    @override
     def tell(self) -> int:
-        """The place."""
         return cast(int, self._file.tell())
 
+    @override
     def readable(self) -> bool:
-        """It can be read."""
         return True
 
+    @override
     def seekable(self) -> bool:
-        """It has places."""
         return True
 
-    def writable(self) -> bool:
-        """It cannot be written."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing to do."""
-
+    @override
     def close(self) -> None:
-        """Let go of it."""
-        self.closed = True
-        self._file.close()
-
-    def __enter__(self) -> "_Remote":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self.closed:
+            super().close()
+            self._file.close()
 
 
 def _numbered(call: Callable[[], Any]) -> Any:
@@ -230,3 +233,47 @@ def normal_url(path: str) -> str:
     place, question, options = rest.partition("?")
     joined = "/".join(part for part in place.split("/") if part)
     return f"{scheme.lower()}://{joined}{question}{options}"
+
+
+class Place(NamedTuple):
+    """A file's partition and the offset of its row 0."""
+
+    partition: int
+    base: int
+
+
+def place(name: str) -> Place:
+    """Position of the first row of the file ``name`` (relative to the folder, with ``/``)."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    whole = int.from_bytes(digest, "big")
+    return Place(whole >> 97, (whole >> 35) & ((1 << 62) - 1))
+
+
+def is_name(name: str) -> bool:
+    """Whether a text is the one way to write a file's name below the folder.
+
+    Not absolute, no ``..``, ``.`` or empty component, none that begins with ``_closed``'s own
+    folder, no NUL or line break, at most `MAX_NAME_BYTES`.
+    """
+    parts = name.split("/")
+    return (
+        not {"", ".", ".."} & set(parts)
+        and parts[0] != MARKERS
+        and not {"\0", "\n", "\r", "\\"} & set(name)
+        and len(name.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES
+    )
+
+
+def is_hidden(name: str) -> bool:
+    """Names that a listing passes over, as other tools do: a part begins with ``_`` or ``.``."""
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
+
+
+def find(names: Iterable[str], partition: int, offset: int) -> list[tuple[str, int]]:
+    """Files and rows that a position can stand for: (name, row)."""
+    found = []
+    for name in names:
+        at = place(name)
+        if at.partition == partition and 0 <= offset - at.base < _MAX_ROWS:
+            found.append((name, offset - at.base))
+    return found

@@ -19,8 +19,16 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.ingest.columns import instant
-from dpstream.pipelines.connectors.folder.names import MARKERS, Place, is_hidden, is_name, place
-from dpstream.pipelines.connectors.folder.store import Folder, Found, of_the_name
+from dpstream.pipelines.connectors.folder.store import (
+    MARKERS,
+    Folder,
+    Found,
+    Place,
+    is_hidden,
+    is_name,
+    of_the_name,
+    place,
+)
 from dpstream.pipelines.connectors.records.compression import READ_SUFFIXES
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
 from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, refuse
@@ -37,7 +45,7 @@ Entry = tuple[int, int]
 ClosedFile = tuple[str, int, int, int]
 
 
-class Seen(NamedTuple):
+class SeenFiles(NamedTuple):
     """What is done: all up to ``floor``, and ``recent`` (ascending)."""
 
     floor: Entry
@@ -48,11 +56,11 @@ class Seen(NamedTuple):
         at = bisect.bisect_left(self.recent, entry)
         return entry <= self.floor or self.recent[at : at + 1] == (entry,)
 
-    def more(self, entries: Iterable[Entry]) -> "Seen":
+    def more(self, entries: Iterable[Entry]) -> "SeenFiles":
         """With new entries done."""
         known = sorted({*self.recent, *entries})
         low, high = known[:-LOOK_BACK], tuple(known[-LOOK_BACK:])
-        return Seen(max([self.floor, *low[-1:]]), high)
+        return SeenFiles(max([self.floor, *low[-1:]]), high)
 
     def names(self) -> dict[int, int]:
         """Instants of the recent ones, by the digest of their name."""
@@ -69,16 +77,16 @@ class Step(NamedTuple):
         upto: no row that is stamped before this instant (micros) will come, ``None``: unknown.
     """
 
-    seen: Seen
+    seen: SeenFiles
     files: list[ClosedFile]
     refused: list[tuple[Place, Refused]]
     upto: int | None
 
 
-def nothing_seen(begin: int, markers: bool) -> Seen:
+def nothing_seen(begin: int, markers: bool) -> SeenFiles:
     """Before anything is read: files that were closed before ``begin`` are not needed; a marker
     of that instant names no others."""
-    return Seen((begin, 1 << 62) if markers and begin else (begin, -1))
+    return SeenFiles((begin, 1 << 62) if markers and begin else (begin, -1))
 
 
 class Markers:
@@ -93,7 +101,7 @@ class Markers:
     def __init__(self, folder: Folder, begin: int = 0, behind: int = 0) -> None:
         self.folder, self.begin, self.behind = folder, begin, behind
 
-    def steps(self, seen: Seen, now: int) -> Iterator[Step]:
+    def steps(self, seen: SeenFiles, now: int) -> Iterator[Step]:
         """New markers in the order of their instants.
 
         Args:
@@ -112,7 +120,7 @@ class Markers:
             seen = seen.more([(at, digest)])
             yield Step(seen, files, refused, at - self.behind)
 
-    def instants(self, seen: Seen) -> Iterator[tuple[int, str]]:
+    def instants(self, seen: SeenFiles) -> Iterator[tuple[int, str]]:
         """(instant, name) of markers above the floor's day."""
         for found in self.folder.list(MARKERS, recursive=False):
             yield from _instant(found.name)
@@ -191,7 +199,7 @@ class Settled:
         packed = () if suffix == ".parquet" else READ_SUFFIXES
         self.suffixes = (suffix, *(suffix + more for more in packed))
 
-    def steps(self, seen: Seen, now: int) -> Iterator[Step]:
+    def steps(self, seen: SeenFiles, now: int) -> Iterator[Step]:
         """Newly settled files in the order of their times of change.
 
         A file that changed after it was read is refused, not read again.

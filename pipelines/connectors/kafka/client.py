@@ -14,9 +14,10 @@ says about an error may quote addresses, settings or what was sent.
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.limits import SINK_SECONDS
 
 _ENV = "env:"
 #: What the names of librdkafka's settings with secrets end in.
@@ -194,4 +195,54 @@ def has_no_leader(error: Exception) -> bool:
         "LEADER_NOT_AVAILABLE",
         "UNKNOWN_LEADER_EPOCH",
         "FENCED_LEADER_EPOCH",
+    )
+
+
+#: How long a message may wait; the client takes 0 for ever.
+_DEADLINES = ("message.timeout.ms", "delivery.timeout.ms")
+
+
+def patience(options: Mapping[str, str]) -> float:
+    """Seconds that the broker may be away while releases are written."""
+    given = looked_up("sink", options)
+    check_deadlines(given)
+    return min([SINK_SECONDS, *(int(given[name]) / 1000 for name in _DEADLINES if name in given)])
+
+
+def check_deadlines(given: Mapping[str, str]) -> None:
+    """Refuse what is no time that a message may wait.
+
+    Raises:
+        UsageError: names the option.
+    """
+    for name in _DEADLINES:
+        if name in given and not re.fullmatch("[1-9][0-9]{0,9}", given[name]):
+            raise UsageError(
+                f"sink.options.{name}", "is no deadline", "write milliseconds, at least 1"
+            )
+
+
+def refuse(error: Any, what: str) -> NoReturn:
+    """Raise what a person can do about a client's error."""
+    raise failed(name_of(error), what) from None
+
+
+def failed(name: str, what: str) -> DpstreamError:
+    """The error for one of the client's error codes."""
+    if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
+        return RunError(
+            "sink.topic", "is not there",
+            "make it: kafka-topics --create --topic NAME --config cleanup.policy=compact",
+        )  # fmt: skip
+    if name == "_AUTO_OFFSET_RESET":
+        return PolicyError(
+            "sink.topic",
+            "lacks messages that it has acknowledged: it was made again, or lost them",
+            "publish to a new topic: name it, and write the store's releases to it with"
+            " `dpstream state releases JOB`",
+        )
+    return RunError(
+        "sink.topic",
+        f"{what}: {name}",
+        "check the broker and sink.options, then run again: the store has every release",
     )

@@ -1,23 +1,36 @@
-"""Reads one partition of a Kafka topic from any offset on, and keeps its place between calls.
+"""Reads one partition of a Kafka topic from any offset on, and what its messages become.
 
 A worker goes on with the same reader from bundle to bundle (`READERS`), because a consumer
 fetches ahead; the place a bundle begins at comes from the runner, and a reader that stands
 elsewhere moves there.
+
+What becomes of a message is a function of that message alone.  Offsets have holes (control
+records of transactions, messages that were rolled back): a batch holds consecutive ones only.
 """
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.client import name_of
-from dpstream.pipelines.connectors.pool import ReaderPool
+from dpstream.pipelines.connectors.records.jsonl import Objects
+from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
+from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, runs
+from dpstream.pipelines.connectors.unbounded import ReaderPool
 
+#: What Kafka calls a stamp that the broker gave (1: the producer did).
+LOG_APPEND_TIME = 2
+APPEND_TIME = "_append_time"
+_INSTANT = pa.timestamp("us", "UTC")
 #: Messages asked for at once, and bytes after which a batch is handed on.
 _ASK_FOR = 2_000
 _BATCH_BYTES = 8 << 20
@@ -34,7 +47,73 @@ _DENIED = (
 )
 
 
-class Taken(NamedTuple):
+class PartitionMessages(NamedTuple):
+    """n messages in the order of their offsets.
+
+    Attributes:
+        offsets: (n,) int64.
+        stamp_kinds: (n,) int64, see `LOG_APPEND_TIME`.
+        stamps: (n,) int64 milliseconds.
+        values: n payloads, ``None`` where there is none.
+    """
+
+    offsets: Int64
+    stamp_kinds: Int64
+    stamps: Int64
+    values: list[bytes | None]
+
+    @classmethod
+    def of(cls, messages: Sequence[Any]) -> "PartitionMessages":
+        """The client's messages, without a Python loop over them."""
+        offsets = np.fromiter(map(methodcaller("offset"), messages), np.int64, len(messages))
+        pairs = np.array(list(map(methodcaller("timestamp"), messages)), np.int64).reshape(-1, 2)
+        values = list(map(methodcaller("value"), messages))
+        return cls(offsets, pairs[:, 0], pairs[:, 1], values)
+
+    @property
+    def last_append(self) -> int:
+        """The latest append time in milliseconds, or -1."""
+        given = self.stamps[self.stamp_kinds == LOG_APPEND_TIME]
+        return int(given.max()) if len(given) else -1
+
+
+def parts(messages: PartitionMessages, objects: Objects, columns: Sequence[str]) -> Iterator[Part]:
+    """Rows and refused positions of messages.
+
+    Args:
+        messages: of one partition.
+        objects: decodes ``columns`` without `APPEND_TIME`.
+        columns: of every batch, in this order: strings, and `APPEND_TIME` as instant.
+    """
+    texts = [b"" if value is None else value for value in messages.values]
+    values = objects.decode(texts, MAX_LINE_BYTES)
+    good = messages.stamp_kinds == LOG_APPEND_TIME
+    if None in values:
+        good &= np.array([value is not None for value in values])
+    offsets, stamps = messages.offsets, messages.stamps
+    if not good.all():
+        yield _refused(messages, texts, good)
+        values = [value for value, keep in zip(values, good.tolist(), strict=True) if keep]
+        offsets, stamps = offsets[good], stamps[good]
+    if values:
+        given = [column for column in columns if column != APPEND_TIME]
+        named = dict(zip(given, objects.arrays(values), strict=True))
+        named[APPEND_TIME] = pa.array(stamps * 1_000, pa.int64()).cast(_INSTANT)
+        yield from runs(offsets, pa.RecordBatch.from_pydict({c: named[c] for c in columns}))
+
+
+def _refused(messages: PartitionMessages, texts: list[bytes], good: Any) -> Refused:
+    """Why each message that is not good is none; the first reason that holds."""
+    bad = np.flatnonzero(~good)
+    sizes = np.array([len(texts[i]) for i in bad])
+    reasons = np.where(sizes == 0, Reason.EMPTY.value, Reason.MALFORMED.value)
+    reasons = np.where(sizes > MAX_LINE_BYTES, Reason.MESSAGE_TOO_LONG.value, reasons)
+    foreign = messages.stamp_kinds[bad] != LOG_APPEND_TIME
+    reasons = np.where(foreign, Reason.NOT_THE_BROKERS_STAMP.value, reasons)
+    return Refused(messages.offsets[bad], reasons.tolist())
+
+
+class FetchedMessages(NamedTuple):
     """What one call found.
 
     Attributes:
@@ -67,7 +146,7 @@ class Reader:
             self._consumer.assign([self._kafka.partition(self._partition, offset)])
             self._position = offset
 
-    def take(self, rows: int, seconds: float) -> Taken:
+    def take(self, rows: int, seconds: float) -> FetchedMessages:
         """At most ``rows`` messages from here on, after at most about ``seconds``.
 
         A partition that has none ready is left at once, so that others get their turn.
@@ -96,7 +175,7 @@ class Reader:
                 break
         if found:
             self._heard, self._denied = time.monotonic(), None
-        return Taken(found, self._position)
+        return FetchedMessages(found, self._position)
 
     def _told(self, said: list[Any]) -> bool:
         """Heed what is not a message; whether the position is not in the log."""
@@ -112,7 +191,7 @@ class Reader:
             lost |= code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
         return lost
 
-    def _lost(self, found: list[Any]) -> Taken:
+    def _lost(self, found: list[Any]) -> FetchedMessages:
         """The log does not hold the position: retention was faster, or the log was cut."""
         position = self._position
         with contextlib.suppress(KafkaException):
@@ -125,10 +204,10 @@ class Reader:
                 )
             if first > position:
                 self.seek(first)
-                return Taken(found, first, position)
+                return FetchedMessages(found, first, position)
         self._position = -1
         self.seek(position)
-        return Taken(found, position)
+        return FetchedMessages(found, position)
 
     def first(self, begin: int) -> int | None:
         """The first offset with an append time of ``begin`` (micros) or later; ``None``: unknown.

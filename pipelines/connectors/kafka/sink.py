@@ -23,24 +23,24 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MICROS_PER_SECOND
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.pipelines.connectors.kafka.client import check_options
-from dpstream.pipelines.connectors.kafka.topic import (
-    FIXED,
-    LOOK_SECONDS,
-    Described,
-    KafkaTopic,
-    Register,
+from dpstream.pipelines.connectors.kafka.client import check_options, patience
+from dpstream.pipelines.connectors.kafka.read import (
+    TopicRegister,
     decoded,
     manifest_name,
     no_release,
-    patience,
+)
+from dpstream.pipelines.connectors.kafka.topic import (
+    FIXED,
+    LOOK_SECONDS,
+    KafkaTopic,
+    TopicDescription,
 )
 from dpstream.pipelines.connectors.messages import (
     ReleaseMessages,
     is_row,
     messages_of,
     seal_key,
-    text_of,
 )
 from dpstream.pipelines.connectors.sink import (
     Name,
@@ -74,7 +74,7 @@ class KafkaSink(ReadableSink):
         check_options("sink", options, FIXED)
         self._topic, self._line = KafkaTopic(servers, topic, options), line
         self._partitions: int | None = None
-        self._register = Register(self._topic)
+        self._register = TopicRegister(self._topic)
         self._loose: dict[Name, dict[str, bytes]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class KafkaSink(ReadableSink):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._register = Register(self._topic)
+        self._register = TopicRegister(self._topic)
 
     @property
     @override
@@ -110,7 +110,7 @@ class KafkaSink(ReadableSink):
     def put_manifest(self, manifest: RunManifest) -> None:
         self._refuse_taken(manifest)
         if manifest not in self._register.manifests:
-            self._topic.send([(manifest_name(manifest), text_of(manifest), 0)])
+            self._topic.send([(manifest_name(manifest), msgspec.json.encode(manifest), 0)])
             self._refuse_taken(manifest)  # of two that came at once the broker knows the first
 
     @override
@@ -146,7 +146,7 @@ class KafkaSink(ReadableSink):
             partitions = self._count()
             self._topic.send([row for release in new for row in _rows(release, partitions)])
             # Only now, that every row is acknowledged.
-            self._topic.send([(seal_key(r.name), text_of(r.seal), 0) for r in new])
+            self._topic.send([(seal_key(r.name), msgspec.json.encode(r.seal), 0) for r in new])
             # A fork that wrote meanwhile has left its seals beside these.
             sealed = self._known(self._patience()).seals
         return [release.name for release in releases if release.name in sealed]
@@ -155,9 +155,9 @@ class KafkaSink(ReadableSink):
     def close(self) -> None:
         self._topic.close()
         self._loose = self._partitions = None
-        self._register = Register(self._topic)
+        self._register = TopicRegister(self._topic)
 
-    def _known(self, seconds: float = LOOK_SECONDS) -> Register:
+    def _known(self, seconds: float = LOOK_SECONDS) -> TopicRegister:
         """Manifests and seals as they are now."""
         self._register.follow(seconds)
         return self._register
@@ -227,7 +227,7 @@ def _digest(value: bytes) -> bytes:
     return hashlib.blake2b(value, digest_size=16).digest()
 
 
-def refuse_unfit(found: Described, restoring: bool = False) -> None:
+def refuse_unfit(found: TopicDescription, restoring: bool = False) -> None:
     """Refuse a topic that would forget or lose what it has acknowledged.
 
     Args:

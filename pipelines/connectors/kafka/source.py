@@ -17,6 +17,7 @@ a message takes to its replicas.  A message that breaks this is late, not lost (
 rule 0).  New partitions are found while the job runs (`_Watch`), by the same argument.
 """
 
+import copy
 import functools
 import time
 from collections.abc import Iterator
@@ -35,23 +36,30 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
-from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.inputs import (
+    DEAD_LETTER,
+    HELD_SECONDS,
+    Backpressure,
+    Input,
+    positioned,
+    reading,
+    refusal,
+)
 from dpstream.pipelines.connectors.kafka.broker import (
     ASK_SECONDS,
     Kafka,
     check_topic,
     refused_at_start,
 )
-from dpstream.pipelines.connectors.kafka.messages import APPEND_TIME, PartitionMessages, parts
-from dpstream.pipelines.connectors.kafka.reader import READERS, Reader, Taken
-from dpstream.pipelines.connectors.records.jsonl import Objects
-from dpstream.pipelines.connectors.records.positions import (
-    DEAD_LETTER,
-    positioned,
-    reading,
-    refusal,
+from dpstream.pipelines.connectors.kafka.reader import (
+    APPEND_TIME,
+    READERS,
+    FetchedMessages,
+    PartitionMessages,
+    Reader,
+    parts,
 )
+from dpstream.pipelines.connectors.records.jsonl import Objects
 from dpstream.pipelines.connectors.records.rows import Reason, Refused, refuse
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
@@ -60,6 +68,7 @@ from dpstream.pipelines.connectors.unbounded import (
     Bundle,
     advance,
     beam_time,
+    stands,
     wall_micros,
 )
 from dpstream.pipelines.jobs.job import Job
@@ -123,7 +132,7 @@ class _Watch(beam.DoFn):
         for number in range(0 if last is None else last + 1, partitions):
             if not tracker.try_claim(number):
                 return
-            yield TimestampedValue(number, _now(watermark))
+            yield TimestampedValue(number, stands(watermark))
         if partitions:
             advance(watermark, asked - self.settle)
         tracker.defer_remainder()
@@ -170,7 +179,7 @@ class _ReadPartition(beam.DoFn):
     def process(self, element: int, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
         """Messages from where the last bundle ended, until this one is full or none is ready."""
         bundle = Bundle()
-        if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
+        if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         with self._reader(element) as reader:
@@ -214,9 +223,9 @@ class _ReadPartition(beam.DoFn):
         if reader.caught_up():
             advance(watermark, asked - self.settle)
 
-    def _outputs(self, taken: Taken, partition: int, watermark: Any) -> Iterator[Any]:
+    def _outputs(self, taken: FetchedMessages, partition: int, watermark: Any) -> Iterator[Any]:
         self._objects = self._objects or Objects(self.data_columns)
-        messages, now = PartitionMessages.of(taken.messages), _now(watermark)
+        messages, now = PartitionMessages.of(taken.messages), stands(watermark)
         for part in parts(messages, self._objects, self.columns):
             if isinstance(part, Refused):
                 yield _dead(part, partition, now)
@@ -256,7 +265,7 @@ class _ReadTopic(_ReadPartition):
     def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
         """Each partition in turn, until the bundle is full or none has anything ready."""
         bundle = Bundle()
-        if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
+        if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         progress = self._grown(element, tracker.current_restriction().after or TopicProgress())
@@ -275,7 +284,7 @@ class _ReadTopic(_ReadPartition):
                         self._rows += len(taken.messages)
                     else:
                         self._idle(reader, estimator)
-                    progress = _with(progress, number, taken.position - 1, _now(estimator).micros)
+                    progress = _with(progress, number, taken.position - 1, stands(estimator).micros)
             tracker.try_claim(progress)
             if progress.parts:
                 advance(watermark, min(progress.known, *(reached for _, reached in progress.parts)))
@@ -300,7 +309,7 @@ class _ReadTopic(_ReadPartition):
 
     def _taken(
         self, reader: Reader, number: int, progress: TopicProgress
-    ) -> tuple[Taken | None, TopicProgress]:
+    ) -> tuple[FetchedMessages | None, TopicProgress]:
         """What a partition has ready (``None``: nobody knows where it begins)."""
         last, reached = progress.parts[number]
         if last is None:
@@ -323,12 +332,6 @@ def _dead(refused: Refused, partition: int, now: Timestamp) -> TaggedOutput:
     return TaggedOutput(DEAD_LETTER, TimestampedValue(refusal(refused, partition), now))
 
 
-def _now(watermark: Any) -> Timestamp:
-    """Where a watermark stands; outputs lie behind it only if they are late."""
-    now = watermark.current_watermark()
-    return MIN_TIMESTAMP if now is None else now
-
-
 class ReadKafka(beam.PTransform):  # type: ignore[misc]
     """The messages of a topic: outputs ``records`` and ``dead_letter``.
 
@@ -338,7 +341,6 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.
         backpressure: keeps it from running ahead of the releases.
-        spread: an element for each partition, or one for all (see `as_one`).
     """
 
     def __init__(
@@ -348,17 +350,17 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         topic_id: str,
         begin: int,
         backpressure: Backpressure | None = None,
-        spread: bool = True,
     ) -> None:
         super().__init__()
-        self._spread = spread
+        self._spread = True
         self._job, self._kafka, self._topic_id = job, kafka, topic_id
         self._begin, self._backpressure = begin, backpressure
 
     def as_one(self) -> "ReadKafka":
         """The same reader with one element, and so one watermark, for all partitions."""
-        given = self._job, self._kafka, self._topic_id, self._begin, self._backpressure
-        return ReadKafka(*given, spread=False)
+        one = copy.copy(self)
+        one._spread = False
+        return one
 
     @override
     def expand(self, begin: Any) -> Any:

@@ -1,33 +1,24 @@
-"""The topic of a sink: what it is, writing to it with acknowledgements, reading it, its register.
+"""The topic of a sink: what it is, writing to it with acknowledgements, reading it."""
 
-The `Register` is what partition 0 says: whose topic it is, and which releases are sealed.  It is
-read once and then followed, message by message in the order of their offsets, so that a second run,
-or a fork of this one that publishes at the same time, is seen by both of them: of two values under
-one name compaction would keep the last and hide the other.
-"""
-
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-import msgspec
 from apache_beam.utils.retry import with_exponential_backoff
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.pipelines.connectors.kafka.client import (
     PRODUCERS_OWN,
     answer,
+    check_deadlines,
+    failed,
     has_no_leader,
     library,
     looked_up,
     make_client,
-    name_of,
     passes,
+    refuse,
 )
-from dpstream.pipelines.connectors.messages import SealMessage, manifest_key, seal_key
-from dpstream.pipelines.connectors.sink import Name, RunManifest
 
 #: What a guarantee rests on; options may not change it.
 FIXED = {
@@ -37,15 +28,13 @@ FIXED = {
     "allow.auto.create.topics",  # a topic that was deleted must not come back with other settings
     *("debug", "plugin.library.paths"),  # would let the client print or load something
 }
-#: How long a message may wait; the client takes 0 for ever.
-_DEADLINES = ("message.timeout.ms", "delivery.timeout.ms")
 #: Messages taken from the client at once.
 _CHUNK = 10_000
 #: Looking at the topic when a run begins: nothing is lost by giving up early.
 LOOK_SECONDS = 30.0
 
 
-class Described(NamedTuple):
+class TopicDescription(NamedTuple):
     """What a topic is.
 
     Attributes:
@@ -80,13 +69,13 @@ class KafkaTopic:
 
     def _client(self, kind: str, **settings: Any) -> Any:
         given = looked_up("sink", self.options)
-        _check_deadlines(given)
+        check_deadlines(given)
         if kind != "producer":
             given = {name: v for name, v in given.items() if name not in PRODUCERS_OWN}
         ours = {"log_level": 0, "allow.auto.create.topics": False, **settings}
         return make_client(kind, {"bootstrap.servers": self.servers, **ours, **given})
 
-    def describe(self, seconds: float = LOOK_SECONDS) -> Described:
+    def describe(self, seconds: float = LOOK_SECONDS) -> TopicDescription:
         """What the topic is; it is never made by asking.
 
         Args:
@@ -107,7 +96,9 @@ class KafkaTopic:
             refuse(error.args[0], "cannot be described")
         policies = {part.strip() for part in config["cleanup.policy"].value.split(",")}
         replicas = max(len(partition.replicas) for partition in found)
-        return Described(len(found), policies, replicas, int(config["min.insync.replicas"].value))
+        return TopicDescription(
+            len(found), policies, replicas, int(config["min.insync.replicas"].value)
+        )
 
     def written(self) -> bool:
         """Whether anything was ever written to it, also if it is gone by now."""
@@ -290,121 +281,3 @@ class KafkaTopic:
 
 def _text(key: bytes | None) -> str:
     return (key or b"").decode("ascii", "replace")
-
-
-def patience(options: Mapping[str, str]) -> float:
-    """Seconds that the broker may be away while releases are written."""
-    given = looked_up("sink", options)
-    _check_deadlines(given)
-    return min([SINK_SECONDS, *(int(given[name]) / 1000 for name in _DEADLINES if name in given)])
-
-
-def _check_deadlines(given: Mapping[str, str]) -> None:
-    for name in _DEADLINES:
-        if name in given and not re.fullmatch("[1-9][0-9]{0,9}", given[name]):
-            raise UsageError(
-                f"sink.options.{name}", "is no deadline", "write milliseconds, at least 1"
-            )
-
-
-def refuse(error: Any, what: str) -> NoReturn:
-    """Raise what a person can do about a client's error."""
-    raise failed(name_of(error), what) from None
-
-
-def failed(name: str, what: str) -> DpstreamError:
-    """The error for one of the client's error codes."""
-    if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
-        return RunError(
-            "sink.topic", "is not there",
-            "make it: kafka-topics --create --topic NAME --config cleanup.policy=compact",
-        )  # fmt: skip
-    if name == "_AUTO_OFFSET_RESET":
-        return PolicyError(
-            "sink.topic",
-            "lacks messages that it has acknowledged: it was made again, or lost them",
-            "publish to a new topic: name it, and write the store's releases to it with"
-            " `dpstream state releases JOB`",
-        )
-    return RunError(
-        "sink.topic",
-        f"{what}: {name}",
-        "check the broker and sink.options, then run again: the store has every release",
-    )
-
-
-class Register:
-    """Manifests and seals of a topic, as far as they were read.
-
-    Attributes:
-        seals: (window, trigger) -> digest of every sealed release.
-    """
-
-    def __init__(self, topic: KafkaTopic) -> None:
-        self.seals = dict[Name, str]()
-        self._manifests = dict[tuple[str, bytes], RunManifest | None]()  # in order of offsets
-        self._topic, self._next = topic, 0
-
-    def follow(self, seconds: float) -> None:
-        """Read what has come since.
-
-        Args:
-            seconds: how long the broker may be away.
-
-        Raises:
-            PolicyError: a seal is none, or a release is sealed twice with different content.
-        """
-        for offset, key, value in self._topic.follow(0, self._next, seconds):
-            if key.startswith("run"):
-                self._manifests[key, value] = decoded(value, RunManifest)
-            elif key.startswith("seal-"):
-                self._note(key, decoded(value, SealMessage))
-            self._next = offset + 1
-
-    def _note(self, key: str, seal: SealMessage | None) -> None:
-        if seal is None or seal_key((seal.window, seal.trigger)) != key:
-            raise no_release()
-        if self.seals.setdefault((seal.window, seal.trigger), seal.digest) != seal.digest:
-            raise PolicyError(
-                "sink.topic",
-                f"holds two releases of window {seal.window}, trigger {seal.trigger}",
-                "two copies of a store have published to it: stop the one that is not the run's,"
-                " and write the other's releases to a new topic",
-            )
-
-    @property
-    def owner(self) -> str | None:
-        """The run whose topic it is: the first that named itself in it."""
-        named = (found.run_id for found in self._manifests.values() if found is not None)
-        return next(named, None)
-
-    @property
-    def manifests(self) -> list[RunManifest | None]:
-        """The owner's, one for each epoch, and those that cannot be read.
-
-        Another run's, which came when the topic was taken already, says nothing: that run has
-        published nothing here.
-        """
-        owner = self.owner
-        return [m for m in self._manifests.values() if m is None or m.run_id == owner]
-
-
-def manifest_name(manifest: RunManifest) -> str:
-    """A manifest's name in the topic: by run, so that compaction does not let the one of a run
-    that came too late take the place of the owner's."""
-    return f"{manifest_key(manifest.epoch)}-{manifest.run_id}"
-
-
-def decoded(value: bytes, kind: type[Any]) -> Any:
-    """A message's value, ``None`` if it is none of this kind."""
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
-def no_release() -> PolicyError:
-    """The topic is used for something else as well."""
-    return PolicyError(
-        "sink.topic", "holds a message that is no release of this run", "use a new topic"
-    )

@@ -40,7 +40,7 @@ def client() -> Any:
     return SubscriberClient()
 
 
-class Described(NamedTuple):
+class Subscription(NamedTuple):
     """A subscription: its topic, and the seconds after which a message that nobody acknowledged
     comes again."""
 
@@ -48,7 +48,7 @@ class Described(NamedTuple):
     ack_deadline: int
 
 
-def described(subscription: str) -> Described:
+def described(subscription: str) -> Subscription:
     """A subscription that can be used.
 
     Raises:
@@ -77,7 +77,7 @@ def described(subscription: str) -> Described:
             f"has an acknowledgement deadline below {LEAST_ACK_DEADLINE} s",
             "`gcloud pubsub subscriptions update NAME --ack-deadline=60`",
         )
-    return Described(str(found.topic), int(found.ack_deadline_seconds))
+    return Subscription(str(found.topic), int(found.ack_deadline_seconds))
 
 
 def seek(subscription: str, begin: int) -> None:

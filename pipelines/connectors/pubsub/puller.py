@@ -78,7 +78,7 @@ class Ages:
         return (self._ages[0][1] if self._ages else 0) if self._known else None
 
 
-class Taken(NamedTuple):
+class PulledMessages(NamedTuple):
     """What a reader picked up: Pub/Sub's ``ReceivedMessage``s (protobuf), and `Ages.age`."""
 
     messages: list[Any]
@@ -111,7 +111,7 @@ class Puller:
         self._lost_since: float | None = None
         self._pause_until = 0.0
 
-    def take(self, most: int, seconds: float, more_seconds: float) -> Taken:
+    def take(self, most: int, seconds: float, more_seconds: float) -> PulledMessages:
         """Messages that come within ``seconds``; after the first ones, within ``more_seconds``.
 
         Raises:
@@ -130,7 +130,7 @@ class Puller:
                 self._ages.came(time.monotonic(), _oldest(answer))
         self.used = time.monotonic()
         self.claimed = None if self.claimed is None else self.claimed + len(found)
-        return Taken(found, self._ages.age(self.used))
+        return PulledMessages(found, self._ages.age(self.used))
 
     def stands(self, claimed: int, hold: float) -> None:
         """A bundle begins.  Where the runner went back, or a bundle failed, what this puller

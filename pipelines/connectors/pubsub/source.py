@@ -6,63 +6,115 @@ A run that is begun again on its store seeks the subscription back to what the s
 yet, so the subscription must retain acknowledged messages.
 
 The watermark of a reader is the clock, less the age of messages that may still come
-(`pubsub_puller.Ages`), less ``source.settle``.  Pub/Sub has no order, so this assumes what is said
+(`puller.Ages`), less ``source.settle``.  Pub/Sub has no order, so this assumes what is said
 there.  What a dead worker held comes again only after the acknowledgement deadline, so for that
 long a reader that takes over says nothing.  A message that breaks this is late and joins the next
 open trigger time.  The guarantee rests on that assumption: as long as it holds nobody is late, and
 what a reader has seen only makes releases wait; where it breaks, one unit's old message can make
 the watermark wait for another unit's late one, and so decide that one's step (mechanism.md, rule
 0).
+
+What becomes of a message is a function of that message alone.  A position is only there for the
+dead letters, so that an operator finds what they mean:
+
+* a message that is no row: partition 1, offset = its id where that is a number below 2^63 (the
+  service's are), else 63 bits of BLAKE2b of the id;
+* a row that a later stage refuses: partition 0, offset = micros of publishing of the first row of
+  its batch, plus its place in the batch.
 """
 
 import functools
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
+import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+from apache_beam.utils.timestamp import Timestamp
 from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
-from dpstream.pipelines.connectors.inputs import Input
-from dpstream.pipelines.connectors.pool import UNUSED_SECONDS, ReaderPool
-from dpstream.pipelines.connectors.pubsub import client as pubsub_client
-from dpstream.pipelines.connectors.pubsub.messages import (
-    LETTERS,
-    MESSAGE_ID,
-    PUBLISH_TIME,
-    ROWS,
-    parts,
-)
-from dpstream.pipelines.connectors.pubsub.puller import Puller, publish_micros
-from dpstream.pipelines.connectors.records.jsonl import Objects
-from dpstream.pipelines.connectors.records.positions import (
+from dpstream.pipelines.connectors.inputs import (
     DEAD_LETTER,
+    HELD_SECONDS,
+    Backpressure,
+    Input,
     positioned,
     reading,
     refusal,
 )
-from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.pubsub.puller import Puller, publish_micros
+from dpstream.pipelines.connectors.records.jsonl import Objects
+from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
+from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows
 from dpstream.pipelines.connectors.unbounded import (
     TRACKER,
+    UNUSED_SECONDS,
     WATERMARK,
+    ReaderPool,
     advance,
     beam_time,
+    stands,
     wall_micros,
 )
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros
 
+PUBLISH_TIME, MESSAGE_ID = "_publish_time", "_message_id"
+ROWS, LETTERS = 0, 1
+_INSTANT = pa.timestamp("us", "UTC")
 #: Readers of a subscription; each holds one pull at a time.
 READERS = 4
 #: A bundle takes so long; after the first messages it waits so long for more.
 TAKE_SECONDS, MORE_SECONDS = 0.1, 0.03
 _FINALIZER = beam.DoFn.BundleFinalizerParam
+PULLERS = ReaderPool[Puller](keep=1)
+
+
+def parts(received: Sequence[Any], objects: Objects, columns: Sequence[str]) -> Iterator[Part]:
+    """Rows (of partition `ROWS`) and refused positions (of `LETTERS`).
+
+    Args:
+        received: the service's ``ReceivedMessage``s.
+        objects: decodes ``columns`` without `PUBLISH_TIME` and `MESSAGE_ID`.
+        columns: of the batch, in this order: strings, and `PUBLISH_TIME` as instant.
+    """
+    texts = [m.message.data for m in received]
+    values = objects.decode(texts, MAX_LINE_BYTES)
+    bad = [i for i, value in enumerate(values) if value is None]
+    if bad:
+        offsets = np.array([number(received[i].message.message_id) for i in bad], np.int64)
+        yield Refused(offsets, [_reason(texts[i]).value for i in bad])
+        received = [m for m, value in zip(received, values, strict=True) if value is not None]
+        values = [value for value in values if value is not None]
+    if values:
+        stamps = np.array([publish_micros(m.message) for m in received], np.int64)
+        data = [c for c in columns if c not in (PUBLISH_TIME, MESSAGE_ID)]
+        named = dict(zip(data, objects.arrays(values), strict=True))
+        named[PUBLISH_TIME] = pa.array(stamps).cast(_INSTANT)
+        named[MESSAGE_ID] = pa.array([m.message.message_id for m in received], pa.string())
+        batch = pa.RecordBatch.from_arrays([named[c] for c in columns], list(columns))
+        yield Rows(max(0, int(stamps[0])), batch)
+
+
+def number(message_id: str) -> int:
+    """A message's id as an offset."""
+    if message_id.isascii() and message_id.isdigit() and len(message_id) < 19:
+        return int(message_id)
+    digest = hashlib.blake2b(message_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _reason(text: bytes) -> Reason:
+    if not text:
+        return Reason.EMPTY
+    return Reason.MESSAGE_TOO_LONG if len(text) > MAX_LINE_BYTES else Reason.MALFORMED
 
 
 class PubSubInput(Input):
@@ -89,9 +141,6 @@ class PubSubInput(Input):
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)
         return ReadPubSub(self.job, begin > 0, found.ack_deadline, backpressure)
-
-
-PULLERS = ReaderPool[Puller](keep=1)
 
 
 class _ReadMessages(beam.DoFn):
@@ -126,8 +175,8 @@ class _ReadMessages(beam.DoFn):
         watermark: Any = WATERMARK,
     ) -> Iterator[Any]:
         """What comes within `TAKE_SECONDS`."""
-        stands = watermark.current_watermark() or MIN_TIMESTAMP
-        if self._backpressure and self._backpressure.holds(stands.micros, self._rows):
+        now = stands(watermark)
+        if self._backpressure and self._backpressure.holds(now.micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         done = tracker.current_restriction().after
@@ -144,15 +193,15 @@ class _ReadMessages(beam.DoFn):
                 functools.partial(pubsub_client.acknowledge, self._subscription, ack_ids)
             )
             self._rows += len(taken.messages)
-            yield from self._outputs(taken.messages, stands)
+            yield from self._outputs(taken.messages, now)
         if taken.age is not None:
             advance(watermark, wall_micros() - taken.age - self._settle)
         tracker.defer_remainder()
 
-    def _outputs(self, messages: list[Any], stands: Timestamp) -> Iterator[Any]:
+    def _outputs(self, messages: list[Any], now: Timestamp) -> Iterator[Any]:
         """Batches at their least stamp; what comes late at the watermark."""
         first = min(publish_micros(m.message) for m in messages)
-        at = max(beam_time(first), stands)
+        at = max(beam_time(first), now)
         for part in parts(messages, self._objects, self._columns):
             if isinstance(part, Refused):
                 letters = refusal(part, LETTERS)

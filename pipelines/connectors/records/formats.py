@@ -1,11 +1,8 @@
-"""Bytes of released files, how they reach the disk, and reading them back."""
+"""Bytes of released files, and reading them back."""
 
-import contextlib
-import errno
 import functools
 import io
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -19,15 +16,13 @@ from pyarrow import csv as pacsv
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.pipelines.connectors.records.formulas import guarded, unguarded
-from dpstream.state.drafts import opened_draft, sweep
+from dpstream.state.drafts import sweep
 
 KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
 #: Rows of a release below which encoding it is more Python than Arrow.
 _WORTH_A_THREAD = 10_000
-#: What a file system without hard links says, or one that has no more of them.
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
@@ -70,111 +65,10 @@ def encode_all(batches: Sequence[pa.RecordBatch], kind: str, guard: bool = True)
         return list(pool.map(work, batches))
 
 
-def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
-    """Make ``path`` with ``data``, atomically and on disk, unless it exists.
-
-    On return the file is on disk also where another made it: who did may have died before that.
-
-    Args:
-        mode: of the file from its first byte on, less the process's umask.
-
-    Returns:
-        Whether the file is new.  Of two writers at once exactly one makes it (on a file system
-        without hard links: unless both come within the same instant; the last one's stays).
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    fresh = put_entry(path, data, mode)
-    sync_folders([path])
-    for folder in path.parents[2:]:  # which may be new as well
-        # One that cannot be opened to read was not made here.
-        with contextlib.suppress(OSError):
-            sync_folder(folder)
-    return fresh
-
-
-def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
-    """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
-    return not path.exists() and put_entries([(path, data)], mode) == [True]
-
-
-def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = 0o666) -> list[bool]:
-    """``put_entry`` of several files that were not there just now; they wait for the disk together.
-
-    Only to wait for the disk has threads: small files cost twice as much on several.
-    """
-    for folder in {path.parent for path, _ in files}:
-        folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        drafts = []
-        for path, data in files:
-            descriptor, draft = stack.enter_context(opened_draft(path, mode))
-            _fill(descriptor, data)
-            drafts.append((descriptor, draft))
-        _sync([descriptor for descriptor, _ in drafts])
-        return [_named(draft, path) for (_, draft), (path, _) in zip(drafts, files, strict=True)]
-
-
-def put_again(path: Path, data: bytes) -> None:
-    """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
-    with opened_draft(path, 0o666) as (descriptor, draft):
-        _fill(descriptor, data)
-        os.fsync(descriptor)
-        os.replace(draft, path)
-
-
-def _named(draft: Path, path: Path) -> bool:
-    """Give a draft its name, unless another has it."""
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if path.exists():
-            return False
-        os.replace(draft, path)
-    return True
-
-
-def _fill(descriptor: int, data: bytes) -> None:
-    with open(descriptor, "wb", buffering=0, closefd=False) as file:
-        left = memoryview(data)
-        while left:
-            left = left[file.write(left) :]
-
-
-def _sync(descriptors: Sequence[int]) -> None:
-    if len(descriptors) < 2:
-        for descriptor in descriptors:
-            os.fsync(descriptor)
-        return
-    with ThreadPoolExecutor(SINK_THREADS) as pool:
-        list(pool.map(os.fsync, descriptors))
-
-
 def remove_drafts(folder: Path) -> None:
     """Remove what writers that died have left below a sink's folder."""
     for inside in [folder, *folder.glob("window-*")]:
         sweep(inside, (".trigger-*.tmp", ".run*.json.*.tmp"))
-
-
-def sync_folders(paths: Iterable[Path]) -> None:
-    """Flush the entries of files and of their folders to disk, each folder once."""
-    folders = {path.parent for path in paths}
-    for folder in sorted(folders | {folder.parent for folder in folders}):
-        sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_releases(
@@ -257,15 +151,13 @@ def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:
     tables = []
     for file in files:
         try:
-            tables.append(_checked(file, schema))
+            table = pq.read_table(
+                file, partitioning=None, schema=schema, page_checksum_verification=True
+            )
+            tables.append(table)
         except (pa.ArrowException, OSError):
             raise _unreadable(f"{file.parent.name}/{file.name}") from None
     return pa.concat_tables(tables, promote_options="permissive")
-
-
-def _checked(file: Path, schema: pa.Schema | None) -> pa.Table:
-    """The rows of a Parquet file, after a check of its pages' checksums."""
-    return pq.read_table(file, partitioning=None, schema=schema, page_checksum_verification=True)
 
 
 def _read_csv(files: list[Path], schema: pa.Schema | None) -> pa.Table:

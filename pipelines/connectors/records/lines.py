@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.pipelines.connectors.records.rows import Bool, Int64, Reason
+from dpstream.accounting.arrays import Bool, Int64
+from dpstream.pipelines.connectors.records.rows import Reason
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20

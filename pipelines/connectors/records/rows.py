@@ -9,11 +9,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from dpstream.accounting.arrays import Int64
 
 
 class Reason(StrEnum):

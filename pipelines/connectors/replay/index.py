@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.accounting.arrays import Int64
 from dpstream.dp_transforms.ingest.columns import instant
 from dpstream.pipelines.connectors.files.input_manifest import unreadable
 from dpstream.pipelines.connectors.files.source import Piece, pieces, read_piece
 from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 
-Int64 = npt.NDArray[np.int64]
 #: Stamps of a piece that the index knows one by one; of a longer one those of 2, 4, ... rows
 #: together.
 MAX_GRAINS = 1 << 22

@@ -7,7 +7,6 @@ reads.
 """
 
 import itertools
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -29,13 +28,13 @@ from dpstream.pipelines.connectors.kafka.client import (
     looked_up,
     make_client,
 )
-from dpstream.pipelines.connectors.pubsub.topic import Message, PubsubTopic
+from dpstream.pipelines.connectors.pubsub.sink import Message, PubsubTopic
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.replay.index import recording_of
 from dpstream.pipelines.connectors.replay.source import OpenPieces
 from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.drafts import drafted
+from dpstream.state.durable import replacing
 
 #: A file of a folder is closed after so many rows, or so many seconds.
 FILE_ROWS, FILE_SECONDS = 100_000, 1.0
@@ -183,9 +182,8 @@ class IntoFolder(Target):
             pq.write_table(table, path, filesystem=self._folder.open())
             return
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with drafted(Path(path), 0o666) as draft:
+        with replacing(Path(path)) as draft:
             pq.write_table(table, draft)
-            os.replace(draft, path)
 
 
 class IntoKafka(Target):

@@ -6,7 +6,7 @@ releases are the same bytes.  Speed delays rows and decides nothing.
 
 The watermark is the least stamp that remains to be read, and at a speed not later than the
 stream's own time.  That is a fact of the source and no policy that follows the data's flow: the
-content of a recording is fixed and known before the first row is read (`replay_index`).  A row
+content of a recording is fixed and known before the first row is read (`replay.index`).  A row
 with an early stamp behind later ones makes releases wait until it is read; it changes none.
 """
 
@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.backpressure import HELD_SECONDS, Backpressure
 from dpstream.pipelines.connectors.files.input_manifest import unreadable
 from dpstream.pipelines.connectors.files.source import Piece, read_piece
-from dpstream.pipelines.connectors.records.positions import (
+from dpstream.pipelines.connectors.inputs import (
     DEAD_LETTER,
+    HELD_SECONDS,
+    Backpressure,
     positioned,
     reading,
     refusal,
@@ -36,7 +36,6 @@ from dpstream.pipelines.connectors.records.positions import (
 from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows
 from dpstream.pipelines.connectors.replay.index import (
     NEVER,
-    NONE,
     Index,
     Recording,
     clipped,
@@ -44,7 +43,6 @@ from dpstream.pipelines.connectors.replay.index import (
     index_of,
     part_at,
     recording_of,
-    replay_bounds,
 )
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
@@ -53,11 +51,10 @@ from dpstream.pipelines.connectors.unbounded import (
     Bundle,
     advance,
     beam_time,
+    stands,
     wall_micros,
 )
 from dpstream.pipelines.jobs.job import Job
-
-__all__ = ["Replay", "parse_speed", "replay_bounds"]
 
 #: Files that are read at the same time and stay open; beyond it they are opened again.
 OPEN_PIECES = 64
@@ -107,13 +104,12 @@ class OpenPieces:
         self.recording, self.index = recording, index_of(recording)
         self._open: OrderedDict[int, _OpenPiece] = OrderedDict()
 
-    def slices(self, row: int, now: int | None, begin: int = 0) -> Iterator[Slice]:
+    def slices(self, row: int, now: int | None) -> Iterator[Slice]:
         """What is due from global row ``row`` on, in order.
 
         Args:
             row: the first row that has not left.
             now: the stream's time in micros; ``None``: everything is due.
-            begin: parts whose stamps all lie before it are passed over.
         """
         index = self.index
         while row < index.rows:
@@ -121,10 +117,6 @@ class OpenPieces:
             stop = int(index.start[number] + index.end[number] - index.row[number])
             if now is not None and index.due[number] > now:
                 return
-            if NONE < index.last[number] < begin:
-                yield Slice(stop - 1, int(index.due[number]), self._next(number), 0, [])
-                row = stop
-                continue
             made = self._slice(number, row, stop, now)
             if made is None:
                 return
@@ -236,8 +228,8 @@ def _between(part: Part, begin: int, end: int) -> Iterator[Part]:
 class _ReplayFn(beam.DoFn):
     """One splittable element: the recording."""
 
-    def __init__(self, recording: Recording, begin: int) -> None:
-        self._recording, self._begin = recording, begin
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self.backpressure: Backpressure | None = None
         self._pieces: OpenPieces | None = None
         self._rows = 0
@@ -257,17 +249,17 @@ class _ReplayFn(beam.DoFn):
         self._pieces = pieces = self._pieces or OpenPieces(self._recording)
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
-        if self.backpressure and self.backpressure.holds(_now(watermark).micros, self._rows):
+        if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
             give_back(tracker, HELD_SECONDS)
             return
         now = self._stream_time(pieces, progress.begun)
         bundle = Bundle()
-        for part in pieces.slices(row + 1, now, self._begin):
+        for part in pieces.slices(row + 1, now):
             if not tracker.try_claim(part.last):
                 return
             row = part.last
             # Neither later than a stamp nor behind the watermark, which is not later either.
-            yield from self._outputs(part, max(beam_time(part.due), _now(watermark)))
+            yield from self._outputs(part, max(beam_time(part.due), stands(watermark)))
             advance(watermark, part.rest if now is None else min(part.rest, now))
             size = sum(_size(p) for p in part.parts)
             self._rows += size
@@ -286,8 +278,7 @@ class _ReplayFn(beam.DoFn):
         speed = self._recording.speed
         if speed is None:
             return None
-        first = max(pieces.index.bounds[0], self._begin)
-        return first + int((wall_micros() - begun) * speed)
+        return pieces.index.bounds[0] + int((wall_micros() - begun) * speed)
 
     def _outputs(self, part: Slice, at: Timestamp) -> Iterator[Any]:
         for found in part.parts:
@@ -297,10 +288,6 @@ class _ReplayFn(beam.DoFn):
                 continue
             for batch in positioned(found, part.partition, self._recording.batch_rows):
                 yield TimestampedValue(batch, at)
-
-
-def _now(watermark: ManualWatermarkEstimator) -> Timestamp:
-    return watermark.current_watermark() or MIN_TIMESTAMP
 
 
 def _size(part: Part) -> int:
@@ -315,14 +302,13 @@ class Replay(beam.PTransform):  # type: ignore[misc]
     Args:
         job: of kind ``parquet``, ``csv`` or ``jsonl``.
         speed: seconds of stream a second; ``None``: as fast as it can be read.
-        begin: records with stamps (micros) before it are not needed; a pace starts there.
 
     Raises:
         UsageError, RunError: a job without files, or see
         `pipelines.connectors.files.source.pieces`.
     """
 
-    def __init__(self, job: Job, speed: float | None = None, begin: int = 0) -> None:
+    def __init__(self, job: Job, speed: float | None = None) -> None:
         super().__init__()
         if job.source.unbounded:
             raise UsageError(
@@ -330,7 +316,7 @@ class Replay(beam.PTransform):  # type: ignore[misc]
             )
         _check_speed(speed)
         self.speed = speed
-        self._dofn = _ReplayFn(recording_of(job, speed), begin)
+        self._dofn = _ReplayFn(recording_of(job, speed))
 
     def backpressure(self, backpressure: Backpressure) -> None:
         """Keep it from running ahead of the releases of a run."""

@@ -10,9 +10,9 @@ from scipy.stats import binom, norm
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.evidence.bounds import (
-    Bound,
     Claim,
     Parts,
+    ProvenBound,
     Scores,
     bound,
     claim_of,
@@ -192,7 +192,7 @@ def test_float_noise_of_a_large_constant_is_no_statistic() -> None:
 
 def test_only_more_than_the_claim_refutes_it() -> None:
     said = claim(1.0)
-    at = Bound(1.0, 0.0, said.epsilon, 0.1, 0.1, 0, 0.0, (9, 9))
+    at = ProvenBound(1.0, 0.0, said.epsilon, 0.1, 0.1, 0, 0.0, (9, 9))
     assert not at.refutes(said)
     for more in ({"mu": 1.0 + 1e-9}, {"epsilon_plain": said.epsilon + 1e-9}):
         assert msgspec.structs.replace(at, **more).refutes(said)

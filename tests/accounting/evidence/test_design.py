@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.evidence.design import (
-    Design,
+    TrialDesign,
     _columns,
     _pattern,
     _starts,
@@ -29,7 +29,7 @@ from tests.accounting.plans import COUNT, MEAN, SECOND, SUM, UNITS, Make
 PUBLIC = "f" * 32
 
 
-def first(plan: Plan) -> Design:
+def first(plan: Plan) -> TrialDesign:
     return designs(plan, allocate(plan))[0]
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.strategies.base import Float64, Int64, Ranges, Strategy
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.strategies.base import Ranges, Strategy
 
 
 class Doubling(Strategy):

@@ -3,16 +3,16 @@
 import msgspec
 import numpy as np
 
-from dpstream.accounting.strategies.base import Int64
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.tuning.question import (
-    Column,
     Histogram,
     Question,
+    TunedColumn,
     encoder_matrix,
 )
 
 HOUR = 3_600_000_000
-ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (Column("m", -90, 500),))
+ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (TunedColumn("m", -90, 500),))
 
 
 def but(**changes: object) -> Question:

@@ -12,7 +12,7 @@ from dpstream.accounting.tuning.answer import Figures, Tuned, read_off
 from dpstream.accounting.tuning.quantiles import clamp_of, cover_cell, quantile_cell
 from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
-    Column,
+    TunedColumn,
     design,
 )
 from tests.accounting.tuning.asked import ASKED, but, exact
@@ -33,7 +33,7 @@ def test_too_few_units_give_no_answer() -> None:
 @pytest.mark.parametrize("cover", [None, 0.5, 0.95])
 def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) -> None:
     """C from the pairs, each clamp from its own column's cells, with the question's tail."""
-    columns = (Column("m", -90, 500), Column("k", 0, 9))
+    columns = (TunedColumn("m", -90, 500), TunedColumn("k", 0, 9))
     asked = but(quantile=0.5 if cover is None else None, cover=cover, tail=0.2, columns=columns)
     made = design(asked, private=False)
     pairs, m, k = made.histograms

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpstream.accounting.strategies.base import Int64
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.tuning.quantiles import (
     answers,
     clamp_of,

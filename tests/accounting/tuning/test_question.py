@@ -11,8 +11,8 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
-    Column,
-    Design,
+    TunedColumn,
+    TuningDesign,
     contributions_of,
     design,
     encoder_matrix,
@@ -49,7 +49,7 @@ def test_extrapolation_is_rounded_up_and_capped() -> None:
 
 @pytest.mark.parametrize("cells", [1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 77])
 def test_l2_of_every_move_is_within_the_stated_sensitivity(cells: int) -> None:
-    for of in design(but(columns=(Column("m", 0, cells),), values_per_unit=3)).histograms:
+    for of in design(but(columns=(TunedColumn("m", 0, cells),), values_per_unit=3)).histograms:
         per_unit = 1 if of.name == CONTRIBUTIONS else 3
         matrix = encoder_matrix(of.cells)
         worst = 0.0
@@ -62,8 +62,8 @@ def test_l2_of_every_move_is_within_the_stated_sensitivity(cells: int) -> None:
         assert worst > 0.999 * of.sensitivity  # and the bound is not idle
 
 
-@pytest.mark.parametrize("columns", [(), ASKED.columns, (*ASKED.columns, Column("k", 0, 9))])
-def test_all_histograms_together_cost_mu(columns: tuple[Column, ...]) -> None:
+@pytest.mark.parametrize("columns", [(), ASKED.columns, (*ASKED.columns, TunedColumn("k", 0, 9))])
+def test_all_histograms_together_cost_mu(columns: tuple[TunedColumn, ...]) -> None:
     made = design(but(columns=columns))
     used = sum((of.sensitivity / of.sigma) ** 2 for of in made.histograms)
     assert 0.999 * made.mu**2 < used <= made.mu**2
@@ -104,7 +104,7 @@ def test_questions_that_are_refused_in_public(changes: dict[str, object], field:
 # --- with noise ------------------------------------------------------------------------------
 
 
-def rank_errors(made: Design, scale: float, draws: int = 400) -> list[float]:
+def rank_errors(made: TuningDesign, scale: float, draws: int = 400) -> list[float]:
     """Share of draws in which a prefix minus its target errs beyond the stated rank error."""
     rng, shares = np.random.default_rng(3), []
     for of in made.histograms:

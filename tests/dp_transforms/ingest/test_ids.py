@@ -20,7 +20,6 @@ from dpstream.dp_transforms.ingest.ids import KINDS, typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.layouts import Layout, cast, coded, sliced, ticks
 
-Bool = npt.NDArray[np.bool_]
 Column = pa.Array | pa.ChunkedArray
 #: Enough digits for every decimal of 256 bits.
 WIDE = Context(prec=200)

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import StreamNoise, encoder_of
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.strategies import make_strategy, toeplitz
@@ -23,7 +24,6 @@ from tests.dp_transforms.noise.test_sampler import Chosen as ChosenLanes
 from tests.dp_transforms.noise.test_sampler import tweaks
 from tests.streams import KEYS
 
-Float64 = npt.NDArray[np.float64]
 FULL = 1 << 128
 #: A true sampler fails a test below this in one of a million runs; the keys are fixed anyway.
 LEAST_P = 1e-6

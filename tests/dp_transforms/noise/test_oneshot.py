@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.mechanisms.laws import (
     DiscreteGaussianLaw,
@@ -28,8 +29,6 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p
 
 Ids = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 RUN = (b"\x22" * 16, b"question")
 LAWS: dict[str, type[Law]] = {
     "rounded_gaussian": RoundedGaussianLaw,

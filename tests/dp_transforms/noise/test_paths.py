@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import StreamNoise, encoder_of
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.strategies import BltStrategy, TreeStrategy, make_strategy
@@ -26,7 +27,6 @@ from dpstream.dp_transforms.step import Stepper
 from dpstream.state import open as stores
 from tests.streams import KEYS, UNITS, begin, make_plan
 
-Int64 = npt.NDArray[np.int64]
 RING = KEYS.ring()
 STRATEGIES = pytest.mark.parametrize("name", ["tree", "toeplitz", "blt"])
 

@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import StreamNoise, allocate, encoder_of
 from dpstream.accounting.limits import MAX_SIGMA
 from dpstream.dp_transforms.noise.paths import NoiseStream
@@ -20,7 +21,6 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.pipelines.experiments.paper import published_thresholds
 from tests.streams import STEP, make_plan
 
-Int64 = npt.NDArray[np.int64]
 SIGMAS = (0.3, 1.0, 3.7, 25.0, 400.0, 5000.0)
 #: A true sampler fails a test below this in one of a million runs; the keys are fixed anyway.
 LEAST_P = 1e-6

@@ -1,13 +1,12 @@
 """Grafana dashboards made from the list of metrics: one of public quantities, one operator-only.
 
-    python -m dpstream.pipelines.operate.dashboards deploy/observability
+    python deploy/observability/dashboards.py
 
 A panel names metrics of its own side only (a test reads the expressions back), so the public one
 can be shown to anybody.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,10 +130,9 @@ def text(public: bool) -> str:
 
 
 def main() -> None:
-    """Write both files into a folder."""
-    folder = Path(sys.argv[1])
+    """Write both files beside this one."""
     for public, name in FILES.items():
-        (folder / name).write_text(text(public), encoding="utf-8")
+        Path(__file__).with_name(name).write_text(text(public), encoding="utf-8")
 
 
 if __name__ == "__main__":

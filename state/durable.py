@@ -1,0 +1,128 @@
+"""Files that appear whole or not at all, and stay: made once, or put in another's place."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dpstream.accounting.limits import SINK_THREADS
+from dpstream.state.drafts import drafted, opened_draft, sweep
+
+#: What a file system without hard links says, or one that has no more of them.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+@contextlib.contextmanager
+def replacing(out: Path, mode: int = 0o666) -> Iterator[Path]:
+    """A draft that takes the place of ``out`` when the block ends well.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    sweep(out.parent)
+    with drafted(out, mode) as draft:
+        yield draft
+        os.replace(draft, out)
+
+
+def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
+    """Make ``path`` with ``data``, atomically and on disk, unless it exists.
+
+    On return the file is on disk also where another made it: who did may have died before that.
+
+    Args:
+        mode: of the file from its first byte on, less the process's umask.
+
+    Returns:
+        Whether the file is new.  Of two writers at once exactly one makes it (on a file system
+        without hard links: unless both come within the same instant; the last one's stays).
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = put_entry(path, data, mode)
+    sync_folders([path])
+    for folder in path.parents[2:]:  # which may be new as well
+        # One that cannot be opened to read was not made here.
+        with contextlib.suppress(OSError):
+            sync(folder)
+    return fresh
+
+
+def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
+    """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
+    return not path.exists() and put_entries([(path, data)], mode) == [True]
+
+
+def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = 0o666) -> list[bool]:
+    """``put_entry`` of several files that were not there just now; they wait for the disk together.
+
+    Only to wait for the disk has threads: small files cost twice as much on several.
+    """
+    for folder in {path.parent for path, _ in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        drafts = []
+        for path, data in files:
+            descriptor, draft = stack.enter_context(opened_draft(path, mode))
+            _fill(descriptor, data)
+            drafts.append((descriptor, draft))
+        _sync_all([descriptor for descriptor, _ in drafts])
+        return [_named(draft, path) for (_, draft), (path, _) in zip(drafts, files, strict=True)]
+
+
+def put_again(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
+    with opened_draft(path, 0o666) as (descriptor, draft):
+        _fill(descriptor, data)
+        os.fsync(descriptor)
+        os.replace(draft, path)
+
+
+def _named(draft: Path, path: Path) -> bool:
+    """Give a draft its name, unless another has it."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            return False
+        os.replace(draft, path)
+    return True
+
+
+def _fill(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb", buffering=0, closefd=False) as file:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+
+
+def _sync_all(descriptors: Sequence[int]) -> None:
+    if len(descriptors) < 2:
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+        return
+    with ThreadPoolExecutor(SINK_THREADS) as pool:
+        list(pool.map(os.fsync, descriptors))
+
+
+def sync_folders(paths: Iterable[Path]) -> None:
+    """Flush the entries of files and of their folders to disk, each folder once."""
+    folders = {path.parent for path in paths}
+    for folder in sorted(folders | {folder.parent for folder in folders}):
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
