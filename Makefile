@@ -54,7 +54,7 @@ $(READY): requirements.lock pyproject.toml
 
 # Three locks, all hashed: what development needs, what images run (deploy/runtime.lock) and what
 # builds their wheel (deploy/build.lock).  Versions stay unless UPGRADE=--upgrade is given.
-EXTRAS := spanner gcp-secrets pubsub kafka yaml bigquery
+EXTRAS := spanner gcp-secrets pubsub kafka yaml bigquery sql
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate \
   --python-version 3.11 --custom-compile-command "make locks"
 

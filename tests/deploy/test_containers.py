@@ -216,7 +216,7 @@ def test_the_jobs_command_line() -> None:
     words = shlex.split(SERVICES["job"]["command"])
     assert SERVICES["job"]["entrypoint"] == "dpstream" and words[0] == "run"
     with run.make_context("run", words[1:]) as context:
-        assert context.params["metrics_port"] == 9464
+        assert context.params["public"] == 9464
         _refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
         assert "--environment_type=EXTERNAL" in context.args
     scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())

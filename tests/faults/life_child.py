@@ -15,7 +15,7 @@ from tests.faults.child import plan_of
 
 #: Calls before and after which a process may die; each is one step towards the new file.
 CALLS: tuple[tuple[Any, str], ...] = (
-    (sqlite_backup, "_sync"), (sqlite_backup, "_move_sides"), (drafts, "sweep"),
+    (sqlite_backup, "sync"), (sqlite_backup, "_move_sides"), (drafts, "sweep"),
     (drafts, "_made"),
     (sqlite_backup.os, "link"), (sqlite_backup.os, "replace"),
     (transfer, "create_store"), (transfer, "copy_store"),

@@ -144,7 +144,7 @@ def test_a_run_from_before_is_shown_by_the_rules_of_its_time(tmp_path: Path) -> 
     assert "one person can publish a key" in call("plan", job).stdout
     # A store of an earlier version is looked at, and left as it is.
     path = tmp_path / "a" / "s.db"
-    shutil.copy(Path(__file__).parents[1] / "state" / "version2.store", path)
+    shutil.copy(Path(__file__).parents[1] / "state" / "sqlite" / "version2.store", path)
     before = path.read_bytes()
     found = peek_identity(path)
     assert found is not None and not found.calibration

@@ -167,7 +167,7 @@ def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     words = [*found["command"], *found["args"]]
     assert words[:2] == ["dpstream", "run"]
     with run.make_context("run", words[2:]) as context:
-        assert context.params["metrics_port"] == found["ports"][0]["containerPort"]
+        assert context.params["public"] == found["ports"][0]["containerPort"]
         _refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
     named = {word.partition("=")[2] for word in words}
     service = objects["Service"]["metadata"]["name"]

@@ -29,7 +29,7 @@ def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
     """Latencies of this test alone."""
     fresh = Deliveries()
     owners = ("dp_transforms.telemetry", "dp_transforms.beam.buffer", "pipelines.operate.metrics",
-              "pipelines.connectors.delivered", "pipelines.runners.waiting")  # fmt: skip
+              "pipelines.connectors.write", "pipelines.runners.waiting")  # fmt: skip
     for owner in owners:
         monkeypatch.setattr(f"dpstream.{owner}.deliveries", fresh)
     yield fresh
