@@ -4,9 +4,9 @@ A column without bounds gets one histogram of its values over all groups togethe
 grid of ``accounting.tuning.question`` (0 and +-(4 .. 7) 2^k grid units), as noisy nodes of a binary
 tree.  It counts at most VALUES values of a unit, chosen by sampling keys of the unit's own rows,
 so that A x moves by at most VALUES sqrt(levels) in L2 (VALUES levels in L1), in however many groups
-the unit is.  Its share is half of what the column would have of mu^2 (of epsilon with Laplace
-noise); ``allocate_query`` divides what is left.  All is one mechanism of mu: what is drawn later
-may adapt to what was released before (section 4).
+the unit is.  Its share is half of what the column would have, were a count tested, of mu^2 (of
+epsilon with Laplace noise); ``allocate_query`` divides what is left.  All is one mechanism of mu:
+what is drawn later may adapt to what was released before (section 4).
 
 The bounds are the edges that at most TAIL of the values lie beyond, read off noisy counts; a
 histogram whose noisy total is too small for its noise says nothing, and the column is NULL.

@@ -52,6 +52,8 @@ def counted(
     of: Histogram, rows: Rows, ids: tuple[Ids, Ids], keys: KeyRing, run_name: Sequence[bytes]
 ) -> Int64:
     """(cells,) exact histogram of VALUES values of each unit: PRIVATE."""
+    listed = rows.group >= 0  # a row of no public group belongs to nothing
+    rows = Rows(*(part[listed] for part in rows))
     if not len(rows.unit):
         return np.zeros(of.cells, np.int64)
     known = Partials(rows.unit, rows.group, *ids)

@@ -2,8 +2,8 @@
 
 All of it is private.  Every row belongs to one unit and was made of that unit's rows alone; that
 is what the whole guarantee rests on, and stage 1's to keep.  What is checked or made so here:
-each (unit, group) is there once, each partial lies in its bounds, a group has no more than r of a
-unit's rows.
+each (unit, group) is there once, each partial lies in its bounds, centred sums in those that
+their counts leave, a group has no more than r of a unit's rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.query.parts import Part, parts_of
+from dpstream.accounting.query.parts import (
+    Part,
+    centre_of,
+    half_of,
+    parts_by_column,
+    parts_of,
+)
 from dpstream.accounting.query.plan import QueryPlan
 
 Ids = npt.NDArray[np.uint64]
@@ -99,13 +105,39 @@ def merged(plan: QueryPlan, parts: Sequence[Part], partials: Partials) -> Partia
         else:
             sums = tuple(s[order] for s in sums)
         unit, group = unit[order][first], group[order][first]
-    clamped = (np.clip(s, parts[i].low, parts[i].high) for i, s in zip(stored, sums, strict=True))
-    return partials._replace(unit=unit, group=group, sums=tuple(clamped))
+    clamped = {
+        i: np.clip(s, parts[i].low, parts[i].high) for i, s in zip(stored, sums, strict=True)
+    }
+    _hold_to_counts(plan, parts, clamped)
+    return partials._replace(unit=unit, group=group, sums=tuple(clamped.values()))
+
+
+def _hold_to_counts(plan: QueryPlan, parts: Sequence[Part], sums: dict[int, Int64]) -> None:
+    """|sum of (x - middle)| <= h count, and squares likewise: what a norm's proof rests on."""
+    numbers = parts_by_column(plan, parts)
+    for column in plan.columns:
+        of = {parts[i].what: i for i in numbers[column.name]}
+        if "count" not in of or "sum" not in of:
+            continue
+        count, half = sums[of["count"]], half_of(column)
+        sums[of["sum"]] = np.clip(sums[of["sum"]], -half * count, half * count)
+        if "square" in of:
+            centre = centre_of(column)
+            low, high = -centre * count, (half**2 - centre) * count
+            sums[of["square"]] = np.clip(sums[of["square"]], low, high)
 
 
 def pairs(unit: Int64, group: Int64, groups: int) -> Int64:
     """One number for each (unit, group)."""
     return unit * np.int64(max(groups, 1)) + group
+
+
+def _numbered(rows: Rows, units: int, groups: int) -> bool:
+    """Whether all rows have a unit and a group that there is; a group below 0 is none."""
+    if not len(rows.unit):
+        return True
+    known = int(rows.unit.min()) >= 0 and int(rows.unit.max()) < units
+    return known and int(rows.group.max()) < groups
 
 
 def _check(plan: QueryPlan, stored: Sequence[int], partials: Partials) -> None:
@@ -117,6 +149,7 @@ def _check(plan: QueryPlan, stored: Sequence[int], partials: Partials) -> None:
     if fits and size:
         fits &= int(partials.unit.min()) >= 0 and int(partials.unit.max()) < units
         fits &= int(partials.group.max()) < groups
+    fits = fits and all(_numbered(rows, units, groups) for rows in partials.rows.values())
     if not fits:
         raise RunError(
             "query.partials",

@@ -83,3 +83,10 @@ def test_an_order_of_rows_decides_nothing(ring: KeyRing) -> None:
     order = np.random.default_rng(1).permutation(len(rows.unit))
     other = Rows(*(part[order] for part in rows))
     assert (histograms(rows, ring) == histograms(other, ring)).all()
+
+
+def test_rows_of_no_public_group_are_not_counted(ring: KeyRing) -> None:
+    rows = table(4)
+    some = rows._replace(group=np.where(rows.group > 0, rows.group, -1))
+    listed = Rows(*(part[rows.group > 0] for part in rows))
+    assert (histograms(some, ring) == histograms(listed, ring)).all()

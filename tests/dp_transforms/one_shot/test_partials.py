@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.query.parts import parts_of
+from dpstream.accounting.query.parts import centre_of, half_of, parts_of
 from dpstream.dp_transforms.one_shot.partials import Partials, merged, stored_parts
-from tests.queries import ALL, COUNT, QUANTILES, SUM, UNITS, generated, query, stage_one
+from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, generated, query, stage_one
 
 PLAN = query(COUNT, SUM)
 
@@ -49,6 +49,40 @@ def test_partials_are_clamped() -> None:
     wild = given._replace(sums=tuple(s * 0 + 1_000_000 for s in given.sums))
     found = merged(PLAN, parts_of(PLAN), wild)
     assert set(found.sums[0]) == {1} and set(found.sums[1]) == {10}
+
+
+def test_centred_sums_lie_where_their_counts_leave_room() -> None:
+    """Else a norm of the counts would not bound that of the sums."""
+    plan = query(MEAN, VAR)
+    parts = parts_of(plan)
+    given = stage_one(plan, generated(1))
+    for sign in (1, -1):
+        wild = given._replace(sums=tuple(s * 0 + sign * 10**9 for s in given.sums))
+        few = [1 if parts[i].what == "count" else None for i in stored_parts(plan)]
+        wild = wild._replace(
+            sums=tuple(s if n is None else s * 0 + n for s, n in zip(wild.sums, few, strict=True))
+        )
+        found = merged(plan, parts, wild)
+        for i, s in zip(stored_parts(plan), found.sums, strict=True):
+            column = next(c for c in plan.columns if c.name == parts[i].column)
+            half, centre = half_of(column), centre_of(column)
+            room = {"sum": (-half, half), "square": (-centre, half**2 - centre), "count": (1, 1)}
+            assert set(s.tolist()) == {room[parts[i].what][sign > 0]}
+
+
+def test_rows_of_quantiles_have_units_and_groups_that_there_are() -> None:
+    plan = query(QUANTILES)
+    given = stage_one(plan, generated(1))
+    ((name, rows),) = given.rows.items()
+    merged(plan, parts_of(plan), given)
+    merged(plan, parts_of(plan), given._replace(rows={name: rows._replace(group=rows.group - 99)}))
+    for bad in (
+        rows._replace(group=rows.group + len(given.group_ids)),
+        rows._replace(unit=rows.unit + len(given.unit_ids)),
+        rows._replace(unit=rows.unit - 1),
+    ):
+        with pytest.raises(RunError, match=r"query\.partials"):
+            merged(plan, parts_of(plan), given._replace(rows={name: bad}))
 
 
 def test_groups_that_are_not_public_are_dropped() -> None:
