@@ -3,10 +3,12 @@
 import itertools
 import math
 from fractions import Fraction
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
+from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.tuning.question import (
@@ -70,6 +72,38 @@ def test_all_histograms_together_cost_mu(columns: tuple[TunedColumn, ...]) -> No
     assert delta_of(1.0, math.sqrt(used)) <= 1e-9 < delta_of(1.0, 1.01 * math.sqrt(used))
     half = sum((of.sensitivity / (of.sigma / 2)) ** 2 for of in made.histograms)
     assert delta_of(1.0, math.sqrt(half)) > 1e-9
+
+
+def test_what_a_histogram_says_of_itself() -> None:
+    """Shares that add up to no more than all of mu^2, targets, and a rank error by its formula."""
+    made = design(but(quantile=0.9, cover=None, tail=0.05, columns=(TunedColumn("m", -90, 500),)))
+    contributions, values = made.histograms
+    assert sum(Fraction(of.share) for of in made.histograms) < 1
+    assert contributions.targets == (0.9,) and values.targets == (0.05, 0.95)
+    for of in made.histograms:
+        matrix = encoder_matrix(of.cells)
+        assert of.col2 == matrix.sum(axis=0).max() and of.share == pytest.approx(0.5, rel=1e-9)
+        quantile = NormalDist().inv_cdf(1 - 0.05 / (2 * of.cells))
+        sd = math.sqrt(of.sigma**2 + 1 / 12) * worst_factor(matrix, of.targets)
+        assert of.rank_error == pytest.approx(sd * quantile, rel=1e-12)
+    read = design(but(epsilon=0.0, delta=0.0), private=False)
+    assert [of.rank_error for of in read.histograms] == [0.0] * len(read.histograms)
+
+
+def test_figures_at_the_ends_of_their_ranges_are_taken() -> None:
+    for changes in (
+        {"max_contributions": limits.MAX_CONTRIBUTIONS},
+        {"values_per_unit": limits.MAX_VALUES_PER_UNIT},
+        {"max_contributions": 24, "scale": "12"},
+    ):
+        design(but(**changes))
+    for changes, text in (
+        ({"max_contributions": limits.MAX_CONTRIBUTIONS + 1}, "must lie between 0 and"),
+        ({"max_contributions": 23, "scale": "12"}, "is so short that two pairs"),
+        ({"epsilon": limits.MAX_EPSILON * 1.01}, "must lie between 0 and"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            design(but(**changes))
 
 
 def test_the_tree_beats_plain_cells_at_equal_budget() -> None:
