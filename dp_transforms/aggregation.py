@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import Ids, ids_of, numbers
+from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.state.store import KeyShard
 
 _ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)

@@ -15,14 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.state.arrow import to_bytes
 from dpstream.state.open import key_schema
-
-Ids = npt.NDArray[np.uint64]
 
 ID = pa.binary(16)
 DEAD_LETTER_SCHEMA = pa.schema(
@@ -204,12 +202,6 @@ def ids_of(column: pa.Array) -> Ids:
     """``(n, 2)`` uint64 view of a 16-byte column without nulls (no copy)."""
     words = np.frombuffer(column.buffers()[1] or b"", np.uint64)
     return words[2 * column.offset : 2 * (column.offset + len(column))].reshape(-1, 2)
-
-
-def id_array(ids: Ids) -> pa.Array:
-    """16-byte Arrow column of an ``(n, 2)`` uint64 array."""
-    data = pa.py_buffer(np.ascontiguousarray(ids))
-    return pa.Array.from_buffers(ID, len(ids), [None, data])
 
 
 def numbers(column: pa.Array) -> npt.NDArray[Any]:

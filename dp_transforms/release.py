@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS
 from dpstream.accounting.plan.plan import Plan
@@ -23,9 +24,7 @@ from dpstream.dp_transforms.batches import (
     TRIGGER,
     WINDOW,
     ArrowBatchCoder,
-    Ids,
     concat,
-    id_array,
     ids_of,
     key_fields,
     numbers,
@@ -34,6 +33,7 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.state.arrow import id_array
 from dpstream.state.store import RunIdentity
 
 #: One step's committed rows on their way to the seal: (window, trigger) and a shard's batch.

@@ -11,10 +11,9 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.budget import StreamNoise, plain_count
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import RunError
@@ -22,7 +21,7 @@ from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy
 from dpstream.dp_transforms.aggregation import aggregate, distinct
-from dpstream.dp_transforms.batches import admitted_schema, empty, id_array, shard_release_schema
+from dpstream.dp_transforms.batches import admitted_schema, empty, shard_release_schema
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
@@ -31,11 +30,11 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.perturbation import Published, PublishedPaths, publish
 from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
 from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
+from dpstream.state.arrow import id_array
 from dpstream.state.idtable import shard_of
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 from dpstream.state.taken import TakenSteps
 
-Ids = npt.NDArray[np.uint64]
 _NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
 
@@ -68,7 +67,7 @@ class Stepper:
         plan: Plan,
         keys: KeyRing,
         store: Store,
-        public: tuple[pa.Table, npt.NDArray[np.uint64]] | None = None,
+        public: tuple[pa.Table, Ids] | None = None,
         look_ahead: int | None = None,
     ) -> None:
         self.keys, self.store = keys, store

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from dpstream.accounting.arrays import Int32, Int64
+from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
-from dpstream.dp_transforms.batches import Ids, ids_of, numbers
+from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.bounding import event_trigger_times, open_windows
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing

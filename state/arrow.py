@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Int32, Int64
+from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import PIECE_ROWS as _PIECE_ROWS
 from dpstream.state.retention_store import KeyPiece, piece_bounds
 from dpstream.state.seals import damaged, reading
-from dpstream.state.store import NEVER, Admitted, Ids, Ints, KeyShard, StepResult, UnitShard
+from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, StepResult, UnitShard
 
 _ID = pa.binary(16)
 #: What ends an Arrow IPC stream.
@@ -50,8 +50,8 @@ def from_bytes(blob: Checked) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
-def id_column(ids: Ids) -> pa.Array:
-    """(n, 2) ids as an Arrow column of 16 bytes each."""
+def id_array(ids: Ids) -> pa.Array:
+    """(n, 2) ids as an Arrow array of 16 bytes each."""
     return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
 
 
@@ -69,7 +69,7 @@ def id_view(column: pa.Array) -> Ids:
 
 def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, bytes]:
     """(new keys, changed states, new pairs) of a step."""
-    batch = states.fresh_keys().append_column("_id", id_column(states.table.ids[states.logged :]))
+    batch = states.fresh_keys().append_column("_id", id_array(states.table.ids[states.logged :]))
     slots = result.changed
     columns = {
         "slot": slots.astype(np.int32),
@@ -81,7 +81,7 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
     for stream in range(states.values.shape[1]):
         columns[f"v{stream}"] = states.values[slots, stream]
     pairs = pa.RecordBatch.from_arrays(
-        [pa.array(result.pair_slots.astype(np.int32)), id_column(result.pair_units)],
+        [pa.array(result.pair_slots.astype(np.int32)), id_array(result.pair_units)],
         names=["slot", "unit"],
     )
     return (
@@ -109,7 +109,7 @@ def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
     for stream in range(piece.values.shape[1]):
         columns[f"v{stream}"] = piece.values[:, stream]
     pairs = pa.RecordBatch.from_arrays(
-        [pa.array(slots[piece.pair_rows].astype(np.int32)), id_column(piece.pair_units)],
+        [pa.array(slots[piece.pair_rows].astype(np.int32)), id_array(piece.pair_units)],
         names=["slot", "unit"],
     )
     return (
@@ -129,7 +129,7 @@ def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
         keys = states.key_columns(np.arange(piece.start, piece.stop))
         first, last = np.searchsorted(slots, (piece.start, piece.stop))
         yield KeyPiece(
-            keys.append_column("_id", id_column(ids[piece])),
+            keys.append_column("_id", id_array(ids[piece])),
             states.units[piece],
             states.values[piece],
             states.due[piece],
@@ -205,7 +205,7 @@ def unit_blobs(
 
 def ids_blob(ids: Ids, until: Int32, counts: Int32 | None = None) -> bytes:
     """New units of a commit; with counts: as they are, whatever the commit's records say."""
-    columns = {"unit": id_column(ids)}
+    columns = {"unit": id_array(ids)}
     if (until != NEVER).any():
         columns["until"] = pa.array(until)
     if counts is not None:

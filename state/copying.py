@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state.arrow import id_view
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention_store import (
-    Ids,
     PositionPiece,
     ReshardProgress,
     RetainedWindows,

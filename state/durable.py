@@ -16,7 +16,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @contextlib.contextmanager
 def replacing(out: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A draft that takes the place of ``out`` when the block ends well.
+    """A draft that takes the place of ``out``, durably, when the block ends well.
 
     Raises:
         OSError: it cannot be made.
@@ -24,7 +24,9 @@ def replacing(out: Path, mode: int = 0o666) -> Iterator[Path]:
     sweep(out.parent)
     with drafted(out, mode) as draft:
         yield draft
+        sync(draft)
         os.replace(draft, out)
+        sync(out.parent)
 
 
 def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:

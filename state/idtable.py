@@ -5,12 +5,9 @@ a shorter fingerprint would couple units (mechanism.md rule 3).
 """
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from dpstream.accounting.arrays import Bool, Int32, Int64
-
-Ids = npt.NDArray[np.uint64]
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024

@@ -17,12 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Bool, Int32, Int64
-
-Ids = npt.NDArray[np.uint64]
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000

@@ -28,11 +28,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Int32, Int64
+from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.state.idtable import IdTable, PairSet
 from dpstream.state.retention_store import RetentionStore
 
-Ids = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.signedinteger[Any]]
 
 #: ``due`` of a key that no test and no publication waits for.

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dpstream.accounting.arrays import Bool, Int64
-from dpstream.state.idtable import Ids, shard_of
+from dpstream.accounting.arrays import Bool, Ids, Int64
+from dpstream.state.idtable import shard_of
 from dpstream.state.retention_store import ReshardProgress
 from dpstream.state.store import KeyShard
 

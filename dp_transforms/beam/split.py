@@ -9,8 +9,9 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows, TimestampedValue
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.limits import SPLIT_BUFFER_BYTES, SPLIT_BUFFER_ROWS
-from dpstream.dp_transforms.batches import Ids, concat, ids_of, split_by_shard
+from dpstream.dp_transforms.batches import concat, ids_of, split_by_shard
 from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.run import Run

@@ -35,9 +35,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import Ids
 from dpstream.dp_transforms.noise.prf import Prf, frame
 
 Bytes = npt.NDArray[np.uint8]

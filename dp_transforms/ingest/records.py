@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
-from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
@@ -29,8 +29,6 @@ from dpstream.dp_transforms.batches import (
     OFFSET,
     PARTITION,
     ROWS,
-    Ids,
-    id_array,
     record_schema,
 )
 from dpstream.dp_transforms.beam.workers import Threads, Workers
@@ -39,6 +37,7 @@ from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import count, guarded, timed
+from dpstream.state.arrow import id_array
 from dpstream.state.open import key_schema
 
 #: Offsets are not negative.

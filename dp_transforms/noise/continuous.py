@@ -17,18 +17,15 @@ from typing import Any
 
 import flint
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 from numba.extending import get_cython_function_address
 from scipy.special import ndtri
 
-from dpstream.accounting.arrays import Float64, Int32, Int64
+from dpstream.accounting.arrays import Float64, Ids, Int32, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.dp_transforms.noise.lanes import own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
-
-Ids = npt.NDArray[np.uint64]
 
 #: Below this the upper 64 bits alone would leave a relative error above 2^-50.
 _TAIL = 2.0**-14

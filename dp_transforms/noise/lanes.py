@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.noise.prf import Prf
-
-Ids = npt.NDArray[np.uint64]
 
 _OWN_BLOCK = np.uint64(1 << 63)
 

@@ -28,10 +28,9 @@ from typing import Any
 
 import flint
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtri
 
-from dpstream.accounting.arrays import Bool, Float64, Int64
+from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.mechanisms.laws import (
@@ -43,8 +42,6 @@ from dpstream.accounting.mechanisms.laws import (
     settle,
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
-
-Ids = npt.NDArray[np.uint64]
 
 #: Smallest and largest scale; above, balls would have to decide more than one draw in eight.
 LEAST_SCALE, MAX_SCALE = 2.0**-10, MAX_REAL_SIGMA

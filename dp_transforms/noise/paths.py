@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.budget import StreamNoise
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
@@ -26,7 +26,6 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 #: What a stream's node noise is drawn by, as its strategy needs (``rounds_nodes``).
 Sampler = RoundedGaussian | ContinuousGaussian
 
-Ids = npt.NDArray[np.uint64]
 State = npt.NDArray[Any]
 
 

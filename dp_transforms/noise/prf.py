@@ -24,11 +24,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numba import njit
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, Secret, wipe
 
-Ids = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 #: What K has children for; every use has its own.
 PURPOSES = (

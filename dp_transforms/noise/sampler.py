@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dpstream.accounting.arrays import Int32, Int64
+from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.accounting.mechanisms.laws import Uniform, settle
 from dpstream.accounting.mechanisms.tables import BITS, Table, rounded_gaussian
 from dpstream.dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
 
-Ids = npt.NDArray[np.uint64]
 UInt32 = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
 

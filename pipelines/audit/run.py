@@ -183,8 +183,11 @@ class Runner:
 
 
 def _batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
-    for whole in table.combine_chunks().to_batches():
-        yield from positioned(Rows(0, whole), 0, rows)
+    """Its rows, each at its own position, however many chunks the table has."""
+    offset = 0
+    for chunk in table.to_batches():
+        yield from positioned(Rows(offset, chunk), 0, rows)
+        offset += chunk.num_rows
 
 
 def sides(trials: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -29,10 +29,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.pipelines.connectors.records.formats import encode
@@ -62,7 +62,7 @@ class ReleaseMessages(NamedTuple):
     """
 
     name: Name
-    ids: npt.NDArray[np.uint64]
+    ids: Ids
     keys: list[str]
     values: list[bytes]
     seal: SealMessage

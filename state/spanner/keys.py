@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from google.cloud.spanner_v1.database import Database
 
-from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.limits import CELL_BYTES, INLINE_PAIRS
 from dpstream.state.spanner.batch import Mutations, parts
 from dpstream.state.spanner.client import between, prefix, read_rows
@@ -28,7 +28,7 @@ from dpstream.state.spanner.rows import (
     unpack_columns,
     unpack_states,
 )
-from dpstream.state.store import NEVER, Ids, KeyShard, StepResult
+from dpstream.state.store import NEVER, KeyShard, StepResult
 
 #: Mutations of a row of ``KeyUnits``, and of its key's row.
 _CHUNK_MUTATIONS = 5 + 5

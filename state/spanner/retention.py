@@ -16,10 +16,10 @@ import pyarrow as pa
 from google.cloud import spanner
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.limits import COMMIT_MUTATIONS
 from dpstream.state import arrow
 from dpstream.state.retention_store import (
-    Ids,
     KeyPiece,
     Part,
     PositionPiece,
@@ -274,7 +274,7 @@ class SpannerRetention(RetentionStore):
             if state["chunk"][number] <= chunk < state["chunks"][number]:
                 raw[number] += b64decode(units)
         yield KeyPiece(
-            keys.append_column("_id", arrow.id_column(ids)),
+            keys.append_column("_id", arrow.id_array(ids)),
             state["units"],
             state["values"],
             state["due"],

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.limits import CELL_BYTES
 from dpstream.state import arrow
-from dpstream.state.store import NEVER, Admitted, Ids, Ints, KeyShard
+from dpstream.state.store import NEVER, Admitted, Ints, KeyShard
 
 #: Columns of ``KeysByDue``.
 DUE = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")

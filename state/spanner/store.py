@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
@@ -43,7 +43,6 @@ from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
 from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
 from dpstream.state.store import (
     Admitted,
-    Ids,
     KeyShard,
     OvertakenError,
     RunIdentity,

@@ -5,7 +5,7 @@ from base64 import b64decode
 import numpy as np
 from google.cloud.spanner_v1.database import Database
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.state.arrow import indexed
 from dpstream.state.idtable import IdTable
 from dpstream.state.spanner.batch import Mutations
@@ -21,7 +21,7 @@ from dpstream.state.spanner.rows import (
     runs_of,
     unpack_records,
 )
-from dpstream.state.store import Admitted, Ids, Ints, UnitShard
+from dpstream.state.store import Admitted, Ints, UnitShard
 
 _COLUMNS = ("Part", "UnitId", "Records")
 #: Mutations of a unit's row.

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import override
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
@@ -22,7 +23,6 @@ from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
 from dpstream.state.sqlite.rows import StepRow, UnitRow, admission_row, releases_of, step_row
 from dpstream.state.store import (
     Admitted,
-    Ids,
     KeyShard,
     OvertakenError,
     StepResult,

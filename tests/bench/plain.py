@@ -17,7 +17,6 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from dpstream.dp_transforms.batches import (
     HAND_OVER,
     concat,
-    id_array,
     ids_of,
     numbers,
     split_by_shard,
@@ -28,6 +27,7 @@ from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.jobs.job import Job
+from dpstream.state.arrow import id_array
 from dpstream.state.idtable import shard_of
 from dpstream.state.store import KeyShard
 

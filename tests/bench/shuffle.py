@@ -19,9 +19,10 @@ import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from dpstream.dp_transforms.batches import ID, id_array
+from dpstream.dp_transforms.batches import ID
 from dpstream.dp_transforms.beam.split import SplitByShard, unit_ids
 from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
+from dpstream.state.arrow import id_array
 from tests.bench.common import emit, machine
 
 SCHEMA = pa.schema(

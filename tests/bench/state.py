@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 from google.cloud import spanner as google
 
-from dpstream.accounting.arrays import Int64
-from dpstream.dp_transforms.batches import id_array
+from dpstream.accounting.arrays import Ids, Int64
+from dpstream.state.arrow import id_array
 from dpstream.state.spanner import keys as spanner_keys
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect
@@ -36,7 +36,7 @@ from dpstream.state.spanner.schema import create_identity, create_tables
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.store import Ids, StepResult, Store
+from dpstream.state.store import StepResult, Store
 from tests import emulator
 from tests.bench.common import emit, machine
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS

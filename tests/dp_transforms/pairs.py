@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.budget import StreamNoise
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import admitted_schema, id_array
+from dpstream.dp_transforms.batches import admitted_schema
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.step import _sampler
+from dpstream.state.arrow import id_array
 from dpstream.state.open import key_schema
 from dpstream.state.store import KeyShard
 from tests.state.conformance import ids
 from tests.streams import KEYS
 
-Ids = npt.NDArray[np.uint64]
 #: (unit, key, rank, values by name of their column).
 Pair = tuple[int, int, int, dict[str, int]]
 

@@ -12,7 +12,6 @@ from dpstream.dp_transforms.batches import (
     admitted_schema,
     concat,
     empty,
-    id_array,
     ids_of,
     record_schema,
     release_schema,
@@ -20,6 +19,7 @@ from dpstream.dp_transforms.batches import (
     split_by_shard,
 )
 from dpstream.dp_transforms.telemetry import forget_error
+from dpstream.state.arrow import id_array
 from tests.streams import (
     COUNT,
     SUM,

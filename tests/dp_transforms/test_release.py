@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms import release
-from dpstream.dp_transforms.batches import SHARD, id_array, release_schema, shard_release_schema
+from dpstream.dp_transforms.batches import SHARD, release_schema, shard_release_schema
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.state.arrow import id_array
 from dpstream.state.store import RunIdentity
 from tests.state.conformance import ids
 from tests.streams import COUNT, MEAN, make_plan

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError
 from dpstream.state.idtable import IdTable
-from dpstream.state.store import Admitted, Ids, KeyShard, StepResult, Store, UnitShard
+from dpstream.state.store import Admitted, KeyShard, StepResult, Store, UnitShard
 
 T = TypeVar("T")
 #: (when, what) -> whether the call fails here; does not return to a worker that died.

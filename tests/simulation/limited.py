@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Ids
 from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
 from dpstream.state.store import (
     Admitted,
-    Ids,
     KeyShard,
     OvertakenError,
     StepResult,

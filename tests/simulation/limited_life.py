@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.dp_transforms.batches import id_array, ids_of
+from dpstream.accounting.arrays import Ids
+from dpstream.dp_transforms.batches import ids_of
+from dpstream.state.arrow import id_array
 from dpstream.state.retention_store import (
     KeyPiece,
     Part,
@@ -19,7 +21,7 @@ from dpstream.state.retention_store import (
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.store import Admitted, Ids
+from dpstream.state.store import Admitted
 from tests.simulation.tables import KeyRow, Record, Tables
 
 Rows = dict[bytes | None, pa.RecordBatch]

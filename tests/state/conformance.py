@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpstream.dp_transforms.batches import id_array
-from dpstream.state.arrow import position_ids
+from dpstream.accounting.arrays import Ids
+from dpstream.state.arrow import id_array, position_ids
 from dpstream.state.store import (
     NEVER,
     Admitted,
@@ -33,7 +33,6 @@ STREAMS = 2
 #: Keys and units of the suite have numbers below this.
 UNIVERSE = 64
 IDENTITY = RunIdentity("aa" * 16, "22" * 16, 0, 4, "key", "source", "{}")
-Ids = npt.NDArray[np.uint64]
 
 
 class Bench(ABC):

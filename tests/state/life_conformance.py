@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.dp_transforms.batches import id_array
-from dpstream.state.arrow import position_ids
+from dpstream.state.arrow import id_array, position_ids
 from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import reached
@@ -23,7 +23,6 @@ from tests.state.conformance import (
     IDENTITY,
     UNIVERSE,
     Bench,
-    Ids,
     change,
     ids,
     picture,

@@ -8,7 +8,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.state import arrow
 from dpstream.state.arrow import (
     AdmissionRow,
-    id_column,
+    id_array,
     id_view,
     indexed,
     key_pieces,
@@ -49,9 +49,9 @@ def test_a_batch_has_the_bytes_of_a_writer() -> None:
 
 def test_ids_are_a_column_and_back() -> None:
     named = ids([5, 0, 9])
-    column = id_column(named)
+    column = id_array(named)
     assert column.type == pa.binary(16) and np.array_equal(id_view(column), named)
-    assert id_view(id_column(ids([]))).shape == (0, 2)
+    assert id_view(id_array(ids([]))).shape == (0, 2)
 
 
 def test_rows_of_both_are_one_batch() -> None:

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all: made once, or put in another's place."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,19 @@ def test_a_draft_takes_the_place_only_where_the_block_ends_well(tmp_path: Path) 
         draft.write_bytes(b"whole")
     assert out.read_bytes() == b"whole" and out.stat().st_mode & 0o777 == 0o600
     assert names(tmp_path) == ["file"]
+
+
+def test_a_draft_is_on_disk_before_it_takes_the_place_and_the_place_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, flushed, real = tmp_path / "file", list[tuple[int, bool]](), os.fsync
+    out.write_bytes(b"old")
+
+    def fsync(descriptor: int) -> None:
+        flushed.append((os.fstat(descriptor).st_ino, out.read_bytes() == b"new"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with durable.replacing(out) as draft:
+        draft.write_bytes(b"new")
+    assert flushed == [(out.stat().st_ino, False), (tmp_path.stat().st_ino, True)]

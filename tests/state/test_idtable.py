@@ -1,13 +1,12 @@
 """The hash tables against dict and set; ids that share their hash bits stay apart."""
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpstream.accounting.arrays import Ids
 from dpstream.state.idtable import IdTable, PairSet
 
-Ids = npt.NDArray[np.uint64]
 #: Few distinct words, so that ids repeat and collide in their low bits.
 WORD = st.sampled_from([0, 1, 2, 1023, 1024, 2**32, 2**63, 2**64 - 1])
 ID = st.tuples(WORD, WORD)

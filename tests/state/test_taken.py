@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from dpstream.dp_transforms.batches import id_array
+from dpstream.state.arrow import id_array
 from dpstream.state.retention_store import ReshardProgress
 from dpstream.state.store import KeyShard
 from dpstream.state.taken import TakenSteps

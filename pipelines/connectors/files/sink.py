@@ -89,7 +89,8 @@ class FileSink(ReadableSink):
     def published(self) -> Iterator[PublishedRelease]:
         for path in release_files(self.folder):
             window, trigger = name_of(path)
-            if window < 0 or trigger < 0:
+            # Nothing but the name that a release is given: the others are copies, or strangers.
+            if path != self.folder / release_path(window, trigger, path.suffix[1:]):
                 raise PolicyError(
                     "sink.path",
                     "holds a file that is no release of this run",

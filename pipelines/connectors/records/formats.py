@@ -131,11 +131,11 @@ def release_files(path: str | Path) -> Iterator[Path]:
 
 def name_of(file: Path) -> tuple[int, int]:
     """(window, trigger) of a release's file, -1 where its name has no number."""
-    return _number(file.parent), _number(file)
+    return _number(file.parent.name), _number(file.stem)
 
 
-def _number(path: Path) -> int:
-    digits = path.stem.rpartition("-")[2]
+def _number(name: str) -> int:
+    digits = name.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else -1
 
 

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from dpstream.dp_transforms.batches import id_array, ids_of
+from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.beam import split
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.split import SplitByShard
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.state import open as stores
+from dpstream.state.arrow import id_array
 from tests.dp_transforms.test_flow import in_memory, through_beam
 from tests.streams import begin, generate, make_plan
 

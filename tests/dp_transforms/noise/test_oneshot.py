@@ -9,12 +9,11 @@ from unittest import mock
 import flint
 import mpmath
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.mechanisms.laws import (
     DiscreteGaussianLaw,
@@ -28,7 +27,6 @@ from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p
 
-Ids = npt.NDArray[np.uint64]
 RUN = (b"\x22" * 16, b"question")
 LAWS: dict[str, type[Law]] = {
     "rounded_gaussian": RoundedGaussianLaw,

@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.ingest.records import typed_ids
 from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf, destroyed
 from dpstream.dp_transforms.noise.secret import wipe
 
-Ids = npt.NDArray[np.uint64]
 KEY = bytes(range(32))
 
 

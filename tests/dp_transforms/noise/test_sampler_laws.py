@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.mechanisms.laws import settle
 from dpstream.accounting.mechanisms.tables import Table, discrete_gaussian, discrete_laplace
 from dpstream.dp_transforms.noise.prf import Prf
@@ -15,7 +16,6 @@ from dpstream.dp_transforms.noise.sampler import TableSampler
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p
 
 Make = Callable[[float], Table]
-Ids = npt.NDArray[np.uint64]
 KEY = b"\x31" * 32
 FULL = 1 << 128
 MAKES: list[Make] = [discrete_laplace, discrete_gaussian]

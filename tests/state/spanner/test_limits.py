@@ -15,7 +15,7 @@ import pytest
 
 from dpstream.accounting import limits
 from dpstream.accounting.limits import MAX_CONTRIBUTIONS
-from dpstream.dp_transforms.batches import id_array
+from dpstream.state.arrow import id_array
 from dpstream.state.spanner import batch as spanner_batch
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner import keys as spanner_keys

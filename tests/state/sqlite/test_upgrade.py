@@ -20,6 +20,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.backup import backup_file, check_file
@@ -27,7 +28,7 @@ from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.sqlite.tables import put_meta
 from dpstream.state.store import NEVER, KeyShard
-from tests.state.conformance import IDENTITY, Ids, change, decide, take_step
+from tests.state.conformance import IDENTITY, change, decide, take_step
 from tests.state.life_conformance import whole
 from tests.state.sqlite.bench import SqliteBench
 from tests.state.sqlite.resharded import opened, resharded_today
