@@ -19,7 +19,7 @@ from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import open as stores
 from tests.flowing import Flowing
-from tests.pipelines.test_cli import keep_logging
+from tests.pipelines.cli.test_main import keep_logging
 from tests.streams import positioned
 
 __all__ = ["keep_logging"]

@@ -14,7 +14,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job
 from tests.audit.replays import new_place
 from tests.pipelines.conftest import TEMPLATE
-from tests.pipelines.test_sources import CANARY, table, write
+from tests.pipelines.connectors.files.test_source import CANARY, table, write
 
 MakeJob = Callable[..., Job]
 HEADER = "user,key,time,value\n"

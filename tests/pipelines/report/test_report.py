@@ -190,7 +190,7 @@ def test_public_keys_and_a_single_trigger(make_job: MakeJob, tmp_path: Path) -> 
 
 
 def test_template_is_installed_with_the_package() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     project = tomllib.loads((root / "pyproject.toml").read_text())
     listed = project["tool"]["setuptools"]["package-data"]["dpstream.pipelines"]
     packed = {path for pattern in listed for path in (root / "pipelines").glob(pattern)}

@@ -20,7 +20,7 @@ from dpstream.pipelines.connectors.replay import index as replay_index
 from dpstream.pipelines.connectors.replay import republish
 from dpstream.pipelines.jobs.job import Job
 from tests.kafka_broker import Broker
-from tests.pipelines.test_replay import SECOND, messy, table, write
+from tests.pipelines.connectors.replay.test_source import SECOND, messy, table, write
 from tests.pubsub_emulator import HOST, running
 from tests.relay import Relay
 

@@ -18,7 +18,7 @@ from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.source import ReadFiles, groups, read_group
 from dpstream.pipelines.connectors.inputs import refusal
 from dpstream.pipelines.jobs.job import Job
-from tests.pipelines.test_sources import (
+from tests.pipelines.connectors.files.test_source import (
     BOM,
     CSV_LINES,
     JSON_LINES,

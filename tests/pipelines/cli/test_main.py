@@ -20,7 +20,7 @@ from dpstream.pipelines.jobs.job import Job
 from tests.written import read_dead_letters
 
 MakeJob = Callable[..., Job]
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 CANARY = "CANARY7741"
 
 

@@ -46,7 +46,7 @@ SINK = f'kind = "bigquery"\ntable = "{TABLE}"'
 #: The run id as its releases show it: it was given, not drawn.
 RUN = f"INSECURE-{RUN_ID}"
 UNAVAILABLE, INVALID, PERMISSION, ABORTED = 14, 3, 7, 10
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from tests.drive import Drive, letters_of, rows_of
 from tests.folders import START, MakeFolderJob, Whole, data, line, make_folder_job, mark
 from tests.folders import write as write_rows
 from tests.pipelines.conftest import TEMPLATE
-from tests.pipelines.test_sources import CANARY, by_hand, run_in_beam, table, write
+from tests.pipelines.connectors.files.test_source import CANARY, by_hand, run_in_beam, table, write
 
 __all__ = ["make_folder_job"]
 MakeJob = Callable[..., Job]

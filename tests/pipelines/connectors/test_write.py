@@ -14,7 +14,7 @@ from dpstream.pipelines.connectors.write import (
     write_dead_letters,
 )
 from dpstream.pipelines.jobs.tables import SinkConfig
-from tests.pipelines.test_sinks import release
+from tests.pipelines.connectors.files.test_sink import release
 from tests.written import read_dead_letters, write_release
 
 

@@ -1,4 +1,4 @@
-"""A byte order mark is its own row's or text's; more lines with marks are in `test_sources`."""
+"""A byte order mark is its own row's or text's; more lines with marks are in files.test_source."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dpstream.pipelines.connectors.records import lines as source_lines
 from dpstream.pipelines.connectors.records.jsonl import Objects
 from dpstream.pipelines.connectors.records.lines import BOM
-from tests.pipelines.test_sources import csv_rows, json_rows
+from tests.pipelines.connectors.files.test_source import csv_rows, json_rows
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 40))

@@ -15,7 +15,7 @@ from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.tuning import choose as module
 from dpstream.state.ledger.answers import Register
-from tests.pipelines.tuning import (  # noqa: F401
+from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     JOB,
     USERS,
@@ -269,7 +269,7 @@ def test_dry_run_reads_no_data_and_costs_nothing(job: Path) -> None:
 
 
 def test_the_guides_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tuning.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "tuning.md").read_text()
     lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", guide, re.MULTILINE)
     assert len(lines) >= 2
     monkeypatch.chdir(job.parent)

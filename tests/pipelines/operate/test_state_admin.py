@@ -23,7 +23,7 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.sqlite.file import connect
 from dpstream.state.sqlite.rows import snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore
-from tests.pipelines.test_state_view import JOB, files
+from tests.pipelines.operate.test_state_view import JOB, files
 
 DAYS = 4
 TEXT = JOB.replace("2024-01-03T", f"2024-01-0{1 + DAYS}T").replace("shards = 3", "shards = 2")

@@ -18,7 +18,7 @@ from dpstream.pipelines.operate.state_view import export, publish
 from dpstream.pipelines.report.data import collect, inventory, newest
 from dpstream.pipelines.stream import run_job
 from tests.pipelines.conftest import TEMPLATE
-from tests.pipelines.test_sinks import SCHEMA, files, release
+from tests.pipelines.connectors.files.test_sink import SCHEMA, files, release
 from tests.written import write_release
 
 STARTS = ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"]

@@ -19,7 +19,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.sqlite import SqliteLedger
-from tests.pipelines.tuning import (  # noqa: F401
+from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     JOB,
     call,

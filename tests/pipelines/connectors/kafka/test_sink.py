@@ -26,6 +26,7 @@ from dpstream.pipelines.operate.state_view import export, publish
 from dpstream.state import open as stores
 from dpstream.state.retention_store import RetentionStore
 from tests.kafka_broker import Broker, running
+from tests.pipelines.cli.test_unbounded_cli import job_file, lived
 from tests.pipelines.kafka_sinks import (
     broker,
     contents,
@@ -38,7 +39,6 @@ from tests.pipelines.kafka_sinks import (
     table,
     topic_of,
 )
-from tests.pipelines.test_unbounded_cli import job_file, lived
 from tests.published import RUNS, Published
 
 __all__ = ["broker", "fresh", "made"]
