@@ -3,18 +3,23 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from dpstream.pipelines.runners.harness import Harness
-from tests.emulator import free_port
 
 
 @pytest.fixture
 def harness() -> Iterator[Harness]:
-    made = Harness(f"127.0.0.1:{free_port()}", worker_id="1-1")
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    made = Harness(f"127.0.0.1:{port}", worker_id="1-1")
     yield made
     made._control_channel.close()
+    server.stop(0).wait()
 
 
 def test_a_worker_that_drains_takes_no_bundle(harness: Harness) -> None:

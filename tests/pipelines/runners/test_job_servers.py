@@ -35,12 +35,15 @@ def test_a_taken_port_is_seen() -> None:
     assert not _is_taken(port)
 
 
-def test_flink_listens_here_unless_there_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flink_listens_here_unless_there_are_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = LoopbackFlink(PipelineOptions(["--flink_job_server_jar=x.jar"]))
     monkeypatch.setenv("FLINK_CONF_DIR", "mine")
     assert server.environment() == {}
     monkeypatch.delenv("FLINK_CONF_DIR")
-    server._local_temp_root = None
+    server._local_temp_root = str(tmp_path / "own")
+    (tmp_path / "own").mkdir()
     [folder] = server.environment().values()
     said = (Path(folder) / "flink-conf.yaml").read_text()
     assert said.count(": 127.0.0.1\n") == 4 and "rest.bind-address: 127.0.0.1" in said
