@@ -290,7 +290,7 @@ def test_the_links_say_what_the_build_maps() -> None:
 
 
 #: Layers each of whose modules has its namesake test at the mirrored place.
-MIRRORED = ("accounting", "state", "dp_transforms")
+MIRRORED = LAYERS
 
 
 def without_namesake(modules: Iterable[str], tests: Container[str]) -> list[str]:

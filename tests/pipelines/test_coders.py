@@ -21,7 +21,7 @@ from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import RUNNERS, Engine
 from dpstream.state import open as stores
-from tests.pipelines.test_unbounded_cli import job_file
+from tests.pipelines.cli.test_unbounded_cli import job_file
 
 #: Coders that say what they write.  All others of Beam's fall back on pickles.
 KNOWN = (

@@ -23,7 +23,7 @@ from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.schema import create_tables
 from tests import emulator
 from tests.faults.processes import files
-from tests.pipelines.test_state_view import JOB
+from tests.pipelines.operate.test_state_view import JOB
 from tests.refusing import CANARY, refusing
 
 RUN_ID = 'insecure_test_run_id = "22222222222222222222222222222222"\n[state]'

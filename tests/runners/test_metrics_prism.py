@@ -16,7 +16,7 @@ from dpstream.pipelines.stream import run_job
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, write
 from tests.pipelines.conftest import TEMPLATE
-from tests.pipelines.test_metrics import families, scrape
+from tests.pipelines.operate.test_metrics import families, scrape
 from tests.runners.prism import binary
 
 AFTER = "dpstream_operator_release_after_watermark_seconds"

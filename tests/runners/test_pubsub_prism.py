@@ -10,7 +10,7 @@ from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub.source import PULLERS
 from dpstream.pipelines.connectors.registry import input_of
 from tests.drive import letters_of
-from tests.pipelines.test_pubsub import MakePubSubJob, make_pubsub_job, row
+from tests.pipelines.connectors.pubsub.test_source import MakePubSubJob, make_pubsub_job, row
 from tests.pubsub_emulator import Emulator
 from tests.pubsub_emulator import running as emulated
 from tests.runners.prism import running, wait_for

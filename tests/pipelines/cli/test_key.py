@@ -1,0 +1,26 @@
+"""``dpstream key``: a new key is for its owner only, and never written over."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dpstream.pipelines.jobs.job import Job
+from tests.pipelines.cli.called import call, examples_of
+
+
+def test_each_command_has_examples() -> None:
+    assert examples_of("key", "new") and examples_of("key", "check")
+
+
+def test_a_new_key_is_the_owners_alone(tmp_path: Path) -> None:
+    key = tmp_path / "noise.key"
+    assert call("key", "new", key).exit_code == 0
+    assert key.stat().st_mode & 0o777 == 0o600
+    before = key.read_bytes()
+    said = call("key", "new", key)
+    assert said.exit_code != 0 and key.read_bytes() == before
+    assert before.hex() not in said.output
+
+
+def test_a_test_key_is_told(make_job: Callable[..., Job]) -> None:
+    said = call("key", "check", make_job().path).output
+    assert "INSECURE" in said and "0f0f" not in said

@@ -1,0 +1,262 @@
+"""The command line: exit codes, one clear line for every error, and never a value of data."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.cli import main as module
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.job import Job
+from tests.written import read_dead_letters
+
+MakeJob = Callable[..., Job]
+GOLDEN = Path(__file__).parents[2] / "golden"
+CANARY = "CANARY7741"
+
+
+@pytest.fixture(autouse=True)
+def keep_logging() -> Iterator[None]:
+    """`dpstream run` silences the process's logs; other tests need theirs."""
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def call(*args: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def golden(name: str, text: str) -> None:
+    """Compare with a golden file; ``REWRITE=1`` writes it."""
+    path = GOLDEN / name
+    if os.environ.get("REWRITE"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def edit(job: Job, old: str, new: str) -> Path:
+    text = job.path.read_text()
+    assert old in text
+    job.path.write_text(text.replace(old, new, 1))
+    return job.path
+
+
+MISTAKES = [
+    ("epsilon = 6.0", "epsilonn = 6.0"),
+    ("epsilon = 6.0", "epsilon = 0"),
+    ("delta = 1e-9", "delta = 2"),
+    ("contributions = 4", "contributions = 2.5"),
+    ("contributions = 4\n", ""),
+    ('kind = "csv"', 'kind = "excel"'),
+    ("clamp = [0, 10]", "clamp = [10, 0]"),
+    ("clamp = [0, 10]\n", ""),
+    ('end = "2024-01-02T00:00:00Z"\n', ""),
+    ('start = "2024-01-01T00:00:00Z"', 'start = "yesterday"'),
+    ('window = "1d"', 'window = "one day"'),
+    ('trigger_every = "6h"', 'trigger_every = "7h"'),
+    ('trigger_every = "6h"', 'trigger_every = "6h"\ntrigger_count = 100'),
+    ('window = "1d"', 'session_gap = "10m"'),
+    ('window = "1d"', 'window = "1d"\nwatermark_delay = "10m"'),
+    ("contributions = 4", 'contributions = 4\nmode = "paper"'),
+    ("[sink]", "[sink"),
+    ("[sink]", "[snik]"),
+    ("[performance]", '[state]\nstore = "mysql:x"\n[performance]'),
+    ("[performance]", '[keys]\npublic = "none.csv"\n[performance]'),
+]
+
+
+def test_errors_of_job_files(make_job: MakeJob) -> None:
+    blocks = []
+    for old, new in MISTAKES:
+        result = call("plan", edit(make_job(), old, new))
+        assert result.exit_code in (2, 3)
+        assert result.stdout == "" and result.stderr.count("\n") == 1
+        blocks.append(f"{old.strip()!r} -> {new!r}: exit {result.exit_code}\n  {result.stderr}")
+    golden("job_errors.txt", "\n".join(blocks))
+
+
+def test_errors_for_machines(make_job: MakeJob) -> None:
+    result = call("plan", edit(make_job(), "delta = 1e-9", "delta = 2"), "--json")
+    assert result.exit_code == 2
+    error = json.loads(result.stderr)
+    assert error["field"] == "privacy.delta" and error["exit_code"] == 2
+    assert set(error) == {"error", "exit_code", "field", "rule", "fix"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("a", "b", "c"), 2),
+        (PolicyError("a", "b", "c"), 3),
+        (RunError("a", "b", "c"), 4),
+        (KeyError(CANARY), 4),
+        (ValueError(f"could not convert {CANARY}"), 4),
+        (AssertionError(CANARY), 4),
+        (MemoryError(CANARY), 4),
+        (RecursionError(CANARY), 4),
+        (UnicodeDecodeError("utf-8", CANARY.encode(), 0, 1, CANARY), 4),
+        (KeyboardInterrupt(CANARY), 4),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_exit_codes_and_silence(
+    monkeypatch: pytest.MonkeyPatch,
+    make_job: MakeJob,
+    error: BaseException,
+    code: int,
+    flags: tuple[str, ...],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dpstream.pipelines.stream.run_job", fail)
+    monkeypatch.setattr(module, "_silence", lambda: None)
+    result = call("run", make_job().path, *flags)
+    assert result.exit_code == code
+    assert CANARY not in result.output
+    assert "Traceback" not in result.output
+    assert result.stderr.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("plan",),
+        ("run",),
+        ("report",),
+        ("choose",),
+        ("generate", "zipf"),
+        ("key", "new"),
+        ("doctor",),
+    ],
+)
+def test_help_has_examples(command: tuple[str, ...]) -> None:
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout and "\n    dpstream " in result.stdout
+
+
+def test_unknown_commands_and_flags_exit_2(make_job: MakeJob) -> None:
+    assert call("fly").exit_code == 2
+    assert call("plan", make_job().path, "--fast").exit_code == 2
+    assert call("plan").exit_code == 2
+    assert call("plan", "none.toml").exit_code == 2
+
+
+def test_plan_reads_no_data(make_job: MakeJob) -> None:
+    job = make_job()
+    text = call("plan", job.path)
+    assert text.exit_code == 0, text.output
+    assert text.stdout.startswith("Guarantee") and "(6, 1e-09)" in text.stdout
+    figures = json.loads(call("plan", job.path, "--json").stdout)
+    assert figures["plan_hash"] == job.plan.hash
+
+
+def test_key_new(tmp_path: Path) -> None:
+    path = tmp_path / "noise.key"
+    result = call("key", "new", path)
+    assert result.exit_code == 0
+    secret = path.read_text().strip()
+    assert len(bytes.fromhex(secret)) == 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert secret not in result.output
+    again = call("key", "new", path)
+    assert again.exit_code == 3
+    assert path.read_text().strip() == secret and secret not in again.output
+    assert json.loads(call("key", "new", tmp_path / "b.key", "--json").stdout) == {
+        "created": "b.key"
+    }
+
+
+def test_generate(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    result = call("generate", "zipf", path, "--users", "100", "--keys", "50", "--json")
+    assert result.exit_code == 0, result.output
+    records = json.loads(result.stdout)["records"]
+
+    assert pq.read_metadata(path).num_rows == records > 100
+    assert call("generate", "zipf", path, "--users", "100").exit_code == 2
+    assert call("generate", "zipf", path, "--users", "0", "--overwrite").exit_code == 2
+    assert call("generate", "zipf", path, "--start", "noon", "--overwrite").exit_code == 2
+
+
+def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("doctor", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["ready"]
+    assert report["packages"]["apache-beam"] == "2.77.0"
+    assert report["optional"]["google-cloud-secret-manager"] == "2.32.0"
+    assert report["runners"]["FnApiRunner"] and report["disk"]["fsync"]
+    assert len(report["verdict"]) == 2
+    program = tmp_path / "prism"
+    program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("dpstream.pipelines.runners.parts.prism", lambda: program)
+        opened = json.loads(call("doctor", "--json").stdout)
+    program.unlink()
+    assert opened["runners"]["Prism"] == "2.77.0" and opened["ready"]
+    assert "Prism is refused, it lets other machines in: make prism." in opened["verdict"]
+    assert str(tmp_path) not in result.stdout and list(tmp_path.iterdir()) == []
+    assert "Ready for local runs." in call("doctor").stdout
+
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("dpstream.pipelines.operate.doctor.put_once", refuse)
+    broken = call("doctor")
+    assert broken.exit_code == 4
+    assert "Not ready: the disk" in broken.stdout
+
+
+def test_run_end_to_end(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job("csv", sink="csv")
+    lines = [
+        f"{CANARY}u{i},k{i % 2},2024-01-01T{i % 24:02d}:00:00Z,{i % 5}" for i in range(600)
+    ] + [f"{CANARY}u1,k1,{CANARY},1", f"{CANARY}broken"]
+    (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n" + "\n".join(lines) + "\n")
+    result = call("run", job.path, "--quiet", "--job_name=test")
+    assert result.exit_code == 0, result.output
+    assert CANARY not in result.output
+    assert "INSECURE" in result.stdout
+    table = read_releases(job.sink.path)
+    assert set(table.column("key").to_pylist()) == {"k0", "k1"}
+    assert read_dead_letters(dead_letter_folder(job)).column("offset").to_pylist() == [600, 601]
+    before = {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")}
+    assert len(before) == job.plan.timeline.triggers
+    again = call("run", job.path, "--json")
+    assert json.loads(again.stdout)["resumed"]
+    assert {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")} == before
+
+
+def test_run_refusals(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job("csv")
+    assert call("run", job.path, "--quiet").exit_code == 2
+    (tmp_path / "in" / "a.csv").write_text(f"user,{CANARY},time,value\n")
+    missing = call("run", job.path, "--quiet")
+    assert missing.exit_code == 2 and "column 'key'" in missing.stderr
+    assert CANARY not in missing.output
+    (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n")
+    assert call("run", job.path, "--quiet", "--runner=Teleport").exit_code == 2
+    assert call("run", job.path, "--quiet").exit_code == 0
+    first = min(Path(job.sink.path).rglob("*.parquet"))
+    whole = first.read_bytes()
+    first.write_bytes(CANARY.encode())
+    damaged = call("run", job.path, "--quiet")
+    assert CANARY not in damaged.output and "Traceback" not in damaged.output
+    assert damaged.exit_code == 0 and first.read_bytes() == whole, damaged.output
+    row = pa.Table.from_pylist([{"key": CANARY}], schema=pa.schema({"key": pa.string()}))
+    pq.write_table(row, first)
+    changed = call("run", job.path, "--quiet")
+    assert CANARY not in changed.output and "Traceback" not in changed.output
+    assert changed.exit_code == 3, changed.output

@@ -1,0 +1,359 @@
+"""Every command on jobs whose source has no end, with a plan that has none either."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.connectors import restored
+from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.state import open as stores
+from tests.flowing import Flowing
+from tests.pipelines.cli.test_main import keep_logging
+from tests.streams import positioned
+
+__all__ = ["keep_logging"]
+
+SOURCES = {
+    "kafka": 'kind = "kafka"\nservers = "127.0.0.1:1"\ntopic = "clicks"',
+    "folder": 'kind = "folder"\npath = "in"\nformat = "csv"',
+    "pubsub": 'kind = "pubsub"\nsubscription = "projects/p/subscriptions/s"',
+}
+JOB = """
+[source]
+{source}
+[schema]
+unit = {{ column = "user" }}
+key = [{{ column = "page" }}]
+event_time = {{ column = "time" }}
+[[aggregate]]
+name = "n"
+kind = "count"
+[[aggregate]]
+name = "total"
+kind = "sum"
+column = "value"
+clamp = [0, 10]
+[time]
+start = "2024-01-01T00:00:00Z"
+window = "1h"
+trigger_every = "20m"
+[privacy]
+epsilon = 20.0
+delta = 1e-2
+contributions = 3
+insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
+{period}
+[state]
+store = "sqlite:state/s.db"
+shards = 2
+{state}
+[sink]
+kind = "parquet"
+path = "out"
+"""
+PERIOD = 'period = "1d"'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    yield
+    stores.close_all()
+
+
+def job_file(folder: Path, kind: str = "folder", period: str = PERIOD, state: str = "") -> Path:
+    (folder / "in").mkdir(exist_ok=True)
+    path = folder / "job.toml"
+    path.write_text(JOB.format(source=SOURCES[kind], period=period, state=state))
+    return path
+
+
+def call(*args: Any) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def said(*args: Any) -> str:
+    result = call(*args)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def told(*args: Any) -> Any:
+    return json.loads(said(*args, "--json"))
+
+
+def refused(field: str, code: int, *args: Any) -> str:
+    """One coded line on stderr, in words and as JSON, and no traceback."""
+    result = call(*args, "--json")
+    assert result.exit_code == code, result.output
+    assert json.loads(result.stderr)["field"] == field
+    result = call(*args)
+    assert result.exit_code == code
+    assert f": {field}: " in result.stderr and result.stderr.strip().count("\n") == 0
+    return result.stderr
+
+
+def rows(trigger_time: int) -> pa.RecordBatch:
+    """Records of 20 minutes: always new units, on three pages."""
+    start = 1_704_067_200_000_000 + (trigger_time - 1) * 1_200_000_000
+    size, instant = 60, pa.timestamp("us", "UTC")
+    times = pa.array([start + i for i in range(size)]).cast(instant)
+    columns = {
+        "user": [f"u{trigger_time}-{i}" for i in range(size)],
+        "page": [f"p{i % 3}" for i in range(size)],
+        "time": times,
+        "value": [str(i % 5) for i in range(size)],
+        "_manifest": times,
+    }
+    return positioned(columns, 0, trigger_time * 1000)
+
+
+def lived(job: Job, last: int, first: int = 1) -> None:
+    """The job's run from one trigger time through another, without a runner."""
+    run, _ = begin(job)
+    flowing = Flowing(run, sink_of(job))
+    for trigger_time in range(first, last + 1):
+        flowing.feed([rows(trigger_time)])
+        flowing.step(trigger_time)
+    run.destroy_keys()
+    stores.close_all()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder job of four complete windows and one under way."""
+    path = job_file(tmp_path)
+    lived(load_job(path), 14)
+    return path
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_plan(tmp_path: Path, kind: str) -> None:
+    text = said("plan", job_file(tmp_path, kind))
+    assert "in one period of 1 day" in text and "the stream has no end" in text
+    assert "k = 1024" in text and "for ever" not in text
+    figures = told("plan", tmp_path / "job.toml")
+    assert figures["unit"]["period_micros"] and not figures["unit"]["for_ever"]
+    [first, *_, last] = figures["periods"]
+    assert (first["periods"], last["periods"]) == (1, 1024)
+    assert last["mu"] == pytest.approx(32 * first["mu"])
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_plan_without_a_period_says_what_that_means(tmp_path: Path, kind: str) -> None:
+    text = said("plan", job_file(tmp_path, kind, period=""))
+    for words in (
+        "one budget covers the stream for ever",
+        "once for all time",
+        "the state of every unit ever seen is kept for ever",
+        "Set privacy.period",
+    ):
+        assert words in text  # fmt: skip
+    figures = told("plan", tmp_path / "job.toml")
+    assert figures["unit"]["for_ever"] and len(figures["periods"]) == 1
+
+
+def test_an_endless_stream_is_not_given_the_rule_of_one_trigger(tmp_path: Path) -> None:
+    """A window of one trigger: with an end and one window the sharper delta holds, else not."""
+    path = job_file(tmp_path, period="")
+    text = path.read_text().replace('trigger_every = "20m"', 'trigger_every = "1h"')
+    path.write_text(text)
+    forever = told("plan", path)
+    end = 'end = "2024-01-01T01:00:00Z"\ntrigger_every'
+    path.write_text(text.replace("trigger_every", end, 1).replace("[privacy]", "[privacy]"))
+    once = told("plan", path)
+    assert forever["split"]["delta_thresholds"] < once["split"]["delta_thresholds"]
+
+
+def test_triggers_must_last_for_a_year(tmp_path: Path) -> None:
+    path = job_file(tmp_path)
+    text = path.read_text().replace('"20m"', '"10ms"').replace('window = "1h"', 'window = "10s"')
+    path.write_text(text)
+    assert "within a year" in refused("time.trigger_every", 2, "plan", path)
+    path.write_text(text.replace('"10ms"', '"20ms"'))
+    said("plan", path)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_key_check_and_audit(tmp_path: Path, kind: str) -> None:
+    path = job_file(tmp_path, kind)
+    assert told("key", "check", path)["store"] == "new"
+    assert told("audit", path, "--trials", "400")["verdict"] == "consistent"
+
+
+def test_audit_of_the_whole_pipeline(tmp_path: Path) -> None:
+    path = job_file(tmp_path, "kafka", period="")
+    found = told("audit", path, "--trials", "300", "--beam")
+    assert found["verdict"] == "consistent" and found["beam"]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_what_needs_a_store_or_releases_says_so(tmp_path: Path, kind: str) -> None:
+    path = job_file(tmp_path, kind)
+    for command in ("info", "expire"):
+        refused("state.store", 2, "state", command, path)
+    refused("state.store", 2, "state", "backup", path, "--out", tmp_path / "b")
+    refused("state.store", 2, "state", "releases", path, "--out", tmp_path / "r")
+    refused("state.store", 2, "state", "reshard", path, "--shards", "3")
+    refused("sink.path", 2, "report", path, "--out", tmp_path / "r.html")
+    refused("--runner", 2, "run", path)
+
+
+def test_choose(tmp_path: Path) -> None:
+    """Not from a source without end; from files in its place, with a horizon."""
+    path, out = job_file(tmp_path), tmp_path / "chosen.toml"
+    text = path.read_text().replace("contributions = 3\n", "").replace("clamp = [0, 10]\n", "")
+    text += "[choice]\nrange = { total = [0, 100] }\n"
+    path.write_text(text)
+    lines = [f"u{i % 50},p{i % 3},2024-01-01T{i % 24:02d}:00:00Z,{i % 7}" for i in range(2000)]
+    proxy = tmp_path / "last-year.csv"
+    proxy.write_text("\n".join(["user,page,time,value", *lines]) + "\n")
+    ask = ("choose", path, "--out", out)
+    refused("source.kind", 2, *ask, "--first", "2h", "--epsilon", "1")
+    found = told(*ask, "--proxy", proxy)
+    assert found["how"] == "proxy" and found["contributions"] >= 30
+    assert load_job(out).plan.privacy.contributions == found["contributions"]
+    out.unlink()
+    # The folder's own file, under another name.
+    (tmp_path / "in" / "a.csv").write_bytes(proxy.read_bytes())
+    refused("--proxy", 3, *ask, "--proxy", proxy)
+    (tmp_path / "in" / "a.csv").write_text("user,page,time,value\n")
+    # Without a period nothing says over what time C has to last.
+    path.write_text(text.replace(PERIOD, ""))
+    advice = refused("privacy.period", 2, *ask, "--proxy", proxy)
+    assert "--scale" in advice and "set a period (recommended), or" in advice
+    slid = text.replace(PERIOD, "").replace('window = "1h"', 'window = "2h"\nslide = "1h"')
+    path.write_text(slid)
+    assert "periods_share_windows = true" in refused("privacy.period", 2, *ask, "--proxy", proxy)
+    path.write_text(text.replace(PERIOD, ""))
+    twice = told(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
+    assert twice["contributions"] > 1.5 * found["contributions"]
+    # Messages of a broker look like files of JSON lines; others must say what they are.
+    out.unlink()
+    path.write_text(text.replace(SOURCES["folder"], SOURCES["kafka"]))
+    other = tmp_path / "dump"
+    other.write_bytes(proxy.read_bytes())
+    refused("--proxy", 2, *ask, "--proxy", other)
+    assert told(*ask, "--proxy", proxy)["contributions"] == found["contributions"]
+
+
+def test_info_releases_and_report(job: Path, tmp_path: Path) -> None:
+    found = told("state", "info", job)
+    assert found["windows"] is None and found["complete"] == 4
+    assert found["committed"] == {**{str(w): 3 for w in range(4)}, "4": 2}
+    assert "4 are complete" in said("state", "info", job, "--operator")
+    assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 14
+    names = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("window*/*"))
+    assert len(names) == 14
+    for name in names:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    page = tmp_path / "r.html"
+    assert "14 releases" in said("report", job, "--out", page)
+    assert "The stream has no end: 14 releases are written so far." in page.read_text()
+    figures = told("report", job, "--out", page)
+    assert figures["releases"]["expected"] is None and figures["releases"]["present"] == 14
+
+
+def test_report_with_truth(job: Path, tmp_path: Path) -> None:
+    """Files in the place of the source; what no release covers yet counts nowhere."""
+    lines = ["user,page,time,value"]
+    for trigger_time in range(1, 40):
+        for row in rows(trigger_time).to_pylist():
+            at = row["time"].isoformat().replace("+00:00", "Z")
+            lines.append(f"{row['user']},{row['page']},{at},{row['value']}")
+    (tmp_path / "truth.csv").write_text("\n".join(lines) + "\n")
+    page = tmp_path / "r.html"
+    figures = told("report", job, "--out", page, "--truth", tmp_path / "truth.csv")
+    decades = figures["truth"]["by_true_records"]
+    assert sum(d["keys"] for d in decades) == 3 * 5
+    assert decades[-1]["released"] and decades[-1]["errors"]["n"] < 10
+    refused("--truth", 2, "report", job, "--out", page, "--truth", tmp_path / "none.csv")
+
+
+def test_backup_restore_reshard_expire(job: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "backup"
+    told("state", "backup", job, "--out", saved)
+    lived(load_job(job), 18, first=15)
+    assert told("state", "restore", job, saved, "--replace")["epoch"] == 0
+    assert told("state", "info", job)["restoring"]
+    lived(load_job(job), 20)  # from the beginning: compares up to trigger time 18
+    assert not told("state", "info", job)["restoring"]
+    assert told("state", "reshard", job, "--shards", "3")["shards"] == 3
+    job.write_text(job.read_text().replace("shards = 2", "shards = 3"))
+    lived(load_job(job), 23, first=21)
+    assert told("state", "info", job)["committed"]["7"] == 2
+    done = told("state", "expire", job, "--releases-before", "2024-01-01T03:00:00Z")
+    assert done["windows_dropped"] == 3
+    found = told("state", "info", job)
+    assert (found["dropped"], found["complete"]) == (3, 7)
+    assert "0" not in found["committed"]
+    assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 23 - 9
+    # Dropped once, not twice; and a time before it gives nothing back.
+    assert told("state", "expire", job, "--releases-before", "2024-01-01T03:00:00Z") == {
+        "shards_expired": 0, "windows_dropped": 0
+    }  # fmt: skip
+
+
+def test_abandon_takes_the_wall_clock(job: Path, tmp_path: Path) -> None:
+    """Its input cannot be asked for an end; everything up to now is given up."""
+    saved = tmp_path / "backup"
+    told("state", "backup", job, "--out", saved)
+    done = told("state", "restore", job, saved, "--replace", "--abandon")
+    assert done["epoch"] == 1 and done["epochs"] == 2
+    found = told("state", "info", job)
+    assert found["abandoned"] > 14
+    assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 14
+
+
+def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) -> None:
+    def files() -> dict[str, bytes]:
+        out = tmp_path / "out"
+        return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+    before = files()
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(PolicyError, match=r"sink\.path: is empty, but the store says"):
+        begin(load_job(job))
+    stores.close_all()
+    assert not (tmp_path / "out").exists()
+    assert told("state", "releases", job) == {"releases": 14, "out": str(tmp_path / "out")}
+    assert files() == before and len(before) == 15
+    begin(load_job(job))
+    stores.close_all()
+    refused("--kind", 2, "state", "releases", job, "--kind", "csv")
+    # What is published is not added to by a store that has not been compared with it.
+    told("state", "backup", job, "--out", tmp_path / "backup")
+    told("state", "restore", job, tmp_path / "backup", "--replace")
+    refused("state.store", 3, "state", "releases", job)
+    assert files() == before
+
+
+def test_keep_releases(tmp_path: Path) -> None:
+    path = job_file(tmp_path, state='keep_releases = "3h"')
+    assert load_job(path).state.keep_releases == "3h"
+    for wrong in ('"3"', '"-1h"', "3"):
+        path.write_text(JOB.format(source=SOURCES["folder"], period="",
+                                   state=f"keep_releases = {wrong}"))  # fmt: skip
+        refused("state.keep_releases", 2, "plan", path)
+    files = 'kind = "csv"\npath = "in/*.csv"'
+    text = JOB.format(source=files, period="", state='keep_releases = "3h"')
+    path.write_text(text.replace("trigger_every", 'end = "2024-01-02T00:00:00Z"\ntrigger_every'))
+    assert "--releases-before" in refused("state.keep_releases", 2, "plan", path)
+
+
+def test_committed_names_are_in_public_order(job: Path) -> None:
+    run, _ = begin(load_job(job))
+    names = list(restored.committed_names(run, run.open()))
+    assert names == [(w, t) for w in range(5) for t in (1, 2, 3)][:14]
+    run.destroy_keys()

@@ -1,0 +1,38 @@
+"""A file beside a release: the same, damaged, or another one that must stay."""
+
+import pytest
+
+from dpstream.pipelines.connectors.files.compare import Verdict, verdict
+from dpstream.pipelines.connectors.records.formats import encode
+from tests.pipelines.connectors.files.test_sink import release
+
+KINDS = ("parquet", "csv", "jsonl")
+BATCH = release(0, 1, ["a", "b"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bytes_and_other_values(kind: str) -> None:
+    assert verdict(encode(BATCH, kind), BATCH, kind) is Verdict.SAME
+    assert verdict(encode(release(0, 1, ["a", "b"], 0.2), kind), BATCH, kind) is Verdict.OTHER
+    assert verdict(encode(release(0, 1, ["a"]), kind), BATCH, kind) is Verdict.OTHER
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_no_run_can_have_written_is_damaged(kind: str) -> None:
+    data = encode(BATCH, kind)
+    for broken in (data[:-9], b"", b"\xff" * 40):
+        other = kind == "jsonl" and not broken  # a release without rows
+        assert verdict(broken, BATCH, kind) is (Verdict.OTHER if other else Verdict.DAMAGED)
+
+
+def test_what_says_the_same_in_other_bytes_is_damaged() -> None:
+    data = encode(BATCH, "jsonl")
+    assert verdict(data.replace(b'":', b'" :'), BATCH, "jsonl") is Verdict.DAMAGED
+
+
+def test_a_sink_that_was_begun_without_a_guard_goes_on() -> None:
+    batch = release(0, 1, ["=1+1"])
+    for guard in (True, False):
+        other = encode(batch, "csv", not guard)
+        assert other != encode(batch, "csv", guard)
+        assert verdict(other, batch, "csv", guard) is Verdict.SAME

@@ -1,0 +1,52 @@
+"""Recorded files in the place of a source: their kind by their names, errors by their option."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.connectors.files.recorded import named_by, recorded
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import SourceConfig
+
+
+def endless(job: Job, form: str | None = None) -> Job:
+    source = SourceConfig("folder", "/in", format=form)
+    plan = msgspec.structs.replace(job.plan, stamp="_manifest")
+    return msgspec.structs.replace(job, source=source, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"),
+    [("/x/*.parquet", "parquet"), ("/x/a.CSV", "csv"), ("/x/a.json.gz", "jsonl"),
+     ("/x/a.jsonl", "jsonl")],
+)  # fmt: skip
+def test_the_kind_is_the_names(pattern: str, kind: str, make_job: Callable[..., Job]) -> None:
+    found = recorded(endless(make_job()), pattern, "--proxy")
+    assert (found.source.kind, found.source.path) == (kind, pattern)
+    # No file has a stamp of the source's own: there the event time is the stamp.
+    assert found.plan.stamp == found.source.stamp == "event_time"
+
+
+def test_without_an_ending_the_folders_format_counts(make_job: Callable[..., Job]) -> None:
+    assert recorded(endless(make_job(), "csv"), "/x/*", "--proxy").source.kind == "csv"
+    with pytest.raises(UsageError) as error:
+        recorded(endless(make_job()), "/x/*", "--proxy")
+    assert error.value.field == "--proxy"
+
+
+def test_a_job_of_files_keeps_its_kind(make_job: Callable[..., Job]) -> None:
+    job = make_job("csv")
+    found = recorded(job, "/y/*.parquet", "--truth")
+    assert found.source == msgspec.structs.replace(job.source, path="/y/*.parquet")
+    assert found.plan is job.plan
+
+
+def test_errors_of_the_path_are_the_options() -> None:
+    with pytest.raises(RunError) as error, named_by("--truth"):
+        raise RunError("source.path", "rule", "fix")
+    assert (error.value.field, error.value.rule) == ("--truth", "rule")
+    with pytest.raises(UsageError) as error, named_by("--truth"):
+        raise UsageError("schema.unit", "rule", "fix")
+    assert error.value.field == "schema.unit"

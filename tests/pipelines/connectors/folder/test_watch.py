@@ -1,0 +1,81 @@
+"""What has newly been closed: what is seen, markers in order, files that lay still."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dpstream.pipelines.connectors.folder.close import close_files
+from dpstream.pipelines.connectors.folder.store import Folder
+from dpstream.pipelines.connectors.folder.watch import (
+    LOOK_BACK,
+    MARGIN,
+    Markers,
+    SeenFiles,
+    Settled,
+    _rows,
+    nothing_seen,
+)
+
+AT = 1_700_000_000_000_000
+
+
+def test_what_is_seen_stays_seen_in_a_small_state() -> None:
+    seen = nothing_seen(5, markers=False)
+    entries = [(10 + n, n) for n in range(3 * LOOK_BACK)]
+    for entry in entries:
+        assert not seen.has(entry)
+        seen = seen.more([entry])
+    assert all(seen.has(entry) for entry in entries) and len(seen.recent) == LOOK_BACK
+    assert seen.has((5, -1)) and not seen.has((entries[-1][0] + 1, 0))
+    assert seen.names()[entries[-1][1]] == entries[-1][0]
+
+
+def test_nothing_before_the_beginning_is_needed() -> None:
+    assert nothing_seen(7, True).has((7, 12345)) and not nothing_seen(7, False).has((7, 0))
+    assert nothing_seen(0, True) == SeenFiles((0, -1))
+
+
+def test_markers_come_in_order_and_none_of_the_future(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x")
+    close_files(tmp_path, [], AT)
+    close_files(tmp_path, ["a.csv"], AT + 100)
+    close_files(tmp_path, [], AT + 200)
+    steps = list(Markers(Folder(str(tmp_path)), behind=7).steps(nothing_seen(0, True), AT + 150))
+    assert [step.upto for step in steps] == [AT - 7, AT + 93]
+    assert [step.files for step in steps] == [[], [("a.csv", AT + 99, -1, -1)]]
+    again = Markers(Folder(str(tmp_path))).steps(steps[-1].seen, AT + 300)
+    assert [step.upto for step in again] == [AT + 200]
+
+
+def test_lines_of_a_marker_that_name_no_file(tmp_path: Path) -> None:
+    marker = tmp_path / "_closed" / "2023-11-14T22:13:21Z.jsonl"
+    marker.parent.mkdir()
+    good = '{"file": "a", "closed": "2023-11-14T22:13:20Z", "rows": 3}'
+    lines = [good, good, good.replace('"a"', '"../a"'), good.replace("3}", "-3}"),
+             good.replace(":20Z", ":59Z"), "no"]  # fmt: skip
+    marker.write_text("\n".join(lines))
+    [step] = Markers(Folder(str(tmp_path))).steps(nothing_seen(0, True), AT + 10**9)
+    assert step.files == [("a", AT, 3, -1)]
+    reasons = [reason for _, refused in step.refused for reason in refused.reasons]
+    assert sorted(reasons) == ["bad_name", "listed_twice", *["malformed"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"), [(None, None), ("0", 0), ("12", 12), ("-1", -1), ("1.0", -1), ("1" * 16, -1)]
+)
+def test_counts_of_rows(text: str | None, rows: int | None) -> None:
+    assert _rows(text) == rows
+
+
+def test_files_that_lay_still_and_one_that_changed(tmp_path: Path) -> None:
+    for name, second in (("a.csv", 10), ("b.csv.gz", 11), ("c.csv", 30), ("_h.csv", 10)):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (second, second))
+    watch, now = Settled(Folder(str(tmp_path)), ".csv", 5_000_000), 20_000_000
+    first, last = watch.steps(nothing_seen(0, False), now)
+    assert [file[0] for file in first.files] == ["a.csv", "b.csv.gz"]
+    assert (last.files, last.upto) == ([], now - 5_000_000 - MARGIN)
+    os.utime(tmp_path / "a.csv", (12, 12))
+    changed, _ = watch.steps(last.seen, now)
+    assert changed.files == [] and changed.refused[0][1].reasons == ["file_changed"]

@@ -1,0 +1,1 @@
+"""Tests of records as text and as columns."""

@@ -1,0 +1,39 @@
+"""A study's runs: each asked once; data is made once and named by what makes it."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.experiments.studies import Study, corpus, synthetic
+
+
+def study(folder: Path, **more: object) -> Study:
+    return Study(**{"folder": folder, "users": 30, "modes": ("sticky",)} | more)
+
+
+def test_each_setting_is_run_once(tmp_path: Path) -> None:
+    asked = study(tmp_path, modes=("tree", "sticky", "tree"), triggers=(10, 100, 10),
+                  contributions=(3, 4, 3), baselines=("baseline1", "baseline1"))  # fmt: skip
+    found = asked.contest(tmp_path / "x.parquet", "int")
+    order = [(s.triggers, s.mode.name, s.contributions) for s in found.settings]
+    assert order == [(t, m, c) for t in (10, 100) for m in ("tree", "sticky") for c in (3, 4)]
+    assert (list(found.baselines), found.contributions) == (["baseline1"], 3)
+
+
+def test_nothing_to_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        study(tmp_path, modes=(), baselines=()).contest(tmp_path, "int")
+    assert error.value.field == "--modes"
+
+
+@pytest.mark.parametrize("source", [synthetic, corpus])
+def test_data_is_made_once(source: object, tmp_path: Path) -> None:
+    said: list[str] = []
+    path, make = source(study(tmp_path, keys=50), said.append)
+    assert not path.exists()
+    make()
+    before = path.stat().st_mtime_ns
+    make()
+    assert path.stat().st_mtime_ns == before and len(said) == 1
+    assert source(study(tmp_path, keys=50, seed=1), said.append)[0] != path

@@ -1,0 +1,79 @@
+"""A job's figures against those that were committed; the life of tunings is in tuning/."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.jobs.committed import (
+    check_tuning,
+    committed,
+    tuned_of,
+    unit_in_words,
+    unit_of,
+)
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.tables import LedgerConfig, Limit, TuningConfig
+
+
+@pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job()
+
+
+def tuned(job: Job, **fields: object) -> Job:
+    return msgspec.structs.replace(job, tuning=TuningConfig(**fields))
+
+
+def test_the_unit_in_words_and_by_name(job: Job) -> None:
+    line = msgspec.structs.replace(job.plan.timeline, period=86_400_000_000)
+    period = msgspec.structs.replace(job.plan, timeline=line)
+    assert unit_in_words(job.plan) == "user over the whole stream"
+    assert unit_in_words(period) == "user per period of 86400 s"
+    ledger = LedgerConfig("book.db", "data", Limit(1.0, 1e-9), unit="person")
+    assert unit_of(job).name == "user"
+    assert unit_of(msgspec.structs.replace(job, ledger=ledger)).name == "person"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"how": "data"}, "choice.how"),
+        ({"how": "public", "run_id": "0" * 32}, "choice.how"),
+        ({"how": "proxy", "mu": 1.0}, "choice.how"),
+        ({"how": "private"}, "ledger"),
+    ],
+)
+def test_figures_that_nobody_paid_for(fields: dict, field: str, job: Job) -> None:
+    with pytest.raises(PolicyError) as error:
+        check_tuning(tuned(job, **fields))
+    assert error.value.field == field
+
+
+def test_public_figures_need_no_charge(job: Job) -> None:
+    for free in (job, tuned(job), tuned(job, how="proxy", first="1d")):
+        check_tuning(free)
+    assert tuned_of(job) is None
+    found = tuned_of(tuned(job, how="proxy", clamps=("total",)))
+    assert found is not None and (found.how, found.clamps, found.run_id) == (
+        "proxy", ("total",), "",
+    )  # fmt: skip
+
+
+def test_a_ledger_that_is_not_there_is_not_made(job: Job, tmp_path: Path) -> None:
+    book = tmp_path / "book.db"
+    ledger = LedgerConfig(str(book), "data", Limit(1.0, 1e-9))
+    private = msgspec.structs.replace(tuned(job, how="private", run_id="0" * 32), ledger=ledger)
+    with pytest.raises(PolicyError) as error:
+        check_tuning(private)
+    assert error.value.field == "choice.run_id" and not book.exists()
+
+
+def test_without_a_store_nothing_is_committed(job: Job, tmp_path: Path) -> None:
+    assert committed(job) is None
+    path = tmp_path / "state.db"
+    path.write_bytes(b"no store")
+    state = msgspec.structs.replace(job.state, store=f"sqlite:{path}")
+    assert committed(msgspec.structs.replace(job, state=state)) is None

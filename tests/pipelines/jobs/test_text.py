@@ -1,0 +1,92 @@
+"""Durations and times are exact; what is wrong is said in the job file's own words."""
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.jobs.tables import JobFile
+from dpstream.pipelines.jobs.text import (
+    closest,
+    duration_micros,
+    instant_micros,
+    parse_toml,
+    raise_decode_error,
+    refuse_data_dependent,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [("0s", 0), ("1us", 1), ("100ms", 100_000), ("86.4s", 86_400_000), ("1w", 604_800_000_000),
+     (" 0.1m ", 6_000_000), ("0.000001s", 1)],
+)  # fmt: skip
+def test_durations_are_exact(text: str, micros: int) -> None:
+    assert duration_micros("time.window", text) == micros
+
+
+@pytest.mark.parametrize("text", ["", "5", "-1s", "1 s", "1e3s", "0.5us", "999999999999999999w"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        duration_micros("time.window", text)
+    assert error.value.field == "time.window"
+
+
+def test_instants_are_exact_whatever_their_offset() -> None:
+    base = instant_micros("time.start", "2024-02-29T12:00:00Z")
+    assert base == 1_709_208_000_000_000
+    assert instant_micros("time.start", "2024-02-29t14:30:00.000001+02:30") == base + 1
+    assert instant_micros("time.start", "2024-02-29 07:00:00-05:00") == base
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2024-02-29T12:00:00", "2023-02-29T12:00:00Z", "2024-01-01T24:00:00Z",
+     "2024-01-01T00:00:00.0000001Z", "2024-01-01T00:00:00+24:00", "yesterday"],
+)  # fmt: skip
+def test_what_is_no_instant(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        instant_micros("time.start", text)
+    assert error.value.field == "time.start"
+
+
+@pytest.mark.parametrize("text", [b"a = ", b"\xff", b"a = " + b"[" * 5000])
+def test_what_is_no_toml(text: bytes) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_toml(text)
+    assert error.value.field == "job file"
+    assert parse_toml(b"[a]\nb = 1") == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize("key", ["session_gap", "trigger_count", "watermark_delay"])
+def test_records_never_decide_when_something_is_published(key: str) -> None:
+    refuse_data_dependent({"time": {"window": "1d"}, "other": 3})
+    with pytest.raises(PolicyError) as error:
+        refuse_data_dependent({"time": {key: "1s"}})
+    assert error.value.field == f"time.{key}"
+
+
+def test_a_near_name_is_suggested() -> None:
+    assert closest("epsilom", ["delta", "epsilon"]).startswith("did you mean 'epsilon'?")
+    assert closest("zzz", ["b", "a"]) == "known here: a, b"
+
+
+@pytest.mark.parametrize(
+    ("tables", "field", "said"),
+    [
+        ({"sink": {"kind": "csv", "pth": "x"}}, "sink.pth", "did you mean 'path'"),
+        ({"sink": {}}, "sink.kind", "is required"),
+        ({"sink": {"kind": "ftp"}}, "sink.kind", "'pubsub'"),
+        ({"source": {"kind": "csv", "path": 3}}, "source.path", "expected str"),
+    ],
+)
+def test_decoding_errors_name_their_field(tables: dict, field: str, said: str) -> None:
+    class Part(msgspec.Struct, forbid_unknown_fields=True):
+        sink: JobFile.__annotations__["sink"] | None = None
+        source: JobFile.__annotations__["source"] | None = None
+
+    Part.__annotations__ = {k: JobFile.__annotations__[k] for k in ("sink", "source")}
+    with pytest.raises(msgspec.ValidationError) as wrong:
+        msgspec.convert(tables, Part)
+    with pytest.raises(UsageError) as error:
+        raise_decode_error(wrong.value, JobFile)
+    assert error.value.field == field and said in str(error.value)

@@ -1,0 +1,78 @@
+"""The launcher on Dataflow: nothing stays on its disk, and Beam gets what the flow rests on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job
+from dpstream.pipelines.jobs.tables import SinkConfig, SourceConfig
+from dpstream.pipelines.operate.launch import check_remote, fetch, flags, main, parser
+
+
+@pytest.fixture
+def remote(make_job: Callable[..., Job]) -> Job:
+    job, replace = make_job(), msgspec.structs.replace
+    key = "gcp:projects/P/secrets/S/versions/1"
+    return replace(
+        job,
+        source=SourceConfig("pubsub", subscription="projects/p/subscriptions/s"),
+        privacy=replace(job.privacy, key=key, insecure_test_key=None),
+        state=replace(job.state, store="spanner://p/i/d"),
+        sink=SinkConfig(
+            "pubsub",
+            topic="projects/p/topics/t",
+            dead_letter=str(job.path.parent / "dead_letter" / job.path.stem),
+        ),
+    )
+
+
+def test_a_job_with_nothing_on_the_launcher(remote: Job) -> None:
+    check_remote(remote)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "field"),
+    [
+        ("state", {"store": "sqlite:/x.db"}, "state.store"),
+        ("privacy", {"key": "env:K"}, "privacy.key"),
+        ("source", {"kind": "csv"}, "source.path"),
+        ("source", {"kind": "folder", "path": "/in"}, "source.path"),
+        ("sink", {"kind": "csv"}, "sink.path"),
+        ("sink", {"dead_letter": "/dead"}, "sink.dead_letter"),
+    ],
+)
+def test_what_lies_on_its_disk(table: str, change: dict, field: str, remote: Job) -> None:
+    changed = msgspec.structs.replace(getattr(remote, table), **change)
+    with pytest.raises(UsageError) as error:
+        check_remote(msgspec.structs.replace(remote, **{table: changed}))
+    assert error.value.field == field
+
+
+def test_flags_are_added_once(remote: Job) -> None:
+    added = flags(remote, ["--sdk_container_image=i"])
+    assert added[1:] == ["--runner=DataflowRunner", "--streaming", "--sdk_location=container"]
+    assert flags(remote, added) == added
+    with pytest.raises(UsageError) as error:
+        flags(remote, ["--runner=DirectRunner"])
+    assert error.value.field == "--runner"
+
+
+def test_a_job_file_is_fetched_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"text")
+    assert fetch(str(tmp_path / "a"), tmp_path).read_bytes() == b"text"
+    (tmp_path / "big").write_bytes(b" " * (MAX_JOB_BYTES + 1))
+    for name in ("big", "none"):
+        with pytest.raises(UsageError) as error:
+            fetch(str(tmp_path / name), tmp_path)
+        assert error.value.field == "--job_file" and str(tmp_path) not in str(error.value)
+
+
+def test_exit_codes_and_dry_runs(
+    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parser().parse_args(["--job_file=x", "--dry_run"]).dry_run == "true"
+    assert main([f"--job_file={make_job().path}", "--dry_run"]) == UsageError.exit_code
+    assert "state.store" in capsys.readouterr().out

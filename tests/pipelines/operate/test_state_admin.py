@@ -1,0 +1,473 @@
+"""``dpstream state``: init, expire, backup, restore, reshard, as a person uses them."""
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from dpstream.state.arrow import from_bytes, to_bytes
+from dpstream.state.ledger.open import open_ledger
+from dpstream.state.sqlite.file import connect
+from dpstream.state.sqlite.rows import snapshot_row, step_blobs
+from dpstream.state.sqlite.store import SqliteStore
+from tests.pipelines.operate.test_state_view import JOB, files
+
+DAYS = 4
+TEXT = JOB.replace("2024-01-03T", f"2024-01-0{1 + DAYS}T").replace("shards = 3", "shards = 2")
+TEXT += """
+[ledger]
+path = "ledger.db"
+data_set = "d"
+limit = { epsilon = 22.0, delta = 0.02 }
+"""
+
+
+def write_input(folder: Path, more: str = "") -> None:
+    rows = ["user,page,time"]
+    for user in range(60):
+        for hour in (1, 7, 20, 30, 40, 55, 71, 80, 95):
+            day, clock = divmod(hour, 24)
+            rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
+    (folder / "in.csv").write_text("\n".join(rows) + "\n" + more)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job of four windows of four triggers that has not run."""
+    write_input(tmp_path)
+    path = tmp_path / "job.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["state", *(str(a) for a in args)])
+
+
+def done(*args: object) -> Any:
+    result = call(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(field: str, code: int, *args: object) -> str:
+    result = call(*args)
+    assert result.exit_code == code, result.output
+    assert f": {field}: " in result.stderr and result.stderr.strip().count("\n") == 0
+    return result.stderr
+
+
+def run(job: Path) -> Any:
+    return run_job(load_job(job))
+
+
+class Stopped(Exception):
+    """Ends a run in its midst, as a kill would."""
+
+
+def stop_after(job: Path, commits: int) -> None:
+    """Run until some groups of steps were committed."""
+    real, left = SqliteStore._write_steps, [commits]
+
+    def write(store: SqliteStore, steps: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stopped
+        real(store, steps)
+
+    from dpstream.accounting.errors import RunError
+
+    small = mock.patch("dpstream.dp_transforms.release.COMMIT_STEPS", 3)
+    with small, mock.patch.object(SqliteStore, "_write_steps", write), pytest.raises(RunError):
+        run(job)
+    stores.close_all()
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, bytes]]:
+    """Releases of an undisturbed run with the run id that another job's store has."""
+
+    def make(job: Path) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp("calm")
+        store = f"sqlite:{job.parent / 'state' / 's.db'}"
+        run_id = stores.identity_of(store, load_job(job).plan).run_id
+        shutil.copy(job.parent / "in.csv", folder)
+        text = TEXT.split("[ledger]")[0]
+        key = "insecure_test_key"
+        (folder / "job.toml").write_text(
+            text.replace(key, f'insecure_test_run_id = "{run_id}"\n{key}')
+        )
+        run(folder / "job.toml")
+        stores.close_all()
+        return files(folder / "out")
+
+    return make
+
+
+def test_init_makes_a_run_that_is_charged_when_it_runs(job: Path, tmp_path: Path) -> None:
+    made = done("init", job)
+    assert made["new"] and not done("init", job)["new"]
+    ledger = open_ledger(tmp_path / "ledger.db", "d")
+    assert ledger.entries() == []
+    assert run(job).run_id == made["run_id"]
+    assert [e.run_id for e in ledger.entries()] == [made["run_id"]]
+    ledger.close()
+
+
+def test_a_run_lets_go_of_settled_records_by_itself(job: Path) -> None:
+    run(job)
+    found = done("info", job, "--operator")
+    positions = [p for p in found["operator_only"]["parts"] if p["name"] == "positions"]
+    assert found["settled_cut"] == 4 * DAYS and 0 < positions[0]["bytes"] < 2_000
+    assert "operator_only" not in done("info", job)
+    shown = call("info", job, "--operator")
+    assert "OPERATOR ONLY" in shown.stderr and "positions" not in shown.stdout
+    before = files(job.parent / "out")
+    assert run(job).resumed and files(job.parent / "out") == before
+
+
+def test_releases_go_only_when_the_sink_has_them(job: Path, tmp_path: Path) -> None:
+    run(job)
+    out, text = tmp_path / "out", "2024-01-03T00:00:00Z"
+    expected = files(out)
+    lost = out / "window-000001" / "trigger-000003.parquet"
+    data = lost.read_bytes()
+    lost.unlink()
+    error = refused("sink.path", 3, "expire", job, "--releases-before", text)
+    assert "window 1, trigger 3" in error
+    lost.write_bytes(b"another")
+    refused("sink.path", 3, "expire", job, "--releases-before", text)
+    assert done("info", job)["dropped"] == 0
+    lost.write_bytes(data)
+    assert done("expire", job, "--releases-before", text)["windows_dropped"] == 2
+    assert done("expire", job, "--releases-before", text)["windows_dropped"] == 0
+    assert done("info", job)["dropped"] == 2
+    # A run asks for the others only; what was published stays.
+    assert run(job).steps == 2 * 2 * 4
+    assert files(out) == expected
+    assert done("releases", job, "--out", tmp_path / "again")["releases"] == 8
+    assert files(tmp_path / "again") == {k: v for k, v in expected.items() if k >= "window-000002"}
+
+
+def test_releases_of_open_windows_stay(job: Path) -> None:
+    stop_after(job, 3)
+    assert done("expire", job, "--releases-before", "2030-01-01T00:00:00Z")["windows_dropped"] == 0
+    run(job)
+    assert len(files(job.parent / "out")) == 4 * DAYS
+
+
+@pytest.mark.parametrize("commits", [0, 2, 4, 7])
+def test_a_lost_store_is_restored_and_changes_nothing(
+    job: Path, tmp_path: Path, commits: int, calm: Any
+) -> None:
+    stop_after(job, commits)
+    file = tmp_path / "b" / "monday.backup"
+    run_id = done("backup", job, "--out", file)["run_id"]
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+    assert [p.name for p in file.parent.iterdir()] == [file.name]
+    run(job)
+    stores.close_all()
+    before, lost = files(tmp_path / "out"), tmp_path / "state" / "s.db"
+    assert before == calm(job)
+    # Some of the sink is not there yet, as when the machine went down before it was written.
+    late = tmp_path / "out" / "window-000003" / "trigger-000004.parquet"
+    late.unlink()
+    refused("state.store", 2, "restore", job, file)  # a store exists
+    lost.unlink()
+    # A write-ahead log that is left must not be read into another file.
+    lost.with_name("s.db-wal").write_bytes(b"x" * 5000)
+    assert done("restore", job, file) == {"run_id": run_id, "epoch": 0, "kept": None}
+    assert done("info", job)["restoring"]
+    result = run(job)
+    assert result.run_id == run_id and files(tmp_path / "out") == before
+    assert not done("info", job)["restoring"]
+    ledger = open_ledger(tmp_path / "ledger.db", "d")
+    assert len(ledger.entries()) == 1
+    ledger.close()
+
+
+def test_other_input_is_refused_after_a_restore(job: Path, tmp_path: Path) -> None:
+    stop_after(job, 3)
+    done("backup", job, "--out", tmp_path / "b")
+    write_input(tmp_path, "7,p1,2024-01-02T03:00:00Z\n")
+    old = done("restore", job, tmp_path / "b", "--replace")["kept"]
+    assert Path(old).exists()
+    from dpstream.accounting.errors import PolicyError
+
+    with pytest.raises(PolicyError) as caught:
+        run(job)
+    assert caught.value.field == "source"
+
+
+def forge(path: Path) -> None:
+    """Add one to a count of a key in a store."""
+    db = sqlite3.connect(path)
+    window, shard, *blobs = db.execute("SELECT * FROM snapshots ORDER BY window").fetchone()
+    keys, states, pairs = (bytes(b) for b in step_blobs((window, shard, 0), blobs, "snapshots"))
+    batch = from_bytes(states)
+    at = batch.schema.names.index("v0")
+    more = pa.array([v + 1 for v in batch.column("v0").to_pylist()], pa.int64())
+    forged = to_bytes(batch.set_column(at, "v0", more))
+    row = snapshot_row(window, shard, 0, (keys, forged, pairs))  # with digests that fit
+    where = "WHERE window = ? AND shard = ?"
+    db.execute(f"UPDATE snapshots SET states = ? {where}", (row[3], window, shard))
+    db.commit()
+    db.close()
+
+
+def test_a_forged_state_stops_at_the_first_difference(job: Path, tmp_path: Path) -> None:
+    stop_after(job, 1)
+    done("backup", job, "--out", tmp_path / "b")
+    run(job)
+    stores.close_all()
+    late = tmp_path / "out" / "window-000003"
+    shutil.rmtree(late)
+    before = files(tmp_path / "out")
+    done("restore", job, tmp_path / "b", "--replace")
+    forge(tmp_path / "state" / "s.db")
+    from dpstream.accounting.errors import PolicyError
+
+    with pytest.raises(PolicyError, match="does not lead to what is published"):
+        run(job)
+    # Nothing new was published beside the difference, and it is still being restored.
+    assert files(tmp_path / "out") == before and not late.exists()
+    assert done("info", job)["restoring"]
+    done("restore", job, tmp_path / "b", "--replace")
+    run(job)
+    assert len(files(tmp_path / "out")) == 4 * DAYS
+
+
+def test_a_backup_of_another_run_does_not_reach_the_sink(job: Path, tmp_path: Path) -> None:
+    """The store of another run id, same plan and input: other noise."""
+    run(job)
+    stores.close_all()
+    before, other = files(tmp_path / "out"), tmp_path / "other"
+    other.mkdir()
+    shutil.copy(tmp_path / "in.csv", other)
+    (other / "job.toml").write_text(TEXT)
+    done("init", other / "job.toml")
+    done("backup", other / "job.toml", "--out", other / "b")
+    done("restore", job, other / "b", "--replace")
+    raised = TEXT.replace("epsilon = 22.0", "epsilon = 300.0")
+    job.write_text(raised)
+    from dpstream.accounting.errors import PolicyError
+
+    with pytest.raises(PolicyError, match="another run"):
+        run(job)
+    assert files(tmp_path / "out") == before
+
+
+def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: Path) -> None:
+    done("init", job)
+    done("backup", job, "--out", tmp_path / "b")
+    run(job)
+    stores.close_all()
+    # The sink has two days; the rest of the run is lost, and so is the input of these days.
+    out = tmp_path / "out"
+    for day in (2, 3):
+        shutil.rmtree(out / f"window-00000{day}")
+    before, now = files(out), "2024-01-03T00:00:00Z"
+    rows = (tmp_path / "in.csv").read_text().splitlines()
+    kept = [r for r in rows if r.startswith("user") or r.rsplit(",", 1)[1] >= now]
+    (tmp_path / "in.csv").write_text("\n".join(kept) + "\n")
+    abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon")
+    refused("now", 2, *abandon)
+    # The second spend is beyond the limit: nothing is replaced, nothing charged.
+    refused("ledger.limit", 3, *abandon, "--now", now)
+    assert done("info", job)["epoch"] == 0
+    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    found = done(*abandon, "--now", now)
+    assert found["epoch"] == 1 and found["charged"] and found["epochs"] == 2
+    assert 20 < found["epsilon"] < 40
+    ledger = open_ledger(tmp_path / "ledger.db", "d")
+    charges = [e.name for e in ledger.entries()]
+    assert charges == [found["run_id"], f"{found['run_id']}/1"]
+    result = run(job)
+    stores.close_all()
+    assert result.run_id == found["run_id"] and len(ledger.entries()) == 2
+    ledger.close()
+    after = files(out)
+    assert {k: after[k] for k in before} == before
+    new = set(after) - set(before)
+    # The instant lies in the third day's first cell: that window is open and given up too.
+    assert {Path(n).parent.name for n in new} == {"window-000003"} and len(new) == 4
+    assert done("info", job)["abandoned"] == 3 and not done("info", job)["restoring"]
+    assert run(job).resumed and files(out) == after
+
+
+def test_abandoned_units_are_exhausted(job: Path, tmp_path: Path) -> None:
+    stop_after(job, 1)
+    done("backup", job, "--out", tmp_path / "b")
+    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
+    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
+    for shard in (0, 1):
+        units = store.unit_shard(shard)
+        assert units.table.size > 10
+        assert set(units.counts[: units.table.size].tolist()) == {9}
+        # BOUND had decided the whole input, so the whole input is given up.
+        assert units.decided == units.forgotten == 4 * DAYS
+    store.close()
+
+
+def test_export_after_abandon_keeps_ids(job: Path, tmp_path: Path) -> None:
+    run(job)
+    stores.close_all()
+    before = files(tmp_path / "out")
+    done("backup", job, "--out", tmp_path / "b")
+    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    now = "2024-01-03T12:00:00Z"
+    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
+    # What was released in the first epoch is what it was, also from the restored store.
+    done("releases", job, "--out", tmp_path / "again")
+    assert files(tmp_path / "again") == before
+
+
+def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path) -> None:
+    """Units count from the backup on, so the epoch begun from it before is spent as well."""
+    done("init", job)
+    done("backup", job, "--out", tmp_path / "b")
+    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    run(job)
+    stores.close_all()
+    ledger, out = open_ledger(tmp_path / "ledger.db", "d"), tmp_path / "out"
+    abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon", "--now")
+    for epoch, day in ((1, 1), (2, 2), (3, 3)):
+        for window in range(day, DAYS):
+            shutil.rmtree(out / f"window-00000{window}", ignore_errors=True)
+        if epoch == 3:  # the ledger knows without the sink
+            shutil.rmtree(out)
+        now = f"2024-01-0{day}T06:00:00Z"
+        found = done(*abandon, now)
+        # Repeated before anything was drawn: no further charge.
+        assert done(*abandon, now)["epoch"] == found["epoch"] == epoch
+        assert found["epochs"] == epoch + 1 == len(ledger.entries())
+        run(job)
+        stores.close_all()
+        assert len(ledger.entries()) == epoch + 1
+    ledger.close()
+
+
+def test_without_a_ledger_the_sink_or_the_store_knows_the_epoch(job: Path, tmp_path: Path) -> None:
+    job.write_text(TEXT.split("[ledger]")[0])
+    done("init", job)
+    done("backup", job, "--out", tmp_path / "b")
+    abandon = ("restore", job, tmp_path / "b", "--abandon", "--now", "2024-01-01T06:00:00Z")
+    assert done(*abandon, "--replace")["epoch"] == 1
+    assert done(*abandon, "--replace")["epoch"] == 2
+    run(job)
+    stores.close_all()
+    (tmp_path / "state" / "s.db").unlink()
+    assert done(*abandon)["epoch"] == 3
+
+
+def test_reshard_changes_no_release(job: Path, tmp_path: Path, calm: Any) -> None:
+    stop_after(job, 3)
+    kept = done("reshard", job, "--shards", "5")["kept"]
+    assert Path(kept).exists()
+    from dpstream.accounting.errors import PolicyError
+
+    with pytest.raises(PolicyError, match="number of shards"):
+        run(job)
+    job.write_text(TEXT.replace("shards = 2", "shards = 5"))
+    stop_after(job, 4)
+    refused("shards", 2, "reshard", job, "--shards", 5)
+    refused("shards", 2, "reshard", job, "--shards", 0)
+    done("reshard", job, "--shards", 1)
+    job.write_text(TEXT.replace("shards = 2", "shards = 1"))
+    run(job)
+    stores.close_all()
+    assert files(tmp_path / "out") == calm(job)
+    assert sorted(p.name for p in (tmp_path / "state").glob("s.db*")) == [
+        "s.db", "s.db.old", "s.db.old1"
+    ]  # fmt: skip
+
+
+def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
+    stop_after(job, 3)
+    done("backup", job, "--out", tmp_path / "b")
+    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
+    with mock.patch("dpstream.state.sqlite.file._PATIENCE", 0.1):
+        for args in (
+            ("reshard", job, "--shards", 3),
+            ("restore", job, tmp_path / "b", "--replace"),
+        ):
+            assert "a run has it open" in refused("state.store", 4, *args)
+    assert done("backup", job, "--out", tmp_path / "b2")["run_id"] == store.identity.run_id
+    store.close()
+    names = {p.name for p in (tmp_path / "state").iterdir()}
+    assert names <= {"s.db", "s.db-wal", "s.db-shm"}
+
+
+def test_refusals(job: Path, tmp_path: Path) -> None:
+    for command in ("expire", "info"):
+        refused("state.store", 2, command, job)
+    refused("state.store", 2, "reshard", job, "--shards", 3)
+    refused("state.store", 2, "backup", job, "--out", tmp_path / "b")
+    done("init", job)
+    done("backup", job, "--out", tmp_path / "b")
+    refused("backup", 2, "backup", job, "--out", tmp_path / "b")
+    refused("backup", 3, "backup", job, "--out", tmp_path / "out" / "b")
+    refused("backup", 2, "restore", job, tmp_path / "none", "--replace")
+    refused("now", 2, "restore", job, tmp_path / "b", "--replace", "--now", "2024-01-01T00:00:00Z")
+    data = bytearray((tmp_path / "b").read_bytes())
+    (tmp_path / "short").write_bytes(data[: len(data) // 2])
+    (tmp_path / "text").write_bytes(b"no backup at all" * 1000)
+    data[8192 + 100 :] = bytes(len(data) - 8192 - 100)
+    (tmp_path / "holes").write_bytes(data)
+    for name in ("short", "text", "holes"):
+        refused("backup", 3, "restore", job, tmp_path / name, "--replace")
+    job.write_text(TEXT.replace("11111111", "22222222"))
+    refused("privacy.key", 3, "restore", job, tmp_path / "b", "--replace")
+    job.write_text(TEXT.replace("epsilon = 20.0", "epsilon = 21.0"))
+    refused("backup", 3, "restore", job, tmp_path / "b", "--replace")
+    for args in (("expire", job), ("backup", job, "--out", tmp_path / "c"),
+                 ("reshard", job, "--shards", 3)):  # fmt: skip
+        refused("state.store", 3, *args)
+    assert not (tmp_path / "c").exists()
+    assert [p.name for p in (tmp_path / "state").iterdir()] == ["s.db"]
+
+
+def test_a_damaged_store_is_replaced(job: Path, tmp_path: Path) -> None:
+    stop_after(job, 3)
+    done("backup", job, "--out", tmp_path / "b")
+    (tmp_path / "state" / "s.db").write_bytes(b"gone" * 5000)
+    kept = done("restore", job, tmp_path / "b", "--replace")["kept"]
+    assert Path(kept).read_bytes() == b"gone" * 5000
+    run(job)
+    assert len(files(tmp_path / "out")) == 4 * DAYS
+
+
+def test_help_has_examples() -> None:
+    for command in ("init", "info", "releases", "expire", "backup", "restore", "reshard"):
+        shown = call(command, "--help")
+        assert shown.exit_code == 0 and f"dpstream state {command} job.toml" in shown.output
+
+
+def test_a_backup_takes_the_place_of_a_begin_that_was_cut_off(
+    job: Path, tmp_path: Path, calm: Any
+) -> None:
+    """A file with SQLite's header and nothing else is no store that --replace must be given for."""
+    stop_after(job, 3)
+    found = done("backup", job, "--out", tmp_path / "b")
+    stores.close_all()
+    for side in (tmp_path / "state").glob("s.db*"):
+        side.unlink()
+    connect(tmp_path / "state" / "s.db").close()
+    refused("state.store", 2, "info", job)
+    assert done("restore", job, tmp_path / "b")["run_id"] == found["run_id"]
+    run(job)
+    assert files(tmp_path / "out") == calm(job)

@@ -1,0 +1,1 @@
+"""Tests of runners and their parts."""

@@ -1,0 +1,33 @@
+"""How long a stream may be still, and how often that is said (pipelines in tests/runners)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.runners.waiting import QUIET_SECONDS, Stillness, quiet_seconds
+
+
+@pytest.mark.parametrize(
+    ("speed", "live", "seconds"),
+    [(None, False, QUIET_SECONDS), (None, True, 43_200), (2.0, False, 21_600),
+     (1e9, False, QUIET_SECONDS)],
+)  # fmt: skip
+def test_two_triggers_at_the_streams_own_pace(
+    speed: float | None, live: bool, seconds: float, make_job: Callable[..., Job]
+) -> None:
+    assert quiet_seconds(make_job().plan.timeline, speed, live) == seconds
+
+
+def test_it_is_said_again_after_twice_the_time_and_any_change_is_progress() -> None:
+    now, said = [0.0], []
+    still = Stillness(10, said.append, lambda: now[0])
+    at = []
+    for second in range(100):
+        now[0] = float(second)
+        before = len(said)
+        still.look("other" if second >= 60 else "same")
+        at += [second] if len(said) > before else []
+    # The first look is progress, too; and so is the change at 60.
+    assert at == [10, 20, 40, 70, 80]
+    assert {error.field for error in said} == {"runner"}

@@ -1,0 +1,46 @@
+"""The pool of workers: engines of this machine only (processes are started in tests/runners)."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dpstream.pipelines.runners.worker_pool import LoopbackPool, parser
+
+
+def asked(url: str) -> SimpleNamespace:
+    here = SimpleNamespace(url="127.0.0.1:9")
+    return SimpleNamespace(
+        worker_id="1-1",
+        control_endpoint=SimpleNamespace(url=url),
+        logging_endpoint=here,
+        artifact_endpoint=here,
+        provision_endpoint=here,
+    )
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "example.org", "0.0.0.0", "127.0.0.1.example.org"])
+def test_no_worker_for_another_machines_engine(host: str) -> None:
+    pool = LoopbackPool(use_process=True)
+    assert "another machine" in pool.StartWorker(asked(f"{host}:80"), None).error
+    assert pool._workers == [] and pool._harnesses == []
+
+
+def test_what_starts_a_worker_names_its_engine() -> None:
+    request = asked("localhost:50")
+    own = LoopbackPool(use_process=True, state_cache_size=7, data_buffer_time_limit_ms=9)
+    assert own._command(request)[-4:] == ["localhost:50", "1-1", "7", "9"]
+    boot = LoopbackPool(use_process=True, container_executable="/opt/boot")
+    command = boot._command(request)
+    assert command[0] == "/opt/boot" and "--control_endpoint=localhost:50" in command
+
+
+def test_an_end_of_nobody_is_answered_at_once() -> None:
+    pool = LoopbackPool(use_process=True)
+    pool.StopWorker(SimpleNamespace(worker_id="1-1"), None)
+    assert pool._asked == []
+
+
+def test_the_port_must_be_named() -> None:
+    assert parser().parse_args(["--service_port=0"]).service_port == 0
+    with pytest.raises(SystemExit):
+        parser().parse_args([])

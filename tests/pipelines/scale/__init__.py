@@ -1,0 +1,1 @@
+"""Tests of the estimate of a job's size."""

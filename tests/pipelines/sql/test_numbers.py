@@ -1,0 +1,38 @@
+"""Numbers of a statement are literals: no expression, no other column, nothing infinite."""
+
+import pytest
+from sqlglot import exp, parse_one
+
+from dpstream.pipelines.sql.numbers import number, pair, whole
+
+
+def tree(text: str) -> exp.Expression:
+    return parse_one(text, dialect="bigquery")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1.0), ("-2.5", -2.5), ("- - 3", 3.0), ("1e3", 1000.0), ("1e999", None), ("'1'", None),
+     ("1 + 1", None), ("x", None), ("-x", None), ("NULL", None)],
+)  # fmt: skip
+def test_a_number_is_a_literal(text: str, value: float | None) -> None:
+    assert number(tree(text)) == value
+    assert number(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("10", 10), ("2", None), ("11", None), ("3.0", None), ("-3", None), ("'3'", None)],
+)
+def test_a_whole_number_lies_in_its_range(text: str, value: int | None) -> None:
+    assert whole(tree(text), 3, 10) == value
+    assert whole(exp.Literal.number("٣"), 3, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("(0, 5)", (0.0, 5.0)), ("(-1.5, 1)", (-1.5, 1.0)), ("(5, 5)", None), ("(5, 0)", None),
+     ("(1, 2, 3)", None), ("(x, 1)", None), ("(1)", None)],
+)  # fmt: skip
+def test_a_pair_is_ordered(text: str, value: tuple[float, float] | None) -> None:
+    assert pair(tree(text)) == value

@@ -1,0 +1,1 @@
+"""Tests of choosing by a charged query."""

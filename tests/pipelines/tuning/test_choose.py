@@ -1,0 +1,285 @@
+"""``dpstream choose`` from end to end: charged first, exact rules, receipts, refusals."""
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.tuning import choose as module
+from dpstream.state.ledger.answers import Register
+from tests.pipelines.tuning.asking import (  # noqa: F401
+    ASK,
+    JOB,
+    USERS,
+    call,
+    choose,
+    closed,
+    done,
+    entries,
+    job_file,
+    load,
+    pairs_of,
+    records,
+    value_of,
+)
+
+
+def test_choose_writes_a_job_that_runs(job: Path) -> None:
+    result = done(choose(job))
+    assert "good from" in result.stdout and entries(job) == 1
+    text = job.with_name("new.toml").read_text()
+    assert "KEEP THIS COMMENT" in text and "# and this one" in text
+    made = load_job(job.with_name("new.toml"))
+    # Pairs are 1 .. 6 alike: the 0.9 quantile is 6; 12 hours of 48 are extrapolated by 4.
+    assert 20 <= made.plan.privacy.contributions <= 28
+    low, high = made.plan.aggregates[1].grid_bounds()
+    assert -48 <= low <= -28 and 28 <= high <= 48  # 5% tails of -20 .. 20 on a grid of 0.5
+    assert made.tuning is not None and made.tuning.range == {"total": (-100.0, 200.0)}
+    run, resumed = begin(made)
+    assert not resumed and entries(job) == 2 and run.plan == made.plan
+    told = done(call("plan", job.with_name("new.toml"))).stdout
+    assert re.search(r"Tuning .* first 12h of this stream .*together: \(2\.\d+, 2e-08\)", told)
+    figures = json.loads(done(call("plan", job.with_name("new.toml"), "--json")).stdout)
+    assert figures["choice"]["epsilon"] == 1.0 and figures["choice"]["total"]["epsilon"] > 2.0
+
+
+def test_figures_are_exact_when_the_noise_is_negligible(job: Path) -> None:
+    job.write_text(JOB.replace("epsilon = 3.0, delta = 1e-6", "epsilon = 1e6, delta = 1e-6"))
+    ask = ("--first", "12h", "--epsilon", "1000")
+    pairs = [pairs_of(u) for u in range(USERS)]
+    values = [value_of(u) for u in range(USERS)]
+    for target in ("0.5", "0.9"):
+        out = f"q{target}.toml"
+        result = json.loads(done(choose(job, out, "--quantile", target, "--json", ask=ask)).stdout)
+        assert result["contributions"] == 4 * np.quantile(
+            pairs, float(target), method="inverted_cdf"
+        )
+    low, high = result["clamps"]["total"]
+    for edge, inside in ((low, -16), (high, 16)):
+        assert abs(edge) in (16, 20, 24) and np.sign(edge) == np.sign(inside)
+    assert np.mean(np.array(values) < low) <= 0.05 >= np.mean(np.array(values) > high)
+    covered = json.loads(done(choose(job, "c.toml", "--cover", "0.9", "--json", ask=ask)).stdout)
+    kept = [np.minimum(pairs, c).sum() / sum(pairs) for c in range(7)]
+    assert covered["contributions"] == 4 * next(c for c in range(7) if kept[c] >= 0.9)
+
+
+def test_stamps_beyond_the_first_hours_are_not_read(job: Path) -> None:
+    late = "".join(
+        f"v{u},k1,2024-01-01T01:00:00Z,5,2024-01-01T12:00:00Z\n" for u in range(20 * USERS)
+    )
+    text = records(USERS).replace("user,key,time,value", "user,key,time,value,stamp")
+    lines = [
+        line if line.startswith("user") else f"{line},{line.split(',')[2]}"
+        for line in text.splitlines()
+    ]
+    (job.parent / "in" / "a.csv").write_text("\n".join(lines) + "\n" + late)
+    job.write_text(JOB.replace('path = "in/*.csv"', 'path = "in/*.csv"\nstamp = "stamp"'))
+    assert json.loads(done(choose(job, "new.toml", "--json")).stdout)["contributions"] >= 20
+
+
+def test_clamps_flag_chooses_those_that_are_there_too(job: Path) -> None:
+    text = JOB.replace("grid = 0.5", "grid = 0.5\nclamp = [-100, 200]")
+    job.write_text(text.replace("range = { total = [-100, 200] }", ""))
+    assert json.loads(done(choose(job, "a.toml", "--json")).stdout)["clamps"] == {}
+    given = load_job(job.with_name("a.toml")).plan.aggregates[1]
+    assert given.clamp == (-100.0, 200.0)
+    job.with_name("ledger.db").unlink()
+    tuned = json.loads(done(choose(job, "b.toml", "--clamps", "--json")).stdout)["clamps"]
+    assert -25 < tuned["total"][0] < 0 < tuned["total"][1] < 25
+
+
+def test_c_is_lowered_to_what_can_be_drawn(job: Path) -> None:
+    text = JOB.replace("grid = 0.5", "grid = 0.02")
+    job.write_text(text.replace("[-100, 200]", "[-20, 40]"))
+    result = json.loads(done(choose(job, "new.toml", "--json", "--scale", "100")).stdout)
+    assert result["contributions"] < 400 and "smaller C" in result["notes"][-1]
+    assert load_job(job.with_name("new.toml")).plan.privacy.contributions < 400
+
+
+# --- charged before anything is drawn ------------------------------------------------------------
+
+
+def test_the_charge_is_durable_before_the_first_draw(job: Path) -> None:
+    seen: list[int] = []
+    real = module.noisy
+
+    def noisy(*args: object) -> object:
+        seen.append(entries(job))
+        return real(*args)  # type: ignore[arg-type]
+
+    with mock.patch.object(module, "noisy", noisy):
+        done(choose(job))
+    assert seen == [1, 1]
+
+
+def test_an_interrupted_tuning_goes_on_at_no_charge(job: Path) -> None:
+    with mock.patch.object(module, "noisy", side_effect=KeyboardInterrupt):
+        assert choose(job).exit_code == 4
+    assert entries(job) == 1 and not job.with_name("new.toml").exists()
+    with mock.patch.object(module.tuning_file, "write", side_effect=KeyboardInterrupt):
+        assert choose(job).exit_code == 4
+    assert entries(job) == 1
+
+
+def test_the_same_question_is_answered_again_and_another_is_charged(job: Path) -> None:
+    first = json.loads(done(choose(job, "a.toml", "--json")).stdout)
+    job.write_text(JOB.replace("limit = { epsilon = 3.0", "limit = { epsilon = 9.0"))
+    again = json.loads(done(choose(job, "b.toml", "--json", "--resume", first["run_id"])).stdout)
+    a, b = (job.with_name(n).read_text() for n in ("a.toml", "b.toml"))
+    assert again["resumed"] and a.replace("3.0", "9.0") == b and entries(job) == 1
+    done(choose(job, "b.toml", "--resume", first["run_id"]))  # the same bytes may stand there
+    with mock.patch.object(module, "tally", side_effect=AssertionError):  # reads no record
+        asked = json.loads(done(choose(job, "e.toml", "--json")).stdout)
+    assert asked["resumed"] and asked["run_id"] == first["run_id"] and entries(job) == 1
+    assert job.with_name("e.toml").read_text() == b
+    second = json.loads(done(choose(job, "c.toml", "--json", "--quantile", "0.8")).stdout)
+    assert entries(job) == 2 and second["run_id"] != first["run_id"] and not second["resumed"]
+    other = choose(job, "d.toml", "--resume", first["run_id"], ask=("--first", "6h", *ASK[2:]))
+    assert other.exit_code == 3 and "another question" in other.stderr
+    (job.parent / "in" / "b.csv").write_text(records(1))
+    assert choose(job, "d.toml", "--resume", first["run_id"]).exit_code == 3
+    assert entries(job) == 2
+
+
+def test_a_resumed_draw_repeats_the_noise(job: Path) -> None:
+    nodes: list[bytes] = []
+    real = module.noisy
+
+    def noisy(*args: object) -> object:
+        out = real(*args)  # type: ignore[arg-type]
+        nodes.append(out.tobytes())
+        return out
+
+    with mock.patch.object(module, "noisy", noisy):
+        with mock.patch.object(Register, "commit", side_effect=KeyboardInterrupt):
+            assert choose(job).exit_code == 4
+        done(choose(job))  # same run id: nothing was released under it
+        assert nodes[:2] == nodes[2:] and entries(job) == 1
+        job.write_text(JOB.replace("limit = { epsilon = 3.0", "limit = { epsilon = 9.0"))
+        done(choose(job, "other.toml", "--quantile", "0.8"))
+    assert len(set(nodes)) == 4 and entries(job) == 2
+
+
+def test_beyond_the_limit_nothing_is_charged_or_read(job: Path) -> None:
+    job.write_text(JOB.replace("epsilon = 3.0, delta = 1e-6", "epsilon = 2.01, delta = 1e-8"))
+    with mock.patch.object(module, "tally", side_effect=AssertionError):
+        result = choose(job)
+    assert result.exit_code == 3 and "tuning and the stream" in result.stderr
+    assert entries(job) == 0 and not job.with_name("new.toml").exists()
+
+
+def test_what_cannot_be_charged_is_refused(job: Path) -> None:
+    job.write_text(JOB.replace(JOB[JOB.index("[ledger]") : JOB.index("[sink]")], ""))
+    result = choose(job, "new.toml", "--json")
+    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "ledger"
+
+
+# --- receipts -------------------------------------------------------------------------------------
+
+
+def test_too_few_units_say_nothing_of_how_few(job: Path) -> None:
+    told = []
+    for users in (0, 1, 40):
+        (job.parent / "in" / "a.csv").write_text(records(users))
+        for file in job.parent.glob("ledger.db*"):
+            file.unlink()
+        result = choose(job)
+        assert result.exit_code == 3 and not job.with_name("new.toml").exists()
+        told.append(result.stderr)
+        assert entries(job) == 1
+    assert len(set(told)) == 1 and "too small to choose by" in told[0]
+    run = sqlite3.connect(job.with_name("ledger.db")).execute("SELECT run_id FROM choices")
+    again = choose(job, "new.toml", "--resume", run.fetchone()[0])
+    assert again.stderr == told[0] and entries(job) == 1
+
+
+def test_units_beyond_the_largest_candidate_take_it(job: Path) -> None:
+    """Half of the units send 3 or more pairs; at most 2 are candidates."""
+    result = json.loads(done(choose(job, "new.toml", "--json", "--max-contributions", "8")).stdout)
+    assert result["contributions"] == 8 and "beyond --max-contributions" in result["notes"][0]
+
+
+TWO = '[[aggregate]]\nname = "records"\nkind = "count"\n[[aggregate]]'
+REFUSED: list[tuple[Callable[[Path], Result], str]] = [
+    (lambda j: choose(j, "new.toml", ask=("--epsilon", "1")), "--first"),
+    (lambda j: choose(j, "new.toml", ask=("--first", "12h")), "--epsilon"),
+    (lambda j: choose(j, "new.toml", ask=("--first", "3d", "--epsilon", "1")), "--first"),
+    (lambda j: choose(j, "new.toml", ask=("--first", "0s", "--epsilon", "1")), "--first"),
+    (lambda j: choose(j, "new.toml", ask=("--first", "soon", "--epsilon", "1")), "--first"),
+    (lambda j: choose(j, "new.toml", ask=("--first", "1m", "--epsilon", "1")), "--first"),
+    (lambda j: choose(j, "new.toml", ask=("--first", "12h", "--epsilon", "1e-7")), "--epsilon"),
+    (lambda j: choose(j, "new.toml", "--cover", "0.9", "--quantile", "0.5"), "--cover"),
+    (lambda j: choose(j, "new.toml", "--scale", "0"), "--scale"),
+    (lambda j: choose(j, "job.toml"), "--out"),
+    (lambda j: choose(j, "in/new.toml"), "--out"),
+    (lambda j: call("choose", j, *ASK), "--out"),
+    (lambda j: choose(j, "new.toml", "--resume", "ab" * 16), "--resume"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(REFUSED)))
+def test_refused_before_any_charge(job: Path, index: int) -> None:
+    ask, field = REFUSED[index]
+    result = ask(job)
+    assert result.exit_code in (2, 3) and f": {field}: " in result.stderr, result.output
+    assert result.stderr.count("\n") == 1 and entries(job) == 0
+    assert not job.with_name("new.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("range = { total = [-100, 200] }", "", "choice.range.total"),
+        ("range = { total", "range = { totl = [0, 1], total", "choice.range"),
+        ("[-100, 200]", "[-1e9, 1e9]", "aggregate.total.grid"),
+        ("[-100, 200]", '["a", 2]', "aggregate[1].clamp[0]"),
+        ("key_file", "keyfile", "privacy.keyfile"),
+        ("[privacy]", "[privaci]", "privaci"),
+        (
+            '[[aggregate]]\nname = "records"\nkind = "count"\n[[aggregate]]',
+            "[aggregate]",
+            "aggregate",
+        ),
+    ],
+)
+def test_jobs_that_cannot_be_tuned(job: Path, old: str, new: str, field: str) -> None:
+    job.write_text(JOB.replace(old, new))
+    result = choose(job, "new.toml", "--json")
+    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field, result.stderr
+    assert entries(job) == 0
+
+
+def test_dry_run_reads_no_data_and_costs_nothing(job: Path) -> None:
+    (job.parent / "in" / "a.csv").unlink()
+    (job.parent / "keys" / "noise.key").unlink()
+    text = done(call("choose", job, *ASK, "--dry-run")).stdout
+    assert "Cost        (1, 1e-08)-DP per unit" in text and "units (95%)" in text
+    figures = json.loads(done(call("choose", job, *ASK, "--dry-run", "--json")).stdout)
+    assert {h["name"] for h in figures["histograms"]} == {"pairs per unit", "total"}
+    assert figures["histograms"][0]["units_for_5_points"] > 100
+    assert entries(job) == 0 and list(job.parent.glob("*.toml")) == [job]
+
+
+def test_the_guides_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "tuning.md").read_text()
+    lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", guide, re.MULTILINE)
+    assert len(lines) >= 2
+    monkeypatch.chdir(job.parent)
+    (job.parent / "last-year.csv").write_text(records(50))
+    for line in lines:
+        done(call(*(word.strip("'") for word in line.split())))
+    assert entries(job) == 1 and load(job.with_name("chosen.toml")) == ""
+
+
+def test_a_test_key_is_stamped(job: Path) -> None:
+    job.write_text(JOB.replace('key_file = "keys/noise.key"', f'insecure_test_key = "{"0f" * 32}"'))
+    assert "INSECURE" in done(choose(job)).stdout
+    assert "insecure_test_key" in job.with_name("new.toml").read_text()

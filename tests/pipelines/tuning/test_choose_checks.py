@@ -1,0 +1,203 @@
+"""`dpstream choose`: receipts, units and proxies that are checked before and after."""
+
+import gzip
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.tuning.answer import Receipt
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.sqlite import SqliteLedger
+from tests.pipelines.tuning.asking import (  # noqa: F401
+    ASK,
+    JOB,
+    call,
+    choose,
+    closed,
+    done,
+    entries,
+    job_file,
+    load,
+    pairs_of,
+    records,
+)
+
+EDITS = {
+    "privacy.contributions": (r"contributions = \d+", "contributions = 3"),
+    "aggregate.total.clamp": (r"clamp = \[.*\]", "clamp = [-1, 1]"),
+    "choice.epsilon": (r"epsilon = 1.0", "epsilon = 0.5"),
+    "choice.mu": (r"mu = [\d.]+", "mu = 0.1"),
+    "choice.first": (r'first = "12h"', 'first = "6h"'),
+    "choice.clamps": (r'clamps = \["total"\]', "clamps = []"),
+    "choice.run_id": (r'run_id = "..', 'run_id = "zz'),
+    "choice.receipt": (r'receipt = "..', 'receipt = "zz'),
+    "choice.question": (r'question = "..', 'question = "zz'),
+    "choice.how": (r'how = "private"', 'how = "proxy"'),
+    "schema.unit": (r'unit = \{ column = "user" \}', 'unit = { column = "key" }'),
+    "ledger": (r"(?s)\[ledger\].*\[sink\]", "[sink]"),
+}
+
+
+def test_edited_figures_are_refused(job: Path) -> None:
+    done(choose(job))
+    text, edited = job.with_name("new.toml").read_text(), job.with_name("edited.toml")
+    assert load(job.with_name("new.toml")) == ""
+    for field, (old, new) in EDITS.items():
+        assert re.search(old, text), field
+        edited.write_text(re.sub(old, new, text))
+        assert load(edited) == field
+    edited.write_text(text.replace("epsilon = 2.0", "epsilon = 1.5"))  # the stream's own budget
+    assert load(edited) == ""
+
+
+PERIOD = JOB.replace("[privacy]", '[privacy]\nperiod = "1d"')
+#: The unit of the tuning, written otherwise: what `dpstream run` would charge to another unit.
+UNITS = {
+    "time.start": ('start = "2024-01-01T00:00:00Z"', 'start = "2023-12-31T23:00:00Z"'),
+    "privacy.period": ('period = "1d"', 'period = "2d"'),
+    "schema.event_time": ('event_time = { column = "time" }', 'event_time = { column = "at" }'),
+    "schema.unit": ('{ column = "user" }', '{ column = "user", type = "bytes" }'),
+    "ledger.unit": ('data_set = "deliveries"', 'data_set = "deliveries"\nunit = "person"'),
+}
+
+
+def test_the_unit_of_a_tuning_cannot_be_edited(job: Path) -> None:
+    job.write_text(PERIOD)
+    done(choose(job, ask=("--first", "12h", "--epsilon", "1")))
+    text, edited = job.with_name("new.toml").read_text(), job.with_name("edited.toml")
+    assert load(job.with_name("new.toml")) == ""
+    for field, (old, new) in UNITS.items():
+        assert text.count(old) == 1, field
+        edited.write_text(text.replace(old, new))
+        # The words of the unit tell only of its column and, roughly, of the period's length.
+        assert load(edited) == ("schema.unit" if field == "privacy.period" else field)
+    edited.write_text(text.replace("2024-01-01T00:00:00Z", "2023-12-31T00:00:00Z"))  # a period
+    assert load(edited) == ""
+
+
+def test_a_receipt_from_before_units_were_kept_exactly(job: Path) -> None:
+    """Its words are what there is to compare, and whoever chooses or runs is told."""
+    job.write_text(PERIOD)
+    real = msgspec.json.encode
+
+    def encode(value: Any, **options: Any) -> bytes:
+        if isinstance(value, Receipt | Charge):
+            kept = msgspec.to_builtins(value)
+            value = {k: v for k, v in kept.items() if k not in ("identity", "periods", "together")}
+        return real(value, **options)
+
+    with mock.patch("msgspec.json.encode", encode):
+        done(choose(job))
+    new = job.with_name("new.toml")
+    assert load(new) == ""
+    moved = new.read_text().replace(*UNITS["time.start"])
+    new.write_text(moved)
+    assert load(new) == ""
+    # Another tuning and a run say so.
+    new.write_text(moved.replace("epsilon = 3.0", "epsilon = 9.0"))
+    again = done(choose(new, "again.toml", "--clamps"))
+    assert "Warning: 1 of the runs were charged by an older program" in again.stderr
+    assert "Warning   2 of the runs" not in call("ledger", "show", new).stdout
+    assert "Warning   1 of the runs were charged" in call("ledger", "show", new).stdout
+    run = done(call("run", new, "--quiet"))
+    assert "charged by an older program" in run.stderr
+
+
+def test_a_tuning_without_its_charge_is_refused(job: Path) -> None:
+    """Also by ``begin``, for a job that was loaded in time."""
+    done(choose(job))
+    made = load_job(job.with_name("new.toml"))
+    for sql in ("UPDATE choices SET receipt = NULL", "DELETE FROM choices", "DELETE FROM entries"):
+        with sqlite3.connect(job.with_name("ledger.db")) as db:
+            db.execute(sql)
+        with pytest.raises(PolicyError):
+            begin(made)
+    job.with_name("ledger.db").unlink()
+    assert load(job.with_name("new.toml")) == "choice.run_id"
+    assert not job.with_name("ledger.db").exists()
+
+
+def test_an_uncharged_twin_is_caught(job: Path) -> None:
+    with (
+        mock.patch.object(SqliteLedger, "charge_within"),
+        mock.patch.object(Register, "_mine", lambda *_: True),
+        mock.patch.object(Register, "_digest", lambda *_: "0" * 32),
+    ):
+        done(choose(job))
+    assert entries(job) == 0 and load(job.with_name("new.toml")) != ""
+
+
+def test_tuned_by_looking_is_refused_and_public_is_not(job: Path) -> None:
+    text = JOB.replace("delta = 1e-8", "delta = 1e-8\ncontributions = 4")
+    text = text.replace("grid = 0.5", "grid = 0.5\nclamp = [0, 9]")
+    for how, field in (("data", "choice.how"), ("public", ""), ("proxy", "")):
+        job.write_text(text.replace("[choice]", f'[choice]\nhow = "{how}"'))
+        assert load(job) == field
+
+
+# --- other data -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["path", "copy", "link", "glob"])
+def test_the_jobs_own_data_is_no_proxy(job: Path, tmp_path: Path, how: str) -> None:
+    """Its exact figures would be a release without noise and without a charge."""
+    own = job.parent / "in" / "a.csv"
+    proxy = {"path": own, "copy": tmp_path / "c.csv", "link": tmp_path / "l.csv"}.get(how, own)
+    if how == "copy":
+        proxy.write_bytes(own.read_bytes())
+    if how == "link":
+        proxy.hardlink_to(own)
+    pattern = own.parent / "*.csv" if how == "glob" else proxy
+    result = choose(job, "new.toml", "--json", ask=("--proxy", str(pattern)))
+    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "--proxy"
+    assert not job.with_name("new.toml").exists()
+
+
+def test_proxy_is_exact_uncharged_and_labelled(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job.parent / "old.csv").write_text(records(50).replace("2024", "2020"))
+    monkeypatch.chdir(job.parent)
+    job.write_text(JOB[: JOB.index("[ledger]")] + JOB[JOB.index("[sink]") :])
+    flags = ("--proxy", "old.csv", "--proxy-start", "2020-01-01T00:00:00Z")
+    made = json.loads(done(choose(job, "a.toml", "--json", ask=(*flags, "--first", "12h"))).stdout)
+    pairs = [pairs_of(u) for u in range(50)]
+    assert made["contributions"] == 4 * np.quantile(pairs, 0.9, method="inverted_cdf")
+    assert made["run_id"] is None and entries(job) == 0
+    told = done(call("plan", job.with_name("a.toml"))).stdout
+    assert "contributions and clamps of total chosen from other data: no charge" in told
+    whole = json.loads(done(choose(job, "b.toml", "--json", ask=flags)).stdout)
+    everyone = pairs + [1] * 150
+    assert whole["contributions"] == np.quantile(everyone, 0.9, method="inverted_cdf")
+    assert choose(job, "c.toml", "--epsilon", "1", ask=flags).exit_code == 2
+    empty = choose(job, "c.toml", ask=(*flags[:2], "--proxy-start", "1999-01-01T00:00:00Z"))
+    assert empty.exit_code == 2 and "no usable record" in empty.stderr
+
+
+@pytest.mark.parametrize("ask", [ASK, ("--proxy", "in/a.csv", "--first", "12h")])
+def test_a_file_that_is_cut_off_is_refused_before_the_charge(
+    job: Path, ask: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job.parent)
+    whole = gzip.compress((job.parent / "in" / "a.csv").read_bytes())
+    (job.parent / "in" / "a.csv").write_bytes(whole[:-5])
+    if ask is not ASK:
+        (job.parent / "in").rename(job.parent / "old")
+        (job.parent / "in").mkdir()
+        ask = ("--proxy", "old/a.csv", *ask[2:])
+    result = choose(job, "new.toml", "--json", ask=ask)
+    field = "source.path" if ask is ASK else "--proxy"
+    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field
+    assert entries(job) == 0
+
+
+# --- bad input ------------------------------------------------------------------------------------
