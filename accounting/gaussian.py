@@ -8,7 +8,8 @@ N(mu, 1).  Its exact curve (Balle and Wang 2018, theorem 8; mechanism.md section
 With a = epsilon/mu - mu/2, b = epsilon/mu + mu/2 and R the Mills ratio it is phi(a) (R(a) -
 R(b)): no term overflows and no two exponentials cancel.  ``delta_of`` adds a bound of the
 remaining float error, so it is never below the true value; the inverses are checked with it.
-The zCDP helpers follow Canonne, Kamath and Steinke's cdp2adp and serve the ``paper`` preset.
+The zCDP helpers follow Canonne, Kamath and Steinke's cdp2adp: the composition of spends with a rho
+reads its delta off them, and the experiments the budget that the paper published.
 """
 
 import math

@@ -118,7 +118,7 @@ class UnitProgress(NamedTuple):
     reach: int = 0
 
 
-class Part(NamedTuple):
+class PartSize(NamedTuple):
     """Size of a part of a store.
 
     Attributes:
@@ -243,7 +243,7 @@ class RetentionStore(ABC):
         """Give space back that is no longer used, as far as the database does not by itself."""
 
     @abstractmethod
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartSize]:
         """Sizes by part; windows of the outbox and of key states apart."""
 
     # --- reading everything ---

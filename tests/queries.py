@@ -8,25 +8,25 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.query.parts import centre_of, middle_of, parts_of
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.one_shot.partials import Partials, Rows, stored_parts
 
 Int64 = npt.NDArray[np.int64]
 RUN = (b"\x11" * 16, b"question")
 
-COUNT = Column("n", "count", 0, 1, per="group")
-ROWS = Column("rows", "count", rows=3)
-SUM = Column("s", "sum", -2, 5, per="group", grid=0.5)
-ROW_SUM = Column("rs", "sum", 1, 4, rows=3)
-MEAN = Column("m", "mean", 10, 20, rows=3, grid=0.25)
-VAR = Column("v", "var", 0, 9, rows=2)
-STDDEV = Column("d", "stddev", 0, 9, rows=2, grid=0.5)
-UNITS = Column("u", "units")
-QUANTILES = Column("q", "quantiles", 0, 15, rows=2, at=(0.0, 0.25, 0.5, 0.75, 1.0))
+COUNT = QueryColumn("n", "count", 0, 1, per="group")
+ROWS = QueryColumn("rows", "count", rows=3)
+SUM = QueryColumn("s", "sum", -2, 5, per="group", grid=0.5)
+ROW_SUM = QueryColumn("rs", "sum", 1, 4, rows=3)
+MEAN = QueryColumn("m", "mean", 10, 20, rows=3, grid=0.25)
+VAR = QueryColumn("v", "var", 0, 9, rows=2)
+STDDEV = QueryColumn("d", "stddev", 0, 9, rows=2, grid=0.5)
+UNITS = QueryColumn("u", "units")
+QUANTILES = QueryColumn("q", "quantiles", 0, 15, rows=2, at=(0.0, 0.25, 0.5, 0.75, 1.0))
 ALL = (COUNT, ROWS, SUM, ROW_SUM, MEAN, VAR, STDDEV, UNITS, QUANTILES)
 
 
-def query(*columns: Column, **settings: Any) -> QueryPlan:
+def query(*columns: QueryColumn, **settings: Any) -> QueryPlan:
     """A plan of these columns."""
     given: dict[str, Any] = {
         "epsilon": 1.0, "delta": 1e-6, "groups": 4, "norm": None,
@@ -68,12 +68,12 @@ def ids(codes: int, salt: int) -> npt.NDArray[np.uint64]:
     return np.array(rows, np.uint64).reshape(-1, 2)
 
 
-def on_grid(column: Column, value: float) -> int:
+def on_grid(column: QueryColumn, value: float) -> int:
     lo, hi = column.grid_bounds()
     return min(max(round(value / column.grid), lo), hi)
 
 
-def partial(column: Column, what: str, values: list[float]) -> int:
+def partial(column: QueryColumn, what: str, values: list[float]) -> int:
     """A unit's partial in one group, from its rows there (at most r of them)."""
     if column.kind == "count":
         lo, hi = (0, column.rows) if column.per == "row" else column.grid_bounds()

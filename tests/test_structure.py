@@ -336,7 +336,7 @@ BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (lambda s: layer_offences("dp_transforms", s, CLOUD), "import sqlite3\n"),
     (lambda s: layer_offences("pipelines", s), "from tests.streams import STEP\n"),
     (lambda s: layer_offences("state", s), "from dpstream import DPStream\n"),
-    (lambda s: strange_connectors("kafka.sink", s), f"from {CONNECTORS}pubsub.topic import X\n"),
+    (lambda s: strange_connectors("kafka.sink", s), f"from {CONNECTORS}pubsub.sink import X\n"),
     (lambda s: strange_connectors("kafka.source", s), f"import {CONNECTORS}files.source\n"),
     (lambda s: strange_connectors("records.rows", s), f"import {CONNECTORS}files.small\n"),
     (lambda s: strange_connectors("replay.source", s), f"from {CONNECTORS}kafka import x\n"),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from dpstream.accounting.aggregates.base import COUNT, Kind
+from dpstream.accounting.aggregates.base import COUNT, AggregateKind
 from dpstream.accounting.aggregates.count import Count
 from dpstream.accounting.aggregates.mean import Mean
 from dpstream.accounting.aggregates.sum import Sum
@@ -11,10 +11,10 @@ from dpstream.accounting.aggregates.units import Units
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
-KINDS: dict[str, Kind] = {"count": Count(), "sum": Sum(), "mean": Mean(), "units": Units()}
+KINDS: dict[str, AggregateKind] = {"count": Count(), "sum": Sum(), "mean": Mean(), "units": Units()}
 
 
-def kind_of(aggregate: Aggregate) -> Kind:
+def kind_of(aggregate: Aggregate) -> AggregateKind:
     """The class of a column's kind."""
     return KINDS[aggregate.kind]
 
@@ -45,4 +45,4 @@ def streams_of(aggregates: Sequence[Aggregate]) -> tuple[ValueStream, ...]:
     return (ValueStream(COUNT, None, 1, 1, 0, 1, 1.0, share), *streams)
 
 
-__all__ = ["COUNT", "KINDS", "Kind", "check", "kind_of", "streams_of"]
+__all__ = ["COUNT", "KINDS", "AggregateKind", "check", "kind_of", "streams_of"]

@@ -43,7 +43,7 @@ class Exact(NamedTuple):
     total: Float64 | None
 
 
-class Kind(ABC):
+class AggregateKind(ABC):
     """One kind of published column; stateless.
 
     Attributes:

@@ -3,12 +3,18 @@
 import numpy as np
 from typing_extensions import override
 
-from dpstream.accounting.aggregates.base import COUNT, Exact, Kind, Prefixes, takes_no_column
+from dpstream.accounting.aggregates.base import (
+    COUNT,
+    AggregateKind,
+    Exact,
+    Prefixes,
+    takes_no_column,
+)
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 
-class Count(Kind):
+class Count(AggregateKind):
     """One record adds 1 to the running count, which means share."""
 
     uses_count = True

@@ -5,8 +5,8 @@ from typing_extensions import override
 
 from dpstream.accounting.aggregates.base import (
     COUNT,
+    AggregateKind,
     Exact,
-    Kind,
     Prefixes,
     bounded_stream,
     needs_bounds,
@@ -16,7 +16,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 
-class Mean(Kind):
+class Mean(AggregateKind):
     """The sum is of (value - middle), so that L is half of the clamp's width; the quotient is
     post-processing (mechanism.md section 4)."""
 

@@ -4,8 +4,8 @@ import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.aggregates.base import (
+    AggregateKind,
     Exact,
-    Kind,
     Prefixes,
     bounded_stream,
     needs_bounds,
@@ -15,7 +15,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 
-class Sum(Kind):
+class Sum(AggregateKind):
     """A record adds its clamped value, L = the larger bound."""
 
     @override

@@ -3,12 +3,12 @@
 import numpy as np
 from typing_extensions import override
 
-from dpstream.accounting.aggregates.base import Exact, Kind, Prefixes, takes_no_column
+from dpstream.accounting.aggregates.base import AggregateKind, Exact, Prefixes, takes_no_column
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 
-class Units(Kind):
+class Units(AggregateKind):
     """Read from the count of units: the selection stream continued, or one of its own."""
 
     counts_units = True

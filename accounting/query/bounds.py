@@ -21,7 +21,7 @@ from scipy.special import ndtri
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.query.calibration import COMBINED, mu_of_query
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.tuning.quantiles import answers, clamp_of, prefixes
 from dpstream.accounting.tuning.question import (
     Histogram,
@@ -93,7 +93,7 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
     return BoundsDesign(plan.mechanism, tuple(made))
 
 
-def candidates(column: Column) -> tuple[int, ...]:
+def candidates(column: QueryColumn) -> tuple[int, ...]:
     """Edges that a column's bounds are chosen from, in grid units."""
     if column.kind == "count":
         return value_candidates(0, _COUNT)

@@ -24,7 +24,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.query import laplace
-from dpstream.accounting.query.parts import Part, parts_of
+from dpstream.accounting.query.parts import QueryPart, parts_of
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
 from dpstream.accounting.query.tree import rank_factor
@@ -50,7 +50,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         scale: sd of the Gaussian or scale of the Laplace noise, in lattice units, rounded up.
     """
 
-    part: Part
+    part: QueryPart
     law: str
     share: float
     sensitivity: float
@@ -154,7 +154,7 @@ def mu_of_query(plan: QueryPlan) -> tuple[float, float]:
     return mu_of(plan.epsilon, (plan.delta - delta_tau) * (1 - _SLACK)), delta_tau
 
 
-def _gaussian(plan: QueryPlan, parts: Sequence[Part], reserved: float) -> QueryBudget:
+def _gaussian(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> QueryBudget:
     kappa = plan.most_groups
     mu, delta_tau = mu_of_query(plan)
     tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
@@ -178,12 +178,12 @@ def _gaussian(plan: QueryPlan, parts: Sequence[Part], reserved: float) -> QueryB
     return QueryBudget(plan.epsilon, plan.delta, mu, delta_tau, kappa, made, selection, reserved)
 
 
-def _laplace(plan: QueryPlan, parts: Sequence[Part], reserved: float) -> QueryBudget:
+def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> QueryBudget:
     kappa, made = plan.most_groups, list(parts)
     tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     if plan.selects and tested is None:
         tested = len(made)
-        made.append(Part("", "count", 0, 1, 1, None, 0, 1 / len(plan.columns)))
+        made.append(QueryPart("", "count", 0, 1, 1, None, 0, 1 / len(plan.columns)))
     total = math.fsum(part.share for part in made)
     noises = []
     for part in made:

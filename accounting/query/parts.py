@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.tree import levels_of
 
 What = Literal["count", "sum", "square", "tree"]
@@ -47,7 +47,7 @@ _DIVIDED: dict[str, tuple[tuple[What, float], ...]] = {
 }
 
 
-class Part(msgspec.Struct, frozen=True):
+class QueryPart(msgspec.Struct, frozen=True):
     """One sum (or tree of sums) per group.
 
     Attributes:
@@ -93,16 +93,20 @@ class Part(msgspec.Struct, frozen=True):
         return (most if self.norm is None else min(most, self.norm)) * self.unit
 
 
-def parts_of(plan: QueryPlan) -> tuple[Part, ...]:
+#: The same, as the one-shot transforms still import it.
+Part = QueryPart
+
+
+def parts_of(plan: QueryPlan) -> tuple[QueryPart, ...]:
     """Parts of all columns, column by column; automatic bounds must have been filled in."""
     total = math.fsum(column.share for column in plan.columns)
-    found: list[Part] = []
+    found: list[QueryPart] = []
     for column in plan.columns:
         found += _parts(plan, column, column.share / total)
     return tuple(found)
 
 
-def parts_by_column(plan: QueryPlan, parts: Sequence[Part]) -> dict[str, list[int]]:
+def parts_by_column(plan: QueryPlan, parts: Sequence[QueryPart]) -> dict[str, list[int]]:
     """Numbers of each column's parts."""
     found: dict[str, list[int]] = {column.name: [] for column in plan.columns}
     for index, part in enumerate(parts):
@@ -111,24 +115,24 @@ def parts_by_column(plan: QueryPlan, parts: Sequence[Part]) -> dict[str, list[in
     return found
 
 
-def middle_of(column: Column) -> int:
+def middle_of(column: QueryColumn) -> int:
     """What is taken from each value of a mean or a variance, in grid units."""
     lo, hi = column.grid_bounds()
     return (lo + hi) // 2
 
 
-def half_of(column: Column) -> int:
+def half_of(column: QueryColumn) -> int:
     """h: the most that a centred value is, in grid units."""
     lo, hi = column.grid_bounds()
     return max(hi - middle_of(column), middle_of(column) - lo)
 
 
-def centre_of(column: Column) -> int:
+def centre_of(column: QueryColumn) -> int:
     """What is taken from each square, in squared grid units."""
     return half_of(column) ** 2 // 2
 
 
-def _parts(plan: QueryPlan, column: Column, share: float) -> list[Part]:
+def _parts(plan: QueryPlan, column: QueryColumn, share: float) -> list[QueryPart]:
     norm, found = plan.norm_of(column), []
     for what, weight in _DIVIDED[column.kind]:
         low, high, row = _range(column, what)
@@ -136,11 +140,11 @@ def _parts(plan: QueryPlan, column: Column, share: float) -> list[Part]:
         most = max(abs(low), abs(high))
         refine = 0 if norm is None or most >= 1 << _REFINED else _REFINED
         scaled = None if norm is None else norm * row
-        found.append(Part(column.name, what, low, high, nodes, scaled, refine, share * weight))
+        found.append(QueryPart(column.name, what, low, high, nodes, scaled, refine, share * weight))
     return found
 
 
-def _range(column: Column, what: What) -> tuple[int, int, float]:
+def _range(column: QueryColumn, what: What) -> tuple[int, int, float]:
     """Bounds of a partial, and what one row (for a sum: one unit of value) adds at most."""
     rows = column.most_rows
     if what == "sum" and column.kind == "sum":

@@ -28,7 +28,7 @@ MAX_QUANTILES = 1_000
 _MAX_SQUARED = 1 << 16
 
 
-class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One column of the answer.
 
     Attributes:
@@ -79,6 +79,10 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.aggregate.grid_bounds()
 
 
+#: The same, as the one-shot transforms still import it.
+Column = QueryColumn
+
+
 class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A query; all public.
 
@@ -100,14 +104,14 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mechanism: Literal["gaussian", "laplace"]
     selects: bool
     min_units: int = 1
-    columns: tuple[Column, ...] = ()
+    columns: tuple[QueryColumn, ...] = ()
 
     @property
     def most_groups(self) -> int:
         """kappa: groups that one unit can be in after bounding."""
         return MAX_GROUPS if self.groups is None else self.groups
 
-    def norm_of(self, column: Column) -> float | None:
+    def norm_of(self, column: QueryColumn) -> float | None:
         """R of a column."""
         return self.norm if column.norm is None else column.norm
 
@@ -151,7 +155,7 @@ def canonical(plan: QueryPlan) -> dict[str, Any]:
     }
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _column(column: QueryColumn) -> dict[str, Any]:
     return {
         "name": column.name,
         "kind": column.kind,
@@ -211,7 +215,7 @@ def _check_bounds(plan: QueryPlan) -> None:
         )
 
 
-def check_column(column: Column, where: str) -> None:
+def check_column(column: QueryColumn, where: str) -> None:
     """Refuse a column that nothing bounds.
 
     Raises:
@@ -234,11 +238,11 @@ def check_column(column: Column, where: str) -> None:
     _check_values(column, where)
 
 
-def _counts_rows(column: Column) -> bool:
+def _counts_rows(column: QueryColumn) -> bool:
     return column.kind == "count" and column.per == "row"
 
 
-def _check_quantiles(column: Column, where: str) -> None:
+def _check_quantiles(column: QueryColumn, where: str) -> None:
     if column.kind != "quantiles":
         if column.at:
             raise UsageError(f"{where}.at", "is for quantiles only", "omit it")
@@ -250,7 +254,7 @@ def _check_quantiles(column: Column, where: str) -> None:
         )
 
 
-def _check_values(column: Column, where: str) -> None:
+def _check_values(column: QueryColumn, where: str) -> None:
     low, high = column.low, column.high
     if low is None or high is None or not -math.inf < low < high < math.inf:
         raise UsageError(

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dpstream.accounting.query.parts import Part
+from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.thresholds import isf
 
 #: Lattice of selection weights.
@@ -92,7 +92,7 @@ class Selection(msgspec.Struct, frozen=True):
         return max(float(min_units), self.need(min_units) / each)
 
 
-def count_tested(parts: Sequence[Part], units: frozenset[str]) -> int | None:
+def count_tested(parts: Sequence[QueryPart], units: frozenset[str]) -> int | None:
     """The published count that joins the test: of units, else of rows where one is the most.
 
     Args:
@@ -108,7 +108,7 @@ def count_tested(parts: Sequence[Part], units: frozenset[str]) -> int | None:
 
 def weights_of(
     share: float,
-    parts: Sequence[Part],
+    parts: Sequence[QueryPart],
     shares: Sequence[float],
     groups: int,
     reserved: float = 0.0,
@@ -129,7 +129,7 @@ def weights_of(
     return tuple(out)
 
 
-def coefficient(weights: Sequence[int], sigma: float, part: Part, part_sigma: float) -> int:
+def coefficient(weights: Sequence[int], sigma: float, part: QueryPart, part_sigma: float) -> int:
     """d of Q for a = _WEIGHTED: what a typical unit's point of U is worth in points of W.
 
     Precision weighting: a typical unit's weight over the variance, for each of the two.
@@ -141,7 +141,7 @@ def coefficient(weights: Sequence[int], sigma: float, part: Part, part_sigma: fl
 
 
 def alone_of(
-    weights: Sequence[int], weighted: int, counted: int, part: Part | None
+    weights: Sequence[int], weighted: int, counted: int, part: QueryPart | None
 ) -> tuple[int, ...]:
     """(kappa,) alone_t: the most a unit alone in t groups adds to Q of one of them."""
     extra = 0 if part is None else counted * math.ceil(part.alone)
@@ -168,7 +168,7 @@ def gaussian_selection(
     mu: float,
     delta_tau: float,
     groups: int,
-    parts: Sequence[Part],
+    parts: Sequence[QueryPart],
     shares: Sequence[float],
     sigmas: Sequence[float],
     tested: int | None,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.tuning.question import encoder_matrix
 
 #: Most cells of a range: quantiles are exact to 1/256 of it, and straight within a cell.
@@ -53,38 +53,38 @@ def tree_of(cells: int) -> Tree:
     return Tree(matrix, int(matrix.sum(axis=0).max()), prefixes, factor)
 
 
-def cells_of(column: Column) -> int:
+def cells_of(column: QueryColumn) -> int:
     """Cells of a column's range: a power of two, at most ``LEAVES``."""
     lo, hi = column.grid_bounds()
     return int(min(LEAVES, 1 << (hi - lo).bit_length()))
 
 
-def levels_of(column: Column) -> int:
+def levels_of(column: QueryColumn) -> int:
     """Levels of its tree, without making it."""
     return cells_of(column).bit_length()
 
 
-def rank_factor(column: Column) -> float:
+def rank_factor(column: QueryColumn) -> float:
     """Largest sd of a prefix less half of the total, for node noise of sd 1."""
     factor = tree_of(cells_of(column)).factor
     variance = factor.diagonal() - factor[:, -1] + factor[-1, -1] / 4
     return float(np.sqrt(variance.max()))
 
 
-def cell_at(column: Column, values: Int64) -> Int64:
+def cell_at(column: QueryColumn, values: Int64) -> Int64:
     """(n,) cell of values in grid units, which are clamped."""
     lo, hi = column.grid_bounds()
     return np.asarray((np.clip(values, lo, hi) - lo) * cells_of(column) // _width(column))
 
 
-def value_at(column: Column, position: Float64) -> Float64:
+def value_at(column: QueryColumn, position: Float64) -> Float64:
     """Values at positions in cells (2.5: the middle of the third), on the grid and in bounds."""
     lo, hi = column.grid_bounds()
     steps = np.floor(position * (_width(column) / cells_of(column)))
     return np.asarray(np.clip(lo + steps, lo, hi) * column.grid)
 
 
-def _width(column: Column) -> int:
+def _width(column: QueryColumn) -> int:
     """Grid values that the cells share: where there are fewer, each has a cell of its own."""
     lo, hi = column.grid_bounds()
     return max(hi - lo + 1, cells_of(column))

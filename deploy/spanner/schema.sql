@@ -1,5 +1,5 @@
 -- Tables of the Spanner store; `dpstream state init` creates them.
--- state/spanner_schema.py says what each is for.
+-- state/spanner/schema.py says what each is for.
 
 CREATE TABLE Meta (
   Name STRING(64) NOT NULL,

@@ -5,8 +5,8 @@ was committed beyond it is emitted once more, and nothing before it.
 
 While a restored store catches up, the sink holds back what is not published yet and sends its
 names here.  Once everything that is published lies at or before a complete trigger time, all of it
-has been committed again and compared: what was held back is published, and the run goes on like any
-other.  A name that was held back while that happened comes with the next trigger time.
+has been committed again and compared: what was withheld is published, and the run goes on like any
+other.  A name that was withheld while that happened comes with the next trigger time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ from dpstream.state.store import Store
 
 #: Its timer fires one runner tick after the release step's.
 DELIVERED_TICKS = 2
-#: Releases that the sink has written, or held back.
+#: Releases that the sink has written, or withheld.
 NAMES = pa.schema([("window", pa.int32()), ("trigger", pa.int32()), ("written", pa.bool_())])
 
 
@@ -48,7 +48,7 @@ class Outlet(Protocol):
 
 
 class Delivered(beam.PTransform):
-    """(What the sink wrote, names it held back, what the dead letters' sink gave, clock ticks) ->
+    """(What the sink wrote, names it withheld, what the dead letters' sink gave, clock ticks) ->
     nothing, but the note is kept.
 
     The sinks' watermarks pass a trigger time when all of its releases, and all that was refused
@@ -68,14 +68,14 @@ class Delivered(beam.PTransform):
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """One shard, which writes down each trigger time."""
-        written, held, refused, clock_ticks = pcolls
+        written, withheld, refused, clock_ticks = pcolls
         typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
         to_shards = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
             (
                 written | "Written" >> beam.Map(named, True).with_output_types(typed),
-                held | "Held" >> beam.Map(named, False).with_output_types(typed),
+                withheld | "Withheld" >> beam.Map(named, False).with_output_types(typed),
                 refused | "Refused" >> nothing,
                 clock_ticks | "ClockTicks" >> to_shards,
             )
@@ -96,7 +96,7 @@ def _nothing(element: Any) -> tuple[()]:
 
 
 def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
-    """A name on its way to the one shard: written, or held back."""
+    """A name on its way to the one shard: written, or withheld."""
     columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
     return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
 
@@ -119,7 +119,7 @@ class DeliveredCallback:
             now, later = _by(line, names, upto)
             # What came while the store caught up is all still here, from the note on.
             since = delivered_through(store) if restoring else since
-            absent = held_back(now) | missing(line, store, now, since, upto)
+            absent = unwritten(now) | missing(line, store, now, since, upto)
             if absent:
                 outlet.publish(sorted(absent))
             if restoring:
@@ -142,7 +142,7 @@ def _by(line: Timeline, names: pa.RecordBatch, upto: int) -> tuple[pa.RecordBatc
     return names.filter(pc.invert(later)), names.filter(later)
 
 
-def held_back(names: pa.RecordBatch) -> set[Name]:
+def unwritten(names: pa.RecordBatch) -> set[Name]:
     """Releases that the sink has not written yet."""
     return _names(names.filter(pc.invert(names.column("written"))))
 

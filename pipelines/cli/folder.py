@@ -46,14 +46,13 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 def find(path: str, partition: int, offset: int, as_json: bool) -> None:
     """Say which file and row a dead letter's position stands for (for the operator only)."""
     from dpstream.accounting.errors import RunError
-    from dpstream.pipelines.connectors.folder import store as folder_names
-    from dpstream.pipelines.connectors.folder.store import Folder
+    from dpstream.pipelines.connectors.folder import store
 
     try:
-        names = [file.name for file in Folder(path).list()]
+        names = [file.name for file in store.Folder(path).list()]
     except OSError:
         raise RunError("folder", "cannot be read", "check its permissions") from None
-    found = folder_names.find(names, partition, offset)
+    found = store.find(names, partition, offset)
     if as_json:
         print_json([{"file": name, "row": row} for name, row in found])
         return

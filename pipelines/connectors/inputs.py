@@ -28,8 +28,8 @@ ROWS_AHEAD = 200_000
 TRIGGER_TIMES_AHEAD = 2 * CATCH_UP_LIMIT
 #: Time between two questions to the store.
 ASK_SECONDS = 0.05
-#: How long a source that is held waits.
-HELD_SECONDS = 0.02
+#: How long a source waits before it asks again whether the store has kept up.
+BACKPRESSURE_SECONDS = 0.02
 RECORDS, DEAD_LETTER = "records", "dead_letter"
 
 
@@ -58,7 +58,7 @@ class Backpressure:
     def holds(self, watermark: int, rows: int | None = None) -> bool:
         """Whether to wait a moment.
 
-        A source whose watermark is within a stride of the released trigger times is never held, so
+        A source whose watermark is within a stride of the released trigger times never waits, so
         two partitions cannot wait for each other.
 
         Args:

@@ -80,7 +80,7 @@ class Catching:
         return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
-        """Write what was held back.
+        """Write what was withheld.
 
         Raises:
             PolicyError: something else was published under one of the names meanwhile.

@@ -163,10 +163,10 @@ class Pooled(Protocol):
         """Let the connection go."""
 
 
-Kind = TypeVar("Kind", bound=Pooled)
+PooledReader = TypeVar("PooledReader", bound=Pooled)
 
 
-class ReaderPool(Generic[Kind]):
+class ReaderPool(Generic[PooledReader]):
     """The readers of this process that are not in use, by what they read.
 
     Args:
@@ -176,10 +176,10 @@ class ReaderPool(Generic[Kind]):
     def __init__(self, keep: int | None = None) -> None:
         self._keep = keep
         self._lock = threading.Lock()
-        self._free: defaultdict[Hashable, list[Kind]] = defaultdict(list)
+        self._free: defaultdict[Hashable, list[PooledReader]] = defaultdict(list)
 
     @contextlib.contextmanager
-    def lend(self, key: Hashable, make: Callable[[], Kind]) -> Iterator[Kind]:
+    def lend(self, key: Hashable, make: Callable[[], PooledReader]) -> Iterator[PooledReader]:
         """A reader for one caller at a time; one that fails is closed.
 
         Args:
@@ -213,6 +213,6 @@ class ReaderPool(Generic[Kind]):
         self._end([reader for _, reader in free if reader.used <= since])
 
     @staticmethod
-    def _end(readers: list[Kind]) -> None:
+    def _end(readers: list[PooledReader]) -> None:
         for reader in readers:
             reader.close()

@@ -31,8 +31,8 @@ from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.durable import put_once
 
-#: Dead letters held by one bundle before they are written.
-MAX_HELD_ROWS = 1_000_000
+#: Dead letters that one bundle buffers before they are written.
+MAX_BUFFERED_ROWS = 1_000_000
 
 
 def dead_letter_folder(job: Job) -> Path:
@@ -43,15 +43,16 @@ def dead_letter_folder(job: Job) -> Path:
     return sink.parent / "dead_letter" / sink.name
 
 
-#: Tag of the releases that the sink of a restored store holds back.
-HELD = "held"
+#: Tag of the releases that the sink of a restored store withholds.
+WITHHELD = "withheld"
 
 
 class _WriteRelease(beam.DoFn):
     """Sealed releases -> the sink, several together; yields (window, trigger).
 
     With a run it asks the run's store, here on the worker, whether it is still catching up with
-    what is published: as long as it is, nothing new is written, and its names go to ``HELD``.
+    what is published: as long as it is, nothing new is written, and its names go to
+    ``WITHHELD``.
     """
 
     def __init__(self, sink: Sink, only_compare: bool = False, run: Run | None = None) -> None:
@@ -60,32 +61,32 @@ class _WriteRelease(beam.DoFn):
 
     def start_bundle(self) -> None:
         """Nothing is gathered yet."""
-        self._held: list[pa.RecordBatch] = []
+        self._buffered: list[pa.RecordBatch] = []
         self._rows = 0
 
     @guarded("sink")
     def process(self, element: pa.RecordBatch) -> Iterator[Any]:
         """Gather; write when there is enough."""
-        self._held.append(element)
+        self._buffered.append(element)
         self._rows += element.num_rows
-        if len(self._held) >= SINK_RELEASES or self._rows >= SINK_ROWS:
-            written, held = self._flush()
+        if len(self._buffered) >= SINK_RELEASES or self._rows >= SINK_ROWS:
+            written, withheld = self._flush()
             yield from written
-            yield from (beam.pvalue.TaggedOutput(HELD, name) for name in held)
+            yield from (beam.pvalue.TaggedOutput(WITHHELD, name) for name in withheld)
 
     @guarded("sink")
     def finish_bundle(self) -> Iterator[Any]:
         """Write the rest: a bundle is done when its releases are durable."""
         windowed = beam.transforms.window.GlobalWindows.windowed_value
-        written, held = self._flush()
+        written, withheld = self._flush()
         for name in written:
             yield windowed(name)
-        for name in held:
-            yield beam.pvalue.TaggedOutput(HELD, windowed(name))
+        for name in withheld:
+            yield beam.pvalue.TaggedOutput(WITHHELD, windowed(name))
 
     def _flush(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(releases that are published now, those that are held back)."""
-        batches, self._held, self._rows = self._held, [], 0
+        """(releases that are published now, those that are withheld)."""
+        batches, self._buffered, self._rows = self._buffered, [], 0
         if not batches:
             return [], []
         if self._run is not None and (self.only_compare or not self._asked):
@@ -106,10 +107,10 @@ class _WriteRelease(beam.DoFn):
 
 
 class Outputs(NamedTuple):
-    """(window, trigger) of each release that went through a sink: published, or held back."""
+    """(window, trigger) of each release that went through a sink: published, or withheld."""
 
     written: beam.PCollection
-    held: beam.PCollection
+    withheld: beam.PCollection
 
 
 class WriteReleases(beam.PTransform):  # type: ignore[misc]
@@ -128,9 +129,9 @@ class WriteReleases(beam.PTransform):  # type: ignore[misc]
         """Each element is published once, however often it comes, now or when the store has caught
         up."""
         name = tuple[int, int]
-        names = beam.ParDo(self._dofn).with_output_types(name, **{HELD: name})
-        outputs = releases | names.with_outputs(HELD, main="written")
-        return Outputs(outputs.written, outputs[HELD])
+        names = beam.ParDo(self._dofn).with_output_types(name, **{WITHHELD: name})
+        outputs = releases | names.with_outputs(WITHHELD, main="written")
+        return Outputs(outputs.written, outputs[WITHHELD])
 
 
 class _WriteDeadLetters(beam.DoFn):
@@ -140,16 +141,16 @@ class _WriteDeadLetters(beam.DoFn):
         self.folder = folder
 
     def start_bundle(self) -> None:
-        """Nothing is held yet."""
-        self._held: list[pa.RecordBatch] = []
+        """Nothing is buffered yet."""
+        self._buffered: list[pa.RecordBatch] = []
         self._rows = 0
 
     @guarded("dead_letter")
     def process(self, element: pa.RecordBatch) -> Iterable[Any]:
         """Gather; writes early only when a bundle refuses very many rows."""
-        self._held.append(element.replace_schema_metadata(None))
+        self._buffered.append(element.replace_schema_metadata(None))
         self._rows += element.num_rows
-        if self._rows >= MAX_HELD_ROWS:
+        if self._rows >= MAX_BUFFERED_ROWS:
             self.finish_bundle()
         return ()
 
@@ -157,7 +158,7 @@ class _WriteDeadLetters(beam.DoFn):
     def finish_bundle(self) -> None:
         """Write what the bundle refused."""
         try:
-            write_dead_letters(Path(self.folder), self._held)
+            write_dead_letters(Path(self.folder), self._buffered)
         except OSError:
             raise RunError("sink.path", "dead letters cannot be written", "check disk") from None
         self.start_bundle()

@@ -92,7 +92,7 @@ def begin_as_published(job: Job) -> Run:
 def published_budget(plan: Plan) -> Budget:
     """The mechanism as published (sections 3.3, 4.4, 5, Appendix B of the paper); NOT sound.
 
-    Values: (epsilon/2, delta/3), C L on one leaf.  Selection: (epsilon/2, 2 delta/3), C
+    Values: (epsilon/2, delta/3), L2 effect C L on one step.  Selection: (epsilon/2, 2 delta/3), C
     rounds composed in zCDP, of which delta/3 goes to the trees and delta/3 to the thresholds
     of all C rounds, (e^(epsilon/2) + 1) beta C = delta/3 (theorem 3.1), with no union over
     triggers.  The reported mu is that of both zCDP costs together, sqrt(2 rho).
@@ -147,12 +147,13 @@ def published_thresholds(tail: float, mu_count: int, sd: Float64) -> Int64:
     return fixed_point(mu_count + sd * isf(math.log(tail)))
 
 
-def _stream(plan: Plan, name: str, leaf: float, share: float, mu: float) -> StreamNoise:
+def _stream(plan: Plan, name: str, step_effect: float, share: float, mu: float) -> StreamNoise:
     """Noise of one stream, by theorem 2.3: ceil(log2 T) nodes, one less than a leaf touches at
-    T = 2^k.  ``leaf``: the L2 effect of one unit on the leaves."""
+    T = 2^k.  ``step_effect``: the L2 effect of one unit on the steps
+    themselves, which are the leaves of the tree."""
     triggers = plan.timeline.triggers
     encoder = encoder_of(plan.privacy.strategy, triggers)
     col2 = float(max(1, (triggers - 1).bit_length()))
-    sensitivity = leaf * math.sqrt(col2)
+    sensitivity = step_effect * math.sqrt(col2)
     sigma = sensitivity / (math.sqrt(share) * mu)
     return StreamNoise(name, encoder, col2, sensitivity, share, sigma)

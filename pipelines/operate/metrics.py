@@ -38,7 +38,7 @@ from dpstream.dp_transforms.telemetry import (
 )
 from dpstream.pipelines.jobs.job import Job
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 LOCAL = "127.0.0.1"
 #: Beam's namespace of our counters.
 NAMESPACE = "dpstream"
@@ -55,7 +55,7 @@ class Name(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     words: str
     public: bool
     counter: str = ""

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from dpstream.accounting.errors import UsageError
 
-Kind = Literal["measured", "published", "list price", "assumed", "given"]
+FigureKind = Literal["measured", "published", "list price", "assumed", "given"]
 _DATAFLOW = "as of 2025, us-central1, cloud.google.com/dataflow/pricing"
 _SPANNER = "as of 2025, us-central1, Standard edition, cloud.google.com/spanner/pricing"
 _LIMITS = "cloud.google.com/spanner/docs/performance, a regional SSD node"
@@ -33,7 +33,7 @@ class Figure(NamedTuple):
 
     value: float
     unit: str
-    kind: Kind
+    kind: FigureKind
     source: str
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.charges import Charge, Kind
+from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Asked, Ledger, Limit
 
 
@@ -48,7 +48,7 @@ class Register:
         kind: kind of the requests; a request of another kind is another request.
     """
 
-    def __init__(self, ledger: Ledger, kind: Kind) -> None:
+    def __init__(self, ledger: Ledger, kind: ChargeKind) -> None:
         self._ledger, self._kind = ledger, kind
 
     def answered(

@@ -20,7 +20,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.account import Account
 
 #: What was run; ``run``: charged before kinds were recorded.
-Kind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
+ChargeKind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
 
 
 class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: float
     mu: float | None
     threshold_delta: float
-    kind: Kind = "run"
+    kind: ChargeKind = "run"
     epoch: int = 0
     identity: str = ""
     periods: int | None = 1

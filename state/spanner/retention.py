@@ -21,7 +21,7 @@ from dpstream.accounting.limits import COMMIT_MUTATIONS
 from dpstream.state import arrow
 from dpstream.state.retention_store import (
     KeyPiece,
-    Part,
+    PartSize,
     PositionPiece,
     RetentionStore,
     UnitPiece,
@@ -217,7 +217,7 @@ class SpannerRetention(RetentionStore):
                 clear(self._db, generation)
 
     @override
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartSize]:
         mine = "WHERE Part BETWEEN @first AND @last"
         found = [
             ("outbox", "Steps", "BYTE_LENGTH(Releases)"),
@@ -239,7 +239,7 @@ class SpannerRetention(RetentionStore):
         [[rows, amount]] = query(self._db, statement, self._bounds())
         sizes["units", None] = rows, rows * (16 + head)
         sizes["positions", None] = rows, (amount or 0) - rows * head
-        return [Part(*name, *size) for name, size in sizes.items()]
+        return [PartSize(*name, *size) for name, size in sizes.items()]
 
     # --- reading everything -------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import (
     KeyPiece,
-    Part,
+    PartSize,
     PositionPiece,
     RetentionStore,
     UnitPiece,
@@ -216,7 +216,7 @@ class SqliteRetention(RetentionStore):
         )
 
     @override
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartSize]:
         of_keys = "sum(length(keys) + length(states) + length(pairs))"
         windows = (
             "SELECT 'outbox', window, count(*), sum(length(releases)) FROM steps GROUP BY window"
@@ -233,7 +233,7 @@ class SqliteRetention(RetentionStore):
             for name, window, rows, size in self._read(windows):
                 before = sizes.get((name, window), (0, 0))
                 sizes[name, window] = (before[0] + rows, before[1] + (size or 0))
-        return [Part(*name, *size) for name, size in sizes.items()]
+        return [PartSize(*name, *size) for name, size in sizes.items()]
 
     # --- reading everything ---
 

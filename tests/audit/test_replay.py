@@ -16,7 +16,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.pipelines import begin as beginning
-from dpstream.pipelines.connectors import run_manifest as sink_manifest
+from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
@@ -210,10 +210,10 @@ ATTACKS = {
         lost_before_release, "lost, moved or belongs elsewhere", LOST
     ),
     "a foreign store": Attack(
-        foreign_store, "another run than the store's", without(sink_manifest, "_refuse_foreign")
+        foreign_store, "another run than the store's", without(run_manifest, "_refuse_foreign")
     ),
     "a forked store": Attack(
-        forked_store, "is a fork", without(sink_manifest, "_refuse_forked")
+        forked_store, "is a fork", without(run_manifest, "_refuse_forked")
     ),
     "a fork elsewhere": Attack(forked_elsewhere, "older or forked copy", any_token),
     "an older copy elsewhere": Attack(older_elsewhere, "older or forked copy", any_token),

@@ -6,8 +6,7 @@ from typing import Any
 from unittest import mock
 
 from dpstream.dp_transforms import flow
-from dpstream.dp_transforms.beam import buffer as hold
-from dpstream.dp_transforms.beam import clock
+from dpstream.dp_transforms.beam import buffer, clock
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.run import Run
 from tests.delivery import world
@@ -53,7 +52,7 @@ def _before_the_last(real: Any) -> Any:
     def arm(stage: BufferUntilTriggerTime, timer: Any, done: int, announced: list[int]) -> int:
         trigger_time: int = real(stage, timer, done, announced)
         if trigger_time > done:
-            timer.set(hold.instant(stage._line, done + 1, stage._ticks))
+            timer.set(buffer.instant(stage._line, done + 1, stage._ticks))
         return trigger_time
 
     return arm
@@ -121,7 +120,7 @@ TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
         _replaced(flow, "decide_records", _nothing_waits), "lost", None, None,
     ),
     "since is ignored": (_replaced(flow, "decide_records", _since_ignored), "counted", None, None),
-    "timers a millisecond early": (_replaced(hold, "instant", _early), "lost", None, None),
+    "timers a millisecond early": (_replaced(buffer, "instant", _early), "lost", None, None),
     "release with BOUND": (_replaced(flow, "RELEASE_TICKS", lambda _: 0), "counted", None, None),
     "strides before they are complete": (
         _replaced(BufferUntilTriggerTime, "_arm", _before_the_last), "lost", None, None,

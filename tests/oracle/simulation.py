@@ -20,8 +20,7 @@ import numpy.typing as npt
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.fields import Aggregate, Field
-from dpstream.accounting.plan.fields import KindName as Kind
+from dpstream.accounting.plan.fields import Aggregate, Field, KindName
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
@@ -369,7 +368,7 @@ def table1_plan(triggers: int, contributions: int = 32, **privacy: object) -> Pl
     """The plan of Table 1: COUNT per key over one day, (epsilon, delta) = (6, 1e-9)."""
     day = 86_400_000_000
     day -= day % triggers
-    kind: Kind = "units" if privacy.pop("fused", False) else "count"
+    kind: KindName = "units" if privacy.pop("fused", False) else "count"
     given = {"epsilon": 6.0, "delta": 1e-9, "contributions": contributions}
     settings = {"strategy": "tree", **given, **privacy}
     return Plan(

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.dp_transforms.beam import buffer as hold
+from dpstream.dp_transforms.beam import buffer
 from dpstream.dp_transforms.beam.clock import ClockTick, WallClock
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
@@ -38,7 +38,7 @@ def test_a_clock_tick_of_many_trigger_times_that_bound_gets_late(
     stream, out, clock_tick_of = (
         generate(PLAN, 8, records=1500),
         tmp_path / "out",
-        hold.clock_tick_of,
+        buffer.clock_tick_of,
     )
     want = released(PLAN, stream.batches(500), tmp_path / "calm.db", shards=2)
 
@@ -49,7 +49,7 @@ def test_a_clock_tick_of_many_trigger_times_that_bound_gets_late(
             time.sleep(0.0 if clock_tick is None else 1.5)
         return clock_tick
 
-    monkeypatch.setattr(hold, "clock_tick_of", slowly)
+    monkeypatch.setattr(buffer, "clock_tick_of", slowly)
     run = begin(PLAN, tmp_path / "a.db", shards=2)
     out.mkdir()
     flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]

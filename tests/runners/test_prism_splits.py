@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.dp_transforms.beam import buffer as hold
+from dpstream.dp_transforms.beam import buffer
 from dpstream.dp_transforms.beam.clock import Announced, ClockTick
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners import settings as runner_settings
@@ -32,13 +32,13 @@ def test_a_slow_stage_loses_nothing(
     )
     batches = [batch for some in rows for batch in stream.take(some).batches(40)]
     want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
-    clock_tick_of, calls = hold.clock_tick_of, itertools.count(1)
+    clock_tick_of, calls = buffer.clock_tick_of, itertools.count(1)
 
     def slowly(batch: pa.RecordBatch) -> ClockTick | None:
         time.sleep(0.35 if next(calls) % 40 == 0 else 0)
         return clock_tick_of(batch)
 
-    monkeypatch.setattr(hold, "clock_tick_of", slowly)
+    monkeypatch.setattr(buffer, "clock_tick_of", slowly)
     if sabotaged:
         monkeypatch.setattr(runner_settings, "PRISM_WHOLE_BUNDLES", "--streaming")
     engine = make_runner("PrismRunner", [f"--prism_location={binary()}", "--prism_log_level=error"])

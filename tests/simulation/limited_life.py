@@ -15,7 +15,7 @@ from dpstream.dp_transforms.batches import ids_of
 from dpstream.state.arrow import id_array
 from dpstream.state.retention_store import (
     KeyPiece,
-    Part,
+    PartSize,
     PositionPiece,
     RetentionStore,
     UnitPiece,
@@ -88,7 +88,7 @@ class LimitedRetention(RetentionStore):
     def compact(self) -> None:
         """Nothing is kept that is not used."""
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartSize]:
         tables = self._tables
         rows, sizes = Counter[tuple[str, int | None]](), Counter[tuple[str, int | None]]()
         for (window, _, _), parts in tables.releases.items():
@@ -102,7 +102,9 @@ class LimitedRetention(RetentionStore):
         sizes["units", None] = 24 * rows["units", None]
         sizes["positions", None] = 40 * rows["positions", None]
         return [
-            Part(*name, rows[name], sizes[name]) for name in rows if rows[name] or name[1] is None
+            PartSize(*name, rows[name], sizes[name])
+            for name in rows
+            if rows[name] or name[1] is None
         ]
 
     # --- reading everything ---

@@ -10,8 +10,8 @@ Buffers only, not as Arrow.
 
 Tables (``python -m dpstream.pipelines.connectors.bigquery.sink JOB.toml`` prints their definition):
 the releases, key ``release_id``; and ``TABLE_seals`` (name, run_id, value), key ``name``, for seals
-and manifests as in `pipelines.connectors.messages`, named as in `pipelines.connectors.messages`.
-A seal is appended after all its rows are acknowledged.
+and manifests, named and worded as in `pipelines.connectors.messages`.  A seal is appended after all
+its rows are acknowledged.
 """
 
 import re

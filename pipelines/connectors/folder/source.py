@@ -35,8 +35,8 @@ from dpstream.pipelines.connectors.folder.watch import (
     nothing_seen,
 )
 from dpstream.pipelines.connectors.inputs import (
+    BACKPRESSURE_SECONDS,
     DEAD_LETTER,
-    HELD_SECONDS,
     Backpressure,
     Input,
     positioned,
@@ -110,7 +110,7 @@ class _Watch(beam.DoFn):
         progress, bundle, asked = tracker.current_restriction(), Bundle(), time.monotonic()
         now = watermark.current_watermark()
         if self._backpressure and now is not None and self._backpressure.holds(now.micros):
-            give_back(tracker, HELD_SECONDS)
+            give_back(tracker, BACKPRESSURE_SECONDS)
             return
         markers = isinstance(self._watch, Markers)
         seen = progress.after or nothing_seen(self._begin, markers)

@@ -99,7 +99,8 @@ def read_kafka_releases(job: Job) -> pa.Table:
 
     Returns:
         The columns of `dp_transforms.batches.release_schema`, ordered by window, trigger and key:
-        the rows that `pipelines.connectors.write.read_releases` gives of the sink of files.
+        the rows that `pipelines.connectors.records.formats.read_releases` gives of the sink of
+        files.
 
     Raises:
         PolicyError: a name has two values, or a seal does not fit its rows.

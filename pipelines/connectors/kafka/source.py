@@ -37,8 +37,8 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.inputs import (
+    BACKPRESSURE_SECONDS,
     DEAD_LETTER,
-    HELD_SECONDS,
     Backpressure,
     Input,
     positioned,
@@ -180,7 +180,7 @@ class _ReadPartition(beam.DoFn):
         """Messages from where the last bundle ended, until this one is full or none is ready."""
         bundle = Bundle()
         if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
-            give_back(tracker, HELD_SECONDS)
+            give_back(tracker, BACKPRESSURE_SECONDS)
             return
         with self._reader(element) as reader:
             position = self._begins(reader, tracker)
@@ -266,7 +266,7 @@ class _ReadTopic(_ReadPartition):
         """Each partition in turn, until the bundle is full or none has anything ready."""
         bundle = Bundle()
         if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
-            give_back(tracker, HELD_SECONDS)
+            give_back(tracker, BACKPRESSURE_SECONDS)
             return
         progress = self._grown(element, tracker.current_restriction().after or TopicProgress())
         while True:

@@ -40,8 +40,8 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.inputs import (
+    BACKPRESSURE_SECONDS,
     DEAD_LETTER,
-    HELD_SECONDS,
     Backpressure,
     Input,
     positioned,
@@ -177,7 +177,7 @@ class _ReadMessages(beam.DoFn):
         """What comes within `TAKE_SECONDS`."""
         now = stands(watermark)
         if self._backpressure and self._backpressure.holds(now.micros, self._rows):
-            give_back(tracker, HELD_SECONDS)
+            give_back(tracker, BACKPRESSURE_SECONDS)
             return
         done = tracker.current_restriction().after
         hold = self._ack_deadline if self._again or done is not None else 0

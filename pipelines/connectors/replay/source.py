@@ -26,8 +26,8 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.input_manifest import unreadable
 from dpstream.pipelines.connectors.files.source import Piece, read_piece
 from dpstream.pipelines.connectors.inputs import (
+    BACKPRESSURE_SECONDS,
     DEAD_LETTER,
-    HELD_SECONDS,
     Backpressure,
     positioned,
     reading,
@@ -250,7 +250,7 @@ class _ReplayFn(beam.DoFn):
         progress = tracker.current_restriction()
         row = -1 if progress.after is None else progress.after
         if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
-            give_back(tracker, HELD_SECONDS)
+            give_back(tracker, BACKPRESSURE_SECONDS)
             return
         now = self._stream_time(pieces, progress.begun)
         bundle = Bundle()

@@ -12,17 +12,17 @@ from dpstream.accounting.query.bounds import (
     settled,
 )
 from dpstream.accounting.query.calibration import allocate_query
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.tuning.question import encoder_matrix
 from tests.queries import COUNT, SUM, query
 
-AUTO = Column("a", "mean", grid=0.5, rows=2)
-COUNTED = Column("c", "count", per="group")
+AUTO = QueryColumn("a", "mean", grid=0.5, rows=2)
+COUNTED = QueryColumn("c", "count", per="group")
 PLANS = [
     query(AUTO),
     query(AUTO, COUNT, SUM),
     query(AUTO, COUNTED, selects=False),
-    query(Column("v", "var"), groups=None, norm=2.0),
+    query(QueryColumn("v", "var"), groups=None, norm=2.0),
     query(AUTO, COUNTED, mechanism="laplace"),
     query(AUTO, mechanism="laplace", selects=False, delta=0.0),
 ]
@@ -104,8 +104,8 @@ def test_every_range_of_candidates_can_be_a_plan() -> None:
     for column in (
         AUTO,
         COUNTED,
-        Column("v", "var", grid=0.1),
-        Column("q", "quantiles", at=(0.5,)),
+        QueryColumn("v", "var", grid=0.1),
+        QueryColumn("q", "quantiles", at=(0.5,)),
     ):
         edges = candidates(column)
         low = 0.0 if column.kind == "count" else edges[0] * column.grid

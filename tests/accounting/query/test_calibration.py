@@ -16,7 +16,7 @@ from dpstream.accounting.query.calibration import (
     allocate_query,
     expected,
 )
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, query
 
 PLANS = [
@@ -104,10 +104,10 @@ def test_one_group_of_everything() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(UsageError) as caught:
-        allocate_query(query(Column("a", "mean")))
+        allocate_query(query(QueryColumn("a", "mean")))
     assert caught.value.field == "column[0].bounds"
     with pytest.raises(UsageError) as caught:
-        allocate_query(query(Column("s", "sum", 0, 1, grid=2.0**-31, rows=1), epsilon=1e-6))
+        allocate_query(query(QueryColumn("s", "sum", 0, 1, grid=2.0**-31, rows=1), epsilon=1e-6))
     assert caught.value.field == "epsilon"
 
 

@@ -6,11 +6,11 @@ import math
 import pytest
 
 from dpstream.accounting.query.parts import centre_of, half_of, middle_of, parts_of
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, ROW_SUM, ROWS, STDDEV, SUM, UNITS, VAR, query
 
 
-def ranges(*columns: Column) -> list[tuple[str, int, int, int]]:
+def ranges(*columns: QueryColumn) -> list[tuple[str, int, int, int]]:
     return [(p.what, p.low, p.high, p.nodes) for p in parts_of(query(*columns))]
 
 
@@ -25,7 +25,7 @@ def test_ranges() -> None:
 
 
 @pytest.mark.parametrize("column", [MEAN, VAR, STDDEV])
-def test_ranges_hold_every_table_of_rows(column: Column) -> None:
+def test_ranges_hold_every_table_of_rows(column: QueryColumn) -> None:
     lo, hi = column.grid_bounds()
     total = next(p for p in parts_of(query(column)) if p.what == "sum")
     middle, most = middle_of(column), 0
@@ -41,7 +41,7 @@ def test_ranges_hold_every_table_of_rows(column: Column) -> None:
 
 def test_shares_add_up() -> None:
     assert math.isclose(sum(p.share for p in parts_of(query(*ALL))), 1)
-    twice = parts_of(query(COUNT, Column("t", "sum", 0, 1, share=3.0)))
+    twice = parts_of(query(COUNT, QueryColumn("t", "sum", 0, 1, share=3.0)))
     assert [p.share for p in twice] == [0.25, 0.75]
 
 

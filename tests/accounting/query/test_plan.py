@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.query.plan import Column, QueryPlan, canonical
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan, canonical
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, query
 
 #: Written down once: noise is named by it.
@@ -30,7 +30,7 @@ def test_every_field_changes_the_digest() -> None:
         "name": "z", "kind": "sum", "low": 1.0, "high": 14.0, "per": "group", "rows": 3,
         "grid": 0.5, "at": (0.5,), "share": 2.0, "norm": 2.0,
     }  # fmt: skip
-    assert set(column) == set(Column.__struct_fields__)
+    assert set(column) == set(QueryColumn.__struct_fields__)
     changed = [
         query(msgspec.structs.replace(QUANTILES, **{name: v})).digest for name, v in column.items()
     ]
@@ -38,12 +38,12 @@ def test_every_field_changes_the_digest() -> None:
 
 
 def test_a_whole_number_and_its_float_are_one_plan() -> None:
-    one = query(Column("s", "sum", 0, 5), epsilon=1)
-    other = query(Column("s", "sum", 0.0, 5.0), epsilon=1.0)
+    one = query(QueryColumn("s", "sum", 0, 5), epsilon=1)
+    other = query(QueryColumn("s", "sum", 0.0, 5.0), epsilon=1.0)
     assert canonical(one) == canonical(other) and one.digest == other.digest
 
 
-def replaced(column: Column, **fields: Any) -> QueryPlan:
+def replaced(column: QueryColumn, **fields: Any) -> QueryPlan:
     return query(msgspec.structs.replace(column, **fields))
 
 
@@ -93,11 +93,11 @@ def test_fine_plans() -> None:
     query(COUNT, mechanism="laplace").check()
     query(COUNT, mechanism="laplace", delta=0.0, selects=False).check()
     query(COUNT, groups=None, norm=4.0).check()
-    query(Column("a", "mean")).check()
+    query(QueryColumn("a", "mean")).check()
 
 
 def test_which_bounds_are_chosen() -> None:
-    assert Column("a", "mean").automatic
-    assert Column("a", "count", per="group").automatic
-    assert not Column("a", "count").automatic
+    assert QueryColumn("a", "mean").automatic
+    assert QueryColumn("a", "count", per="group").automatic
+    assert not QueryColumn("a", "count").automatic
     assert not any(column.automatic for column in ALL)

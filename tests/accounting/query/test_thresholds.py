@@ -12,7 +12,7 @@ from scipy import stats
 from dpstream.accounting.query import thresholds
 from dpstream.accounting.query.calibration import QueryBudget, allocate_query
 from dpstream.accounting.query.parts import parts_of
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.thresholds import WEIGHT_BITS, Selection, count_tested
 from tests.queries import COUNT, MEAN, ROWS, SUM, UNITS, query
 
@@ -133,7 +133,7 @@ def test_weights_of_a_larger_norm_are_caught() -> None:
 
 
 def test_which_count_joins() -> None:
-    def joins(*columns: Column) -> int | None:
+    def joins(*columns: QueryColumn) -> int | None:
         plan = query(*columns)
         units = frozenset(c.name for c in columns if c.kind == "units")
         return count_tested(parts_of(plan), units)
@@ -141,7 +141,7 @@ def test_which_count_joins() -> None:
     assert joins(SUM) is None and joins(ROWS) is None
     assert joins(SUM, COUNT) == 1
     assert joins(COUNT, UNITS) == 1  # a count of units rather than one of rows
-    assert joins(Column("m", "mean", 0, 1, per="group", grid=0.1)) == 1
+    assert joins(QueryColumn("m", "mean", 0, 1, per="group", grid=0.1)) == 1
 
 
 def test_need_grows_with_the_units_asked_for() -> None:

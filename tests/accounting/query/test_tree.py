@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.query.tree import (
     LEAVES,
     cell_at,
@@ -19,7 +19,9 @@ from dpstream.accounting.query.tree import (
 def test_levels_are_the_ones_of_a_column(cells: int) -> None:
     tree = tree_of(cells)
     assert (tree.matrix.sum(axis=0) == tree.levels).all()
-    assert tree.levels == levels_of(Column("q", "quantiles", 0, cells - 1)) == cells.bit_length()
+    assert (
+        tree.levels == levels_of(QueryColumn("q", "quantiles", 0, cells - 1)) == cells.bit_length()
+    )
 
 
 def test_least_squares_gives_exact_prefixes_back() -> None:
@@ -38,9 +40,9 @@ def test_covariance_of_prefixes() -> None:
 
 def test_cells_cover_the_range_in_order() -> None:
     for column in (
-        Column("q", "quantiles", -7, 20),
-        Column("q", "quantiles", 0, 1000),
-        Column("q", "quantiles", 0, 1, grid=0.001),
+        QueryColumn("q", "quantiles", -7, 20),
+        QueryColumn("q", "quantiles", 0, 1000),
+        QueryColumn("q", "quantiles", 0, 1, grid=0.001),
     ):
         lo, hi = column.grid_bounds()
         values = np.arange(lo - 3, hi + 4)
@@ -55,13 +57,13 @@ def test_cells_cover_the_range_in_order() -> None:
 
 
 def test_few_values_have_a_cell_each() -> None:
-    column = Column("q", "quantiles", 0, 15)
+    column = QueryColumn("q", "quantiles", 0, 15)
     assert (cell_at(column, np.arange(16)) == np.arange(16)).all()
     assert (value_at(column, np.arange(16) + 0.7) == np.arange(16)).all()
 
 
 def test_rank_factor_is_a_sd() -> None:
-    column, tree = Column("q", "quantiles", 0, 15), tree_of(16)
+    column, tree = QueryColumn("q", "quantiles", 0, 15), tree_of(16)
     noise = np.random.default_rng(2).normal(size=(100_000, len(tree.matrix))) @ tree.prefixes.T
     seen = (noise - noise[:, -1:] / 2).std(axis=0).max()
     assert np.isclose(rank_factor(column), seen, rtol=0.01)

@@ -15,8 +15,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
-from dpstream.dp_transforms.beam import buffer as hold
-from dpstream.dp_transforms.beam import split
+from dpstream.dp_transforms.beam import buffer, split
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, _outputs
 from dpstream.dp_transforms.beam.clock import Announced
 from dpstream.dp_transforms.beam.workers import Threads, Workers, stop_workers
@@ -32,7 +31,7 @@ from tests.streams import begin, generate, make_plan
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_error()
-    monkeypatch.setattr(hold, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(buffer, "_WORTH_A_THREAD", 0)
     yield
     stores.close_all()
 

@@ -15,7 +15,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.state.ledger.answers import Answer, Register
-from dpstream.state.ledger.charges import Charge, Kind
+from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Ledger
 
 Open = Callable[[], Ledger]
@@ -23,7 +23,7 @@ LIMIT = (4.0, 1e-6)
 UNIT = "user over the whole stream"
 
 
-def charge(run: int, epsilon: float = 1.0, unit: str = UNIT, kind: Kind = "sql") -> Charge:
+def charge(run: int, epsilon: float = 1.0, unit: str = UNIT, kind: ChargeKind = "sql") -> Charge:
     mu = mu_of(epsilon, 1e-7)
     return Charge(f"{run:032x}", "question", unit, epsilon, 1e-7, mu, 0.0, kind)
 
