@@ -37,8 +37,7 @@ from numba import njit
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import Ids
-from dpstream.dp_transforms.noise.prf import Prf, frame
+from dpstream.dp_transforms.noise.prf import Ids, Prf, frame
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
