@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.sql.catalog import Catalog, load_catalog
-from dpstream.pipelines.sql.receipt import SqlAnswer
+from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
 
@@ -151,7 +151,7 @@ class Cursor:
         """The next rows."""
         some = self._answered().slice(self._next, self.arraysize if size is None else size)
         self._next += some.num_rows
-        columns = [column.to_pylist() for column in some.columns]
+        columns = [python_values(column) for column in some.columns]
         return list(zip(*columns, strict=True))
 
     def fetchall(self) -> list[Row]:

@@ -99,7 +99,7 @@ class Engine:
         Raises:
             MemoryLimitError: beyond the limit; RunError: DuckDB cannot run it.
         """
-        text = query if isinstance(query, str) else query.sql("duckdb")
+        text = query if isinstance(query, str) else query.sql("duckdb", comments=False)
         with _coded():
             return self._db.sql(text).to_arrow_table()
 

@@ -113,7 +113,9 @@ def _explained(question: Question, charge: Charge, catalog: Catalog) -> Explaine
         for row in expected(plan, found)
     ]
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
-    return Explained(query.sql("duckdb", pretty=True), columns, cost, _selection(question, found))
+    return Explained(
+        query.sql("duckdb", pretty=True, comments=False), columns, cost, _selection(question, found)
+    )
 
 
 def _selection(question: Question, found: QueryBudget) -> dict[str, float] | None:

@@ -28,7 +28,9 @@ def files_of(table: Table) -> list[str]:
     if table.kind == "postgresql":
         return []
     if table.kind == "sqlite":
-        return [os.path.abspath(sqlite_path(table))]
+        path = os.path.abspath(sqlite_path(table))
+        log = f"{path}-wal"  # what was committed and is not in the file yet
+        return [path, *([log] if os.path.exists(log) else [])]
     found = sorted(path for path in glob.glob(table.place, recursive=True))
     found = [path for path in found if not os.path.isdir(path)]
     if not found or not all(_regular(path) for path in found):

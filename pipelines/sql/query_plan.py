@@ -111,7 +111,7 @@ def question_of(text: str, catalog: Catalog) -> Question:
 
 def canonical(statement: Statement) -> str:
     """A statement in one spelling: names resolved, without comments and white space."""
-    sql: Any = lambda node: None if node is None else node.sql("bigquery")  # noqa: E731
+    sql: Any = lambda node: None if node is None else node.sql("bigquery", comments=False)  # noqa: E731
     parts = [
         msgspec.to_builtins(statement.options),
         sql(statement.source),

@@ -1,7 +1,7 @@
 """The committed bytes of an answer: a small public header (JSON), then the rows as Arrow IPC."""
 
 import io
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -53,6 +53,15 @@ class SqlAnswer(NamedTuple):
     digest: str
     charged: bool
     insecure: bool
+
+
+def python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Values as Python's; days and instants beyond its calendar as their numbers."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        width = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
+        return list(column.cast(width).to_pylist())
 
 
 def encoded(header: Header, rows: pa.Table) -> bytes:

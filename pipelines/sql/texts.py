@@ -10,7 +10,7 @@ from sqlglot.tokens import TokenType
 from dpstream.pipelines.sql.allowed import MAX_CHARACTERS
 from dpstream.pipelines.sql.dialect import DpSql
 from dpstream.pipelines.sql.errors import refusal
-from dpstream.pipelines.sql.receipt import SqlAnswer
+from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
 
 _EXPLAIN = "EXPLAIN"
 
@@ -51,7 +51,7 @@ def shown(answer: SqlAnswer) -> str:
     names = [n for n in answer.table.column_names if n not in extra]
     columns = []
     for name in names:
-        cells = [_cell(value) for value in answer.table.column(name).to_pylist()]
+        cells = [_cell(value) for value in python_values(answer.table.column(name))]
         if name in answer.intervals:
             between = answer.intervals[name]
             pairs = zip(between["low"].to_pylist(), between["high"].to_pylist(), strict=True)
@@ -66,7 +66,7 @@ def shown(answer: SqlAnswer) -> str:
 
 def records(answer: SqlAnswer) -> list[dict[str, Any]]:
     """The rows for JSON: values, and under ``intervals`` the sd and ends of each column's."""
-    values = {name: answer.table.column(name).to_pylist() for name in answer.table.column_names}
+    values = {name: python_values(answer.table.column(name)) for name in answer.table.column_names}
     between = {name: table.to_pylist() for name, table in answer.intervals.items()}
     return [
         {
