@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.begin import LedgerAccount, begin
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.jobs.job import Job, load_job
+    from dpstream.pipelines.sql.dbapi import connect
     from dpstream.pipelines.stream import Result, run_job
 
 #: Name -> module that defines it, below this package.
@@ -51,6 +52,7 @@ _HOMES = {
     "UsageError": "accounting.errors",
     "begin": "pipelines.begin",
     "begin_run": "dp_transforms.run",
+    "connect": "pipelines.sql.dbapi",
     "load_job": "pipelines.jobs.job",
     "run_in_memory": "dp_transforms.flow",
     "run_job": "pipelines.stream",
@@ -78,6 +80,7 @@ __all__ = [
     "UsageError",
     "begin",
     "begin_run",
+    "connect",
     "load_job",
     "run_in_memory",
     "run_job",

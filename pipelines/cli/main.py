@@ -28,11 +28,12 @@ from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.replay import replay
 from dpstream.pipelines.cli.report import report
 from dpstream.pipelines.cli.run import run
+from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
 
 COMMANDS = (
     *(plan, run, report, demo, generate, experiment, doctor),
-    *(audit, choose, folder, key, ledger, replay, state),
+    *(audit, choose, folder, key, ledger, replay, sql, state),
 )
 
 

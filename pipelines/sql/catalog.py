@@ -12,6 +12,9 @@ that streams and statements share one account::
     name = "customer"
     type = "int"
 
+    [privacy]
+    key_file = "noise.key"
+
     [[table]]
     name = "customers"
     path = "customers/*.parquet"
@@ -37,6 +40,7 @@ has the unit in a column more, of the unit's name.
 
 import dataclasses
 import functools
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +110,21 @@ class TableConfig(_Table, frozen=True):
     public: bool = False
 
 
+class KeyConfig(_Table, frozen=True):
+    """``[privacy]``: where the noise key is, as in a job file; needed by whoever asks."""
+
+    key_file: str | None = None
+    key: str | None = None
+    insecure_test_key: str | None = None
+
+
 class CatalogFile(_Table, frozen=True):
     """The whole file."""
 
     ledger: LedgerConfig
     unit: UnitConfig
     table: tuple[TableConfig, ...]
+    privacy: KeyConfig = KeyConfig()
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -145,11 +158,20 @@ class Catalog:
         ledger: the data set's account.
         unit: the ledger's identity of the unit, without a period.
         tables: by name.
+        key: where the noise key is, a file by its absolute path.
     """
 
     ledger: LedgerConfig
     unit: UnitIdentity
     tables: dict[str, Table]
+    key: KeyConfig = dataclasses.field(default_factory=KeyConfig)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """128-bit hex digest of unit and tables, wherever they lie."""
+        tables = [msgspec.structs.replace(self.tables[n], place="") for n in sorted(self.tables)]
+        encoded = msgspec.json.encode([self.unit.text, tables], order="sorted")
+        return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-sql-cat").hexdigest()
 
     @property
     def schema(self) -> dict[str, dict[str, str]]:
@@ -212,7 +234,18 @@ def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
     ledger = msgspec.structs.replace(
         file.ledger, path=str(folder / file.ledger.path), unit=file.unit.name
     )
-    return Catalog(ledger, UnitIdentity(file.unit.name, file.unit.type), found)
+    unit = UnitIdentity(file.unit.name, file.unit.type)
+    return Catalog(ledger, unit, found, _key(file.privacy, folder))
+
+
+def _key(key: KeyConfig, folder: Path) -> KeyConfig:
+    """The same with a file's absolute path, in whichever spelling it came."""
+    if sum(part is not None for part in (key.key_file, key.key, key.insecure_test_key)) > 1:
+        raise UsageError("privacy.key", "is given twice", "keep one of key_file, key")
+    path = key.key_file
+    if key.key is not None and key.key.startswith("file:"):
+        path = key.key.removeprefix("file:")
+    return key if path is None else KeyConfig(key=f"file:{folder / path}")
 
 
 def _check_ledger(file: CatalogFile) -> None:

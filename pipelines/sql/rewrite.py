@@ -4,7 +4,8 @@
 for each function i, in order of `Statement.functions`:
 
 * count: ``value_i``, its rows (or not-NULL arguments) clamped to the grid's bounds;
-* sum: ``value_i``, in grid steps, clamped to the bounds;
+* sum: ``value_i``, in grid steps, clamped to the bounds; where they hold per row, to r times the
+  bounds (0 among them), r = max_rows_contributed;
 * mean: ``value_i`` and ``count_i``, the sum of (x - middle) and the number of x, with middle =
   ``Grid.middle``; both scaled down where the unit has more than r rows: (sum r) div count and r,
   with r = 1 where bounds hold for a group (the unit adds its own mean), else max_rows_contributed;
@@ -147,5 +148,7 @@ def _partials(i: int, function: Function, grid: Grid, rows: int) -> list[exp.Exp
         }  # fmt: skip
     else:
         total = f"COUNT({x})" if function.kind == "count" else f"COALESCE(SUM({x}), 0)"
+        if function.kind == "sum" and function.per == "row":
+            low, high = min(low, 0) * rows, max(high, 0) * rows
         texts = {f"value_{i}": f"CAST(LEAST(GREATEST({total}, {low}), {high}) AS BIGINT)"}
     return [exp.alias_(_sql(text), name, quoted=True) for name, text in texts.items()]

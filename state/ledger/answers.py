@@ -68,8 +68,13 @@ class Register:
         run_id, charged = self.begin(charge, request, limit)
         return self.finish(run_id, draw)._replace(charged=charged)
 
-    def begin(self, charge: Charge, request: str, limit: Limit) -> tuple[str, bool]:
+    def begin(
+        self, charge: Charge, request: str, limit: Limit, fresh: bool = False
+    ) -> tuple[str, bool]:
         """Charge a request, unless it was charged before.
+
+        Args:
+            fresh: charge it again if it was answered: one that was cut off still goes on.
 
         Returns:
             (run id to go on with, whether it was charged now).
@@ -80,7 +85,7 @@ class Register:
         assert charge.kind == self._kind and not charge.epoch, "the charge is of another kind"
         with self._ledger.transaction():
             found = self.find(request)
-            if found is not None:
+            if found is not None and not (fresh and self.read(found) is not None):
                 return found, False
             if not self._ledger.charge_within(charge, *limit):
                 raise PolicyError("ledger.path", "has this run id already", "draw another one")

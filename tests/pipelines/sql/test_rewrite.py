@@ -85,7 +85,7 @@ def test_partials_are_those_of_the_rows(seed: int) -> None:
             "value_0": min(5, len(values)),
             "value_1": min(5, sum(v is not None for v in values)),
             "value_2": _clamped(sum(whole)),
-            "value_3": _clamped(sum(bounded)),
+            "value_3": _clamped(sum(bounded), 2 * _LOW, 2 * _HIGH),
             "value_4": mean[0], "count_4": mean[1],
             "value_5": mean_rows[0], "count_5": mean_rows[1],
             "rows_6": sorted(bounded), "rows_7": sorted(bounded),

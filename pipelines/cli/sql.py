@@ -1,0 +1,209 @@
+"""``dpstream sql``: private answers to statements, and what they cost before they are asked."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.accounting.figures import down, up
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.sql.catalog import Catalog
+    from dpstream.pipelines.sql.explain import Explanation
+
+_BUDGET = "budget"
+
+
+@click.command(
+    epilog=examples(
+        'dpstream sql shop.toml "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
+        "    delta = 1e-9, max_groups_contributed = 4) page, COUNT(DISTINCT uid) AS visitors",
+        '    FROM visits GROUP BY page"',
+        "dpstream sql shop.toml --explain -f queries.sql",
+        "dpstream sql shop.toml -f queries.sql --json",
+        "dpstream sql shop.toml                            # a prompt",
+        "dpstream sql budget shop.toml",
+    )
+)
+@click.argument("catalog", type=click.Path(path_type=Path))
+@click.argument("statement", required=False)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="Statements, each with a ;.")
+@click.option("--explain", is_flag=True, help="Cost, noise and thresholds; reads no data.")
+@click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
+@AS_JSON
+def sql(
+    catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left.
+
+    An answer is charged in the ledger before a row is read, and committed before it is seen.  The
+    same statement on the same files is answered with the same bytes, at no further charge.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.sql.catalog import load_catalog
+
+    if str(catalog) == _BUDGET and statement is not None:
+        _budget(load_catalog(statement), as_json)
+        return
+    loaded = load_catalog(catalog)
+    if (statement is None) == (file is None):
+        if statement is not None or not sys.stdin.isatty():
+            raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
+        _prompt(loaded, fresh)
+        return
+    _answer(loaded, statement if file is None else _read(file), explain, fresh, as_json)
+
+
+def _read(path: Path | None) -> str:
+    from dpstream.accounting.errors import UsageError
+
+    assert path is not None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(1 << 22)
+    except (OSError, UnicodeDecodeError):
+        raise UsageError("--file", "cannot be read", "check its path; it is UTF-8") from None
+
+
+def _answer(
+    catalog: "Catalog", text: str | None, explain: bool, fresh: bool, as_json: bool
+) -> None:
+    """Answer, or explain, the statements of a text."""
+    from dpstream.pipelines.sql.errors import refusal
+    from dpstream.pipelines.sql.texts import explained, split
+
+    statements = split(text or "")
+    if not statements:
+        raise refusal("one-statement")
+    bare = [explained(one) for one in statements]
+    if explain or all(one is not None for one in bare):
+        _explain(catalog, [b or s for b, s in zip(bare, statements, strict=True)], as_json)
+        return
+    for one, inner in zip(statements, bare, strict=True):
+        if inner is not None:
+            _explain(catalog, [inner], as_json)
+        else:
+            _ask(catalog, one, fresh, as_json)
+
+
+def _ask(catalog: "Catalog", text: str, fresh: bool, as_json: bool) -> None:
+    import msgspec
+
+    from dpstream.pipelines.sql.ask import ask
+    from dpstream.pipelines.sql.texts import records, shown
+
+    answer = ask(catalog, text, fresh)
+    head = answer.header
+    if as_json:
+        public = msgspec.to_builtins(head)
+        told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure}
+        print_json({**public, **told, "rows": records(answer)})
+        return
+    click.echo(shown(answer), nl=False)
+    if not answer.table.num_rows:
+        click.echo("Nothing was published: no group passed the threshold (see --explain).")
+    for name, (low, high) in head.bounds.items():
+        click.echo(f"Bounds of {name}, chosen by the query: {low:g} to {high:g}", err=True)
+    for name in head.nulls:
+        click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
+    cost = f"({up(head.epsilon)}, {up(head.delta)})"
+    if answer.charged:
+        click.echo(f"Charged {cost} per unit; run {head.run_id}", err=True)
+    else:
+        click.echo(f"Charged before {cost}; first answered {head.answered}", err=True)
+    if answer.insecure:
+        click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
+
+
+def _explain(catalog: "Catalog", statements: list[str], as_json: bool) -> None:
+    from dpstream.pipelines.sql.explain import as_builtins, explain
+
+    found = explain(catalog, statements)
+    if as_json:
+        print_json(as_builtins(found))
+        return
+    click.echo(_words(found), nl=False)
+
+
+def _words(found: "Explanation") -> str:
+    lines = list[str]()
+    for number, one in enumerate(found.statements, 1):
+        cost = one.cost
+        mu = "" if cost["mu"] is None else f", mu {up(cost['mu'], 4)}"
+        head = f"({up(cost['epsilon'])}, {up(cost['delta'])}){mu} per unit"
+        lines += [f"Statement {number}", f"  Cost       {head}"]
+        if one.selection is not None:
+            chosen = one.selection
+            lines.append(
+                f"  Threshold  tau {chosen['tau']:.4g} units; an even chance from "
+                f"{chosen['even_chance_one_group']:.0f} users with one group each, "
+                f"{chosen['even_chance_all_groups']:.0f} with all that count"
+            )
+        for column in one.columns:
+            lines += _column(column)
+        lines += ["  Plan", *(f"    {line}" for line in one.plan.splitlines())]
+    lines.append(
+        f"Together    epsilon {up(found.together['epsilon'])} at delta "
+        f"{up(found.together['delta'])}; "
+        + ("within what is left" if found.fits else "MORE than what is left")
+    )
+    return "\n".join([*lines, *_left(found.budget)]) + "\n"
+
+
+def _column(column: dict[str, Any]) -> list[str]:
+    """Noise of a column's parts: of a median's or quantile's rank, of squares for a variance."""
+    of = {"tree": "rank", "square": "sum of squares", "sum": "sum", "count": "count"}
+    note = ", for bounds (0, 1): the query chooses them" if column["automatic"] else ""
+    parts = [
+        f"{of[part['what']]} sd {part['sd']:.4g}, 95% within {part['within']:.4g}"
+        for part in column["parts"]
+    ]
+    return [f"  Noise      {column['name']} ({column['kind']}): {'; '.join(parts)}{note}"]
+
+
+def _budget(catalog: "Catalog", as_json: bool) -> None:
+    from dpstream.pipelines.sql.explain import budget
+
+    found = budget(catalog)
+    if as_json:
+        print_json(found)
+        return
+    click.echo("\n".join(_left(found)))
+
+
+def _left(found: dict[str, Any]) -> list[str]:
+    limit, spent, left = found["limit"], found["spent"], found["left"]
+    return [
+        f"Data set    {found['data_set']}, unit {found['unit']}, {found['charges']} charges",
+        f"Limit       epsilon {up(limit['epsilon'])} at delta {up(limit['delta'])} per unit",
+        f"Spent       epsilon {up(spent['epsilon'])}",
+        f"Left        mu {down(left['mu'], 4)} of Gaussian noise, or a plain epsilon "
+        f"{down(left['epsilon'], 4)}",
+    ]
+
+
+def _prompt(catalog: "Catalog", fresh: bool) -> None:
+    """Read statements, each ended by a semicolon; an error does not end the prompt."""
+    from dpstream.accounting.errors import DpstreamError
+
+    click.echo("Statements end with ;  EXPLAIN before one shows its cost.  Ctrl-D ends.")
+    text = ""
+    while True:
+        try:
+            line = click.prompt("...>" if text else "sql>", prompt_suffix=" ", default="",
+                                show_default=False)  # fmt: skip
+        except click.Abort:
+            click.echo()
+            return
+        text += line + "\n"
+        if not line.rstrip().endswith(";"):
+            text = text if text.strip() else ""
+            continue
+        try:
+            _answer(catalog, text, False, fresh, False)
+        except DpstreamError as error:
+            click.echo(f"{error.kind}: {error}", err=True)
+        text = ""

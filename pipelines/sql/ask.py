@@ -1,0 +1,122 @@
+"""Ask a statement: charge, read, draw, commit, and only then see the answer.
+
+The order is the guarantee, as for ``dpstream choose``: the statement is parsed, validated and
+planned from public parts, and its rewritten form is tried on tables without rows; charge and
+request are one transaction before a row is read; noise is drawn under the run id of that charge;
+the receipt is committed before it is seen.  What is cut off goes on under its run id.  The
+same statement on the same input is answered with the same bytes, at no charge; ``fresh`` asks
+anew.  HAVING, ORDER BY, LIMIT, arithmetic and public tables come after the noise.
+"""
+
+import contextlib
+import secrets
+from datetime import UTC, datetime
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.query.plan import QueryPlan
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.inputs import fingerprint_parts, stamps
+from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
+from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
+from dpstream.pipelines.sql.released import empty, outer, released
+from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.sql.stage import Stage, typed_public
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.open import open_ledger
+
+
+def ask(catalog: Catalog, text: str, fresh: bool = False, shards: int | None = None) -> SqlAnswer:
+    """The private answer of a statement.
+
+    Args:
+        fresh: ask anew, which is a new charge, what was answered before.
+        shards: turns of units; no released byte depends on it (default: by the size of the files).
+
+    Raises:
+        DpstreamError: not usable or not private as written; beyond the ledger's limit; no key; a
+            table that cannot be read.
+    """
+    question = question_of(text, catalog)
+    tables = inputs_of(question, catalog)
+    check(question, catalog)
+    source = KeySource(catalog.key.key, catalog.key.insecure_test_key)
+    with source.ring() as ring:
+        before = stamps(catalog, tables)
+        parts = fingerprint_parts(catalog, tables)
+        request = ring.source_fingerprint([b"sql", question.digest.encode(), *parts])
+
+        def draw(run_id: str) -> bytes:
+            receipt = drawn(question, catalog, ring, run_id, shards)
+            if stamps(catalog, tables) != before:
+                raise PolicyError(
+                    "table", "has a file that changed while it was read", "ask again: a new charge"
+                )
+            return receipt
+
+        ledger = catalog.ledger
+        with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
+            register = Register(book, "sql")
+            charge = question.charge(catalog, secrets.token_hex(16))
+            limit = (ledger.limit.epsilon, ledger.limit.delta)
+            run_id, charged = register.begin(charge, request, limit, fresh)
+            answer = register.finish(run_id, draw)
+    insecure = catalog.key.insecure_test_key is not None
+    return decoded(answer.receipt, answer.digest, charged, insecure)
+
+
+def inputs_of(question: Question, catalog: Catalog) -> set[str]:
+    """Tables that a statement reads, public ones too."""
+    statement = question.statement
+    return named_tables([statement.source, statement.public, statement.outer], catalog)
+
+
+def check(question: Question, catalog: Catalog) -> None:
+    """Run every rewritten query on tables without rows: nobody pays for one that cannot run.
+
+    Raises:
+        RunError: DuckDB does not take it.
+    """
+    statement = question.statement
+    names = named_tables([statement.source, statement.public], catalog)
+    query = stage_one(question.asked, catalog, grids_of(question.sketched()))
+    with Engine(catalog, names, empty=True) as engine:
+        found = engine.run(query)
+        if statement.public is not None:
+            engine.run(typed_public(statement))
+    kinds = [found.schema.field(f"group_{i}").type for i in range(len(statement.groups))]
+    outer(question, catalog, empty(question, kinds), check=True)
+
+
+def drawn(
+    question: Question, catalog: Catalog, ring: KeyRing, run_id: str, shards: int | None = None
+) -> bytes:
+    """Read and draw under a run id that is charged: the receipt."""
+    statement = question.statement
+    names = named_tables([statement.source, statement.public], catalog)
+    with Engine(catalog, names) as engine:
+        found = Stage(question, catalog, engine, ring, run_id, shards).run()
+    rows = outer(question, catalog, released(question, found))
+    return encoded(_header(question, catalog, run_id, found.nulls, found.plan), rows)
+
+
+def _header(
+    question: Question, catalog: Catalog, run_id: str, nulls: frozenset[str], plan: QueryPlan
+) -> Header:
+    charge = question.charge(catalog, run_id)
+    chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in plan.columns}
+    automatic = [c.name for c in question.plan.columns if c.automatic]
+    return Header(
+        run_id=run_id,
+        question=question.digest,
+        answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        epsilon=charge.epsilon,
+        delta=charge.delta,
+        mu=charge.mu,
+        threshold_delta=charge.threshold_delta,
+        reports=tuple(f.name for f in question.statement.functions if f.report),
+        bounds={name: chosen[name] for name in automatic if name not in nulls},
+        nulls=tuple(name for name in automatic if name in nulls),
+    )

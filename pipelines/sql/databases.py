@@ -1,0 +1,107 @@
+"""Tables of SQLite and PostgreSQL as Arrow, by ADBC: DuckDB itself stays without any access.
+
+The remote query gives every column in a form that no row can make fail: SQLite's cells of another
+type than declared are NULL, numbers that have no exact Arrow type come as text.  DuckDB casts them
+to the catalog's types afterwards, NULL where they do not fit.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.pipelines.sql.catalog import Table
+from dpstream.pipelines.sql.inputs import sqlite_path
+
+#: A first row that fixes the types of SQLite's columns, which have none of their own.
+SENTINEL = "_sentinel"
+_SQLITE: dict[str, tuple[str, str]] = {
+    "INT64": ("CASE WHEN typeof({c}) = 'integer' THEN {c} END", "0"),
+    "FLOAT64": ("CASE WHEN typeof({c}) IN ('integer', 'real') THEN CAST({c} AS REAL) END", "0.5"),
+    "BYTES": ("CASE WHEN typeof({c}) = 'blob' THEN {c} END", "x'00'"),
+}
+_TEXT = ("CAST({c} AS TEXT)", "''")
+_AS_TEXT = ("NUMERIC", "FLOAT64", "STRING")
+
+
+@contextlib.contextmanager
+def readers(tables: Mapping[str, Table]) -> Iterator[dict[str, Callable[[], pa.RecordBatchReader]]]:
+    """A reader for each database table; tables of one PostgreSQL database are of one moment.
+
+    Raises:
+        RunError: a database cannot be reached or read; its own words are not passed on.
+    """
+    with contextlib.ExitStack() as stack:
+        open_: dict[str, Any] = {}
+        out: dict[str, Callable[[], pa.RecordBatchReader]] = {}
+        for name, table in tables.items():
+            if table.place not in open_:
+                open_[table.place] = _connected(table, stack)
+            out[name] = _reader(open_[table.place], table, stack)
+        yield out
+
+
+def _connected(table: Table, stack: contextlib.ExitStack) -> Any:
+    try:
+        if table.kind == "sqlite":
+            import adbc_driver_sqlite.dbapi as driver
+
+            place = quote(str(Path(sqlite_path(table)).absolute()))
+            return stack.enter_context(driver.connect(f"file:{place}?mode=ro"))
+        import adbc_driver_postgresql.dbapi as postgresql
+
+        connection = stack.enter_context(postgresql.connect(table.place))
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        return connection
+    except ImportError:
+        raise RunError("dpstream[sql]", "is not installed", "install the extra `sql`") from None
+    except Exception as error:
+        raise _failed(table, error) from None
+
+
+def _reader(
+    connection: Any, table: Table, stack: contextlib.ExitStack
+) -> Callable[[], pa.RecordBatchReader]:
+    def read() -> pa.RecordBatchReader:
+        try:
+            cursor = stack.enter_context(connection.cursor())
+            cursor.execute(remote_query(table))
+            return cursor.fetch_record_batch()
+        except Exception as error:
+            raise _failed(table, error) from None
+
+    return read
+
+
+def remote_query(table: Table) -> str:
+    """The query that the database is sent."""
+    remote = ".".join(_quoted(part) for part in (table.remote or table.name).split("."))
+    if table.kind == "postgresql":
+        items = [
+            f"CAST({_quoted(c)} AS text) AS {_quoted(c)}" if kind in _AS_TEXT else _quoted(c)
+            for c, kind in table.columns.items()
+        ]
+        return f"SELECT {', '.join(items)} FROM {remote}"
+    forms = [(_quoted(c), *_SQLITE.get(kind, _TEXT)) for c, kind in table.columns.items()]
+    first = ", ".join(f"{example} AS {c}" for c, _, example in forms)
+    rest = ", ".join(form.format(c=c) for c, form, _ in forms)
+    return f"SELECT 1 AS {SENTINEL}, {first} UNION ALL SELECT 0, {rest} FROM {remote}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _failed(table: Table, error: Exception) -> DpstreamError:
+    if isinstance(error, DpstreamError):
+        return error
+    return RunError(
+        f"table {table.name}",
+        f"cannot be read from its database ({type(error).__name__})",
+        "check the address, the name and the columns of the catalog, and the rights",
+    )

@@ -1,0 +1,183 @@
+"""PEP 249 for private answers: ``dpstream.connect("shop.toml").cursor().execute(sql)``.
+
+    with dpstream.connect("shop.toml") as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(...) ...")
+        rows, table = cursor.fetchall(), cursor.fetch_arrow_table()
+
+A statement takes no parameters (every literal of it is public, and is part of what was asked), and
+there are no transactions: an answer is charged and committed by ``execute``.  A statement that
+begins with EXPLAIN gives its plan, reads no data and costs nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.sql.catalog import Catalog, load_catalog
+from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
+
+apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
+
+Error = DatabaseError = DpstreamError
+InterfaceError = ProgrammingError = UsageError
+NotSupportedError = IntegrityError = PolicyError
+OperationalError = InternalError = DataError = RunError
+Row = tuple[Any, ...]
+
+
+def connect(catalog: str | Path) -> "Connection":
+    """A connection to the tables of a catalog file.
+
+    Raises:
+        DpstreamError: the catalog is not usable.
+    """
+    return Connection(load_catalog(catalog))
+
+
+class Connection:
+    """Tables of a catalog, and its account; a context that closes it."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog: Catalog | None = catalog
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog.
+
+        Raises:
+            UsageError: the connection is closed.
+        """
+        if self._catalog is None:
+            raise UsageError("connection", "is closed", "connect again")
+        return self._catalog
+
+    def cursor(self) -> "Cursor":
+        """A new cursor."""
+        assert self.catalog
+        return Cursor(self)
+
+    def execute(self, statement: str, *, fresh: bool = False) -> "Cursor":
+        """A new cursor with the answer of a statement."""
+        return self.cursor().execute(statement, fresh=fresh)
+
+    def commit(self) -> None:
+        """Nothing: every answer was committed before it was seen."""
+
+    def close(self) -> None:
+        """End it; its cursors cannot be used any more."""
+        self._catalog = None
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Cursor:
+    """Asks statements and gives their rows.
+
+    Attributes:
+        answer: of the last statement, with its intervals and its cost; ``None`` of EXPLAIN.
+        arraysize: rows of ``fetchmany`` unless it is told.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.answer: SqlAnswer | None = None
+        self.arraysize = 1
+        self._table: pa.Table | None = None
+        self._next = 0
+
+    @property
+    def description(self) -> list[tuple[Any, ...]] | None:
+        """Name and type of every column, ``None`` before a statement."""
+        if self._table is None:
+            return None
+        return [(field.name, str(field.type), *(None,) * 5) for field in self._table.schema]
+
+    @property
+    def rowcount(self) -> int:
+        """Rows of the answer, -1 before a statement."""
+        return -1 if self._table is None else self._table.num_rows
+
+    def execute(
+        self, statement: str, parameters: Sequence[Any] = (), *, fresh: bool = False
+    ) -> "Cursor":
+        """Ask a statement.
+
+        Args:
+            parameters: none are allowed; fresh: ask anew, at a new charge.
+
+        Raises:
+            DpstreamError: refused, or failed.
+        """
+        from dpstream.pipelines.sql.ask import ask
+        from dpstream.pipelines.sql.explain import explain
+        from dpstream.pipelines.sql.texts import explained
+
+        if parameters:
+            raise UsageError("parameters", "are not supported", "write literals in the statement")
+        catalog, inner = self.connection.catalog, explained(statement)
+        self._next, self._table, self.answer = 0, None, None
+        if inner is not None:
+            plan = explain(catalog, inner).statements[0].plan
+            self._table = pa.table({"plan": plan.splitlines()})
+        else:
+            self.answer = ask(catalog, statement, fresh)
+            self._table = self.answer.table
+        return self
+
+    def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
+        """Not supported: a statement takes no parameters."""
+        raise UsageError("parameters", "are not supported", "execute one statement at a time")
+
+    def fetchone(self) -> Row | None:
+        """The next row."""
+        rows = self.fetchmany(1)
+        return rows[0] if rows else None
+
+    def fetchmany(self, size: int | None = None) -> list[Row]:
+        """The next rows."""
+        some = self._answered().slice(self._next, self.arraysize if size is None else size)
+        self._next += some.num_rows
+        columns = [python_values(column) for column in some.columns]
+        return list(zip(*columns, strict=True))
+
+    def fetchall(self) -> list[Row]:
+        """All further rows."""
+        return self.fetchmany(self._answered().num_rows)
+
+    def fetch_arrow_table(self) -> pa.Table:
+        """The whole answer as Arrow."""
+        return self._answered()
+
+    def setinputsizes(self, sizes: Sequence[Any]) -> None:
+        """Nothing, as PEP 249 allows."""
+
+    def setoutputsize(self, size: int, column: int | None = None) -> None:
+        """Nothing, as PEP 249 allows."""
+
+    def close(self) -> None:
+        """Forget the answer."""
+        self._table = self.answer = None
+
+    def __iter__(self) -> Iterator[Row]:
+        while (row := self.fetchone()) is not None:
+            yield row
+
+    def _answered(self) -> pa.Table:
+        assert self.connection.catalog
+        if self._table is None:
+            raise UsageError("cursor", "has no answer", "execute a statement")
+        return self._table

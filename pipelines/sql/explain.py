@@ -1,0 +1,139 @@
+"""What statements would cost and how good their answers would be; reads no data, charges nothing.
+
+All of it is public: plans, noise and thresholds are fixed before a row is read, and the ledger
+holds figures of guarantees only.  Bounds that the query would choose are not known yet: figures of
+such a column are for bounds (0, 1), and grow with them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlglot import exp
+
+from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
+from dpstream.accounting.plan.unit import composed
+from dpstream.accounting.query.calibration import QueryBudget, expected
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.query_plan import Question, grids_of, question_of
+from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import read_ledger
+
+
+class Explained(NamedTuple):
+    """One statement.
+
+    Attributes:
+        plan: what DuckDB would run, in its dialect.
+        columns: name, kind, whether bounds are automatic, and each part's noise: ``sd`` and
+            ``within``, the half-width of its 95% interval.
+        cost: epsilon, delta, mu and threshold_delta of its charge.
+        selection: tau in units, and how many units a group needs for an even chance to be shown,
+            each in one group or in as many as may be; ``None`` if no groups are selected.
+    """
+
+    plan: str
+    columns: list[dict[str, Any]]
+    cost: dict[str, Any]
+    selection: dict[str, float] | None
+
+
+class Explanation(NamedTuple):
+    """Statements together.
+
+    Attributes:
+        together: epsilon that all of them spend at the limit's delta, were they the only ones.
+        budget: of the data set, as `budget` gives it; fits: they are within what is left.
+    """
+
+    statements: list[Explained]
+    together: dict[str, float]
+    budget: dict[str, Any]
+    fits: bool
+
+
+def explain(catalog: Catalog, statements: str | Sequence[str]) -> Explanation:
+    """Explain one statement or several.
+
+    Raises:
+        DpstreamError: one of them is not usable or not private as written.
+    """
+    texts = [statements] if isinstance(statements, str) else list(statements)
+    questions = [question_of(text, catalog) for text in texts]
+    charges = [q.charge(catalog, f"{i:032x}") for i, q in enumerate(questions)]
+    limit = catalog.ledger.limit
+    alone = epsilon_spent(composed(charges).spends, limit.delta) if charges else 0.0
+    spends = composed([*_entries(catalog), *charges]).spends
+    return Explanation(
+        [_explained(q, c, catalog) for q, c in zip(questions, charges, strict=True)],
+        {"epsilon": alone, "delta": limit.delta},
+        budget(catalog),
+        epsilon_spent(spends, limit.delta) <= limit.epsilon,
+    )
+
+
+def budget(catalog: Catalog) -> dict[str, Any]:
+    """What the data set's ledger holds: limit, spent, left (a plain epsilon, or mu of Gaussian
+    noise), number of charges."""
+    limit, charges = catalog.ledger.limit, _entries(catalog)
+    spends = composed(charges).spends if charges else []
+    spent = epsilon_spent(spends, limit.delta) if charges else 0.0
+    return {
+        "data_set": catalog.ledger.data_set,
+        "unit": catalog.unit.name,
+        "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
+        "spent": {"epsilon": spent, "delta": limit.delta},
+        "left": {
+            "epsilon": epsilon_left(spends, limit.epsilon, limit.delta),
+            "mu": mu_left(spends, limit.epsilon, limit.delta),
+        },
+        "charges": len(charges),
+    }
+
+
+def _entries(catalog: Catalog) -> list[Charge]:
+    if not Path(catalog.ledger.path).exists():
+        return []
+    entries = read_ledger(catalog.ledger.path)
+    return [e.charge for e in entries if e.data_set == catalog.ledger.data_set]
+
+
+def _explained(question: Question, charge: Charge, catalog: Catalog) -> Explained:
+    plan = question.sketched()
+    found = question.budget(plan)
+    query: exp.Select = stage_one(question.asked, catalog, grids_of(plan))
+    automatic = {column.name for column in question.plan.columns if column.automatic}
+    labels: dict[str, list[str]] = {}
+    for label, output in question.outputs.items():
+        labels.setdefault(output.column, []).append(label)
+    columns = [
+        {**row, "name": ", ".join(labels[row["name"]]), "automatic": row["name"] in automatic}
+        for row in expected(plan, found)
+    ]
+    cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
+    return Explained(
+        query.sql("duckdb", pretty=True, comments=False), columns, cost, _selection(question, found)
+    )
+
+
+def _selection(question: Question, found: QueryBudget) -> dict[str, float] | None:
+    chosen, least = found.selection, question.plan.min_units
+    if chosen is None:
+        return None
+    part = None if chosen.tested is None else found.parts[chosen.tested].part
+    count = 0.0 if part is None else part.alone
+    return {
+        "tau": chosen.tau / chosen.most,
+        "even_chance_one_group": chosen.even_chance(1, least, count),
+        "even_chance_all_groups": chosen.even_chance(found.groups, least, count),
+        "min_units": least,
+    }
+
+
+def as_builtins(found: Explanation) -> dict[str, Any]:
+    """The same for JSON."""
+    out = found._asdict()
+    out["statements"] = [one._asdict() for one in found.statements]
+    return dict(msgspec.to_builtins(out))

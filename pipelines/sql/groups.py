@@ -1,0 +1,111 @@
+"""Groups of an answer: their values as an Arrow table, a code and a keyed id for each.
+
+Codes are numbered as groups are met, over all shards of units; ids are keyed 128-bit MACs of the
+typed values (``dp_transforms.ingest.ids``), so that a group's noise is its own whatever else there
+is.  Texts are taken byte by byte: two spellings of one word are two groups, and get two noises.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from dpstream.dp_transforms.ingest.columns import identity, plain
+from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.one_shot.partials import Ids, Int64
+
+KINDS = {
+    exp.DType.BIGINT: "int", exp.DType.DECIMAL: "decimal", exp.DType.BOOLEAN: "bool",
+    exp.DType.TEXT: "string", exp.DType.VARBINARY: "bytes", exp.DType.DATE: "date",
+    exp.DType.TIMESTAMP: "timestamp", exp.DType.TIMESTAMPTZ: "timestamp",
+}  # fmt: skip
+
+
+def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
+    """(rows,) codes of a column's values, NULL among them, and the values by code."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    coded = pc.dictionary_encode(array, null_encoding="encode")
+    return coded.indices.to_numpy(zero_copy_only=False).astype(np.int64), coded.dictionary
+
+
+def keyed(prf: Prf, kinds: list[str], columns: list[pa.Array]) -> Ids:
+    """Ids of rows of values."""
+    if not columns[0]:
+        return np.zeros((0, 2), np.uint64)
+    fields = []
+    for kind, column in zip(kinds, columns, strict=True):
+        exact = kind in ("string", "bytes")
+        fields.append((kind, plain(column) if exact else identity(column, kind, nulls=True)[0]))
+    return typed_ids(prf, fields)
+
+
+class Groups:
+    """All groups met so far.
+
+    Args:
+        names, types: of the group columns; prf: AES under the key of key ids.
+        public: the groups, if they are public: no others are added.
+    """
+
+    def __init__(
+        self, names: list[str], types: list[exp.DType], prf: Prf, public: pa.Table | None = None
+    ) -> None:
+        self._names, self._kinds, self._prf = names, [KINDS[t] for t in types], prf
+        self._parts: list[pa.Table] = []
+        self._known = pa.array([], pa.binary(16))
+        self._ids = np.zeros((0, 2), np.uint64)
+        self._frozen = False
+        if not names:
+            self._ids = np.zeros((1, 2), np.uint64)  # no GROUP BY: one public group
+        elif public is not None:
+            self.codes([public.column(i) for i in range(public.num_columns)])
+            self._frozen = True
+
+    @property
+    def ids(self) -> Ids:
+        """(groups, 2) ids by code."""
+        return self._ids
+
+    @property
+    def values(self) -> pa.Table | None:
+        """The values by code, ``None`` without group columns."""
+        return pa.concat_tables(self._parts).combine_chunks() if self._parts else None
+
+    def codes(self, columns: list[pa.ChunkedArray]) -> Int64:
+        """(rows,) codes of rows of values; -1 for what is none of the public groups."""
+        if not self._names:
+            raise ValueError("there are no group columns")
+        codes, values = _distinct(columns)
+        ids = keyed(self._prf, self._kinds, values)
+        packed = pa.Array.from_buffers(pa.binary(16), len(ids), [None, pa.py_buffer(ids.tobytes())])
+        if not len(self._known) and not self._frozen:
+            found = np.full(len(ids), -1)
+        else:
+            place = pc.index_in(packed, value_set=self._known).fill_null(-1)
+            found = place.to_numpy(zero_copy_only=False).astype(np.int64)
+        new = np.flatnonzero(found < 0)
+        if new.size and not self._frozen:
+            found[new] = len(self._ids) + np.arange(new.size)
+            some = pa.array(new)
+            self._parts.append(pa.table([v.take(some) for v in values], names=self._names))
+            self._ids = np.concatenate([self._ids, ids[new]])
+            self._known = pa.concat_arrays([self._known, packed.take(some)])
+        return np.asarray(found[codes])
+
+
+def _distinct(columns: list[pa.ChunkedArray]) -> tuple[Int64, list[pa.Array]]:
+    """(rows,) codes of rows of several columns, and each column's values by code."""
+    codes, first = encoded(columns[0])
+    values = [first]
+    for column in columns[1:]:
+        more, its_values = encoded(column)
+        size = np.int64(max(1, len(its_values)))
+        both = pc.dictionary_encode(pa.array(codes * size + more))
+        codes = both.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        pair = both.dictionary.to_numpy(zero_copy_only=False)
+        values = [v.take(pa.array(pair // size)) for v in values]
+        values.append(its_values.take(pa.array(pair % size)))
+    return codes, values

@@ -1,0 +1,98 @@
+"""The files behind a catalog's tables: which they are, and what tells one state from another.
+
+A request is fingerprinted with the content of the files of the tables that it names.  A server's
+database has no such mark that could be had without its rows: it is named by its address, so that
+an exact re-ask is answered as before, with the date of that answer, until it is asked afresh.
+"""
+
+import glob
+import hashlib
+import os
+import stat
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.sql.catalog import Catalog, Table
+
+FILES = ("parquet", "csv", "jsonl")
+_SQLITE = ("sqlite:///", "sqlite:")
+
+
+def files_of(table: Table) -> list[str]:
+    """A table's files, sorted; none of a server's.
+
+    Raises:
+        UsageError: there is none, or something else of that name.
+    """
+    if table.kind == "postgresql":
+        return []
+    if table.kind == "sqlite":
+        path = os.path.abspath(sqlite_path(table))
+        log = f"{path}-wal"  # what was committed and is not in the file yet
+        return [path, *([log] if os.path.exists(log) else [])]
+    found = sorted(path for path in glob.glob(table.place, recursive=True))
+    found = [path for path in found if not os.path.isdir(path)]
+    if not found or not all(_regular(path) for path in found):
+        raise UsageError(
+            f"table {table.name}", "matches no file, or something that is none", "correct its path"
+        )
+    return [os.path.realpath(path) for path in found]
+
+
+def sqlite_path(table: Table) -> str:
+    """The file of a SQLite address."""
+    for prefix in _SQLITE:
+        if table.place.startswith(prefix):
+            return table.place.removeprefix(prefix)
+    return table.place
+
+
+def fingerprint_parts(catalog: Catalog, names: Iterable[str]) -> list[bytes]:
+    """What tells the input of the named tables from another; to be keyed before it is kept.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    parts = []
+    for name in sorted(names):
+        table = catalog.tables[name]
+        parts.append(f"{name}\0{table.kind}".encode())
+        if table.kind == "postgresql":
+            address = urlsplit(table.place)
+            where = f"{address.hostname}\0{address.port}\0{address.path}\0{table.remote}"
+            parts.append(where.encode())
+        for path in files_of(table):
+            try:
+                with open(path, "rb") as file:
+                    digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+                    parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
+            except OSError:
+                raise _unreadable(table) from None
+    return parts
+
+
+def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int]]:
+    """(path, bytes, time of change) of every file: cheap, to notice a change during a run."""
+    out = []
+    for name in sorted(names):
+        for path in files_of(catalog.tables[name]):
+            try:
+                status = os.stat(path)
+            except OSError:
+                raise _unreadable(catalog.tables[name]) from None
+            out.append((path, status.st_size, status.st_mtime_ns))
+    return out
+
+
+def _regular(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _unreadable(table: Table) -> RunError:
+    return RunError(
+        f"table {table.name}", "has a file that cannot be read", "check its permissions and disk"
+    )

@@ -1,0 +1,104 @@
+"""The committed bytes of an answer: a small public header (JSON), then the rows as Arrow IPC."""
+
+import io
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.sql.released import MARK, PARTS
+
+_MAGIC = b"dpsql\x01"
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an answer says of itself.
+
+    Attributes:
+        run_id, question: of its charge; answered: when it was drawn (UTC, to the second).
+        epsilon, delta, mu, threshold_delta: what it cost.
+        reports: columns whose interval was asked for (WITH REPORT).
+        bounds: that the query chose, by function; nulls: functions without, which are NULL.
+    """
+
+    run_id: str
+    question: str
+    answered: str
+    epsilon: float
+    delta: float
+    mu: float | None
+    threshold_delta: float
+    reports: tuple[str, ...] = ()
+    bounds: dict[str, tuple[float, float]] = {}
+    nulls: tuple[str, ...] = ()
+
+
+class SqlAnswer(NamedTuple):
+    """An answer, as it was committed.
+
+    Attributes:
+        table: the statement's columns; after one WITH REPORT its sd, low and high.
+        intervals: by column, (sd, low, high) of 95% of the noise.
+        header: what it cost, and when it was first given.
+        receipt: the committed bytes; digest: binds them to the charge.
+        charged: this very call was charged for it.
+        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
+    """
+
+    table: pa.Table
+    intervals: dict[str, pa.Table]
+    header: Header
+    receipt: bytes
+    digest: str
+    charged: bool
+    insecure: bool
+
+
+def python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Values as Python's; days and instants beyond its calendar as their numbers."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        width = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
+        return list(column.cast(width).to_pylist())
+
+
+def encoded(header: Header, rows: pa.Table) -> bytes:
+    """The bytes of an answer."""
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, rows.schema) as stream:
+        stream.write_table(rows.combine_chunks())
+    head = msgspec.json.encode(header, order="sorted")
+    return _MAGIC + len(head).to_bytes(4, "little") + head + out.getvalue()
+
+
+def decoded(receipt: bytes, digest: str, charged: bool, insecure: bool) -> SqlAnswer:
+    """The answer of committed bytes.
+
+    Raises:
+        PolicyError: they are of another form.
+    """
+    size = len(_MAGIC)
+    end = size + 4 + int.from_bytes(receipt[size : size + 4], "little")
+    try:
+        if receipt[:size] != _MAGIC:
+            raise ValueError
+        header = msgspec.json.decode(receipt[size + 4 : end], type=Header)
+        rows = pa.ipc.open_stream(pa.py_buffer(receipt)[end:]).read_all()
+    except (ValueError, msgspec.MsgspecError, pa.ArrowException):
+        raise PolicyError(
+            "ledger.path", "holds an answer of another form", "use the program that wrote it"
+        ) from None
+    columns: dict[str, pa.ChunkedArray] = {}
+    intervals: dict[str, pa.Table] = {}
+    for name in rows.column_names:
+        if MARK in name:
+            continue
+        columns[name] = rows.column(name)
+        if f"{name}{MARK}sd" in rows.column_names:
+            parts = {part: rows.column(f"{name}{MARK}{part}") for part in PARTS}
+            intervals[name] = pa.table(parts)
+            if name in header.reports:
+                columns |= {f"{name}_{part}": values for part, values in parts.items()}
+    return SqlAnswer(pa.table(columns), intervals, header, receipt, digest, charged, insecure)

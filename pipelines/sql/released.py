@@ -1,0 +1,119 @@
+"""What is done with released columns: intervals beside them, and the statement's outer query.
+
+Everything here is post-processing: the outer query (HAVING, ORDER BY, LIMIT, arithmetic, joins with
+public tables) runs on the released rows alone.  A column that the outer query passes on as it is
+keeps its interval: three more columns (sd, low, high), whose names no statement can write.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from sqlglot import exp
+
+from dpstream.dp_transforms.one_shot import Estimate
+from dpstream.pipelines.sql.allowed import AGGREGATES
+from dpstream.pipelines.sql.catalog import RELEASED, Catalog
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.exact import safe_query
+from dpstream.pipelines.sql.query_plan import Question, named_tables
+from dpstream.pipelines.sql.stage import Found
+
+#: Parts of a column's interval, and what stands between its name and theirs.
+PARTS, MARK = ("sd", "low", "high"), "\x1f"
+_AGGREGATES = tuple(AGGREGATES)
+
+
+def released(question: Question, found: Found) -> pa.Table:
+    """The released relation with intervals, sorted by its groups: their order says nothing."""
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    groups = found.groups.values
+    if groups is not None:
+        chosen = groups.take(pa.array(found.answer.group))
+        columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
+    for function in question.statement.functions:
+        output = question.outputs[function.name]
+        estimate = found.answer.columns[output.column]
+        absent = output.column in found.nulls
+        for name, part in _parts(function.name, estimate):
+            columns[name] = _array(part, output.places, function.many, absent)
+    table = pa.table(columns)
+    by = [] if groups is None else groups.column_names
+    return table.sort_by([(name, "ascending") for name in by]) if by else table
+
+
+def empty(question: Question, types: Iterable[pa.DataType]) -> pa.Table:
+    """A released relation without rows, to check the outer query on."""
+    columns = {
+        group.name: pa.array([], kind)
+        for group, kind in zip(question.statement.groups, types, strict=True)
+    }
+    for function in question.statement.functions:
+        kind = pa.list_(pa.float64()) if function.many else pa.float64()
+        for name in (function.name, *(f"{function.name}{MARK}{part}" for part in PARTS)):
+            columns[name] = pa.array([], kind)
+    return pa.table(columns)
+
+
+def outer(question: Question, catalog: Catalog, rows: pa.Table, check: bool = False) -> pa.Table:
+    """The rows of the outer query, intervals of plain columns among them.
+
+    Args:
+        rows: of the released relation; check: public tables are taken as empty.
+    """
+    tree = question.statement.outer.copy()
+    names = {f.name for f in question.statement.functions}
+    _with_intervals(tree, names)
+    tables = named_tables([tree], catalog)
+    with Engine(catalog, tables, empty=check, ordered=True) as engine:
+        engine.register(RELEASED, rows)
+        return engine.run(safe_query(tree))  # type: ignore[arg-type]
+
+
+def _parts(name: str, estimate: Estimate) -> Iterable[tuple[str, npt.NDArray[np.float64]]]:
+    yield name, estimate.value
+    for part in PARTS:
+        yield f"{name}{MARK}{part}", getattr(estimate, part)
+
+
+def _array(
+    values: npt.NDArray[np.float64], places: tuple[int, ...], many: bool, absent: bool
+) -> pa.Array:
+    """Numbers, or lists of them; NaN is NULL."""
+    if places:
+        values = values[:, list(places)] if many else values[:, places[0]]
+    mask = np.isnan(values) | absent
+    flat = pa.array(values.reshape(-1), mask=mask.reshape(-1))
+    if not many:
+        return flat
+    ends = np.arange(len(values) + 1, dtype=np.int32) * len(places)
+    return pa.ListArray.from_arrays(pa.array(ends), flat)
+
+
+def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:
+    """Add the intervals of plain columns to a query; gives the columns that have one."""
+    if isinstance(node, exp.Subquery):
+        return _with_intervals(node.this, names)
+    if not isinstance(node, exp.Select):
+        return set()
+    aggregated = any(item.find(*_AGGREGATES) for item in node.expressions)
+    if node.args.get("group") is not None or node.args.get("distinct") is not None or aggregated:
+        return set()
+    known: dict[str, set[str]] = {}
+    for part in (node.args["from_"], *(node.args.get("joins") or ())):
+        source = part.this
+        if isinstance(source, exp.Table):
+            known[source.alias_or_name] = names if source.name == RELEASED else set()
+        else:
+            known[source.alias_or_name] = _with_intervals(source, names)
+    found = set()
+    for item in list(node.expressions):
+        column = item.unalias()
+        if isinstance(column, exp.Column) and column.name in known.get(column.table, ()):
+            found.add(item.alias_or_name)
+            for part in PARTS:
+                inner = exp.column(f"{column.name}{MARK}{part}", table=column.table, quoted=True)
+                name = f"{item.alias_or_name}{MARK}{part}"
+                node.append("expressions", exp.alias_(inner, name, quoted=True))
+    return found

@@ -1,0 +1,107 @@
+"""Texts of statements: several in one, EXPLAIN before one, answers as a table for people."""
+
+import math
+from typing import Any
+
+import pyarrow as pa
+from sqlglot.errors import SqlglotError
+from sqlglot.tokens import TokenType
+
+from dpstream.pipelines.sql.allowed import MAX_CHARACTERS
+from dpstream.pipelines.sql.dialect import DpSql
+from dpstream.pipelines.sql.errors import refusal
+from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
+
+_EXPLAIN = "EXPLAIN"
+
+
+def split(text: str) -> list[str]:
+    """The statements of a text, divided by semicolons outside of literals and comments.
+
+    Raises:
+        DpstreamError: it cannot be read as SQL.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise refusal("too-large")
+    try:
+        tokens = DpSql().tokenize(text)
+    except (SqlglotError, RecursionError, ValueError, IndexError):
+        raise refusal("syntax") from None
+    out, begin, some = [], 0, False
+    for token in tokens:
+        if token.token_type == TokenType.SEMICOLON:
+            out += [text[begin : token.start]] if some else []
+            begin, some = token.end + 1, False
+        else:
+            some = True
+    return [*out, *([text[begin:]] if some else [])]
+
+
+def explained(text: str) -> str | None:
+    """What follows EXPLAIN, ``None`` if the text does not begin with it."""
+    stripped = text.lstrip()
+    if stripped[: len(_EXPLAIN)].upper() == _EXPLAIN and stripped[len(_EXPLAIN) :][:1].isspace():
+        return stripped[len(_EXPLAIN) :]
+    return None
+
+
+def shown(answer: SqlAnswer) -> str:
+    """The rows as an aligned table; a column with an interval has its half-width beside it."""
+    extra = {f"{name}_{part}" for name in answer.header.reports for part in ("sd", "low", "high")}
+    names = [n for n in answer.table.column_names if n not in extra]
+    columns = []
+    for name in names:
+        cells = [_cell(value) for value in python_values(answer.table.column(name))]
+        if name in answer.intervals:
+            between = answer.intervals[name]
+            pairs = zip(between["low"].to_pylist(), between["high"].to_pylist(), strict=True)
+            cells = [_with_bar(c, *pair) for c, pair in zip(cells, pairs, strict=True)]
+        number = pa.types.is_integer(answer.table.schema.field(name).type)
+        number |= pa.types.is_floating(answer.table.schema.field(name).type)
+        wide = max(len(name), *(len(cell) for cell in cells), 1) if cells else len(name)
+        place = str.rjust if number else str.ljust
+        columns.append([place(cell, wide) for cell in (name, "-" * wide, *cells)])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)) + "\n"
+
+
+def records(answer: SqlAnswer) -> list[dict[str, Any]]:
+    """The rows for JSON: values, and under ``intervals`` the sd and ends of each column's."""
+    values = {name: python_values(answer.table.column(name)) for name in answer.table.column_names}
+    between = {name: table.to_pylist() for name, table in answer.intervals.items()}
+    return [
+        {
+            "values": {name: _plain(values[name][row]) for name in values},
+            "intervals": {name: between[name][row] for name in between},
+        }
+        for row in range(answer.table.num_rows)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if value is None or isinstance(value, bool | int | float | str | list):
+        return value
+    return str(value)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_cell(part) for part in value) + "]"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:,.6g}"
+    if value is None:
+        return "NULL"
+    text = str(_plain(value))
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _with_bar(cell: str, low: Any, high: Any) -> str:
+    """The half-width of an interval, at two digits."""
+    if not isinstance(low, float) or not isinstance(high, float) or not math.isfinite(high - low):
+        return cell
+    return f"{cell} ±{(high - low) / 2:.2g}" if high - low < 200 else f"{cell} ±{_half(high - low)}"
+
+
+def _half(width: float) -> str:
+    return f"{width / 2:,.0f}"

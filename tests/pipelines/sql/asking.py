@@ -1,0 +1,96 @@
+"""Data sets with a catalog, a ledger and a noise key, for tests that ask."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from dpstream.dp_transforms.noise.oneshot import OneShot
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import read_ledger
+
+KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
+CATALOG = """
+[ledger]
+path = "ledger.db"
+data_set = "shop"
+limit = {{ epsilon = {epsilon}, delta = 1e-5 }}
+[unit]
+name = "uid"
+type = "int"
+[privacy]
+key_file = "noise.key"
+[[table]]
+name = "visits"
+path = "visits.{kind}"
+unit_column = "uid"
+{columns}
+[[table]]
+name = "pages"
+path = "pages.csv"
+public = true
+columns = {{ page = "STRING", title = "STRING" }}
+"""
+_DECLARED = 'columns = { uid = "INT64", page = "STRING", seconds = "FLOAT64", n = "INT64" }'
+OPTIONS = "epsilon = 2, delta = 1e-9, max_groups_contributed = 12"
+COUNTED = "COUNT(*, contribution_bounds_per_group => (0, 30))"
+
+
+def dp(items: str, rest: str = "FROM visits GROUP BY page", options: str = OPTIONS) -> str:
+    return f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) {items} {rest}"
+
+
+def visits(rows: int = 4_000, units: int = 300, seed: int = 7) -> pa.Table:
+    """Visits in eighths of a second, which are exact on every grid."""
+    draw = random.Random(seed)
+    uid = [draw.randrange(units) for _ in range(rows)]
+    page = [f"p{min(int(draw.expovariate(0.4)), 9)}" for _ in range(rows)]
+    seconds = [None if draw.random() < 0.02 else draw.randrange(800) / 8 for _ in range(rows)]
+    n = [draw.randrange(-3, 9) for _ in range(rows)]
+    return pa.table({"uid": uid, "page": page, "seconds": seconds, "n": n})
+
+
+def data_set(
+    folder: Path, table: pa.Table | None = None, kind: str = "parquet", epsilon: float = 100.0
+) -> Path:
+    """Files and the catalog, whose path is given."""
+    table = visits() if table is None else table
+    if kind == "parquet":
+        pq.write_table(table, folder / "visits.parquet")
+    elif kind == "csv":
+        pyarrow.csv.write_csv(table, folder / "visits.csv")
+    else:
+        con = duckdb.connect()
+        con.register("t", table)
+        con.execute(f"COPY t TO '{folder}/visits.jsonl' (FORMAT json)")
+        con.close()
+    pages = "".join(f"p{i},Title {i % 3}\n" for i in range(12))
+    (folder / "pages.csv").write_text("page,title\n" + pages)
+    if not (folder / "noise.key").exists():
+        (folder / "noise.key").write_text(KEY)
+        (folder / "noise.key").chmod(0o600)
+    columns = "" if kind == "parquet" else _DECLARED
+    path = folder / "shop.toml"
+    path.write_text(CATALOG.format(kind=kind, columns=columns, epsilon=epsilon))
+    return path
+
+
+def charges(folder: Path) -> list[Charge]:
+    path = folder / "ledger.db"
+    return [entry.charge for entry in read_ledger(path)] if path.exists() else []
+
+
+def without_noise(monkeypatch: Any) -> None:
+    """Every draw is 0."""
+    for law in ("rounded_gaussian", "discrete_laplace"):
+        monkeypatch.setattr(OneShot, law, lambda self, items, scale: pa_zeros(len(items)))
+
+
+def pa_zeros(size: int) -> Any:
+    import numpy as np
+
+    return np.zeros(size, np.int64)

@@ -1,0 +1,89 @@
+"""kill -9 between charge, draw and receipt: one charge, one answer; eight clients and one limit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.state.ledger.open import open_ledger
+from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+
+_TEXT = dp(f"page, {COUNTED} AS n")
+_CHILD = """
+import os, signal, sys
+from dpstream.pipelines.sql import ask as asking, receipt
+from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.state.ledger.answers import Register
+catalog, text, fault = sys.argv[1:]
+
+def after(home, name):
+    real = getattr(home, name)
+    def call(*args, **more):
+        out = real(*args, **more)
+        if name == "drawn":
+            print(receipt.decoded(out, "", True, False).table.to_pylist(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    setattr(home, name, call)
+
+if fault == "charge":
+    after(Register, "begin")
+elif fault == "draw":
+    after(asking, "drawn")
+elif fault == "receipt":
+    after(Register, "commit")
+answer = asking.ask(load_catalog(catalog), text)
+print(answer.header.run_id)
+"""
+
+
+def _child(catalog: Path, text: str, fault: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(catalog), text, fault],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["charge", "draw", "receipt"])
+def test_whoever_is_killed_is_charged_once_and_answered_once(fault: str, tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    killed = _child(path, _TEXT, fault)
+    said, _ = killed.communicate(timeout=120)
+    assert killed.returncode == -9
+    [charge] = charges(tmp_path)
+    answer = ask(load_catalog(path), _TEXT)
+    assert answer.header.run_id == charge.run_id and not answer.charged
+    if fault == "draw":  # the same run id is the same noise
+        assert str(answer.table.to_pylist()) == said.strip()
+    assert ask(load_catalog(path), _TEXT).receipt == answer.receipt
+    assert charges(tmp_path) == [charge]
+
+
+def test_a_fresh_request_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    first = ask(load_catalog(path), _TEXT)
+    killed = _child(path, _TEXT.replace("n", "N", 1), "charge")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -9 or len(charges(tmp_path)) == 1
+    fresh = ask(load_catalog(path), _TEXT, fresh=True)
+    again = ask(load_catalog(path), _TEXT, fresh=True)
+    assert len({first.header.run_id, fresh.header.run_id, again.header.run_id}) == 3
+    assert len(charges(tmp_path)) == 3
+
+
+@pytest.mark.slow
+def test_eight_clients_never_overspend(tmp_path: Path) -> None:
+    path = data_set(tmp_path, epsilon=3.0)
+    texts = [dp(f"page, {COUNTED} AS n{i % 6}") for i in range(8)]  # two are asked twice
+    children = [_child(path, text, "") for text in texts]
+    told = [(child.communicate(timeout=300), child.returncode) for child in children]
+    with_answer = {out.strip() for (out, _), code in told if code == 0}
+    refused = [err for (_, err), code in told if code != 0]
+    assert with_answer == {charge.run_id for charge in charges(tmp_path)}
+    assert 1 <= len(with_answer) < 6 and refused
+    assert all("PolicyError: ledger.limit" in err for err in refused)
+    ledger = open_ledger(tmp_path / "ledger.db", "shop")
+    assert ledger.spent(1e-5) <= 3.0
+    ledger.close()

@@ -1,0 +1,63 @@
+"""``dpstream sql`` as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dpstream.pipelines.cli.main import cli
+from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+
+_TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
+
+
+def _run(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["sql", *map(str, words)])
+
+
+def test_an_answer_again_and_afresh(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    first = _run(path, _TEXT)
+    assert first.exit_code == 0 and "Charged (2, 1e-09)" in first.stderr
+    assert first.stdout.splitlines()[0].split() == ["page", "n"] and "±" in first.stdout
+    again = _run(path, _TEXT)
+    assert again.stdout == first.stdout and "first answered 20" in again.stderr
+    assert "Charged (2" in _run(path, _TEXT, "--fresh").stderr
+    as_json = json.loads(_run(path, _TEXT, "--json").stdout)
+    assert as_json["charged"] is False and set(as_json["rows"][0]) == {"values", "intervals"}
+    assert len(charges(tmp_path)) == 2
+
+
+def test_explain_files_and_budget(tmp_path: Path) -> None:
+    path, queries = data_set(tmp_path), tmp_path / "q.sql"
+    queries.write_text(f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};")
+    explained = _run(path, "-f", queries, "--explain")
+    assert explained.exit_code == 0 and "Statement 2" in explained.stdout
+    assert "even chance" in explained.stdout and "Together" in explained.stdout
+    assert json.loads(_run(path, "-f", queries, "--explain", "--json").stdout)["fits"] is True
+    assert charges(tmp_path) == []
+    both = _run(path, "-f", queries)
+    assert "±" in both.stdout and "Together" in both.stdout and len(charges(tmp_path)) == 1
+    budget = _run("budget", path)
+    assert "1 charges" in budget.stdout and "Left" in budget.stdout
+    assert json.loads(_run("budget", path, "--json").stdout)["charges"] == 1
+
+
+def test_nothing_published_is_said(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    found = _run(path, _TEXT.replace("epsilon = 2", "epsilon = 0.001"))
+    assert found.exit_code == 0 and "Nothing was published" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["DROP TABLE visits"], 2), ([], 2), (["SELECT 1", "-f", "q.sql"], 2), ([""], 2),
+        (["-f", "none.sql"], 2), ([_TEXT.replace("page,", "uid,").replace("BY page", "BY uid")], 3),
+    ],
+)  # fmt: skip
+def test_refusals_have_codes_and_no_charge(words: list[str], code: int, tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    found = _run(path, *words)
+    assert found.exit_code == code and "Fix:" in found.stderr and charges(tmp_path) == []

@@ -1,0 +1,139 @@
+"""Tables of a SQLite file and of a real PostgreSQL server, as Arrow."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.receipt import python_values
+from tests.pipelines.sql.asking import COUNTED, KEY, OPTIONS, dp
+
+_COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
+            "day": "DATE", "at": "TIMESTAMP"}  # fmt: skip
+_WIDE = OPTIONS.replace("epsilon = 2", "epsilon = 50")
+_POSTGRES = Path("/usr/lib/postgresql/15/bin")
+
+
+def _catalog(folder: Path, uri: str, remote: str = "Visits") -> Catalog:
+    table = {"name": "visits", "uri": uri, "remote": remote, "unit_column": "uid",
+             "columns": _COLUMNS}  # fmt: skip
+    return catalog_of(
+        {
+            "ledger": {"path": "ledger.db", "data_set": "d",
+                       "limit": {"epsilon": 500.0, "delta": 1e-5}},
+            "unit": {"name": "uid", "type": "int"},
+            "privacy": {"insecure_test_key": KEY},
+            "table": [table],
+        },
+        folder,
+    )  # fmt: skip
+
+
+def _rows(size: int = 3_000) -> list[tuple[Any, ...]]:
+    days = ["2024-01-05", None, "2024-02-29"]
+    return [
+        (i % 500 if i % 11 else None, f"p{i % 3}", i / 8, f"{i}.25", b"\x00x", days[i % 3],
+         "2024-01-05 01:02:03+00")
+        for i in range(size)
+    ]  # fmt: skip
+
+
+def _check(catalog: Catalog) -> None:
+    found = ask(catalog, dp(f"page, {COUNTED} AS n, AVG(d, contribution_bounds_per_row => "
+                            "(0, 3000)) AS a", options=_WIDE) + " ORDER BY page")  # fmt: skip
+    rows = found.table.to_pylist()
+    assert [row["page"] for row in rows] == ["p0", "p1", "p2"] and found.insecure
+    assert all(abs(row["n"] - 909) < 250 and abs(row["a"] - 1500) < 500 for row in rows)
+    again = ask(catalog, dp("day, COUNT(DISTINCT uid) AS u", "FROM visits GROUP BY day", _WIDE))
+    assert {None if d is None else str(d) for d in again.table["day"].to_pylist()} == {
+        None, "2024-01-05", "2024-02-29",
+    }  # fmt: skip
+
+
+def test_sqlite(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "shop.db")
+    db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+    db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
+    # A column has no type of its own there: whatever stands in it, nothing fails.
+    db.execute("INSERT INTO Visits VALUES ('x', 5, 'y', 'z', 3, 'd', 4)")
+    db.commit()
+    catalog = _catalog(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    _check(catalog)
+    with Engine(catalog, ["visits"]) as engine:
+        odd = engine.run("SELECT * FROM visits WHERE page = '5'").to_pylist()
+        assert odd == [dict.fromkeys(_COLUMNS) | {"page": "5"}]
+        assert engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py() == 3_001
+    asked = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, asked)
+    assert ask(catalog, asked).receipt == first.receipt
+    db.execute("DELETE FROM Visits WHERE page = 5")
+    db.commit()
+    db.close()
+    assert ask(catalog, asked).charged  # the file changed
+
+
+def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="visits"):
+        ask(_catalog(tmp_path, f"sqlite:///{tmp_path}/none.db"), dp(f"page, {COUNTED} AS n"))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """Address of a server of its own, on a socket in a folder."""
+    if not (_POSTGRES / "initdb").exists():
+        pytest.skip("PostgreSQL's initdb is missing")
+    folder = Path("/tmp") / f"dpstream-pg-{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    who: dict[str, Any] = {"user": "postgres"} if os.getuid() == 0 else {}
+    if who:
+        shutil.chown(folder, "postgres")
+
+    def run(*words: object) -> None:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run([str(w) for w in words], check=True, cwd="/", **quiet, **who)
+
+    data = str(folder / "data")
+    run(_POSTGRES / "initdb", "-D", data, "-U", "tester", "-A", "trust", "-N")
+    options = f"-c listen_addresses='' -c fsync=off -k {folder}"
+    run(_POSTGRES / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
+    try:
+        yield f"postgresql:///postgres?host={folder}&user=tester"
+    finally:
+        run(_POSTGRES / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_postgresql(server: str, tmp_path: Path) -> None:
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    with postgresql.connect(server) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA s")
+        cursor.execute(
+            'CREATE TABLE s."Visits" (uid bigint, page text, f float8, d numeric, '
+            "b bytea, day date, at timestamptz)"
+        )
+        cursor.executemany(
+            'INSERT INTO s."Visits" VALUES ($1, $2, $3, $4::text::numeric, $5, $6::text::date, '
+            "$7::text::timestamptz)",
+            _rows(),
+        )
+        cursor.execute("INSERT INTO s.\"Visits\" VALUES (1, 'odd', 'NaN', 'NaN', '', "
+                       "'infinity', 'infinity')")  # fmt: skip
+        connection.commit()
+    catalog = _catalog(tmp_path, server, "s.Visits")
+    _check(catalog)
+    with Engine(catalog, ["visits"]) as engine:
+        [odd] = engine.run("SELECT uid, d, b FROM visits WHERE page = 'odd'").to_pylist()
+        assert odd == {"uid": 1, "d": None, "b": b""}
+        day = engine.run("SELECT day FROM visits WHERE page = 'odd'").column("day")
+        assert isinstance(python_values(day)[0], int)  # 'infinity' is no day of Python's calendar

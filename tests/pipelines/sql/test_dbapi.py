@@ -1,0 +1,51 @@
+"""PEP 249 on private answers."""
+
+from pathlib import Path
+
+import pytest
+
+import dpstream
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.sql import dbapi
+from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+
+_TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
+
+
+def test_rows_by_every_way(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    with dpstream.connect(path) as connection:
+        cursor = connection.cursor()
+        assert cursor.description is None and cursor.rowcount == -1
+        assert cursor.execute(_TEXT) is cursor
+        table = cursor.fetch_arrow_table()
+        assert [part[0] for part in cursor.description or ()] == ["page", "n"]
+        assert cursor.rowcount == table.num_rows >= 3
+        rows = [tuple(row.values()) for row in table.to_pylist()]
+        assert cursor.fetchone() == rows[0]
+        assert cursor.fetchmany(2) == rows[1:3] and cursor.fetchall() == rows[3:]
+        assert cursor.fetchone() is None
+        assert list(connection.execute(_TEXT)) == rows
+        assert cursor.answer is not None and cursor.answer.header.epsilon == 2.0
+    assert len(charges(tmp_path)) == 1
+    assert (dbapi.apilevel, dbapi.paramstyle) == ("2.0", "qmark")
+    with pytest.raises(UsageError):
+        cursor.fetchall()
+
+
+def test_explain_and_refusals(tmp_path: Path) -> None:
+    connection = dpstream.connect(data_set(tmp_path))
+    cursor = connection.execute("explain " + _TEXT)
+    assert "SELECT" in cursor.fetchall()[0][0] and cursor.answer is None
+    with pytest.raises(UsageError):
+        cursor.execute(_TEXT, (1,))
+    with pytest.raises(UsageError):
+        cursor.executemany(_TEXT, [(1,)])
+    with pytest.raises(UsageError):
+        connection.cursor().fetchone()
+    with pytest.raises(dbapi.Error):
+        cursor.execute("DROP TABLE visits")
+    assert charges(tmp_path) == []
+    connection.close()
+    with pytest.raises(UsageError):
+        connection.cursor()

@@ -1,0 +1,108 @@
+"""DuckDB behind its lock: what it refuses by itself, what a table becomes, how errors look."""
+
+import decimal
+import traceback
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.pipelines.sql.catalog import Catalog, catalog_of, load_catalog
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.statement import statement_of
+from tests.pipelines.sql.asking import data_set
+
+_FORBIDDEN = [
+    "ATTACH '{folder}/other.db'",
+    "COPY (SELECT 1) TO '{folder}/out.csv'",
+    "COPY visits TO '{folder}/out.csv'",
+    "PRAGMA threads = 4",
+    "SET enable_external_access = true",
+    "SET lock_configuration = false",
+    "RESET allowed_paths",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "EXPORT DATABASE '{folder}/out'",
+    "SELECT * FROM '{folder}/secret.csv'",
+    "SELECT * FROM read_csv('{folder}/secret.csv')",
+    "SELECT * FROM read_parquet('{folder}/*.parquet')",
+    "SELECT * FROM read_text('{folder}/noise.key')",
+    "SELECT * FROM glob('{folder}/*')",
+    "SELECT * FROM local_table",
+    "CREATE SECRET s (TYPE http)",
+]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    return load_catalog(data_set(tmp_path))
+
+
+@pytest.mark.parametrize("text", _FORBIDDEN)
+def test_the_engine_itself_refuses(text: str, catalog: Catalog, tmp_path: Path) -> None:
+    local_table = pa.table({"a": [1]})  # not found through Python either
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with Engine(catalog, ["visits"]) as engine:
+        assert engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py() == 4_000
+        with pytest.raises(RunError):
+            engine.run(text.format(folder=tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == before and local_table.num_rows == 1
+
+
+@pytest.mark.parametrize("text", _FORBIDDEN)
+def test_the_parser_refuses(text: str, catalog: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(DpstreamError):
+        statement_of(text.format(folder=tmp_path), catalog)
+
+
+def test_errors_say_nothing_of_the_rows(catalog: Catalog) -> None:
+    with Engine(catalog, ["visits"]) as engine, pytest.raises(RunError) as failed:
+        engine.run("SELECT CAST(page AS BIGINT) FROM visits")
+    text = "".join(traceback.format_exception(failed.value))
+    assert "p0" not in text and "duckdb." not in text.lower().split("raise found")[-1]
+    assert failed.value.__cause__ is None and failed.value.__suppress_context__
+
+
+def test_only_the_named_tables_are_there(catalog: Catalog) -> None:
+    with Engine(catalog, ["pages"]) as engine, pytest.raises(RunError):
+        engine.run("SELECT * FROM visits")
+
+
+def test_empty_tables_have_the_types_of_the_full_ones(catalog: Catalog) -> None:
+    with Engine(catalog, ["visits"]) as full, Engine(catalog, ["visits"], empty=True) as empty:
+        query = "SELECT * FROM visits"
+        assert full.run(query).schema == empty.run(query).schema
+        assert empty.run(query).num_rows == 0 and full.rows == 4_000
+
+
+def _types(folder: Path, file: str, columns: dict[str, str]) -> Catalog:
+    ledger = {"path": "l.db", "data_set": "d", "limit": {"epsilon": 1.0, "delta": 1e-6}}
+    table = {"name": "t", "path": file, "unit_column": "u", "columns": columns}
+    tables = {"ledger": ledger, "unit": {"name": "u", "type": "string"}, "table": [table]}
+    return catalog_of(tables, folder)
+
+
+def test_columns_have_the_catalog_s_types_and_misfits_are_null(tmp_path: Path) -> None:
+    columns = {"u": "STRING", "i": "INT64", "f": "FLOAT64", "d": "NUMERIC", "b": "BOOL",
+               "y": "DATE", "t": "TIMESTAMP", "l": "DATETIME"}  # fmt: skip
+    (tmp_path / "t.csv").write_text(
+        "T,U,i,f,d,b,y,l\n"  # in another order, and case
+        "2024-01-05 01:02:03+01,e\u0301,5,2.5,1.25,true,2024-01-05,2024-01-05 01:02:03\n"
+        "x,\u00e9,5.x,z,q,maybe,31st,noon\n"
+    )
+    with Engine(_types(tmp_path, "t.csv", columns), ["t"]) as engine:
+        first, second = engine.run("SELECT * FROM t ORDER BY i NULLS LAST").to_pylist()
+    assert first["u"] == second["u"] == "\u00e9"  # one unit in both spellings
+    assert (first["i"], first["f"], first["d"]) == (5, 2.5, decimal.Decimal("1.25"))
+    assert str(first["t"]) == "2024-01-05 00:02:03+00:00" and first["b"] is True
+    assert [second[c] for c in "ifdbytl"] == [None] * 7
+
+
+def test_parquet_decimals_keep_their_width(tmp_path: Path) -> None:
+    price = pa.array([decimal.Decimal("1.25")], pa.decimal128(10, 2))
+    pq.write_table(pa.table({"U": ["a"], "d": price}), tmp_path / "t.parquet")
+    with Engine(_types(tmp_path, "t.parquet", {"u": "STRING", "d": "NUMERIC"}), ["t"]) as engine:
+        assert engine.run("SELECT d FROM t").schema.field("d").type == pa.decimal128(10, 2)

@@ -1,0 +1,62 @@
+"""EXPLAIN and the account: public figures, without a look at data or a charge."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.explain import as_builtins, budget, explain
+from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+
+_TEXT = dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u, AVG(seconds) AS a")
+
+
+def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
+    catalog = load_catalog(data_set(tmp_path, kind="csv"))
+    (tmp_path / "visits.csv").unlink()
+    (tmp_path / "noise.key").unlink()
+    found = explain(catalog, [_TEXT, dp(f"{COUNTED} AS n", "FROM visits")])
+    first, second = found.statements
+    assert '"group_0"' in first.plan and first.selection is not None and second.selection is None
+    assert [c["automatic"] for c in first.columns] == [False, False, True]
+    one, all_of_them = (first.selection[f"even_chance_{w}"] for w in ("one_group", "all_groups"))
+    assert first.selection["tau"] - 1 <= one <= all_of_them
+    single = explain(catalog, _TEXT)
+    assert single.together["epsilon"] < found.together["epsilon"] < 4 and found.fits
+    assert charges(tmp_path) == [] and not (tmp_path / "ledger.db").exists()
+    assert as_builtins(found)["statements"][0]["cost"]["epsilon"] == 2.0
+
+
+def test_what_is_promised_is_what_is_drawn(tmp_path: Path) -> None:
+    catalog = load_catalog(data_set(tmp_path))
+    text = dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u")
+    columns = {c["name"]: c["parts"][0] for c in explain(catalog, text).statements[0].columns}
+    answer = ask(catalog, text)
+    for name, part in columns.items():
+        low, high = (answer.intervals[name][end][0].as_py() for end in ("low", "high"))
+        assert answer.intervals[name]["sd"][0].as_py() == part["sd"]
+        assert (high - low) / 2 == part["within"]
+
+
+def test_the_account(tmp_path: Path) -> None:
+    catalog = load_catalog(data_set(tmp_path, epsilon=2.0))
+    before = budget(catalog)
+    assert before["spent"]["epsilon"] == 0 and before["charges"] == 0
+    ask(catalog, dp(f"page, {COUNTED} AS n"))
+    after = budget(catalog)
+    [charge] = charges(tmp_path)
+    assert charge.mu is not None and after["charges"] == 1
+    assert after["left"]["mu"] < before["left"]["mu"]
+    assert math.isclose(after["left"]["mu"] ** 2 + charge.mu**2, before["left"]["mu"] ** 2,
+                        rel_tol=1e-3)  # fmt: skip
+    assert not explain(catalog, [dp(f"page, {COUNTED} AS n{i}") for i in range(9)]).fits
+
+
+@pytest.mark.parametrize("bad", ["SELECT 1", "EXPLAIN SELECT 1", ""])
+def test_what_is_no_statement_has_no_explanation(bad: str, tmp_path: Path) -> None:
+    from dpstream.accounting.errors import DpstreamError
+
+    with pytest.raises(DpstreamError):
+        explain(load_catalog(data_set(tmp_path)), bad)

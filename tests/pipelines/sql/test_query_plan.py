@@ -1,0 +1,92 @@
+"""Statements become plans: grids by the stated rule, shared trees, digests, charges."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.query.plan import Column
+from dpstream.pipelines.sql.catalog import Catalog, load_catalog
+from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
+from tests.pipelines.sql.asking import COUNTED, data_set, dp
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return load_catalog(data_set(tmp_path))
+
+
+def _column(catalog: Catalog, item: str, options: str | None = None) -> Column:
+    text = dp(f"page, {item} AS x")
+    text = text if options is None else text.replace("epsilon = 2", options)
+    [column] = question_of(text, catalog).plan.columns
+    return column
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 100), (-3, 7), (0.25, 0.3), (1e6, 2e6)])
+@pytest.mark.parametrize("name", ["SUM", "AVG", "STDDEV", "MEDIAN"])
+def test_a_grid_is_the_largest_step_with_enough_of_them(
+    name: str, low: float, high: float, catalog: Catalog
+) -> None:
+    per = "group" if name == "SUM" else "row"
+    column = _column(catalog, f"{name}(seconds, contribution_bounds_per_{per} => ({low}, {high}))")
+    bits = 24 if name in ("SUM", "AVG") else 16
+    most = high - low if bits == 16 else max(abs(low), abs(high), high - low)
+    assert 2 ** (bits - 1) < most / column.grid <= 2**bits
+    assert math.frexp(column.grid)[0] == 0.5
+    lo, hi = column.grid_bounds()
+    assert lo * column.grid >= low and hi * column.grid <= high
+
+
+def test_whole_numbers_and_counts_have_whole_steps(catalog: Catalog) -> None:
+    bounds = "contribution_bounds_per_group => (0, 9)"
+    assert _column(catalog, f"SUM(n, {bounds})").grid == 1
+    assert _column(catalog, f"AVG(n, {bounds})").grid < 1  # a unit's own mean is no whole number
+    assert _column(catalog, "COUNT(*)").grid == 1
+
+
+def test_tiny_budgets_have_coarser_grids(catalog: Catalog) -> None:
+    item = "SUM(seconds, contribution_bounds_per_group => (0, 1))"
+    fine, coarse = (_column(catalog, item, f"epsilon = {e}") for e in ("1", "0.0001"))
+    assert coarse.grid == fine.grid * 16
+
+
+def test_quantiles_of_one_argument_share_a_tree(catalog: Catalog) -> None:
+    bounds = "contribution_bounds_per_row => (0, 100)"
+    items = (
+        f"page, MEDIAN(seconds, {bounds}) AS a, MAX(seconds, {bounds}) AS b, "
+        f"APPROX_QUANTILES(seconds, 2, {bounds}) AS c, MEDIAN(n, {bounds}) AS d"
+    )
+    question = question_of(dp(items), catalog)
+    assert [(c.name, c.at) for c in question.plan.columns] == [
+        ("a", (0.5, 1.0, 0.0)),
+        ("d", (0.5,)),
+    ]
+    assert {k: tuple(v) for k, v in question.outputs.items()} == {
+        "a": ("a", (0,)), "b": ("a", (1,)), "c": ("a", (2, 0, 1)), "d": ("d", (0,)),
+    }  # fmt: skip
+
+
+def _asked(catalog: Catalog, text: str) -> Question:
+    return question_of(text, catalog)
+
+
+def test_digests_are_of_the_meaning(catalog: Catalog) -> None:
+    one = dp(f"page, {COUNTED} AS n")
+    alike = [one.lower(), one + " -- note", one.replace(" ", "\n"), one.replace("page", "`page`")]
+    assert {_asked(catalog, text).digest for text in alike} == {_asked(catalog, one).digest}
+    others = [
+        one.replace("epsilon = 2", "epsilon = 3"), one.replace("30", "31"), one + " LIMIT 1",
+        one.replace("GROUP", "WHERE n = 1 GROUP"), one.replace("AS n", "AS m"),
+        one.replace("WHERE n = 1", "WHERE n = 2"),
+    ][:5]  # fmt: skip
+    digests = {_asked(catalog, text).digest for text in [one, *others]}
+    assert len(digests) == 6
+
+
+def test_charge_and_tables(catalog: Catalog) -> None:
+    question = _asked(catalog, dp(f"page, {COUNTED} AS n"))
+    charge, budget = question.charge(catalog, "ab"), question.budget(question.plan)
+    assert (charge.mu, charge.threshold_delta) == (budget.mu, budget.threshold_delta)
+    assert grids_of(question.plan) == {"n": (1.0, 0, 30)}
+    assert named_tables([question.statement.source], catalog) == {"visits"}
