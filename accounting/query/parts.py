@@ -93,10 +93,6 @@ class QueryPart(msgspec.Struct, frozen=True):
         return (most if self.norm is None else min(most, self.norm)) * self.unit
 
 
-#: The same, as the one-shot transforms still import it.
-Part = QueryPart
-
-
 def parts_of(plan: QueryPlan) -> tuple[QueryPart, ...]:
     """Parts of all columns, column by column; automatic bounds must have been filled in."""
     total = math.fsum(column.share for column in plan.columns)

@@ -79,10 +79,6 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.aggregate.grid_bounds()
 
 
-#: The same, as the one-shot transforms still import it.
-Column = QueryColumn
-
-
 class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A query; all public.
 

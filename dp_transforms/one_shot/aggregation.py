@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.query.tree import cell_at, cells_of
 from dpstream.dp_transforms.one_shot.partials import Bounded, Int64
 
@@ -64,7 +64,7 @@ def per_group(group: Int64, values: Int64, groups: int) -> Int64:
     return out
 
 
-def histograms(shards: Sequence[Bounded], column: Column, groups: Int64, size: int) -> Int64:
+def histograms(shards: Sequence[Bounded], column: QueryColumn, groups: Int64, size: int) -> Int64:
     """(groups, cells) exact histograms of a quantiles column, for the groups that are asked for.
 
     Args:

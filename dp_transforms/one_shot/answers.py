@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.query.calibration import PartNoise, QueryBudget
 from dpstream.accounting.query.parts import parts_by_column
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.aggregation import Totals
@@ -122,7 +122,7 @@ def selected(
 
 
 def _estimate(
-    column: Column, noises: list[PartNoise], noisy: list[Int64], quantile: float
+    column: QueryColumn, noises: list[PartNoise], noisy: list[Int64], quantile: float
 ) -> Estimate:
     if column.kind == "mean":
         return mean(column, noises, noisy, quantile)
@@ -132,7 +132,7 @@ def _estimate(
 
 
 def _quantiles(
-    column: Column,
+    column: QueryColumn,
     part: PartNoise,
     shards: Sequence[Bounded],
     groups: Int64,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting.query.parts import Part, parts_by_column, parts_of
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.parts import QueryPart, parts_by_column, parts_of
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.partials import (
     Bounded,
@@ -107,7 +107,9 @@ def _beyond(slot: Int64, drawn: Ids, most: int) -> Int64:
     return np.asarray(order[rank >= most])
 
 
-def _scale(parts: Sequence[Part], mine: Sequence[int], unit: Int64, sums: dict[int, Int64]) -> None:
+def _scale(
+    parts: Sequence[QueryPart], mine: Sequence[int], unit: Int64, sums: dict[int, Int64]
+) -> None:
     """Multiply a column's partials by each unit's factor, rounded towards 0."""
     leads = next((n for n, p in enumerate(parts) if p.what == "count"), 0)
     norm = parts[leads].norm
@@ -142,8 +144,8 @@ def _times(vector: Int64, factor: Float64) -> Int64:
 
 
 def _rows(
-    column: Column,
-    part: Part,
+    column: QueryColumn,
+    part: QueryPart,
     partials: Partials,
     kept: tuple[Int64, Int64],
     keys: KeyRing,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dpstream.accounting.aggregates.mean import ratio
 from dpstream.accounting.query.calibration import PartNoise
 from dpstream.accounting.query.parts import centre_of, half_of, middle_of
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
     high: Float64
 
 
-def direct(column: Column, noise: PartNoise, noisy: Int64) -> Estimate:
+def direct(column: QueryColumn, noise: PartNoise, noisy: Int64) -> Estimate:
     """A count or a sum."""
     step = (column.grid if noise.part.what == "sum" else 1.0) / noise.part.unit
     value, margin = np.asarray(noisy * step, np.float64), noise.margin * step
@@ -43,7 +43,9 @@ def direct(column: Column, noise: PartNoise, noisy: Int64) -> Estimate:
     return Estimate(value, sd, value - margin, value + margin)
 
 
-def mean(column: Column, noises: list[PartNoise], noisy: list[Int64], quantile: float) -> Estimate:
+def mean(
+    column: QueryColumn, noises: list[PartNoise], noisy: list[Int64], quantile: float
+) -> Estimate:
     """A mean, from sum and count."""
     (total, count), (total_sd, count_sd) = _scaled(noises, noisy)
     value, sd = ratio(column.aggregate, middle_of(column), total, count, (total_sd, count_sd))
@@ -53,7 +55,7 @@ def mean(column: Column, noises: list[PartNoise], noisy: list[Int64], quantile: 
 
 
 def variance(
-    column: Column, noises: list[PartNoise], noisy: list[Int64], quantile: float
+    column: QueryColumn, noises: list[PartNoise], noisy: list[Int64], quantile: float
 ) -> Estimate:
     """A variance or a standard deviation, from sum, squares and count."""
     (total, square, count), sds = _scaled(noises, noisy)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.query.parts import (
-    Part,
+    QueryPart,
     centre_of,
     half_of,
     parts_by_column,
@@ -73,14 +73,14 @@ class Bounded(NamedTuple):
     rows: dict[str, tuple[Int64, Int64, Int64]]
 
 
-def stored_parts(plan: QueryPlan, parts: Sequence[Part] | None = None) -> list[int]:
+def stored_parts(plan: QueryPlan, parts: Sequence[QueryPart] | None = None) -> list[int]:
     """Numbers of the parts that a partial holds: all but the units' constant 1 and trees."""
     units = {column.name for column in plan.columns if column.kind == "units"}
     parts = parts_of(plan) if parts is None else parts
     return [i for i, p in enumerate(parts) if p.what != "tree" and p.column not in units]
 
 
-def merged(plan: QueryPlan, parts: Sequence[Part], partials: Partials) -> Partials:
+def merged(plan: QueryPlan, parts: Sequence[QueryPart], partials: Partials) -> Partials:
     """The same in the order of (unit, group), each once, every partial within its bounds.
 
     Two rows of one unit and group are added up before they are clamped.
@@ -112,7 +112,7 @@ def merged(plan: QueryPlan, parts: Sequence[Part], partials: Partials) -> Partia
     return partials._replace(unit=unit, group=group, sums=tuple(clamped.values()))
 
 
-def _hold_to_counts(plan: QueryPlan, parts: Sequence[Part], sums: dict[int, Int64]) -> None:
+def _hold_to_counts(plan: QueryPlan, parts: Sequence[QueryPart], sums: dict[int, Int64]) -> None:
     """|sum of (x - middle)| <= h count, and squares likewise: what a norm's proof rests on."""
     numbers = parts_by_column(plan, parts)
     for column in plan.columns:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.query.calibration import PartNoise
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.query.tree import Tree, cells_of, tree_of, value_at
 from dpstream.dp_transforms.one_shot.aggregation import histograms
 from dpstream.dp_transforms.one_shot.estimates import Estimate
@@ -34,7 +34,7 @@ _AT_ONCE = 1_024
 
 
 def quantiles(
-    column: Column,
+    column: QueryColumn,
     noise: PartNoise,
     shards: Sequence[Bounded],
     groups: Int64,
@@ -60,7 +60,12 @@ def quantiles(
 
 
 def noisy_prefixes(
-    column: Column, noise: PartNoise, shards: Sequence[Bounded], groups: Int64, ids: Ids, draw: Draw
+    column: QueryColumn,
+    noise: PartNoise,
+    shards: Sequence[Bounded],
+    groups: Int64,
+    ids: Ids,
+    draw: Draw,
 ) -> Float64:
     """(groups, cells) least-squares prefixes of the noisy trees."""
     tree = tree_of(cells_of(column))
@@ -73,7 +78,7 @@ def noisy_prefixes(
     return np.asarray((noisy / noise.part.unit) @ tree.prefixes.T)
 
 
-def read_off(column: Column, prefixes: Float64, sd: float, quantile: float) -> Estimate:
+def read_off(column: QueryColumn, prefixes: Float64, sd: float, quantile: float) -> Estimate:
     """(groups, quantiles) from prefixes of trees whose nodes have noise of ``sd``."""
     tree = tree_of(cells_of(column))
     total = prefixes[:, -1]
@@ -95,7 +100,7 @@ def read_off(column: Column, prefixes: Float64, sd: float, quantile: float) -> E
 
 
 def _one(
-    column: Column,
+    column: QueryColumn,
     tree: Tree,
     prefixes: Float64,
     level: Float64,

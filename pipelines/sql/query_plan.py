@@ -26,7 +26,7 @@ from sqlglot import exp
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.bounds import BoundsDesign, design_bounds
 from dpstream.accounting.query.calibration import QueryBudget, allocate_query, mu_of_query
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.functions import Function
 from dpstream.pipelines.sql.ownership import type_of
@@ -145,7 +145,7 @@ def regridded(plan: QueryPlan, bounds: dict[str, tuple[float, float]], bits: int
     return msgspec.structs.replace(plan, columns=columns)
 
 
-def _bounded(column: Column, low: float, high: float, bits: int) -> Column:
+def _bounded(column: QueryColumn, low: float, high: float, bits: int) -> QueryColumn:
     step, whole = column.grid, column.kind == "sum" and column.grid >= 1
     if column.kind != "count":
         step = _step(column.kind, low, high, column.most_rows, bits, whole)
@@ -170,7 +170,7 @@ def _plan(statement: Statement, bits: int) -> QueryPlan:
     )
 
 
-def _column(function: Function, rows: int, bits: int) -> Column:
+def _column(function: Function, rows: int, bits: int) -> QueryColumn:
     whole = function.argument is not None and type_of(function.argument) == exp.DType.BIGINT
     step = 1.0
     if function.kind not in ("count", "units"):
@@ -180,7 +180,7 @@ def _column(function: Function, rows: int, bits: int) -> Column:
             step = _step(function.kind, function.low, function.high, most_rows, bits, whole)
         elif not whole:
             step = _AUTOMATIC_SQUARED if function.kind in _SQUARED else _AUTOMATIC
-    return Column(
+    return QueryColumn(
         function.name,
         function.kind,
         function.low,

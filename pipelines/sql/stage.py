@@ -16,7 +16,7 @@ from sqlglot import exp
 
 from dpstream.accounting.query.bounds import VALUES
 from dpstream.accounting.query.parts import centre_of, middle_of
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import (
     Answer,
@@ -175,7 +175,9 @@ class Stage:
         }
         return regridded(question.plan, bounds, question.bits), settled.nulls
 
-    def _values(self, found: pa.Table, column: Column, i: int, unit: Int64, group: Int64) -> Rows:
+    def _values(
+        self, found: pa.Table, column: QueryColumn, i: int, unit: Int64, group: Int64
+    ) -> Rows:
         """What a column's bounds are for: each row's value, or each (unit, group)'s."""
         if f"rows_{i}" in found.column_names:
             at, value = _lists(found, i)
@@ -215,7 +217,7 @@ class Stage:
         return known._replace(sums=tuple(sums), rows=rows)
 
     def _moments(
-        self, column: Column, known: Partials, at: Int64, value: Int64
+        self, column: QueryColumn, known: Partials, at: Int64, value: Int64
     ) -> tuple[Int64, Int64, Int64]:
         """Sum, squares and count of at most r of each partial's rows, by a keyed choice."""
         counts = np.bincount(at, minlength=len(known.unit))
