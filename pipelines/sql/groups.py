@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
+from dpstream.accounting.arrays import Bool, Float64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
@@ -22,11 +23,19 @@ KINDS = {
 }  # fmt: skip
 
 
+def numbers(values: Int64 | Float64, null: Bool | None = None) -> pa.Array:
+    """Numbers as Arrow without a copy; those of ``null`` are NULL."""
+    kind = pa.int64() if values.dtype == np.int64 else pa.float64()
+    there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [there, data])
+
+
 def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
     """(rows,) codes of a column's values, NULL among them, and the values by code."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
     coded = pc.dictionary_encode(array, null_encoding="encode")
     return coded.indices.to_numpy(zero_copy_only=False).astype(np.int64), coded.dictionary
 
@@ -55,7 +64,7 @@ class Groups:
     ) -> None:
         self._names, self._kinds, self._prf = names, [KINDS[t] for t in types], prf
         self._parts: list[pa.Table] = []
-        self._known = pa.array([], pa.binary(16))
+        self._known = pa.nulls(0, pa.binary(16))
         self._ids = np.zeros((0, 2), np.uint64)
         self._frozen = False
         if not names:
@@ -89,7 +98,7 @@ class Groups:
         new = np.flatnonzero(found < 0)
         if new.size and not self._frozen:
             found[new] = len(self._ids) + np.arange(new.size)
-            some = pa.array(new)
+            some = numbers(new)
             self._parts.append(pa.table([v.take(some) for v in values], names=self._names))
             self._ids = np.concatenate([self._ids, ids[new]])
             self._known = pa.concat_arrays([self._known, packed.take(some)])
@@ -103,9 +112,9 @@ def _distinct(columns: list[pa.ChunkedArray]) -> tuple[Int64, list[pa.Array]]:
     for column in columns[1:]:
         more, its_values = encoded(column)
         size = np.int64(max(1, len(its_values)))
-        both = pc.dictionary_encode(pa.array(codes * size + more))
+        both = pc.dictionary_encode(numbers(codes * size + more))
         codes = both.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         pair = both.dictionary.to_numpy(zero_copy_only=False)
-        values = [v.take(pa.array(pair // size)) for v in values]
-        values.append(its_values.take(pa.array(pair % size)))
+        values = [v.take(numbers(pair // size)) for v in values]
+        values.append(its_values.take(numbers(pair % size)))
     return codes, values

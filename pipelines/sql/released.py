@@ -17,6 +17,7 @@ from dpstream.pipelines.sql.allowed import AGGREGATES
 from dpstream.pipelines.sql.catalog import RELEASED, Catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.exact import safe_query
+from dpstream.pipelines.sql.groups import numbers
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import Found
 
@@ -30,7 +31,7 @@ def released(question: Question, found: Found) -> pa.Table:
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     groups = found.groups.values
     if groups is not None:
-        chosen = groups.take(pa.array(found.answer.group))
+        chosen = groups.take(numbers(np.asarray(found.answer.group, np.int64)))
         columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for function in question.statement.functions:
         output = question.outputs[function.name]
@@ -46,13 +47,13 @@ def released(question: Question, found: Found) -> pa.Table:
 def empty(question: Question, types: Iterable[pa.DataType]) -> pa.Table:
     """A released relation without rows, to check the outer query on."""
     columns = {
-        group.name: pa.array([], kind)
+        group.name: pa.nulls(0, kind)
         for group, kind in zip(question.statement.groups, types, strict=True)
     }
     for function in question.statement.functions:
         kind = pa.list_(pa.float64()) if function.many else pa.float64()
         for name in (function.name, *(f"{function.name}{MARK}{part}" for part in PARTS)):
-            columns[name] = pa.array([], kind)
+            columns[name] = pa.nulls(0, kind)
     return pa.table(columns)
 
 
@@ -84,11 +85,11 @@ def _array(
     if places:
         values = values[:, list(places)] if many else values[:, places[0]]
     mask = np.isnan(values) | absent
-    flat = pa.array(values.reshape(-1), mask=mask.reshape(-1))
+    flat = numbers(values.reshape(-1), mask.reshape(-1))
     if not many:
         return flat
-    ends = np.arange(len(values) + 1, dtype=np.int32) * len(places)
-    return pa.ListArray.from_arrays(pa.array(ends), flat)
+    ends = numbers(np.arange(len(values) + 1) * len(places)).cast(pa.int32())
+    return pa.ListArray.from_arrays(ends, flat)
 
 
 def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:

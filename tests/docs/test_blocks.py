@@ -9,12 +9,15 @@ from typing import Any
 
 import click
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tomlkit
 from click.testing import CliRunner
 
 import dpstream
 from dpstream.accounting.budget import allocate
+from dpstream.pipelines.sql.catalog import catalog_of
 from dpstream.state import open as stores
 from tests.docs.pages import PAGES, README, ROOT, blocks, generator, inline, lines, named
 
@@ -90,7 +93,17 @@ def whole_job(text: str) -> str:
     return tomlkit.dumps(tables | given)
 
 
-JOBS = [(named(p), b.text) for p in PAGES for b in blocks(p.read_text()) if b.language == "toml"]
+TOML = [(named(p), b.text) for p in PAGES for b in blocks(p.read_text()) if b.language == "toml"]
+JOBS = [(page, text) for page, text in TOML if "table" not in tomllib.loads(text)]
+CATALOGS = [text for _, text in TOML if "table" in tomllib.loads(text)]
+
+
+@pytest.mark.parametrize("text", CATALOGS)
+def test_catalogs(text: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": ["a"], "page": ["b"], "seconds": [1.0]}),
+                   tmp_path / "visits.parquet")  # fmt: skip
+    catalog = catalog_of(tomllib.loads(text), tmp_path)
+    assert {table.unit is None for table in catalog.tables.values()} == {True, False}
 
 
 @pytest.mark.parametrize(("page", "text"), JOBS, ids=[f"{n}-{i}" for i, (n, _) in enumerate(JOBS)])

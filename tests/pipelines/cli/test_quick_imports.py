@@ -61,7 +61,7 @@ def loaded(arguments: list[str]) -> set[str]:
     return set(json.loads(out.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["state", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["sql", "--help"]])
 def test_help_loads_no_library_that_works_on_data(arguments: list[str]) -> None:
     names = {name.partition(".")[0] for name in loaded(arguments)} - sys.stdlib_module_names
     public = {name for name in names if not name.startswith("_")}
@@ -75,3 +75,18 @@ def test_a_plan_loads_neither_runner_nor_compiler(mode: str, tmp_path: Path) -> 
     job.write_text(JOB.replace("[privacy]", f'[privacy]\nmode = "{mode}"'))
     assert set(TOO_SLOW) & (names := loaded(["plan", str(job)])) == set()
     assert {"dpstream.accounting.budget", "scipy.special"} <= names
+
+
+#: An answer in SQL draws noise, with the compiler; it waits for no runner and no second accountant.
+NOT_FOR_SQL = set(TOO_SLOW) - {"numba", "llvmlite", "dpstream.dp_transforms.noise.prf"}
+
+
+def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
+    from tests.pipelines.sql.asking import COUNTED, data_set, dp
+
+    path = str(data_set(tmp_path))
+    quantile = "MEDIAN(seconds, contribution_bounds_per_row => (0, 100)) AS m"
+    text = dp(f"page, {COUNTED} AS n, AVG(n) AS a, {quantile}")
+    explained, asked = loaded(["sql", path, text, "--explain"]), loaded(["sql", path, text])
+    assert NOT_FOR_SQL & (explained | asked) == set()
+    assert {"duckdb", "dpstream.dp_transforms.one_shot"} <= asked

@@ -90,7 +90,10 @@ def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
 def server(tmp_path: Path) -> Iterator[str]:
     """Address of a server of its own, on a socket in a folder."""
     if not (_POSTGRES / "initdb").exists():
-        pytest.skip("PostgreSQL's initdb is missing")
+        text = "PostgreSQL is missing: install the Debian package postgresql"
+        if os.environ.get("CI"):
+            pytest.fail(text)
+        pytest.skip(text)
     folder = Path("/tmp") / f"dpstream-pg-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

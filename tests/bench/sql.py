@@ -1,0 +1,115 @@
+"""A statement over 1M rows of 100k users: sum and count by key, cold and warm, and 14M rows.
+
+    python -m tests.bench.sql [--rows N] [--repeats R] [--out FILE]
+
+``cold`` is the whole command ``dpstream sql`` in a process of its own; ``warm`` is ``ask`` again in
+one process (a new charge each time, receipt included).  Seconds, CPU seconds and peak memory of
+each; ``validated`` is parsing, validation and the plan alone.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.bench.common import emit, machine
+
+CATALOG = """
+[ledger]
+path = "ledger.db"
+data_set = "bench"
+limit = { epsilon = 900.0, delta = 1e-5 }
+[unit]
+name = "user"
+type = "int"
+[privacy]
+insecure_test_key = "KEY"
+[[table]]
+name = "records"
+path = "records.parquet"
+unit_column = "user"
+"""
+STATEMENT = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 6, delta = 1e-9, "
+    "max_groups_contributed = 32) key, SUM(value, contribution_bounds_per_group => (0, 1)) AS s, "
+    "COUNT(*, contribution_bounds_per_group => (0, 1)) AS n FROM records GROUP BY key"
+)
+_WARM = """
+import json, resource, sys, time
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.query_plan import question_of
+catalog, text, repeats = load_catalog(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+out = []
+for _ in range(repeats + 1):
+    wall, cpu = time.perf_counter(), time.process_time()
+    question_of(text, catalog)
+    validated = time.perf_counter() - wall
+    wall, cpu = time.perf_counter(), time.process_time()
+    answer = ask(catalog, text, fresh=True)
+    out.append((time.perf_counter() - wall, time.process_time() - cpu, validated,
+                answer.table.num_rows))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"runs": out[1:], "peak_mib": peak}))
+"""
+
+
+def data(folder: Path, rows: int) -> Path:
+    """Users by Zipf s = .6, keys by Zipf-Mandelbrot s = 1.05, q = 2.7, values uniform."""
+    draw, users, keys = np.random.default_rng(1), rows // 10, 100_000
+    laws = []
+    for most, q, s in ((users, 0.0, 0.6), (keys, 2.7, 1.05)):
+        weights = (np.arange(1, most + 1) + q) ** -s
+        laws.append(np.cumsum(weights / weights.sum()))
+    user, key = (np.searchsorted(cdf, draw.random(rows)).clip(max=len(cdf) - 1) for cdf in laws)
+    table = pa.table({"user": user, "key": key, "value": draw.random(rows)})
+    pq.write_table(table, folder / "records.parquet")
+    path = folder / "bench.toml"
+    path.write_text(CATALOG.replace("KEY", "5e" * 31 + "a1"))
+    return path
+
+
+def cold(catalog: Path) -> dict[str, float]:
+    """One command in a process of its own."""
+    words = [sys.executable, "-m", "dpstream", "sql", str(catalog), STATEMENT, "--fresh", "--json"]
+    before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(words, check=True, capture_output=True)
+    wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": wall, "cpu_seconds": cpu, "peak_mib": after.ru_maxrss / 1024}
+
+
+def warm(catalog: Path, repeats: int) -> dict[str, Any]:
+    """The median of several answers of one process, after a first."""
+    words = [sys.executable, "-c", _WARM, str(catalog), STATEMENT, str(repeats)]
+    told = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    names = ("seconds", "cpu_seconds", "validated_seconds", "keys")
+    medians = (statistics.median(part) for part in zip(*told["runs"], strict=True))
+    return dict(zip(names, medians, strict=True)) | {"peak_mib": told["peak_mib"]}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        catalog = data(Path(folder), options.rows)
+        found = {"cold": cold(catalog), "warm": warm(catalog, options.repeats)}
+    emit({"bench": "sql", "rows": options.rows, **found, "machine": machine()}, options.out)
+
+
+if __name__ == "__main__":
+    main()
