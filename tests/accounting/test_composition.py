@@ -68,7 +68,7 @@ def test_never_below_the_exact_composition(
     spends = [*map(gauss, mus), *(plain(*p) for p in plains)]
     ours, truth = delta_spent(spends, epsilon), exact(mus, plains, epsilon)
     assert ours >= truth * (1 - 1e-3) - 1e-12
-    # And a twin that forgets the plain parts, or their deltas, is below it.
+    # And a sum that forgets the plain parts, or their deltas, is below it.
     if plains:
         assert delta_spent([gauss(m) for m in mus] or [plain(0)], epsilon) < truth or truth < 1e-12
     if mus and not plains:
@@ -191,7 +191,7 @@ def test_rho_is_never_rounded_down(rho: float, epsilon: float) -> None:
     ours = delta_spent([concentrated(rho), plain(0.0)], epsilon)
     assert not rounded_down(ours, min(truth, mpmath.mpf(1)))
     assert ours <= truth * (1 + mpmath.mpf("1e-8")) + mpmath.mpf("1e-300") or ours == 1.0
-    # A twin that rounds the rho of several down is noticed.
+    # A sum that rounds the rho of several down is noticed.
     if 1e-250 < truth < 0.5:
         assert rounded_down(cdp_delta(rho * (1 - 1e-12), epsilon) * (1 - 1e-11), truth)
 

@@ -1,1 +1,1 @@
-"""Audits of the whole flow: neighbouring streams, sabotaged twins, leaks."""
+"""Audits of the whole flow: neighbouring streams, sabotaged variants, leaks."""

@@ -116,8 +116,8 @@ def record_bound_by_trigger_times(
     run = begin(plan, folder, shards)
     line = plan.timeline
     try:
-        twin = CanonicaliserFactory(plan, run.keys, run.public)()
-        good = concat([twin(batch)[0] for batch in batches], record_schema(plan))
+        canonicalise = CanonicaliserFactory(plan, run.keys, run.public)()
+        good = concat([canonicalise(batch)[0] for batch in batches], record_schema(plan))
         trigger_time = np.clip(
             line.trigger_time_of(good.column("stamp").to_numpy()), 1, line.last_trigger_time
         )

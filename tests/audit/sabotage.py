@@ -1,4 +1,4 @@
-"""What a sabotaged twin is, and the mistakes that both tables of twins make."""
+"""What a sabotaged variant is, and the mistakes that both tables of them make."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from unittest import mock
 
 import msgspec
 
-Twin = Callable[[], contextlib.AbstractContextManager[Any]]
+Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class Sabotage(NamedTuple):
-    """A twin, the plan and kind of neighbours that show it, and the rule it must breach."""
+    """A patch, the plan and kind of neighbours that show it, and the rule it must breach."""
 
-    twin: Twin
+    patch: Patch
     plan: str
     kind: str
     rule: str
@@ -22,14 +22,14 @@ class Sabotage(NamedTuple):
 def replaced(
     owner: Any, name: str, make: Callable[[Any], Any], plan: str, kind: str, rule: str
 ) -> Sabotage:
-    """A twin with one function replaced by ``make(function)``, shown by (plan, kind, rule)."""
+    """A patch with one function replaced by ``make(function)``, shown by (plan, kind, rule)."""
 
     @contextlib.contextmanager
-    def twin() -> Iterator[None]:
+    def patch() -> Iterator[None]:
         with mock.patch.object(owner, name, make(getattr(owner, name))):
             yield
 
-    return Sabotage(twin, plan, kind, rule)
+    return Sabotage(patch, plan, kind, rule)
 
 
 def half_scale(real: Any) -> Any:

@@ -18,8 +18,8 @@ from dpstream.pipelines.audit.run import Fixed
 from dpstream.pipelines.audit.view import text
 from dpstream.pipelines.experiments.paper import published_budget
 from dpstream.pipelines.jobs.job import Job, load_job
-from tests.audit.sabotage import Twin, with_tau
-from tests.audit.twins import TWINS
+from tests.audit.sabotage import Patch, with_tau
+from tests.audit.sabotaged import SABOTAGED
 from tests.budgets import budgeted, budgets
 from tests.statistical.trials import smaller_noise
 
@@ -160,13 +160,13 @@ def test_noise_that_is_a_fifth_too_small(tmp_path: Path, epsilon: float) -> None
 class Broken(NamedTuple):
     """A sabotage, the plan that shows it, and the family that must refute it."""
 
-    twin: Twin
+    patch: Patch
     family: str
     kinds: tuple[str, ...] = ("count",)
     options: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
-def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
+def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
     return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
@@ -198,22 +198,25 @@ def _no_noise_on_one_column() -> Iterator[None]:
 
 
 BROKEN = {
-    "contributions not bounded": Broken(TWINS["contributions not bounded"].twin, "values"),
+    "contributions not bounded": Broken(SABOTAGED["contributions not bounded"].patch, "values"),
     "not bounded over keys": Broken(
-        TWINS["contributions not bounded"].twin, "values", ("units",), {"contributions": 4}
+        SABOTAGED["contributions not bounded"].patch, "values", ("units",), {"contributions": 4}
     ),
     "values not clamped": Broken(
-        TWINS["values not clamped"].twin, "values", ("sum",), {"public": True}
+        SABOTAGED["values not clamped"].patch, "values", ("sum",), {"public": True}
     ),
     "one column without noise": Broken(_no_noise_on_one_column, "values", ("count", "sum")),
     "one name for all keys": Broken(
         _wrapped(NoiseStream, "names", _one_name_for_all_keys), "values"
     ),
     "window left out of the name": Broken(
-        TWINS["window left out of the name"].twin, "values", ("count",), {"windows": 2}
+        SABOTAGED["window left out of the name"].patch, "values", ("count",), {"windows": 2}
     ),
     "column left out of the name": Broken(
-        TWINS["column left out of the name"].twin, "values", ("count", "sign"), {"public": True}
+        SABOTAGED["column left out of the name"].patch,
+        "values",
+        ("count", "sign"),
+        {"public": True},
     ),
     "one draw for all nodes": Broken(
         _wrapped(ContinuousGaussian, "draw", _first_nodes_again), "values"
@@ -222,29 +225,29 @@ BROKEN = {
         _wrapped(step, "run_name", lambda real: lambda identity: (b"always",)), "another run"
     ),
     "units counted per batch": Broken(
-        TWINS["units counted per batch"].twin, "one key", ("units",),
+        SABOTAGED["units counted per batch"].patch, "one key", ("units",),
         {"contributions": 12, "triggers": 12},
     ),
     "per-key bound forgotten": Broken(
-        TWINS["units counted per batch"].twin, "one key", ("count",),
+        SABOTAGED["units counted per batch"].patch, "one key", ("count",),
         {"per_key_bound": "1", "public": True, "contributions": 12, "triggers": 12},
     ),
     "threshold six sds lower": Broken(
         _wrapped(step, "calibrated", budgets(with_tau(_six_sds_lower))), "alone"
     ),
     "published only with new data": Broken(
-        TWINS["published only with new data"].twin, "values", ("count",), {"public": True}
+        SABOTAGED["published only with new data"].patch, "values", ("count",), {"public": True}
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_mechanisms_are_refuted(tmp_path: Path, name: str) -> None:
-    twin, family, kinds, options = BROKEN[name]
+    patch, family, kinds, options = BROKEN[name]
     job = make_job(tmp_path, *kinds, **options)
     honest = run(job, FEW)
     assert not honest.refuted, text(honest)
-    with twin():
+    with patch():
         result = run(job, FEW)
     assert result.refuted, text(result)
     if family == "alone":

@@ -181,11 +181,11 @@ class KeepsChild(KeepsKey):
         return bytes(prf._child(secret, "node noise"))
 
 
-@pytest.mark.parametrize("twin", [KeepsKey, KeepsHex, KeepsChild])
+@pytest.mark.parametrize("source", [KeepsKey, KeepsHex, KeepsChild])
 def test_a_source_that_keeps_the_key_is_caught(
-    job: Job, monkeypatch: pytest.MonkeyPatch, twin: type[KeySource]
+    job: Job, monkeypatch: pytest.MonkeyPatch, source: type[KeySource]
 ) -> None:
-    monkeypatch.setattr(noise_key, "KeySource", twin)
+    monkeypatch.setattr(noise_key, "KeySource", source)
     run, _ = begin(job)
     assert key_hits(pickle.dumps(run))
     pipeline = beam.Pipeline(runner=FnApiRunner())

@@ -39,11 +39,11 @@ def _first(owner: Any, name: str, leak: Callable[[], Any]) -> Leak:
     """The function leaks before it does its work."""
     real = getattr(owner, name)
 
-    def twin(*args: Any, **options: Any) -> Any:
+    def patch(*args: Any, **options: Any) -> Any:
         leak()
         return real(*args, **options)
 
-    return mock.patch.object(owner, name, twin)
+    return mock.patch.object(owner, name, patch)
 
 
 def _write(name: str, content: str) -> None:
@@ -155,10 +155,10 @@ def test_a_good_run_leaks_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LEAKY)
-def test_a_leaky_twin_is_caught(tmp_path: Path, name: str) -> None:
-    twin, channel = LEAKY[name]
+def test_a_leak_is_caught(tmp_path: Path, name: str) -> None:
+    patch, channel = LEAKY[name]
     job = make_job(tmp_path / "job")
-    with twin():
+    with patch():
         found = observe(job, tmp_path / "tmp")
     assert channel in leaks(found)
 

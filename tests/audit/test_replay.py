@@ -292,13 +292,13 @@ def test_a_backup_is_accepted_only_when_it_was_restored(place: Place) -> None:
     restore(place)
     # It may be interrupted at once and begin again: it is still the restored one.
     assert refusal(place, True) == ""
-    place.copy("state", "twin")
+    place.copy("state", "copy")
     assert refusal(place, True) == ""
     assert place.run() == first  # replayed, and every release compared with the sink's
     assert refusal(place, True) == ""
     assert len(place.entries()) == 1
     # Neither the store it replaces, nor the backup, nor a copy of the restored one goes on.
-    for other in ("newest", "backup", "twin"):
+    for other in ("newest", "backup", "copy"):
         shutil.rmtree(place.folder / "state")
         place.copy(other, "state")
         assert refusal(place, True) != ""

@@ -1,4 +1,4 @@
-"""P3: every sabotaged twin is caught by the audit that the honest product passes."""
+"""P3: every sabotaged variant is caught by the audit that the honest product passes."""
 
 from functools import cache
 from pathlib import Path
@@ -7,12 +7,12 @@ import pytest
 
 from tests.audit.checks import scale_problems
 from tests.audit.neighbours import make_pair
+from tests.audit.sabotaged import SABOTAGED
+from tests.audit.sabotaged_ranked import RANKED_SABOTAGED
 from tests.audit.test_neighbours import audit, mechanism_of
-from tests.audit.twins import TWINS
-from tests.audit.twins_ranked import RANKED_TWINS
 
-ALL = TWINS | RANKED_TWINS
-#: Neighbours tried before a twin counts as undetected; the audit of CI has many more.
+ALL = SABOTAGED | RANKED_SABOTAGED
+#: Neighbours tried before a variant counts as undetected; the audit of CI has many more.
 TRIES = 4
 
 
@@ -25,18 +25,18 @@ def breaches(plan: str, kind: str, seed: int, folder: Path) -> set[str]:
 
 @cache
 def honest_breaches(plan: str, kind: str, seed: int, folder: Path) -> set[str]:
-    """Breaches of the product as it is; several twins share their neighbours."""
+    """Breaches of the product as it is; several variants share their neighbours."""
     return breaches(plan, kind, seed, folder)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_twin_is_caught(
+def test_sabotage_is_caught(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str
 ) -> None:
     case, shared = ALL[name], tmp_path_factory.getbasetemp()
-    mechanism_of(case.plan)  # the judge's figures are never computed under a twin
+    mechanism_of(case.plan)  # the judge's figures are never computed under sabotage
     for seed in range(100, 100 + TRIES):
-        with case.twin():
+        with case.patch():
             caught = case.rule in breaches(case.plan, case.kind, seed, tmp_path)
         honest = honest_breaches(case.plan, case.kind, seed, shared)
         assert honest == set(), f"honest product, seed {seed}"

@@ -80,11 +80,11 @@ def watched(seconds: Seconds, store: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for stage, names in STAGES.items():
             for name in names:
-                twin = _timed(seconds, stage, getattr(step, name))
-                stack.enter_context(mock.patch.object(step, name, twin))
+                timed = _timed(seconds, stage, getattr(step, name))
+                stack.enter_context(mock.patch.object(step, name, timed))
         for stage, name in (("load", "load_keys"), ("commit", "commit_step")):
-            twin = _timed(seconds, stage, getattr(store, name))
-            stack.enter_context(mock.patch.object(store, name, twin))
+            timed = _timed(seconds, stage, getattr(store, name))
+            stack.enter_context(mock.patch.object(store, name, timed))
         yield
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from tests.delivery.audit import audit
+from tests.delivery.sabotaged import SABOTAGED
 from tests.delivery.schedules import Back, make
-from tests.delivery.twins import TWINS
 
 CI, TOGETHER, LONG = 200, 20, 5_000
 
@@ -32,17 +32,17 @@ def test_schedules_long() -> None:
     print(audited(range(CI, LONG)))
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_twin_is_caught(name: str) -> None:
-    twin, rule, kind, plan = TWINS[name]
+@pytest.mark.parametrize("name", SABOTAGED)
+def test_sabotage_is_caught(name: str) -> None:
+    patch, rule, kind, plan = SABOTAGED[name]
     for seed in range(80):
-        with twin():
+        with patch():
             try:
                 problems = audit(seed, kind, plan)[0]
             except RunError as error:
                 problems = [error.rule]
         if any(rule in problem for problem in problems):
-            # It is the twin that is caught: the product passes the same schedule.
+            # It is the sabotage that is caught: the product passes the same schedule.
             assert audit(seed, kind, plan)[0] == []
             return
     raise AssertionError(f"{name} was not caught")

@@ -233,7 +233,7 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
         assert retention.expire(live.store, line) == SHARDS
         now = answers(plan, new, records, upto)
         assert all(now) and now == before == answers(plan, old, records, upto)
-        monkeypatch.setattr(arrow, "moved", lambda some, slots: some)  # the sabotaged twin
+        monkeypatch.setattr(arrow, "moved", lambda some, slots: some)  # sabotaged
         assert answers(plan, old, records, upto) != now
     stores.close_all()
 

@@ -1,4 +1,4 @@
-"""The whole flow: Beam gives the bytes of its pure twin, and nothing private shapes the output."""
+"""The whole flow: Beam gives the bytes of the pure function, and nothing private shapes them."""
 
 import hashlib
 import os
@@ -111,7 +111,7 @@ def ordered(rows: list[dict[str, object]]) -> list[tuple[object, ...]]:
 
 
 @MODES
-def test_beam_gives_the_bytes_of_the_pure_twin(
+def test_beam_gives_the_bytes_of_the_pure_function(
     plan: Plan, store_paths: Iterator[str], tmp_path: Path
 ) -> None:
     source = generate(plan).batches(300)

@@ -185,12 +185,12 @@ SABOTAGE: list[tuple[str, Any, str, Callable[[Any], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "owner", "attribute", "twin"), SABOTAGE)
+@pytest.mark.parametrize(("name", "owner", "attribute", "sabotage"), SABOTAGE)
 def test_sabotage_is_noticed_by_the_reference(
     name: str,
     owner: Any,
     attribute: str,
-    twin: Callable[[Any], Any],
+    sabotage: Callable[[Any], Any],
     ring: KeyRing,
     store_paths: Iterator[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +198,7 @@ def test_sabotage_is_noticed_by_the_reference(
     plan = RANKED[name]
     expected = slow(plan, ring)
     assert run(plan, store_paths) == expected
-    monkeypatch.setattr(owner, attribute, twin(getattr(owner, attribute)))
+    monkeypatch.setattr(owner, attribute, sabotage(getattr(owner, attribute)))
     assert run(plan, store_paths) != expected
 
 

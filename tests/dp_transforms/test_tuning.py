@@ -1,4 +1,4 @@
-"""Tallies of the first hours: neighbours, sampled values, named noise, and sabotaged twins."""
+"""Tallies of the first hours: neighbours, sampled values, named noise, and sabotaged variants."""
 
 import contextlib
 from collections.abc import Iterator
@@ -134,11 +134,11 @@ def cells_by_pairs() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("twin", [unit_per_batch, every_value, cells_by_pairs])
-def test_sabotaged_tallies_are_caught(ring: KeyRing, twin: object) -> None:
+@pytest.mark.parametrize("sabotage", [unit_per_batch, every_value, cells_by_pairs])
+def test_sabotaged_tallies_are_caught(ring: KeyRing, sabotage: object) -> None:
     plan = PLANS["sums and means"]
     assert not any(breaches(ring, plan, seed, 1) for seed in range(4))
-    with twin():  # type: ignore[operator]
+    with sabotage():  # type: ignore[operator]
         assert any(breaches(ring, plan, seed, 1) for seed in range(4))
 
 
@@ -232,7 +232,7 @@ OF = design(
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_noise_has_the_stated_scale_and_twins_do_not(ring: KeyRing, index: int) -> None:
+def test_noise_has_the_stated_scale_and_sabotaged_noise_does_not(ring: KeyRing, index: int) -> None:
     of = OF[index]
     noise = many(ring, of, 150)
     assert scale_p(noise, of.sigma) > LEAST_P

@@ -1,7 +1,7 @@
 """Jobs without end in processes of their own: what feeds them, and what they have published.
 
-Each job file has a twin, ``calm.toml``, on the same source with a store and a sink of its own:
-run to its end when everything is there, it is the undisturbed run.
+Each job file has another beside it, ``calm.toml``, on the same source with a store and a sink of
+its own: run to its end when everything is there, it is the undisturbed run.
 """
 
 import json

@@ -167,13 +167,13 @@ def no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spanner_client, "_RETRY", spanner_client._RETRY.with_timeout(0.0))
 
 
-@pytest.mark.parametrize("twin", [no_fence, no_mark, no_retry], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("sabotage", [no_fence, no_mark, no_retry], ids=lambda f: f.__name__)
 def test_sabotage_is_seen(
-    place: Places, twin: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    place: Places, sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tally = Tally(place)
     with small_commits():
         tally.calm_contents("sticky")
-    twin(monkeypatch)
+    sabotage(monkeypatch)
     with pytest.raises((AssertionError, DpstreamError)):
         tally.run("sticky", 5)

@@ -66,7 +66,7 @@ def test_shards_change_in_the_midst(name: str, stops: tuple[int, int, int], tmp_
 
 
 def test_what_was_taken_before_is_not_taken_again(tmp_path: Path, monkeypatch: Any) -> None:
-    """The sabotaged twin: keys of a shard that was ahead take their steps twice."""
+    """Sabotaged: keys of a shard that was ahead take their steps twice."""
     none = lambda self, window, trigger, ids: np.zeros(len(ids), np.bool_)  # noqa: E731
     monkeypatch.setattr(TakenSteps, "before_reshard", none)
     with pytest.raises(AssertionError):
@@ -74,7 +74,7 @@ def test_what_was_taken_before_is_not_taken_again(tmp_path: Path, monkeypatch: A
 
 
 def test_what_was_released_ahead_is_released(tmp_path: Path, monkeypatch: Any) -> None:
-    """The sabotaged twin: releases of a shard that was ahead are lost."""
+    """Sabotaged: releases of a shard that was ahead are lost."""
     monkeypatch.setattr(SqliteStore, "released_ahead", lambda *_: None)
     with pytest.raises(AssertionError):
         check("sticky", tmp_path, (15, 3, 20))

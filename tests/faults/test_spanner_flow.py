@@ -108,8 +108,8 @@ def decided_in_turns(url: str, interrupted: bool) -> list[str]:
     given what is new; before, one may have been interrupted on its way to the end."""
     run = job("sticky", url, 1)
     plan = run.plan
-    twin = CanonicaliserFactory(plan, run.keys, None)()
-    records = concat([twin(batch)[0] for batch in batches_of(plan)], record_schema(plan))
+    canonicalise = CanonicaliserFactory(plan, run.keys, None)()
+    records = concat([canonicalise(batch)[0] for batch in batches_of(plan)], record_schema(plan))
     last = plan.timeline.last_trigger_time
     if interrupted:
         with pytest.raises(Stopped), stop_at(9, after=True):
@@ -145,8 +145,8 @@ def test_a_decision_that_went_further_than_the_next(
     with small_commits():
         expected = decided_in_turns(second_url, interrupted=False)
         if sabotaged:  # how far it went is not looked at
-            twin = property(zero, lambda *_: None)
-            monkeypatch.setattr(SpannerUnitShard, "reach", twin, raising=False)
+            zeros = property(zero, lambda *_: None)
+            monkeypatch.setattr(SpannerUnitShard, "reach", zeros, raising=False)
         with pytest.raises(AssertionError) if sabotaged else contextlib.nullcontext():
             assert decided_in_turns(url, interrupted=True) == expected
 
@@ -204,12 +204,15 @@ SABOTAGE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "twin"), SABOTAGE, ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(("name", "sabotage"), SABOTAGE, ids=lambda x: getattr(x, "__name__", x))
 def test_sabotage_is_seen(
-    url: str, name: str, twin: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    url: str,
+    name: str,
+    sabotage: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store with a guard taken out does not pass the test above."""
-    twin(monkeypatch)
+    sabotage(monkeypatch)
     with small_commits():
         try:
             found = stopped_again_and_again(name, url, 30)[0]

@@ -1,6 +1,6 @@
 """What a runner does for the stages: bags, timers, bundles that are kept whole or not at all.
 
-The pure twins of BOUND and RELEASE run as work of ``Process``es, each with a store handle of
+The pure functions of BOUND and RELEASE run as work of ``Process``es, each with a store handle of
 its own.  ``State`` is what the runner itself keeps and copies with a checkpoint.
 """
 
@@ -115,10 +115,10 @@ class Task:
         return f"{self.stage} {self.shard} ({self.since}, {self.upto}]"
 
     def work(self) -> Iterator[Any]:
-        """Run the twin; yields what it emits as it does."""
+        """Run the stage's pure function; yields what it emits as it does."""
         process = self.process
-        twin = process.decide if self.stage == "bound" else process.release
-        held = twin(self.shard, self.batches, self.upto, self.since)
+        function = process.decide if self.stage == "bound" else process.release
+        held = function(self.shard, self.batches, self.upto, self.since)
         for output in held.outputs:
             self.outputs.append(output)
             yield output
@@ -127,7 +127,7 @@ class Task:
 
 
 class Process:
-    """A worker process: one store handle, the twins built on it, one or two threads."""
+    """A worker process: one store handle, the pure functions built on it, one or two threads."""
 
     def __init__(self, number: int, run: Run, store: Store, threads: int) -> None:
         self.number, self.store, self.threads = number, store, threads

@@ -42,15 +42,15 @@ def _drops_nothing(real: Any) -> Any:
     return lambda *_: None
 
 
-TWINS = {
+SABOTAGED = {
     "what reaches beyond a decision": (SpannerUnitShard, "load", _without_reach, REACHING),
     "states after an error": (SpannerStore, "_drop", _drops_nothing, range(60)),
 }
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_twin_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, method, make, seeds = TWINS[name]
+@pytest.mark.parametrize("name", SABOTAGED)
+def test_sabotage_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, make, seeds = SABOTAGED[name]
     monkeypatch.setattr(owner, method, make(getattr(owner, method)))
     assert any(simulate(seed, spanner).problem for seed in seeds), f"{name} was not caught"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.simulation.sabotaged import SABOTAGED
 from tests.simulation.stores import DRAWN
-from tests.simulation.twins import TWINS
 from tests.simulation.world import report, simulate
 
 #: Seeds of the CI run, and how many one test takes; stores take turns with the seeds.
@@ -36,22 +36,22 @@ def test_a_seed_is_one_history() -> None:
         assert once == again and len(once.trace) > 50
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_twin_is_caught(name: str) -> None:
-    sabotage = TWINS[name]
+@pytest.mark.parametrize("name", SABOTAGED)
+def test_sabotage_is_caught(name: str) -> None:
+    sabotage = SABOTAGED[name]
     number = list(DRAWN).index(sabotage.store)
     for seed in sabotage.seeds or range(number, CI, len(DRAWN)):
-        with sabotage.twin():
+        with sabotage.patch():
             problem = simulate(seed).problem
         if problem is not None and sabotage.rule in problem:
-            # It is the twin that is caught: the product passes the same history.
+            # It is the sabotage that is caught: the product passes the same history.
             assert simulate(seed).problem is None
             return
     raise AssertionError(f"{name} was not caught")
 
 
 def test_a_failure_says_how_to_replay_it() -> None:
-    with TWINS["half a group committed"].twin():
+    with SABOTAGED["half a group committed"].patch():
         seed = next(s for s in range(0, CI, len(DRAWN)) if simulate(s).problem)
         text = report(seed)
     assert text.startswith(f"seed {seed}: ")

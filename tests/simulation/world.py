@@ -1,7 +1,7 @@
 """One seed, one world: ``python -m tests.simulation.world --seed N [--trace]``.
 
-Replays a seed that failed, or runs many: ``--seeds 20000`` or ``--seconds 600``; with ``--twin``
-of a sabotaged product (see ``twins``).
+Replays a seed that failed, or runs many: ``--seeds 20000`` or ``--seconds 600``; with
+``--sabotage`` of a sabotaged product (see ``sabotaged``).
 """
 
 import argparse
@@ -88,21 +88,21 @@ def main() -> None:
     parser.add_argument("--store", choices=list(MAKERS), help="drawn if not given")
     parser.add_argument("--records", type=int, help="drawn if not given")
     parser.add_argument("--trace", action="store_true", help="print what happened")
-    parser.add_argument("--twin", help="sabotage the product: which seeds find it?")
+    parser.add_argument("--sabotage", help="sabotage the product: which seeds find it?")
     options = parser.parse_args()
     make = MAKERS[options.store] if options.store else None
     with contextlib.ExitStack() as stack:
         if options.store == "spanner":
             stack.enter_context(emulated())
-        if options.twin:
-            stack.enter_context(_sabotaged(options.twin))
+        if options.sabotage:
+            stack.enter_context(_sabotaged(options.sabotage))
         _run(options, make)
 
 
-def _sabotaged(twin: str) -> contextlib.AbstractContextManager[None]:
-    from tests.simulation.twins import TWINS
+def _sabotaged(name: str) -> contextlib.AbstractContextManager[None]:
+    from tests.simulation.sabotaged import SABOTAGED
 
-    return TWINS[twin].twin()
+    return SABOTAGED[name].patch()
 
 
 def _run(options: argparse.Namespace, make: Make | None) -> None:

@@ -1,7 +1,7 @@
 """The real pipeline against a direct simulation of the same mechanism on the paper's data.
 
 The simulation shares nothing with the flow but sigma and tau: own data generator, admission,
-Honaker estimator and noise.  Keys, L1 and L2 must agree; the sabotaged twin (sigma of another
+Honaker estimator and noise.  Keys, L1 and L2 must agree; a sabotaged one (sigma of another
 budget in the simulation) must not.
 """
 

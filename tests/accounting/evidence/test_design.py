@@ -112,8 +112,10 @@ def test_the_layout_is_the_one_that_shows_most(
     assert best.extra == (0 if louder < 1 else 32)
     for keys in layouts(plan).tolist():
         heavy, _ = spread(plan, keys)
-        twin = msgspec.structs.replace(best, keys=keys, heavy=heavy, when=np.full(64, best.when[0]))
-        assert twin.with_mu(plan).mu <= best.mu * (1 + 1e-9)
+        other = msgspec.structs.replace(
+            best, keys=keys, heavy=heavy, when=np.full(64, best.when[0])
+        )
+        assert other.with_mu(plan).mu <= best.mu * (1 + 1e-9)
 
 
 def test_a_flood_goes_to_the_keys_that_count_and_as_many_more(make_plan: Make) -> None:

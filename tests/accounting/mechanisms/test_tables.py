@@ -58,7 +58,7 @@ def test_what_a_table_decides_is_exact(table: Table) -> None:
     thresholds = table.thresholds
     assert thresholds == sorted(thresholds) and len(thresholds) % 2 == 0
     assert wrong(table, thresholds) == 0
-    # The lower half twins the upper: P[Z <= -k] = P[Z >= k].
+    # The lower half mirrors the upper: P[Z <= -k] = P[Z >= k].
     assert [FULL + 1 - t for t in reversed(thresholds)] == thresholds
 
 

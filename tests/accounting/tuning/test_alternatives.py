@@ -1,5 +1,6 @@
 """The comparison of mechanisms that ``dpstream plan`` prints."""
 
+import inspect
 import math
 import tomllib
 
@@ -149,7 +150,32 @@ def test_nothing_to_choose(make_plan: Make) -> None:
 
 
 def test_the_criterion_is_public(make_plan: Make) -> None:
-    """A function of the plan's parameters only: the same plan gives the same rows."""
+    """It is given the plan and nothing else, and of that only what the noise depends on: a job of
+    other columns and days, and so of other records, has the same rows."""
+    assert list(inspect.signature(compare).parameters) == ["plan"]
+    replace = msgspec.structs.replace
     plan = make_plan(aggregates=(Aggregate("people", "units"),))
-    assert compare(plan) == compare(plan)
-    assert alternatives._NEAR == 1.02
+    day, line = 86_400_000_000, plan.timeline
+    assert line.end is not None
+    other = replace(
+        plan,
+        unit=replace(plan.unit, column="somebody"),
+        key=tuple(replace(field, column=f"other_{field.column}") for field in plan.key),
+        timeline=replace(line, start=line.start + day, end=line.end + day),
+    )
+    assert other.hash != plan.hash
+    assert compare(other) == compare(plan)
+    assert compare(replace(plan, privacy=replace(plan.privacy, epsilon=2.0))) != compare(plan)
+
+
+@pytest.mark.parametrize("near", [1.0, 1.02, 1e9])
+def test_of_rows_nearly_as_exact_the_one_of_most_keys_is_recommended(
+    make_plan: Make, monkeypatch: pytest.MonkeyPatch, near: float
+) -> None:
+    monkeypatch.setattr(alternatives, "_NEAR", near)
+    rows = [row for row in compare(make_plan(strategy="tree")) if row.same and not row.refused]
+    [best] = [row for row in rows if row.recommended]
+    most, least = max(row.keys for row in rows), min(row.error for row in rows)
+    assert best.error <= near * least
+    assert all(row.keys < best.keys + 0.01 for row in rows if row.error <= near * least)
+    assert (best.keys > most - 0.01) == (near > 1.02)

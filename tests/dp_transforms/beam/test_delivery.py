@@ -76,7 +76,7 @@ def run_on(stream: Iterator[Flowing]) -> Flowing:
 @pytest.mark.parametrize(
     "more", [{}, {"triggers": 3, "slide": 1, "period": 6}, {"skew": STEP, "period": 4}]
 )
-def test_one_trigger_time_at_a_time_is_the_twin_of_the_whole(
+def test_one_trigger_time_at_a_time_gives_what_the_whole_gives(
     more: dict[str, Any], tmp_path: Path
 ) -> None:
     plan = plan_of(aggregates=(MEAN,), windows=12, **more)
@@ -129,7 +129,9 @@ def test_unit_state_stays_bounded_over_200_periods(tmp_path: Path) -> None:
         assert counts.max(initial=0) <= plan.privacy.contributions
 
 
-def test_the_twin_that_never_expires_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sabotaged_run_that_never_expires_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flow, "expire", lambda *_, **__: 0)
     for flowing in live(endless(plan_of(period=PERIOD)), tmp_path, 40 * PERIOD):
         most = units(flowing.store)
@@ -160,7 +162,7 @@ def test_what_is_read_of_progress_stays_bounded(
     assert max(seen) <= SHARDS * (retention._NOTED + 8) and max(seen[:300]) == max(seen)
     assert resume_point(flowing.run).first == 401
     assert retention.reached(flowing.store, plan.timeline).complete == 400
-    # The sabotaged twin: nothing is remembered.
+    # Sabotaged: nothing is remembered.
     seen.clear()
     monkeypatch.setattr(retention, "_NOTED", 1 << 30)
     flowing.store.set_metadata("complete", None)

@@ -199,8 +199,14 @@ def test_other_shapes_are_rejected() -> None:
     honest = draws(1.0)
     reused = honest.copy()
     reused[:, 1::2] = honest[:, ::2]  # both nodes of a block from one lane
-    for twin in (honest * 1.01, honest / 1.01, honest + 0.01, np.clip(honest, -3.9, 3.9), reused):
-        assert not fits(twin)
+    for sabotaged in (
+        honest * 1.01,
+        honest / 1.01,
+        honest + 0.01,
+        np.clip(honest, -3.9, 3.9),
+        reused,
+    ):
+        assert not fits(sabotaged)
 
 
 # --- prefixes that floats leave open -------------------------------------------------------

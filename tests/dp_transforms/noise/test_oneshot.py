@@ -377,7 +377,7 @@ def all_taken() -> Iterator[None]:
 @pytest.mark.parametrize("law", NAMES)
 def test_sabotaged_draws_are_caught(ring: KeyRing, law: str) -> None:
     assert sound(ring, law)
-    for twin in (too_small, nameless, one_for_all, all_taken):
-        with twin():
-            assert sound(ring, law) is (twin is all_taken and law != "discrete_gaussian")
+    for sabotage in (too_small, nameless, one_for_all, all_taken):
+        with sabotage():
+            assert sound(ring, law) is (sabotage is all_taken and law != "discrete_gaussian")
     assert sound(ring, law)

@@ -120,7 +120,7 @@ class DrawsAgain(Register):
 
 
 @pytest.mark.parametrize(
-    ("twin", "scenario"),
+    ("sabotaged", "scenario"),
     [
         (ReadsFirst, asked_again),
         (ShowsFirst, killed),
@@ -132,10 +132,10 @@ class DrawsAgain(Register):
     ],
 )
 def test_a_sabotaged_register_is_caught(
-    again: Open, twin: type[Register], scenario: Callable[[Open, type[Register]], None]
+    again: Open, sabotaged: type[Register], scenario: Callable[[Open, type[Register]], None]
 ) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
-        scenario(again, twin)
+        scenario(again, sabotaged)
 
 
 def test_kinds_are_apart(ledger: Ledger) -> None:

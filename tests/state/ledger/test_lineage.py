@@ -157,7 +157,7 @@ def overwriting(store: SqliteStore, old: str, new: str) -> bool:
     return _renew_token(store, store.metadata("token") or "", new)
 
 
-TWINS: dict[str, Callable[[], Any]] = {
+SABOTAGE: dict[str, Callable[[], Any]] = {
     "accepts anyone": lambda: mock.patch.object(tokens, "_accept", anyone),
     "forgets announced tokens": lambda: mock.patch.object(tokens, "_accept", forgetful),
     "keeps replaced tokens": lambda: mock.patch.object(tokens, "_accept", hoarding),
@@ -167,10 +167,10 @@ TWINS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", SABOTAGE)
 def test_a_sabotaged_protocol_is_caught(folders: Iterator[Path], name: str) -> None:
     first = begun(folders)
-    with pytest.raises(AssertionError), TWINS[name]():
+    with pytest.raises(AssertionError), SABOTAGE[name]():
         for scenario, death in itertools.product(SCENARIOS, (None, 3)):
             scenario(folders, first, death)
 

@@ -175,19 +175,21 @@ def test_large_steps_stay_within_every_limit_at_size() -> None:
 
 
 def average_sizes(rows: pa.RecordBatch | pa.Table) -> Any:
-    """The twin that takes all rows for equally large: it cuts cells that are too large."""
+    """Sabotaged sizes: all rows count as equally large, which cuts cells that are too large."""
     return np.full(rows.num_rows, rows.nbytes // max(rows.num_rows, 1))
 
 
 def no_columns(keys: pa.RecordBatch | pa.Table) -> Any:
-    """The twin that leaves keys and releases out."""
+    """Sabotaged sizes: keys and releases are left out."""
     return np.full(keys.num_rows, 8)
 
 
-@pytest.mark.parametrize("twin", [average_sizes, no_columns], ids=lambda f: f.__name__)
-def test_sizes_that_are_guessed_exceed_a_limit(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sabotaged", [average_sizes, no_columns], ids=lambda f: f.__name__)
+def test_sizes_that_are_guessed_exceed_a_limit(
+    sabotaged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (spanner_keys, spanner_rows):
-        monkeypatch.setattr(module, "row_sizes", twin)
+        monkeypatch.setattr(module, "row_sizes", sabotaged)
     with database(16) as url, pytest.raises(AssertionError, match="cell"):
         large_steps(url, 120, 280, lists=1)
 

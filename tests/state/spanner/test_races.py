@@ -31,7 +31,7 @@ def in_between(store: SpannerStore, act: Callable[[], object]) -> None:
 
 
 def torn(store: SpannerStore) -> None:
-    """The twin that believes two reads to be one."""
+    """Sabotaged: a reader that believes two reads to be one."""
 
     def keys(part: int, window: int) -> tuple[int | None, dict[int, int]]:
         reached = store._reached(part, window)
@@ -72,10 +72,10 @@ def test_a_decision_and_its_parts_are_read_as_one(bench: SpannerBench) -> None:
     in_between(loser, lambda: decide(winner, 4, [1, 2], [1, 1], first=0))
     units = loser.unit_shard(0)
     assert (units.decided, units.ahead) == (4, False)
-    twin = bench.open()
-    torn(twin)
-    in_between(twin, lambda: decide(winner, 6, [3], [1], first=5))
-    assert (twin.unit_shard(0).decided, twin.unit_shard(0).ahead) == (4, True)
+    reader = bench.open()
+    torn(reader)
+    in_between(reader, lambda: decide(winner, 6, [3], [1], first=5))
+    assert (reader.unit_shard(0).decided, reader.unit_shard(0).ahead) == (4, True)
 
 
 def cut_short(bench: SpannerBench, trigger_time: int, units: list[int], many: int) -> None:
@@ -145,7 +145,7 @@ def test_a_worker_of_an_old_generation_writes_where_nobody_reads(bench: SpannerB
 
 
 def test_generations_that_share_rows_meet(bench: SpannerBench) -> None:
-    """The twin: the worker of the old generation goes on where the new one stands."""
+    """Sabotaged: the worker of the old generation goes on where the new one stands."""
     zombie = bench.open()
     store = bench.open()
     bump(bench)

@@ -100,7 +100,7 @@ def test_rows_that_stand_in_each_others_place_are_noticed(bench: SpannerRetentio
 
 
 def test_without_the_check_nobody_notices(bench: SpannerRetentionBench) -> None:
-    """The twin: the state of a key is another one, and is used."""
+    """Sabotaged: the state of a key is another one, and is used."""
     expected, row = filled(bench), raw(bench, "Keys", "State")[0]
     put(bench, "Keys", "State", [*row[:-1], flipped(row[-1], 8 * 18)])
     with mock.patch.object(spanner_seals, "_open_cell", lambda _, column, value: value[24:]):

@@ -98,7 +98,7 @@ def test_numbers_names_and_tables_are_what_they_were(file: Path, statement: str)
 
 
 def test_without_checks_they_are_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: what a store was without digests."""
+    """Sabotaged: what a store was without digests."""
     blind = lambda _, blob: memoryview(blob)[seals.SIZE :]  # noqa: E731
     monkeypatch.setattr("dpstream.state.sqlite.rows.unsealed", blind)
     one, other = rows(file, "SELECT rowid, units FROM admissions ORDER BY rowid")[-2:]

@@ -1,4 +1,4 @@
-"""Sabotaged twins of the stages that wait: each is one plausible mistake."""
+"""Sabotaged variants of the stages that wait: each is one plausible mistake."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,16 +11,16 @@ from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.run import Run
 from tests.delivery import world
 
-Twin = Callable[[], contextlib.AbstractContextManager[Any]]
+Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
     @contextlib.contextmanager
-    def twin() -> Iterator[None]:
+    def patch() -> Iterator[None]:
         with mock.patch.object(owner, name, make(getattr(owner, name))):
             yield
 
-    return twin
+    return patch
 
 
 def _data_driven(real: Any) -> Any:
@@ -111,8 +111,8 @@ def _too_far(real: Any) -> Any:
     return resume_point
 
 
-#: Name -> (twin, the rule it breaks, kind and plan of the neighbours that show it).
-TWINS: dict[str, tuple[Twin, str, str | None, str | None]] = {
+#: Name -> (patch, the rule it breaks, kind and plan of the neighbours that show it).
+SABOTAGED: dict[str, tuple[Patch, str, str | None, str | None]] = {
     "watermark from event times": (
         _replaced(world, "watermark", _data_driven), "others", "far_future", "buffered",
     ),

@@ -13,7 +13,7 @@ from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.state import open as stores
 from dpstream.state import transfer
-from tests.faults import life_child
+from tests.faults import retention_child
 from tests.faults.child import plan_of
 from tests.faults.processes import _context, finish
 from tests.faults.runs import calm, job, released
@@ -43,7 +43,7 @@ def undisturbed() -> dict[tuple[int, int], bytes]:
 def killed(command: str, folder: Path, nth: int) -> bool:
     """Run a command in a child that dies at the nth point; False if it came to its end."""
     process = _context().Process(
-        target=life_child.attempt, args=(command, "sticky", str(folder), nth), daemon=True
+        target=retention_child.attempt, args=(command, "sticky", str(folder), nth), daemon=True
     )
     process.start()
     code = finish(process)
@@ -57,10 +57,10 @@ def check(command: str, folder: Path) -> None:
     backup = folder / "new.backup"
     if backup.exists():
         shutil.copy(backup, folder / "b")
-        life_child.commands("sticky", folder)["restore"]()  # whole, whenever it is there
+        retention_child.commands("sticky", folder)["restore"]()  # whole, whenever it is there
     if not (folder / "s.db").exists():
         assert command == "restore a lost one"
-        life_child.commands("sticky", folder)[command]()
+        retention_child.commands("sticky", folder)[command]()
     url = f"sqlite:{folder / 's.db'}"
     shards = stores.identity_of(url, plan).shards
     assert shards in ((2, 5) if command == "reshard" else (2,))
@@ -69,7 +69,7 @@ def check(command: str, folder: Path) -> None:
     assert released(run, redelivered(plan, 9)) == undisturbed()
     stores.close_all()
     if command in ("reshard", "restore") and shards == 2:
-        life_child.commands("sticky", folder)[command]()
+        retention_child.commands("sticky", folder)[command]()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,4 +1,4 @@
-"""Sabotaged twins of the product and of a store: each must break a rule in some seed of CI.
+"""Sabotaged variants of the product and of a store: each must break a rule in some seed of CI.
 
 Each is one plausible mistake in what makes faults harmless; on an undisturbed run none shows.
 """
@@ -21,31 +21,31 @@ from dpstream.state.sqlite.store import SqliteStore
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.limited import Database, LimitedStore
 
-Twin = Callable[[], contextlib.AbstractContextManager[Any]]
+Patch = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class Sabotage(NamedTuple):
-    """A twin, the store that it shows on, and the rule that it must break (any by default).
+    """A patch, the store that it shows on, and the rule that it must break (any by default).
 
-    ``seeds``: those that find it, for a twin that few of CI's find; ``world --twin`` searches
-    for others when the draws of the world have changed.
+    ``seeds``: those that find it, for a variant that few of CI's find; ``world --sabotage``
+    searches for others when the draws of the world have changed.
     """
 
-    twin: Twin
+    patch: Patch
     store: str
     rule: str = ""
     seeds: tuple[int, ...] = ()
 
 
-def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Twin:
-    """A twin with one function replaced by ``make(function)``."""
+def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
+    """A patch with one function replaced by ``make(function)``."""
 
     @contextlib.contextmanager
-    def twin() -> Iterator[None]:
+    def patch() -> Iterator[None]:
         with mock.patch.object(owner, name, make(getattr(owner, name))):
             yield
 
-    return twin
+    return patch
 
 
 def _overwriting(real: Any) -> Any:
@@ -249,7 +249,7 @@ def _counters_go_too(real: Any) -> Any:
     return forget
 
 
-TWINS: dict[str, Sabotage] = {
+SABOTAGED: dict[str, Sabotage] = {
     "steps without a fence": Sabotage(
         _wrapped(SqliteStore, "_write_steps", _overwriting), "sqlite", seeds=(22,)
     ),

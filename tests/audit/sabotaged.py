@@ -1,6 +1,6 @@
-"""Sabotaged twins of the product: each is one plausible mistake, patched in while it is audited.
+"""Sabotaged variants of the product: each is one plausible mistake, patched in while it is audited.
 
-``TWINS`` says for each which neighbours show it and which rule must be reported.
+``SABOTAGED`` says for each which neighbours show it and which rule must be reported.
 """
 
 import contextlib
@@ -199,7 +199,7 @@ def _published_with_data_only() -> Iterator[None]:
         yield
 
 
-TWINS = {
+SABOTAGED = {
     "noise of half the scale": replaced(
         step, "_sampler", half_scale, "sticky", "ordinary", "scale"
     ),

@@ -1,4 +1,4 @@
-"""Sabotaged twins of weights, combined statistics, one record per key, and real noise."""
+"""Sabotaged variants of weights, combined statistics, one record per key, and real noise."""
 
 import contextlib
 from collections.abc import Iterator
@@ -209,7 +209,7 @@ def _tested_at_every_trigger() -> Iterator[None]:
         yield
 
 
-RANKED_TWINS = {
+RANKED_SABOTAGED = {
     "tested more often than the union says": Sabotage(
         _tested_at_every_trigger, "combined_apart", "ordinary", "selection"
     ),
