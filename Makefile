@@ -40,7 +40,7 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.stream --runner prism --latency --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.stream --runner flink --workers 1 2 --shards 1 4 16 --users 340000 --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.week --picture runs/week.png --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.endless --windows 20000
+	$(BIN)/python -m tests.bench.unbounded --windows 20000
 	$(BIN)/python -m tests.bench.microbatch --picture runs/microbatch.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.growth --picture runs/growth.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.peers --allow-missing --out runs/bench.jsonl

@@ -10,17 +10,17 @@ without bounds.  No Beam, no store, no database.
 """
 
 from dpstream.dp_transforms.one_shot.aggregation import Totals, aggregated
-from dpstream.dp_transforms.one_shot.answers import Answer, answer
+from dpstream.dp_transforms.one_shot.answers import QueryAnswer, answer
 from dpstream.dp_transforms.one_shot.bounding import bounded
 from dpstream.dp_transforms.one_shot.bounds import choose_bounds
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
 
 __all__ = [
-    "Answer",
     "Bounded",
     "Estimate",
     "Partials",
+    "QueryAnswer",
     "Rows",
     "Totals",
     "aggregated",

@@ -26,7 +26,7 @@ Float64 = npt.NDArray[np.float64]
 SELECTION = b"selection of groups"
 
 
-class Answer(NamedTuple):
+class QueryAnswer(NamedTuple):
     """What is released.
 
     Attributes:
@@ -72,7 +72,7 @@ def answer(
     group_ids: Ids,
     keys: KeyRing,
     run_name: Sequence[bytes],
-) -> Answer:
+) -> QueryAnswer:
     """Draw, select, estimate.
 
     Args:
@@ -98,7 +98,7 @@ def answer(
             totals.sums[i][groups] + noise.part(budget.parts[i], items) for i in at[column.name]
         ]
         columns[column.name] = _estimate(column, mine, noisy, budget.quantile)
-    return Answer(groups, columns)
+    return QueryAnswer(groups, columns)
 
 
 def selected(

@@ -86,7 +86,7 @@ def decoded(receipt: bytes, digest: str, charged: bool, insecure: bool) -> SqlAn
             raise ValueError
         header = msgspec.json.decode(receipt[size + 4 : end], type=Header)
         rows = pa.ipc.open_stream(pa.py_buffer(receipt)[end:]).read_all()
-    except (ValueError, msgspec.MsgspecError, pa.ArrowException):
+    except (ValueError, OSError, msgspec.MsgspecError, pa.ArrowException):
         raise PolicyError(
             "ledger.path", "holds an answer of another form", "use the program that wrote it"
         ) from None

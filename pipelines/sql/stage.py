@@ -19,9 +19,9 @@ from dpstream.accounting.query.parts import centre_of, middle_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import (
-    Answer,
     Bounded,
     Partials,
+    QueryAnswer,
     Rows,
     Totals,
     aggregated,
@@ -53,7 +53,7 @@ class Found(NamedTuple):
         nulls: columns without bounds, because too few units have a value: NULL.
     """
 
-    answer: Answer
+    answer: QueryAnswer
     plan: QueryPlan
     groups: Groups
     nulls: frozenset[str]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.query.calibration import allocate_query
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot import Answer, Partials, aggregated, answer, bounded
+from dpstream.dp_transforms.one_shot import Partials, QueryAnswer, aggregated, answer, bounded
 from tests.queries import (
     ALL,
     COUNT,
@@ -35,7 +35,7 @@ from tests.queries import (
 )  # fmt: skip
 
 
-def asked(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) -> Answer:
+def asked(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) -> QueryAnswer:
     budget = allocate_query(plan)
     rows = bounded(plan, partials, ring, run)
     totals = aggregated(rows, len(partials.group_ids), budget.weights)
@@ -49,7 +49,7 @@ def noiseless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def by_definition(column: Column, table: Raw, group: int) -> float | None:
+def by_definition(column: QueryColumn, table: Raw, group: int) -> float | None:
     """The exact figure of the bounded rows, from the raw table."""
     mine = defaultdict(list)
     for u, g, v in zip(*(part.tolist() for part in table), strict=True):
@@ -120,7 +120,7 @@ def crowd(sizes: list[int]) -> Raw:
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("columns", [(UNITS, SUM), (SUM,), (COUNT,)])
 def test_selection_is_at_its_threshold(
-    mechanism: str, columns: tuple[Column, ...], ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+    mechanism: str, columns: tuple[QueryColumn, ...], ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without noise a group of units with one group each passes from ``even_chance`` units on."""
     plan = query(*columns, mechanism=mechanism, epsilon=3.0, groups=2)
@@ -176,7 +176,7 @@ def test_noise_is_a_groups_own(ring: KeyRing) -> None:
 
 def test_noise_of_columns_differs(ring: KeyRing) -> None:
     """Two columns of the same figures and scales have noise of their own."""
-    plan = query(Column("a", "units"), Column("b", "units"), groups=1, selects=False)
+    plan = query(QueryColumn("a", "units"), QueryColumn("b", "units"), groups=1, selects=False)
     found = asked(plan, stage_one(plan, generated(1)), ring)
     assert (found.columns["a"].value != found.columns["b"].value).mean() > 0.5
 
@@ -187,7 +187,7 @@ CLOSE = 0.011
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_intervals_cover(mechanism: str, ring: KeyRing) -> None:
     """95% +- 1% of 12,000 groups of the same content, each with its own noise."""
-    inner = Column("m", "mean", 0, 12, rows=3, grid=0.25)
+    inner = QueryColumn("m", "mean", 0, 12, rows=3, grid=0.25)
     columns = (ROWS, SUM, inner, VAR, STDDEV, UNITS)
     plan = query(*columns, epsilon=1.0, groups=1, selects=False, mechanism=mechanism)
     random = np.random.default_rng(3)
@@ -267,7 +267,7 @@ def released_alone(plan: QueryPlan, groups: int, ring: KeyRing, lower: int = 0) 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_a_unit_alone_is_seldom_seen(mechanism: str, ring: KeyRing) -> None:
     """From the outside, at a large delta: whatever number of groups a unit is alone in."""
-    column = Column("a", "count", 0, 1, per="group")
+    column = QueryColumn("a", "count", 0, 1, per="group")
     plan = query(column, SUM, epsilon=1.0, delta=0.2, groups=4, mechanism=mechanism)
     most = allocate_query(plan).threshold_delta or plan.delta
     error = 4 * math.sqrt(most / 12_000)

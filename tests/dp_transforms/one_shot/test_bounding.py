@@ -15,7 +15,7 @@ import pytest
 
 from dpstream.accounting.query import calibration, parts, tree
 from dpstream.accounting.query.calibration import QueryBudget, allocate_query
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.tree import cells_of, tree_of
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import bounding, partials
@@ -162,7 +162,7 @@ def test_a_mean_of_values_that_are_not_centred_is_caught(ring: KeyRing) -> None:
         middle = parts.middle_of(MEAN)
         return given._replace(sums=(given.sums[0] + middle * given.sums[1], given.sums[1]))
 
-    def unclamped(part: parts.Part) -> parts.Part:
+    def unclamped(part: parts.QueryPart) -> parts.QueryPart:
         return msgspec.structs.replace(part, low=-plain, high=plain)
 
     real = bounding.parts_of
@@ -296,7 +296,7 @@ def test_nothing_is_bounded_to_nothing(ring: KeyRing) -> None:
 
 
 def test_rows_are_sampled_within_a_pair(ring: KeyRing) -> None:
-    column = Column("q", "quantiles", 0, 15, rows=2, at=(0.5,))
+    column = QueryColumn("q", "quantiles", 0, 15, rows=2, at=(0.5,))
     plan = query(column)
     table = raw([(0, 0, float(v % 5)) for v in range(20)] + [(1, 0, 3.0)])
     seen = np.zeros(5)

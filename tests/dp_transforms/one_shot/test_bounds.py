@@ -7,13 +7,13 @@ import pytest
 
 from dpstream.accounting.query.bounds import BoundsDesign, Settled, design_bounds
 from dpstream.accounting.query.calibration import allocate_query
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Rows, bounds, choose_bounds
 from dpstream.dp_transforms.one_shot.bounds import counted
 from tests.queries import RUN, ids, query
 
-AUTO = Column("a", "mean", rows=2)
+AUTO = QueryColumn("a", "mean", rows=2)
 PLAN = query(AUTO, epsilon=4.0)
 UNITS = 3_000
 

@@ -3,14 +3,14 @@
 import numpy as np
 
 from dpstream.accounting.query.calibration import allocate_query
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
 from tests.queries import MEAN, STDDEV, SUM, VAR, query
 
 Z = 1.96
 
 
-def parts(column: Column) -> list:  # type: ignore[type-arg]
+def parts(column: QueryColumn) -> list:  # type: ignore[type-arg]
     return list(allocate_query(query(column)).parts)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.query.calibration import allocate_query
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.query.tree import cells_of, tree_of
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -13,10 +13,10 @@ from dpstream.dp_transforms.one_shot.trees import noisy_prefixes, quantiles, rea
 from tests.queries import QUANTILES, RUN, generated, ids, query, stage_one
 
 AT = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-WIDE = Column("q", "quantiles", 0, 1, grid=0.001, at=AT)
+WIDE = QueryColumn("q", "quantiles", 0, 1, grid=0.001, at=AT)
 
 
-def prefixes_of(column: Column, values: np.ndarray) -> np.ndarray:
+def prefixes_of(column: QueryColumn, values: np.ndarray) -> np.ndarray:
     cells = np.histogram(values, np.linspace(0, 1, cells_of(column) + 1))[0]
     return np.cumsum(cells)[None].astype(np.float64)
 
@@ -30,7 +30,7 @@ def test_without_noise_quantiles_are_exact_to_a_cell() -> None:
 
 
 def test_values_with_a_cell_each_are_exact() -> None:
-    ages = Column("q", "quantiles", 0, 15, at=(0.1, 0.5, 0.9))
+    ages = QueryColumn("q", "quantiles", 0, 15, at=(0.1, 0.5, 0.9))
     values = np.random.default_rng(1).integers(0, 16, 2_001)
     exact = np.cumsum(np.bincount(values, minlength=16))[None].astype(float)
     found = read_off(ages, exact, 0.0, 1.96)
@@ -44,7 +44,7 @@ def test_no_count_is_null() -> None:
 
 @pytest.mark.parametrize("order", [AT, AT[::-1], (0.5, 0.1, 0.9)])
 def test_quantiles_are_in_order_whatever_the_noise(order: tuple[float, ...]) -> None:
-    column = Column("q", "quantiles", 0, 1, grid=0.001, at=order)
+    column = QueryColumn("q", "quantiles", 0, 1, grid=0.001, at=order)
     random = np.random.default_rng(2)
     noisy = random.normal(0, 40, (500, 256)) + np.linspace(0, 60, 256)
     found = read_off(column, noisy, 40.0, 1.96)
@@ -71,7 +71,7 @@ def test_least_and_most_are_not_drowned_by_noise() -> None:
 
 def test_intervals_hold_the_quantile(ring: KeyRing) -> None:
     values = np.random.default_rng(4).beta(2, 5, 2_000)
-    column = Column("q", "quantiles", 0, 1, grid=0.001, rows=1, at=(0.25, 0.5, 0.9))
+    column = QueryColumn("q", "quantiles", 0, 1, grid=0.001, rows=1, at=(0.25, 0.5, 0.9))
     plan = query(column, groups=1, selects=False, epsilon=1.0)
     [noise] = allocate_query(plan).parts
     tree = tree_of(256)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.query.calibration import allocate_query
-from dpstream.accounting.query.plan import Column, QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot import Answer, Partials, aggregated, answer, bounded
+from dpstream.dp_transforms.one_shot import Partials, QueryAnswer, aggregated, answer, bounded
 from tests.queries import query
 
 UNITS = KEYS = 100_000
@@ -37,17 +37,17 @@ def simulated() -> tuple[Partials, np.ndarray, np.ndarray]:
 
 def plan_of(norms: tuple[float, float] | None) -> QueryPlan:
     columns = [
-        Column("n", "count", 0, 1, per="group"),
-        Column("s", "sum", 0, 1, per="group", grid=GRID),
+        QueryColumn("n", "count", 0, 1, per="group"),
+        QueryColumn("s", "sum", 0, 1, per="group", grid=GRID),
     ]
     if norms is None:
         return query(*columns, epsilon=6.0, delta=1e-9, groups=32)
-    made = [Column(**{f: getattr(c, f) for f in c.__struct_fields__} | {"norm": norm})
+    made = [QueryColumn(**{f: getattr(c, f) for f in c.__struct_fields__} | {"norm": norm})
             for c, norm in zip(columns, norms, strict=True)]  # fmt: skip
     return query(*made, epsilon=6.0, delta=1e-9, groups=None)
 
 
-def asked(plan: QueryPlan, ring: KeyRing, run: int) -> tuple[Answer, float]:
+def asked(plan: QueryPlan, ring: KeyRing, run: int) -> tuple[QueryAnswer, float]:
     partials = simulated()[0]
     name = (run.to_bytes(16, "little"), plan.digest.encode())
     began = time.process_time()
@@ -58,7 +58,7 @@ def asked(plan: QueryPlan, ring: KeyRing, run: int) -> tuple[Answer, float]:
     return found, time.process_time() - began
 
 
-def error(found: Answer, name: str, truth: np.ndarray) -> float:
+def error(found: QueryAnswer, name: str, truth: np.ndarray) -> float:
     released = np.zeros(KEYS)
     released[found.group] = found.columns[name].value
     return float(np.abs(released - truth).sum())

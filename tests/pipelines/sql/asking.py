@@ -10,6 +10,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from dpstream.dp_transforms.noise.oneshot import OneShot
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_ledger
 
@@ -38,6 +41,19 @@ columns = {{ page = "STRING", title = "STRING" }}
 _DECLARED = 'columns = { uid = "INT64", page = "STRING", seconds = "FLOAT64", n = "INT64" }'
 OPTIONS = "epsilon = 2, delta = 1e-9, max_groups_contributed = 12"
 COUNTED = "COUNT(*, contribution_bounds_per_group => (0, 30))"
+
+
+#: A column of every kind but a variance.
+ALL = (
+    f"page, {COUNTED} AS n, SUM(seconds WITH REPORT, contribution_bounds_per_group => (0, 900)) "
+    "AS s, AVG(seconds, contribution_bounds_per_row => (0, 100)) AS a, "
+    "MEDIAN(seconds, contribution_bounds_per_row => (0, 100)) AS m, COUNT(DISTINCT uid) AS u"
+)
+
+
+def asked(folder: Path, text: str, **more: Any) -> SqlAnswer:
+    """The answer on a folder's catalog."""
+    return ask(load_catalog(folder / "shop.toml"), text, **more)
 
 
 def dp(items: str, rest: str = "FROM visits GROUP BY page", options: str = OPTIONS) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.query.plan import Column
+from dpstream.accounting.query.plan import QueryColumn
 from dpstream.pipelines.sql.catalog import Catalog, load_catalog
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
@@ -16,7 +16,7 @@ def catalog(tmp_path: Path) -> Catalog:
     return load_catalog(data_set(tmp_path))
 
 
-def _column(catalog: Catalog, item: str, options: str | None = None) -> Column:
+def _column(catalog: Catalog, item: str, options: str | None = None) -> QueryColumn:
     text = dp(f"page, {item} AS x")
     text = text if options is None else text.replace("epsilon = 2", options)
     [column] = question_of(text, catalog).plan.columns

@@ -1,6 +1,6 @@
 """Growth over years: a stream of short windows, one trigger time at a time, on one store.
 
-    python -m tests.bench.endless --windows 20000
+    python -m tests.bench.unbounded --windows 20000
 
 The streaming form's own callbacks without a runner (`tests.flowing`), a window and a release each
 trigger time, new units all the time.  Printed at every tenth of the run:  CPU milliseconds of a

@@ -1,0 +1,51 @@
+"""Which files a table has, and when its content is another."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.sql.catalog import Catalog, Table, load_catalog
+from dpstream.pipelines.sql.inputs import files_of, fingerprint_parts, sqlite_path, stamps
+from tests.pipelines.sql.asking import data_set
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return load_catalog(data_set(tmp_path))
+
+
+def first(catalog: Catalog) -> Table:
+    return next(t for t in catalog.tables.values() if files_of(t))
+
+
+def test_a_changed_byte_is_another_input(catalog: Catalog) -> None:
+    table = first(catalog)
+    [path, *_] = files_of(table)
+    before, at = fingerprint_parts(catalog, [table.name]), stamps(catalog, [table.name])
+    assert before == fingerprint_parts(catalog, [table.name]) and at == stamps(
+        catalog, [table.name]
+    )
+    data = bytearray(Path(path).read_bytes())
+    data[len(data) // 2] ^= 1
+    Path(path).write_bytes(data)
+    os.utime(path, ns=(at[0][2], at[0][2]))
+    assert fingerprint_parts(catalog, [table.name]) != before  # though time and size are the same
+    Path(path).write_bytes(data + b"x")
+    assert stamps(catalog, [table.name]) != at
+
+
+def test_what_is_no_file_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    table = first(catalog)
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for place in (f"{tmp_path}/none-*.parquet", f"{tmp_path}/pipe.parquet", str(tmp_path)):
+        with pytest.raises(UsageError, match=table.name):
+            files_of(msgspec.structs.replace(table, place=place))
+
+
+def test_a_sqlite_address_is_a_path(catalog: Catalog) -> None:
+    table = first(catalog)
+    for place in ("sqlite:///a/b.db", "sqlite:a/b.db", "a/b.db"):
+        assert sqlite_path(msgspec.structs.replace(table, place=place)) == "a/b.db"

@@ -1,0 +1,30 @@
+"""Shards of units and formats of files decide nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.pipelines.sql import ask as asking
+from tests.pipelines.sql.asking import ALL, asked, data_set, dp
+
+
+def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one run id (a fixed one), 1 and 5 turns of units and three formats agree."""
+    tables = []
+    text = dp(ALL + ", STDDEV(n, contribution_bounds_per_row => (-3, 8)) AS d, SUM(n) AS x, "
+              "MAX(seconds) AS hi") + " ORDER BY page"  # fmt: skip
+    text = text.replace("max_groups_contributed = 12", "max_groups_contributed = 4")
+    text = text.replace("epsilon = 2", "epsilon = 60")
+    monkeypatch.setattr(asking.secrets, "token_hex", lambda size: "5a" * size)
+    for kind, shards in (("parquet", 1), ("parquet", 5), ("csv", 1), ("jsonl", 3)):
+        folder = tmp_path / f"{kind}{shards}"
+        folder.mkdir()
+        data_set(folder, kind=kind)
+        tables.append(asked(folder, text, shards=shards))
+    assert tables[0].header.bounds.keys() == {"x", "hi"} and tables[0].table.num_rows >= 6
+    first = tables[0].table.drop_columns([])
+    assert all(found.table.equals(first) for found in tables[1:2])
+    # Another catalog is another question: noise differs, the columns do not.
+    assert all(found.table.schema == first.schema for found in tables[2:])
