@@ -15,7 +15,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog, catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.receipt import python_values
-from tests.emulator import missing
+from tests.kafka_broker import missing
 from tests.pipelines.sql.asking import COUNTED, KEY, OPTIONS, dp
 
 _COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
