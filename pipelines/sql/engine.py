@@ -34,6 +34,7 @@ _TYPES = {
 _LOCKS = (
     "SET TimeZone = 'UTC'",
     "SET temp_directory = ''",
+    "SET enable_progress_bar = false",  # it would stand between the rows of an answer
     "SET python_enable_replacements = false",
     "SET enable_external_access = false",
     "SET lock_configuration = true",

@@ -41,7 +41,7 @@ from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.statement import Statement
 
 #: Rows of files that are worked on together, and the most turns.
-ROWS_AT_ONCE, MAX_SHARDS = 2_500_000, 4_096
+ROWS_AT_ONCE, MAX_SHARDS = 1_050_000, 4_096
 #: Bounds of what automatic bounds are looked for in, in grid steps.
 _WIDE = 1 << 40
 

@@ -15,6 +15,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog, catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.receipt import python_values
+from tests.kafka_broker import missing
 from tests.pipelines.sql.asking import COUNTED, KEY, OPTIONS, dp
 
 _COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
@@ -90,10 +91,7 @@ def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
 def server(tmp_path: Path) -> Iterator[str]:
     """Address of a server of its own, on a socket in a folder."""
     if not (_POSTGRES / "initdb").exists():
-        text = "PostgreSQL is missing: install the Debian package postgresql"
-        if os.environ.get("CI"):
-            pytest.fail(text)
-        pytest.skip(text)
+        missing("PostgreSQL's server is missing")
     folder = Path("/tmp") / f"dpstream-pg-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
