@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.query.calibration import PartNoise, QueryBudget
 from dpstream.accounting.query.parts import parts_by_column
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
@@ -18,7 +19,7 @@ from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.aggregation import Totals
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
-from dpstream.dp_transforms.one_shot.partials import Bounded, Ids, Int64
+from dpstream.dp_transforms.one_shot.partials import Bounded
 from dpstream.dp_transforms.one_shot.trees import quantiles
 
 Float64 = npt.NDArray[np.float64]

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.query.parts import QueryPart, parts_by_column, parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.partials import (
     Bounded,
-    Ids,
-    Int64,
     Partials,
     Rows,
     merged,

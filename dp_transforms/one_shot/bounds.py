@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.query.bounds import (
     VALUES,
     BoundsDesign,
@@ -20,7 +21,7 @@ from dpstream.accounting.tuning.question import Histogram, encoder_matrix
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.bounding import smallest
-from dpstream.dp_transforms.one_shot.partials import Ids, Int64, Partials, Rows
+from dpstream.dp_transforms.one_shot.partials import Partials, Rows
 
 
 def choose_bounds(

@@ -15,15 +15,12 @@ and a standard deviation's interval is the root of its variance's.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dpstream.accounting.aggregates.mean import ratio
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.query.calibration import PartNoise
 from dpstream.accounting.query.parts import centre_of, half_of, middle_of
 from dpstream.accounting.query.plan import QueryColumn
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 class Estimate(NamedTuple):

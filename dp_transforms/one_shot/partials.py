@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.query.parts import (
     QueryPart,
@@ -22,8 +22,6 @@ from dpstream.accounting.query.parts import (
 )
 from dpstream.accounting.query.plan import QueryPlan
 
-Ids = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
 #: Rows of one query: sums of as many partials stay in 64 bits.
 MAX_PARTIALS = 1 << 30
 

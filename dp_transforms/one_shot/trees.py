@@ -14,8 +14,8 @@ by cell: at least 95% for the cell of the bounded rows' quantile, more where cel
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.query.calibration import PartNoise
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.query.tree import Tree, cells_of, tree_of, value_at
@@ -23,9 +23,6 @@ from dpstream.dp_transforms.one_shot.aggregation import histograms
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.partials import Bounded
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-Ids = npt.NDArray[np.uint64]
 #: Draws one-shot noise of items: (items, scale) -> integers.
 Draw = Callable[[Ids, float], Int64]
 _FAR = 2.0

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from dpstream.accounting.arrays import Bool, Float64
+from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.dp_transforms.one_shot.partials import Ids, Int64
 
 KINDS = {
     exp.DType.BIGINT: "int", exp.DType.DECIMAL: "decimal", exp.DType.BOOLEAN: "bool",

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 from sqlglot import exp
 
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.query.bounds import VALUES
 from dpstream.accounting.query.parts import centre_of, middle_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
@@ -31,7 +32,6 @@ from dpstream.dp_transforms.one_shot import (
 )
 from dpstream.dp_transforms.one_shot.aggregation import per_group
 from dpstream.dp_transforms.one_shot.bounding import smallest
-from dpstream.dp_transforms.one_shot.partials import Ids, Int64
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.exact import safe_query

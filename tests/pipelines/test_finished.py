@@ -120,7 +120,7 @@ def test_a_sink_that_did_not_change_is_not_compared_again(
     assert calls == [1]
 
 
-def test_a_sabotaged_twin_that_does_not_look_at_the_sink(
+def test_a_sabotaged_one_that_does_not_look_at_the_sink(
     place: Place, monkeypatch: pytest.MonkeyPatch, unread: None
 ) -> None:
     monkeypatch.setattr(FileSink, "content", lambda _: "always the same")

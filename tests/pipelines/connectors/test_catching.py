@@ -1,4 +1,4 @@
-"""A restored stream without end: it compares, then publishes what it held back, and goes on."""
+"""A restored stream without end: it compares, then publishes what waited, and goes on."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.beam.delivery import delivered_through, named
-from dpstream.pipelines.connectors import run_manifest as sink_manifest
+from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.restored import Catching, diverged
 from dpstream.state import open as stores
@@ -51,10 +51,10 @@ class Lived:
         """A new one, with nothing but the store; the run begins as `dpstream run` lets it."""
         run = begin(self.plan, self.folder / store, SHARDS)
         sink = FileSink(self.folder / out, "parquet")
-        caught_up = sink_manifest.check_sink(run, sink, replaying=run.open().restoring)
+        caught_up = run_manifest.check_sink(run, sink, replaying=run.open().restoring)
         if run.open().restoring:
             tokens.restored(run.open(), caught_up)
-        sink_manifest.write_manifest(run, sink)
+        run_manifest.write_manifest(run, sink)
         flowing = Flowing(run, sink)
         # The source is read again from where the store says.
         for trigger_time in range(1, flowing.resume.first):
@@ -233,7 +233,7 @@ def test_a_pipeline_dies_between_publishing_and_the_note(
 def test_nothing_new_comes_before_the_last_that_is_published(
     lived: Lived, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """Also into a gap; the twin that does not wait publishes beside what it has not compared."""
+    """Also into a gap; one that does not wait publishes beside what it has not compared."""
     if not waits:
         monkeypatch.setattr(Catching, "caught_up", lambda self, upto: True)
     kept = published_by(12, lived.calm).keys() | {"window-000005/trigger-000003.parquet"}

@@ -1,6 +1,6 @@
 """An accepted relation is local to its unit: shards by unit give the same rows, to the bit.
 
-And twins: where a rule is switched off, what it refuses does not pass this test.
+And sabotage: where a rule is switched off, what it refuses does not pass this test.
 """
 
 import random

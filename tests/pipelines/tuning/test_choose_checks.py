@@ -128,7 +128,7 @@ def test_a_tuning_without_its_charge_is_refused(job: Path) -> None:
     assert not job.with_name("ledger.db").exists()
 
 
-def test_an_uncharged_twin_is_caught(job: Path) -> None:
+def test_an_uncharged_one_is_caught(job: Path) -> None:
     with (
         mock.patch.object(SqliteLedger, "charge_within"),
         mock.patch.object(Register, "_mine", lambda *_: True),

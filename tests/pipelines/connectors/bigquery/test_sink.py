@@ -22,7 +22,6 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.bigquery import sink as sink_bigquery
-from dpstream.pipelines.connectors.bigquery import table as bigquery_rows
 from dpstream.pipelines.connectors.bigquery import table as bigquery_table
 from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink, ddl
 from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
@@ -189,10 +188,10 @@ def test_cut_off_between_rows_and_seal(
     assert held(server, made[1]).equals(made[2])
 
 
-def test_a_twin_with_new_ids_at_each_attempt_is_caught(
+def test_one_with_new_ids_at_each_attempt_is_caught(
     server: WriteServer, sink: BigQuerySink, made: tuple[Published, Job, pa.Table]
 ) -> None:
-    real: Callable[[pa.RecordBatch], list[bytes]] = bigquery_rows.rows_of
+    real: Callable[[pa.RecordBatch], list[bytes]] = bigquery_table.rows_of
 
     def random_ids(batch: pa.RecordBatch) -> list[bytes]:
         if "release_id" in batch.schema.names:
@@ -214,7 +213,7 @@ def test_requests_are_small_and_cover_every_row(
     made: tuple[Published, Job, pa.Table],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bigquery_rows, "_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(bigquery_table, "_REQUEST_BYTES", 1000)
     sink.write(made[0].batches("of-files"))
     assert len(server.requests) > 4
     assert sum(rows for stream, _, rows, _ in server.requests if "seals" not in stream) == (
@@ -226,21 +225,21 @@ def test_requests_are_small_and_cover_every_row(
 def test_rows_are_functions_of_the_release(made: tuple[Published, Job, pa.Table]) -> None:
     """However the batch came to be: copied, cut out of another, or with other metadata."""
     for batch in made[0].batches("of-files"):
-        rows = bigquery_rows.rows_of(batch)
+        rows = bigquery_table.rows_of(batch)
         assert len(set(rows)) == batch.num_rows
         copied = pa.RecordBatch.from_pylist(batch.to_pylist(), schema=batch.schema)
         twice = pa.concat_batches([batch, batch])
         for same in (copied, twice.slice(batch.num_rows), batch.replace_schema_metadata(None)):
-            assert bigquery_rows.rows_of(same) == rows
+            assert bigquery_table.rows_of(same) == rows
         back = pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())
-        assert bigquery_rows.rows_of(batch.take(back)) == rows[::-1]
+        assert bigquery_table.rows_of(batch.take(back)) == rows[::-1]
 
 
 def test_nulls_are_left_out() -> None:
     schema = pa.schema([("release_id", pa.binary(16)), ("mean", pa.float64()), ("n", pa.int64())])
     batch = pa.RecordBatch.from_pylist([{"release_id": b"x" * 16, "n": 0}], schema=schema)
-    made = bigquery_rows.message_type(schema)
-    row = made.FromString(bigquery_rows.rows_of(batch)[0])
+    made = bigquery_table.message_type(schema)
+    row = made.FromString(bigquery_table.rows_of(batch)[0])
     assert not row.HasField("mean") and row.HasField("n") and row.n == 0
 
 
@@ -259,7 +258,7 @@ def served_tables(job: Job) -> WriteServer:
     """A service with both tables of a job, and no rows."""
     server = WriteServer(visits="release_id", visits_seals="name")
     server.define("visits", release_schema(job.plan))
-    server.define("visits_seals", bigquery_rows.SEAL_SCHEMA)
+    server.define("visits_seals", bigquery_table.SEAL_SCHEMA)
     return server
 
 
@@ -390,7 +389,7 @@ class Slow:
 
 def test_a_deadline_counts_time_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """20 requests take 2 s in calls of 8, each of which goes on where it was cut off."""
-    monkeypatch.setattr(bigquery_rows, "_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(bigquery_table, "_REQUEST_BYTES", 1000)
     slow, given = Slow(), list[int]()
 
     def rows() -> Iterator[bytes]:
@@ -399,7 +398,7 @@ def test_a_deadline_counts_time_without_progress(monkeypatch: pytest.MonkeyPatch
             yield b"x" * 900
 
     tables = BigQueryTables(lambda: slow, 1.8)
-    tables.append("p.d.t", bigquery_rows.SEAL_SCHEMA, rows())
+    tables.append("p.d.t", bigquery_table.SEAL_SCHEMA, rows())
     assert slow.taken == 20 and slow.given == [8, 5, 2, 8, 5, 2, 4, 1]
     assert max(given) <= bigquery_table.CALL_REQUESTS, "all rows were held at once"
 

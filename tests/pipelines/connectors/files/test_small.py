@@ -135,7 +135,7 @@ def test_a_file_that_vanishes_is_named_by_its_number(tmp_path: Path, make_job: M
             list(read_group(group, job.columns, 10))
 
 
-def test_a_sabotaged_twin_that_numbers_rows_over_files(
+def test_a_sabotaged_one_that_numbers_rows_over_files(
     tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = small._lines

@@ -99,7 +99,7 @@ def test_killed_before_rows_and_before_the_seal(
     assert read_kafka_releases(job).equals(made[1])
 
 
-def test_a_twin_with_new_names_at_each_attempt_is_caught(
+def test_one_with_new_names_at_each_attempt_is_caught(
     broker: Broker, fresh: Published, made: tuple[Published, pa.Table]
 ) -> None:
     real = messages_of
@@ -117,9 +117,7 @@ def test_a_twin_with_new_names_at_each_attempt_is_caught(
         read_kafka_releases(job)
 
 
-def test_a_twin_with_other_values_at_each_attempt_is_caught(
-    broker: Broker, fresh: Published
-) -> None:
+def test_one_with_other_values_at_each_attempt_is_caught(broker: Broker, fresh: Published) -> None:
     real = messages_of
 
     def stamped(batch: pa.RecordBatch) -> ReleaseMessages:

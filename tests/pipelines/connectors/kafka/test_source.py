@@ -15,8 +15,8 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.connectors import unbounded as endless
-from dpstream.pipelines.connectors.kafka import reader as kafka_messages
+from dpstream.pipelines.connectors import unbounded
+from dpstream.pipelines.connectors.kafka import reader as kafka_reader
 from dpstream.pipelines.connectors.kafka import source as source_kafka
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.reader import PartitionMessages, parts
@@ -83,7 +83,7 @@ def test_a_poisoned_message_goes_to_the_dead_letter(kafka: Broker, drive: Drive)
 
 
 def test_one_message_decides_nothing_about_others() -> None:
-    """A pure twin: any company gives every message the outcome it has alone."""
+    """A pure function: any company gives every message the outcome it has alone."""
     objects = Objects(["user"])
     values = [bad for bad, _ in POISON] + [b'{"user": "a"}', b'{"user": 1}']
 
@@ -138,8 +138,8 @@ def test_batches_end_at_holes(kafka: Broker, drive: Drive, monkeypatch: pytest.M
     for _ in range(20):
         driver.bundle()
     assert driver.progress.after == 23, "goes on behind the last marker"
-    monkeypatch.setattr(kafka_messages, "runs", lambda at, batch: [Rows(int(at[0]), batch)])
-    assert drive(topic).until(len(expected)).users != expected, "a twin that batches over holes"
+    monkeypatch.setattr(kafka_reader, "runs", lambda at, batch: [Rows(int(at[0]), batch)])
+    assert drive(topic).until(len(expected)).users != expected, "one that batches over holes"
 
 
 def committed_end(self: Kafka, partition: int) -> int:
@@ -179,7 +179,7 @@ def test_an_open_transaction_holds_the_watermark(
 def test_the_watermark_keeps_its_promise_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
 ) -> None:
-    """Messages at odd times: none is older than the watermark before it.  A twin breaks it."""
+    """Messages at odd times: none is older than the watermark before it.  A sabotage breaks it."""
     honest = source_kafka.advance
 
     def early(estimator: Any, micros: int) -> None:
@@ -206,7 +206,7 @@ def test_the_watermark_keeps_its_promise_and_goes_on(
 def test_a_bundle_ends_soon_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (source_kafka, endless):
+    for module in (source_kafka, unbounded):
         monkeypatch.setattr(module, "BUNDLE_SECONDS", 0.02)
     topic = kafka.topic()
     kafka.produce(topic, (record(i) for i in range(60_000)))

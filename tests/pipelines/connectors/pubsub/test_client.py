@@ -28,7 +28,8 @@ def test_errors_by_their_class(raised: Exception, kind: type[DpstreamError], wor
     with pytest.raises(kind) as error:
         _asked(ask)
     assert words in str(error.value) and "SECRET" not in str(error.value)
-    assert error.value.__context__ is None and _asked(lambda: 3) == 3
+    assert error.value.__context__ is None and error.value.__cause__ is None
+    assert _asked(lambda: 3) == 3
 
 
 def test_acknowledgements_go_in_parts_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:

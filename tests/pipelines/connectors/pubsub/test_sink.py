@@ -20,9 +20,9 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.begin import begin
-from dpstream.pipelines.connectors import messages as write_only
+from dpstream.pipelines.connectors import messages as release_messages
 from dpstream.pipelines.connectors.messages import ReleaseMessages, digest_of, messages_of
-from dpstream.pipelines.connectors.pubsub import sink as pubsub_topic
+from dpstream.pipelines.connectors.pubsub import sink as pubsub_sink
 from dpstream.pipelines.connectors.pubsub.sink import (
     HELD_MESSAGES,
     Message,
@@ -171,9 +171,7 @@ def test_killed_before_rows_and_before_the_seal(
     assert as_documented(messages, job).equals(made[1])
 
 
-def test_a_twin_with_new_names_at_each_attempt_is_caught(
-    topic_of: Topics, fresh: Published
-) -> None:
+def test_one_with_new_names_at_each_attempt_is_caught(topic_of: Topics, fresh: Published) -> None:
     real = messages_of
 
     def random_names(batch: pa.RecordBatch) -> ReleaseMessages:
@@ -183,7 +181,7 @@ def test_a_twin_with_new_names_at_each_attempt_is_caught(
     topic, subscription = topic_of()
     sink = sink_table(topic)
     fresh.killed(sink, SEND, 3)
-    with mock.patch.object(write_only, "messages_of", random_names):
+    with mock.patch.object(release_messages, "messages_of", random_names):
         job = fresh.run(sink)
     with pytest.raises(AssertionError):
         as_documented(received(subscription), job)
@@ -390,7 +388,7 @@ class Slow:
 
 
 def test_a_deadline_counts_time_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pubsub_topic, "HELD_BYTES", 300)
+    monkeypatch.setattr(pubsub_sink, "HELD_BYTES", 300)
     slow = PubsubTopic("projects/p/topics/t", 0.5)
     client = slow._client = Slow()
     slow.send([Message("w", b"x" * 100, {})] * 5)

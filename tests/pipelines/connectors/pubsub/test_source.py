@@ -14,7 +14,6 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
-from dpstream.pipelines.connectors.pubsub import source as pubsub_messages
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
 from dpstream.pipelines.connectors.pubsub.puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
@@ -375,7 +374,7 @@ def test_a_missing_client_is_a_usage_error(
 
 
 def test_offsets_of_ids() -> None:
-    number = pubsub_messages.number
+    number = source_pubsub.number
     assert number("1234567890123456") == 1234567890123456
     for text in ("", "x", "9" * 19, "-1", "١"):
         assert 0 <= number(text) < 1 << 63

@@ -250,7 +250,7 @@ def test_broken_files_of_any_length_are_no_text(tmp_path: Path, make_job: MakeJo
             refusal_of(job)
 
 
-def test_a_sabotaged_twin_that_believes_the_first_row(
+def test_a_sabotaged_one_that_believes_the_first_row(
     tmp_path: Path, make_folder_job: MakeFolderJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression, "is_whole", lambda *_: True)
@@ -367,7 +367,7 @@ def test_faults_of_the_system_are_not_the_files() -> None:
         Unpacked(io.BytesIO(b"\x1f\x8b"), "gzip").read(10)
 
 
-def test_a_sabotaged_twin_that_trusts_the_name_alone(
+def test_a_sabotaged_one_that_trusts_the_name_alone(
     tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job("jsonl")

@@ -194,7 +194,7 @@ def test_a_slow_stream_keeps_its_watermark_going(
 def test_the_promise_is_kept_only_by_looking_ahead(
     tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sabotaged twin: a watermark that follows what was read."""
+    """The sabotaged variant: a watermark that follows what was read."""
     job = make_job("parquet", batch_rows=16)
     write(tmp_path / "in" / "a.parquet", "parquet", table([i * SECOND for i in [*range(64), 0]]))
     everything(drive(job))
