@@ -55,6 +55,8 @@ def test_flags_are_added_once(remote: Job) -> None:
     added = flags(remote, ["--sdk_container_image=i"])
     assert added[1:] == ["--runner=DataflowRunner", "--streaming", "--sdk_location=container"]
     assert flags(remote, added) == added
+    files = msgspec.structs.replace(remote, source=SourceConfig("parquet", path="gs://b/x"))
+    assert "--streaming" not in flags(files, [])
     with pytest.raises(UsageError) as error:
         flags(remote, ["--runner=DirectRunner"])
     assert error.value.field == "--runner"

@@ -16,7 +16,8 @@ from dpstream.pipelines.connectors.records.rows import (
 
 
 @pytest.mark.parametrize(
-    ("offsets", "begins"), [([], []), ([7], [7]), ([1, 2, 3], [1]), ([1, 2, 5, 9, 10], [1, 5, 9])]
+    ("offsets", "begins"),
+    [([], []), ([7], [7]), ([1, 2, 3], [1]), ([1, 3], [1, 3]), ([1, 2, 5, 9, 10], [1, 5, 9])],
 )
 def test_runs_are_consecutive_and_together_everything(
     offsets: list[int], begins: list[int]
