@@ -23,6 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_objects_that_are_there_are_collected_again_after_a_run() -> None:
     assert gc.get_freeze_count() == 0
     with pytest.raises(ZeroDivisionError), sparing_memory():

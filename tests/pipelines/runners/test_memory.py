@@ -7,6 +7,8 @@ import pytest
 from dpstream.pipelines.runners import memory
 from dpstream.pipelines.runners.memory import sparing_memory
 
+pytestmark = pytest.mark.usefixtures("unfrozen")
+
 
 @pytest.mark.parametrize("name", ["", *memory._SET])
 def test_who_has_set_the_allocator_has_decided(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
