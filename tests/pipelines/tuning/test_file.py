@@ -12,8 +12,11 @@ from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.tuning.file import base_job, check_out, in_column_units, render, write
 
 
-@pytest.mark.parametrize("grid", [1.0, 0.1, 0.01, 0.3, 1e-6])
-@pytest.mark.parametrize(("low", "high"), [(-7, 13), (0, 1), (-3_333_333, 10**7)])
+@pytest.mark.parametrize("grid", [1.0, 0.1, 0.01, 0.3, 1e-6, 0.7])
+@pytest.mark.parametrize(
+    ("low", "high"),  # the last: the nearest float lies inside
+    [(-7, 13), (0, 1), (-3_333_333, 10**7), (-835_840_887_170_031, 902_871_036_464_559)],
+)
 def test_clamps_snap_back_to_their_grid_units(grid: float, low: int, high: int) -> None:
     clamp = in_column_units(low, high, grid)
     made = Aggregate("x", "sum", "x", clamp=clamp, grid=grid)
