@@ -79,14 +79,14 @@ def data(folder: Path, rows: int) -> Path:
     return path
 
 
-def cold(catalog: Path) -> dict[str, float]:
-    """One command in a process of its own."""
+def cold(catalog: Path) -> tuple[dict[str, float], str]:
+    """One command in a process of its own, and what it said."""
     words = [sys.executable, "-m", "dpstream", "sql", str(catalog), STATEMENT, "--fresh", "--json"]
     before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(words, check=True, capture_output=True)
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": wall, "cpu_seconds": cpu, "peak_mib": after.ru_maxrss / 1024}
+    return {"seconds": wall, "cpu_seconds": cpu, "peak_mib": after.ru_maxrss / 1024}, said
 
 
 def warm(catalog: Path, repeats: int) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         catalog = data(Path(folder), options.rows)
-        found = {"cold": cold(catalog), "warm": warm(catalog, options.repeats)}
+        found = {"cold": cold(catalog)[0], "warm": warm(catalog, options.repeats)}
     emit({"bench": "sql", "rows": options.rows, **found, "machine": machine()}, options.out)
 
 
