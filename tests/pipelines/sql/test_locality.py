@@ -63,7 +63,7 @@ def check(data: list[Shards], seed: int) -> int:
 
 def test_generated_queries_are_local(data: list[Shards]) -> None:
     rows = [check(data, seed) for seed in range(20)]
-    assert sum(n > 0 for n in rows) > 30  # most of them are about something
+    assert sum(n > 0 for n in rows) > 10  # most of them are about something
 
 
 @pytest.mark.slow
