@@ -99,7 +99,8 @@ def _ask(catalog: "Catalog", text: str, fresh: bool, as_json: bool) -> None:
     head = answer.header
     if as_json:
         public = msgspec.to_builtins(head)
-        told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure}
+        told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure,
+                "uncompared": answer.uncompared}  # fmt: skip
         print_json({**public, **told, "rows": records(answer)})
         return
     click.echo(shown(answer), nl=False)
@@ -114,6 +115,8 @@ def _ask(catalog: "Catalog", text: str, fresh: bool, as_json: bool) -> None:
         click.echo(f"Charged {cost} per unit; run {head.run_id}", err=True)
     else:
         click.echo(f"Charged before {cost}; first answered {head.answered}", err=True)
+        if answer.uncompared:
+            click.echo("Rows of a database are not compared: --fresh asks anew", err=True)
     if answer.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 

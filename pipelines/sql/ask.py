@@ -18,7 +18,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.inputs import fingerprint_parts, stamps
+from dpstream.pipelines.sql.inputs import fingerprint_parts, stamps, uncompared
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
 from dpstream.pipelines.sql.released import empty, outer, released
@@ -64,7 +64,8 @@ def ask(catalog: Catalog, text: str, fresh: bool = False, shards: int | None = N
             run_id, charged = register.begin(charge, request, limit, fresh)
             answer = register.finish(run_id, draw)
     insecure = catalog.key.insecure_test_key is not None
-    return decoded(answer.receipt, answer.digest, charged, insecure)
+    told = decoded(answer.receipt, answer.digest, charged, insecure)
+    return told._replace(uncompared=uncompared(catalog, tables))
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:

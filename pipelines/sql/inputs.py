@@ -72,6 +72,11 @@ def fingerprint_parts(catalog: Catalog, names: Iterable[str]) -> list[bytes]:
     return parts
 
 
+def uncompared(catalog: Catalog, names: Iterable[str]) -> tuple[str, ...]:
+    """The named tables whose rows are no part of a request: those of a server."""
+    return tuple(name for name in sorted(names) if catalog.tables[name].kind == "postgresql")
+
+
 def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int]]:
     """(path, bytes, time of change) of every file: cheap, to notice a change during a run."""
     out = []

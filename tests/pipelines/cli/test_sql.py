@@ -1,12 +1,20 @@
 """``dpstream sql`` as it is typed."""
 
+import codecs
 import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.sql import ask
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
 
 _TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
@@ -27,6 +35,75 @@ def test_an_answer_again_and_afresh(tmp_path: Path) -> None:
     as_json = json.loads(_run(path, _TEXT, "--json").stdout)
     assert as_json["charged"] is False and set(as_json["rows"][0]) == {"values", "intervals"}
     assert len(charges(tmp_path)) == 2
+
+
+def test_an_old_answer_on_a_server_s_rows_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = data_set(tmp_path)
+    assert "not compared" not in _run(path, _TEXT).stderr
+    assert "not compared" not in _run(path, _TEXT).stderr  # a file is compared
+    monkeypatch.setattr(ask, "uncompared", lambda catalog, tables: tuple(tables))
+    again = _run(path, _TEXT)
+    assert "first answered 20" in again.stderr and "--fresh asks anew" in again.stderr
+    assert json.loads(_run(path, _TEXT, "--json").stdout)["uncompared"] == ["visits"]
+
+
+class _Prompt:
+    """A process with a terminal of its own, as somebody would type at it."""
+
+    def __init__(self, catalog: Path) -> None:
+        self._terminal, inner = pty.openpty()
+        command = [sys.executable, "-m", "dpstream.pipelines.cli.main", "sql", str(catalog)]
+        self.process = subprocess.Popen(
+            command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
+            env={**os.environ, "TERM": "dumb"},
+        )  # fmt: skip
+        os.close(inner)
+        self.said, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
+
+    def until(self, text: str, seconds: float = 60.0) -> str:
+        """What is said up to a text, the text included."""
+        end = time.monotonic() + seconds
+        while text not in self.said:
+            left = end - time.monotonic()
+            assert left > 0 and select.select([self._terminal], [], [], left)[0], self.said
+            self.said += self._decoder.decode(os.read(self._terminal, 4096))
+        found, _, self.said = self.said.partition(text)
+        return found + text
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+
+def test_the_prompt_goes_on_after_an_error(tmp_path: Path) -> None:
+    prompt = _Prompt(data_set(tmp_path))
+    try:
+        assert "Ctrl-D ends" in prompt.until("sql> ")
+        prompt.type(_TEXT[:40] + "\n")
+        prompt.until("...> ")
+        prompt.type(_TEXT[40:] + ";\n")
+        assert "±" in prompt.until("Charged (2")
+        prompt.until("sql> ")
+        prompt.type("SELECT uid FROM visits;\n")
+        assert "no-dp-select" in prompt.until("Fix:")
+        prompt.until("sql> ")
+        prompt.type(f"EXPLAIN {_TEXT};\n")
+        assert "Threshold" in prompt.until("Left")
+        prompt.until("sql> ")
+        prompt.type(f"{_TEXT};\n")
+        assert "first answered 20" in prompt.until("sql> ")
+        assert prompt.process.poll() is None
+        prompt.type("\x04")
+        assert prompt.process.wait(20) == 0
+    finally:
+        prompt.close()
+    assert len(charges(tmp_path)) == 1
 
 
 def test_explain_files_and_budget(tmp_path: Path) -> None:

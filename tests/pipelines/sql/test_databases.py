@@ -54,6 +54,7 @@ def _check(catalog: Catalog) -> None:
     rows = found.table.to_pylist()
     assert [row["page"] for row in rows] == ["p0", "p1", "p2"] and found.insecure
     assert all(abs(row["n"] - 909) < 250 and abs(row["a"] - 1500) < 500 for row in rows)
+    assert found.uncompared == (("visits",) if catalog.tables["visits"].kind != "sqlite" else ())
     again = ask(catalog, dp("day, COUNT(DISTINCT uid) AS u", "FROM visits GROUP BY day", _WIDE))
     assert {None if d is None else str(d) for d in again.table["day"].to_pylist()} == {
         None, "2024-01-05", "2024-02-29",
@@ -138,3 +139,11 @@ def test_postgresql(server: str, tmp_path: Path) -> None:
         assert odd == {"uid": 1, "d": None, "b": b""}
         day = engine.run("SELECT day FROM visits WHERE page = 'odd'").column("day")
         assert isinstance(python_values(day)[0], int)  # 'infinity' is no day of Python's calendar
+    asked = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, asked)
+    with postgresql.connect(server) as connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM s.\"Visits\" WHERE page = 'odd'")
+        connection.commit()
+    again = ask(catalog, asked)  # not noticed, and said
+    assert (again.receipt, again.charged, again.uncompared) == (first.receipt, False, ("visits",))
+    assert ask(catalog, asked, fresh=True).charged
