@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.sql.catalog import Catalog
     from dpstream.pipelines.sql.explain import Explanation
 
-_BUDGET = "budget"
+_BUDGET, _CHECK = "budget", "check"
 
 
 @click.command(
@@ -25,6 +25,7 @@ _BUDGET = "budget"
         "dpstream sql shop.toml -f queries.sql --json",
         "dpstream sql shop.toml                            # a prompt",
         "dpstream sql budget shop.toml",
+        "dpstream sql check shop.toml                      # unit_via: before anybody asks",
     )
 )
 @click.argument("catalog", type=click.Path(path_type=Path))
@@ -37,7 +38,8 @@ def sql(
     catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left.
+    """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left, and
+    `dpstream sql check CATALOG` checks the keys that it declares.
 
     An answer is charged in the ledger before a row is read, and committed before it is seen.  The
     same statement on the same files is answered with the same bytes, at no further charge.
@@ -47,6 +49,9 @@ def sql(
 
     if str(catalog) == _BUDGET and statement is not None:
         _budget(load_catalog(statement), as_json)
+        return
+    if str(catalog) == _CHECK and statement is not None:
+        _check(load_catalog(statement), as_json)
         return
     loaded = load_catalog(catalog)
     if (statement is None) == (file is None):
@@ -175,6 +180,26 @@ def _budget(catalog: "Catalog", as_json: bool) -> None:
         print_json(found)
         return
     click.echo("\n".join(_left(found)))
+
+
+def _check(catalog: "Catalog", as_json: bool) -> None:
+    """The owner's: whether a declared key is unique is told here, and to nobody who asks."""
+    from dpstream.pipelines.sql.registration import register
+
+    found = register(catalog)
+    if as_json:
+        print_json({"tables": found.tables, "unique_keys": found.keys})
+        return
+    for table in found.tables:
+        owner = table["rows_of"]
+        if "unit_column" in owner:
+            owner = f"rows of the unit in {owner['unit_column']}"
+        elif "on" in owner:
+            on = ", ".join(f"{mine} = {key}" for mine, key in owner["on"])
+            owner = f"rows of the unit of {owner['unit_via']} ({on})"
+        click.echo(f"{table['table']:<20} {table['kind']:<10} {owner}")
+    for name, columns in found.keys:
+        click.echo(f"Unique: {name} ({', '.join(columns)})")
 
 
 def _left(found: dict[str, Any]) -> list[str]:

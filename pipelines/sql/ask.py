@@ -9,6 +9,7 @@ anew.  HAVING, ORDER BY, LIMIT, arithmetic and public tables come after the nois
 """
 
 import contextlib
+import itertools
 import secrets
 from datetime import UTC, datetime
 
@@ -18,9 +19,10 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.inputs import fingerprint_parts, stamps, uncompared
+from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
+from dpstream.pipelines.sql.registration import require_registered
 from dpstream.pipelines.sql.released import empty, outer, released
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.stage import Stage, typed_public
@@ -37,7 +39,7 @@ def ask(catalog: Catalog, text: str, fresh: bool = False, shards: int | None = N
 
     Raises:
         DpstreamError: not usable or not private as written; beyond the ledger's limit; no key; a
-            table that cannot be read.
+            table that cannot be read, or has a declared key that was not checked.
     """
     question = question_of(text, catalog)
     tables = inputs_of(question, catalog)
@@ -45,7 +47,9 @@ def ask(catalog: Catalog, text: str, fresh: bool = False, shards: int | None = N
     source = KeySource(catalog.key.key, catalog.key.insecure_test_key)
     with source.ring() as ring:
         before = stamps(catalog, tables)
-        parts = fingerprint_parts(catalog, tables)
+        contents = {name: table_parts(catalog.tables[name]) for name in sorted(tables)}
+        require_registered(catalog, tables, ring, contents)
+        parts = itertools.chain.from_iterable(contents.values())
         request = ring.source_fingerprint([b"sql", question.digest.encode(), *parts])
 
         def draw(run_id: str) -> bytes:

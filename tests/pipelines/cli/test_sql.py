@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.sql import ask
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+from tests.pipelines.sql.test_registration import people, shop
 
 _TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
 
@@ -119,6 +120,20 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     budget = _run("budget", path)
     assert "1 charges" in budget.stdout and "Left" in budget.stdout
     assert json.loads(_run("budget", path, "--json").stdout)["charges"] == 1
+
+
+def test_declared_keys_are_checked_by_a_command(tmp_path: Path) -> None:
+    path = shop(tmp_path)
+    asked = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item")
+    refused = _run(path, asked)
+    assert refused.exit_code == 3 and "dpstream sql check CATALOG" in refused.stderr
+    checked = _run("check", path)
+    assert checked.exit_code == 0 and "rows of the unit of people (person = code)" in checked.stdout
+    assert "Unique: people (code)" in checked.stdout
+    assert json.loads(_run("check", path, "--json").stdout)["unique_keys"] == [["people", ["code"]]]
+    assert _run(path, asked).exit_code == 0
+    people(tmp_path, "900,c5\n")
+    assert _run("check", path).exit_code == _run(path, asked).exit_code == 3
 
 
 def test_nothing_published_is_said(tmp_path: Path) -> None:
