@@ -38,7 +38,8 @@ def read_counts(folder: Path, shards: int, names: Sequence[str]) -> dict[str, In
     """
     out = dict[str, Int64]()
     for shard in range(shards):
-        for name, table in zip(names, _read(place_of(folder, shard)), strict=True):
+        tables = _read(place_of(folder, shard), len(names))
+        for name, table in zip(names, tables, strict=True):
             cells = _column(table, "count")
             out[name] = cells + out[name] if name in out else cells
     return out
@@ -74,7 +75,7 @@ def read_sums(
         RunError: a shard's file is missing.
     """
     for shard in range(shards):
-        first, *tables = _read(place_of(folder, shard))
+        first, *tables = _read(place_of(folder, shard), 1 + len(names))
         by = [name for name in first.column_names if name.startswith("group_")]
         codes = np.zeros(first.num_rows, np.int64)
         if by:
@@ -101,18 +102,18 @@ def _write(path: Path, tables: Sequence[pa.Table]) -> None:
                 stream.write_table(table)
 
 
-def _read(path: Path) -> list[pa.Table]:
-    out = []
+def _read(path: Path, tables: int) -> list[pa.Table]:
+    """Some tables of a file, one behind the other."""
     try:
         with pa.memory_map(str(path)) as file:
-            while file.tell() < file.size():
-                out.append(pa.ipc.open_stream(file).read_all())
+            return [pa.ipc.open_stream(file).read_all() for _ in range(tables)]
     except (OSError, pa.ArrowInvalid):
-        raise RunError(
-            "runner", "has not handed over a part of the answer",
+        found = RunError(
+            "runner",
+            "has not handed over a part of the answer",
             "give workers and this process one folder: the ledger's",
-        ) from None  # fmt: skip
-    return out
+        )
+    raise found
 
 
 def _column(table: pa.Table, name: str) -> Int64:

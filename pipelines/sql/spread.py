@@ -26,13 +26,16 @@ from dpstream.dp_transforms.one_shot.partials import Int64
 from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, Piece, rows_of
-from dpstream.pipelines.sql.handed import read_counts, read_sums
+from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import MAX_SHARDS, ROWS_AT_ONCE, Sums
 from dpstream.pipelines.sql.work import Work
 
 _FOLDER, _DAY = ".dpstream-sql-", 86_400.0
+_LOOK_SECONDS = 0.2
+#: States of a pipeline on which nothing follows.
+_ENDED = ("DONE", "FAILED", "CANCELLED")
 T = TypeVar("T")
 
 
@@ -54,15 +57,10 @@ class Runner(NamedTuple):
         Raises:
             UsageError: there is no such runner, or not on this machine, or not with these flags.
         """
-        from apache_beam.options.pipeline_options import StandardOptions
-
         from dpstream.pipelines.runners.table import make_runner
 
         more = [f"--parallelism={self.parallelism}"] if self.name == "FlinkRunner" else []
-        engine = make_runner(self.name, [*self.flags, *more])
-        # All input is there when it begins: a pipeline that ends by itself, on Flink too.
-        engine.options.view_as(StandardOptions).streaming = False
-        return engine
+        return make_runner(self.name, [*self.flags, *more])
 
 
 class Spread:
@@ -123,7 +121,10 @@ class Spread:
             with sparing_memory():
                 started = pipeline.run()
                 engine.check()
-                started.wait_until_finish()
+                if engine.kind.ends:
+                    started.wait_until_finish()
+                else:
+                    _until_handed_over(started, engine, Path(folder), shards)
         except BaseException as error:
             with contextlib.suppress(Exception):
                 engine.drain()
@@ -209,6 +210,23 @@ class Workers:
                 self._shards = min(MAX_SHARDS, 4 * self._shards)
             finally:
                 destroy_keys(self._run_id)
+
+
+def _until_handed_over(started: Any, engine: Any, folder: Path, shards: int) -> None:
+    """Wait for all shards, and cancel a pipeline that would not end by itself."""
+    while not all(place_of(folder, shard).exists() for shard in range(shards)):
+        if str(started.state) in _ENDED:
+            started.wait_until_finish()  # raises what it failed with
+            return
+        engine.check()
+        time.sleep(_LOOK_SECONDS)
+    engine.drain()
+    with contextlib.suppress(Exception):  # a runner reports a cancelled pipeline as a failed one
+        started.cancel()
+    if engine.cancel is not None:
+        engine.cancel()
+    with contextlib.suppress(Exception):
+        started.wait_until_finish()
 
 
 def _check(table: Table) -> None:

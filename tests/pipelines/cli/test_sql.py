@@ -122,6 +122,18 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     assert json.loads(_run("budget", path, "--json").stdout)["charges"] == 1
 
 
+def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    asked = _run(path, _TEXT, "--runner=DirectRunner", "--parallelism=2")
+    assert asked.exit_code == 0 and "Charged (2" in asked.stderr
+    assert _run(path, _TEXT).stdout == asked.stdout  # the same answer, wherever it was drawn
+    for words in (["--parallelism=2"], ["--beam-flag=--x=1"], ["--runner=No"],
+                  ["--runner=DirectRunner", "--beam-flag=--x=1"]):  # fmt: skip
+        refused = _run(path, _TEXT, "--fresh", *words)
+        assert refused.exit_code == 2 and "Fix:" in refused.stderr
+    assert len(charges(tmp_path)) == 1
+
+
 def test_declared_keys_are_checked_by_a_command(tmp_path: Path) -> None:
     path = shop(tmp_path)
     asked = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item")

@@ -140,7 +140,7 @@ def test_what_workers_hand_over_is_private_and_without_units(
         modes = {stat.S_IMODE(file.stat().st_mode) for file in files}
         seen.append((stat.S_IMODE(folder.stat().st_mode), modes, [file.name for file in files]))
         for file in files:
-            tables = handed._read(file)
+            tables = handed._read(file, 1)
             names = set(tables[0].column_names) | {n for t in tables[1:] for n in t.column_names}
             assert names == {"sum_0", "units", "weighted", "group_0"}
         return read(folder, *more)
