@@ -146,7 +146,7 @@ def test_bounds_that_are_not_paid_for_are_refuted(tmp_path: Path) -> None:
     claim = claim_of(tmp_path, _AUTOMATIC)
 
     def found() -> ProvenBound:
-        sides = [_chosen(tmp_path, _AUTOMATIC, added, 120) for added in (0, 1)]
+        sides = [_chosen(tmp_path, _AUTOMATIC, added, 60) for added in (0, 1)]
         return bound([Scores(*sides)], claim, TAIL)
 
     honest = found()
