@@ -270,6 +270,8 @@ class DoWork(_Keyed):
         if task.design is not None:
             write_counts(place, task.work.counted(found, groups, self._ring, task.design))
         else:
-            kept = task.work.bounded(found, groups, self._ring)
+            partials = task.work.partials(found, groups, self._ring)
+            del found
+            kept = task.work.bounded(partials, self._ring)
             write_sums(place, groups, aggregated(kept, len(groups.ids), task.weights), kept)
         yield shard

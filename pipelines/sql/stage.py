@@ -90,8 +90,10 @@ class Turns:
             kept: list[Bounded] = []
             quantiles = any(column.kind == "quantiles" for column in work.plan.columns)
             for found in self._rows(work):
-                rows = work.bounded(found, groups, self._ring)
-                del found
+                partials = work.partials(found, groups, self._ring)
+                del found  # it and what follows are not in memory together
+                rows = work.bounded(partials, self._ring)
+                del partials
                 more = aggregated(rows, len(groups.ids), weights)
                 totals = [totals[0].plus(more) if totals else more]
                 if quantiles:

@@ -84,8 +84,8 @@ class Work(NamedTuple):
         names, types = [name for name, _ in self.groups], [kind for _, kind in self.groups]
         return Groups(names, types, ring.key, public)
 
-    def bounded(self, found: pa.Table, groups: Groups, ring: KeyRing) -> Bounded:
-        """Stage 1's rows of some units within the plan's bounds."""
+    def partials(self, found: pa.Table, groups: Groups, ring: KeyRing) -> Partials:
+        """Stage 1's rows of some units."""
         unit, unit_ids = self._units(found, ring)
         group = self._codes(found, groups)
         known = Partials(unit, group, unit_ids, groups.ids)
@@ -102,7 +102,10 @@ class Work(NamedTuple):
                     rows[column.name] = Rows(unit[at], group[at], value)
                 else:
                     sums += self._moments(column, known, at, value, ring)
-        partials = known._replace(sums=tuple(sums), rows=rows)
+        return known._replace(sums=tuple(sums), rows=rows)
+
+    def bounded(self, partials: Partials, ring: KeyRing) -> Bounded:
+        """Partials of some units within the plan's bounds."""
         return bounded(self.plan, partials, ring, self.name)
 
     def counted(

@@ -4,15 +4,17 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql import handed, spread
+from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import load_catalog
-from dpstream.pipelines.sql.engine import MemoryLimitError
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.spread import Runner
@@ -91,6 +93,7 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(asking.secrets, "token_hex", lambda size: "5a" * size)
     monkeypatch.setattr(asking, "datetime", Clock)
+    monkeypatch.setattr(spread, "ROWS_AT_ONCE", 500)  # a Parquet file has several pieces
 
 
 def answered(path: Path, text: str, **more: Any) -> SqlAnswer:
@@ -127,6 +130,40 @@ def test_every_runner_gives_the_same_bytes(
     local = answered(path, TEXTS[name])
     found = answered(path, TEXTS[name], shards=shards, runner=Runner(runner, parallelism=2))
     assert found.receipt == local.receipt
+
+
+@pytest.mark.slow
+def test_rows_that_miss_their_unit_s_shard_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shuffle by whole rows instead of units: a unit would count once on every shard."""
+    path = shop(tmp_path)
+    local = answered(path, EVERY, shards=1)
+
+    class Own(flow.Own):
+        def process(self, rows: Any) -> Any:
+            for owned in super().process(rows):
+                turns = np.arange(owned.num_rows) % self._task.shards
+                place = owned.schema.get_field_index("_shard")
+                yield owned.set_column(place, "_shard", pa.array(turns))
+
+    monkeypatch.setattr(flow, "Own", Own)
+    assert answered(path, EVERY, shards=4, runner=DIRECT).receipt != local.receipt
+
+
+def test_pieces_are_all_rows_once(tmp_path: Path) -> None:
+    table = load_catalog(shop(tmp_path)).tables["visits"]
+    pieces = list(spread._pieces(table))
+    assert [(Path(p.path).name, p.first, p.rows) for p in pieces] == [
+        ("visits-a.parquet", 0, 600), ("visits-a.parquet", 600, 600),
+        ("visits-a.parquet", 1_200, 600), ("visits-a.parquet", 1_800, 600),
+        ("visits-a.parquet", 2_400, 100), ("visits-b.parquet", 0, 1_500),
+    ]  # fmt: skip
+    rows: list[Any] = []
+    for piece in pieces:
+        with Engine(load_catalog(tmp_path / "shop.toml"), ["visits"], piece=piece) as engine:
+            rows += engine.run("SELECT * FROM visits").to_pylist()
+    assert sorted(map(str, rows)) == sorted(str(row) for row in visits().to_pylist())
 
 
 def test_what_workers_hand_over_is_private_and_without_units(
@@ -173,8 +210,6 @@ def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
 def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpstream.pipelines.sql import flow
-
     path, real = shop(tmp_path), flow.write_sums
 
     def fails(*_: Any) -> None:
@@ -182,13 +217,23 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
 
     monkeypatch.setattr(flow, "write_sums", fails)
     with pytest.raises(RunError) as failed:
-        ask(load_catalog(path), TOTAL, runner=DIRECT)
+        ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
     assert "77" not in str(failed.value) and failed.value.__cause__ is None
     assert not list(tmp_path.glob(".dpstream-sql-*")) and len(charges(tmp_path)) == 1
+    monkeypatch.setattr(flow, "write_sums", real)
+    found = ask(load_catalog(path), TOTAL)  # here or there: it is one run
+    assert not found.charged and len(charges(tmp_path)) == 1
+    assert found.receipt == answered(path, TOTAL).receipt
+
+
+@pytest.mark.slow
+def test_sums_that_do_not_come_and_shards_that_are_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, tried = shop(tmp_path), flow.write_sums, list[str]()
     monkeypatch.setattr(flow, "write_sums", lambda *_: None)  # elsewhere than the launcher looks
     with pytest.raises(RunError, match="handed over"):
-        ask(load_catalog(path), TOTAL, runner=DIRECT)
-    tried = []
+        ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
 
     def short(place: Path, *more: Any) -> None:
         tried.append(place.name)
@@ -197,7 +242,7 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
         real(place, *more)
 
     monkeypatch.setattr(flow, "write_sums", short)
-    found = ask(load_catalog(path), TOTAL, runner=DIRECT)
+    found = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
     assert not found.charged and len(charges(tmp_path)) == 1
     assert sorted(tried[1:]) == [f"shard-000{i}.arrow" for i in range(4)]
     assert found.receipt == answered(path, TOTAL).receipt
