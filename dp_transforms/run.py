@@ -136,10 +136,15 @@ class Run(NamedTuple):
 
         At the end of a run; what still tries to draw then fails with a coded error.
         """
-        with _LOCK:
-            rings = list(_LIVE.pop(self.run_id, ()))
-        for ring in rings:
-            ring.destroy()
+        destroy_keys(self.run_id)
+
+
+def destroy_keys(run_id: str) -> None:
+    """Destroy every key ring that workers of this process have made for a run."""
+    with _LOCK:
+        rings = list(_LIVE.pop(run_id, ()))
+    for ring in rings:
+        ring.destroy()
 
 
 class Account(Protocol):

@@ -5,14 +5,14 @@
     found = answer(plan, budget, totals, [rows], group_ids, keys, run_name)
 
 ``bounded`` limits what a unit adds, ``aggregated`` sums over units exactly, ``answer`` draws the
-noise, selects the groups and estimates the columns; ``choose_bounds`` comes before, for columns
-without bounds.  No Beam, no store, no database.
+noise, selects the groups and estimates the columns; ``counted`` and ``choose_bounds`` come before,
+for columns without bounds.  No Beam, no store, no database.
 """
 
 from dpstream.dp_transforms.one_shot.aggregation import Totals, aggregated
 from dpstream.dp_transforms.one_shot.answers import QueryAnswer, answer
 from dpstream.dp_transforms.one_shot.bounding import bounded
-from dpstream.dp_transforms.one_shot.bounds import choose_bounds
+from dpstream.dp_transforms.one_shot.bounds import choose_bounds, counted
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
 
@@ -27,4 +27,5 @@ __all__ = [
     "answer",
     "bounded",
     "choose_bounds",
+    "counted",
 ]

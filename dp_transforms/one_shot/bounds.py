@@ -27,22 +27,19 @@ from dpstream.dp_transforms.one_shot.partials import Partials, Rows
 def choose_bounds(
     plan: QueryPlan,
     design: BoundsDesign,
-    tables: Mapping[str, Rows],
-    ids: tuple[Ids, Ids],
+    counts: Mapping[str, Int64],
     keys: KeyRing,
     run_name: Sequence[bytes],
 ) -> Settled:
     """The plan with its bounds, by noisy histograms.
 
     Args:
-        tables: of each automatic column, the values that its bounds are for, in grid units: of
-            each row, or (bounds per group) of each (unit, group).
-        ids: (unit ids, group ids) of the tables' slots and codes.
+        counts: of each automatic column, ``counted`` of all units.
         run_name: run id, committed before the first draw, and digest of the question.
     """
     noisy = []
     for of in design.histograms:
-        exact = encoder_matrix(of.cells) @ counted(of, tables[of.name], ids, keys, run_name)
+        exact = encoder_matrix(of.cells) @ counts[of.name]
         noise = OneShot(keys, (b"query bounds", *run_name, of.name.encode()))
         draw = noise.rounded_gaussian if design.law == "gaussian" else noise.discrete_laplace
         noisy.append(np.asarray(exact + draw(numbered(len(exact)), of.sigma), np.int64))
@@ -52,7 +49,13 @@ def choose_bounds(
 def counted(
     of: Histogram, rows: Rows, ids: tuple[Ids, Ids], keys: KeyRing, run_name: Sequence[bytes]
 ) -> Int64:
-    """(cells,) exact histogram of VALUES values of each unit: PRIVATE."""
+    """(cells,) exact histogram of VALUES values of each unit: PRIVATE; those of shards add up.
+
+    Args:
+        rows: the values that bounds are for, in grid units: of each row, or (bounds per group) of
+            each (unit, group).
+        ids: (unit ids, group ids) of the rows' slots and codes.
+    """
     listed = rows.group >= 0  # a row of no public group belongs to nothing
     rows = Rows(*(part[listed] for part in rows))
     if not len(rows.unit):

@@ -12,8 +12,9 @@ from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
 if TYPE_CHECKING:
     from dpstream.pipelines.sql.catalog import Catalog
     from dpstream.pipelines.sql.explain import Explanation
+    from dpstream.pipelines.sql.spread import Runner
 
-_BUDGET = "budget"
+_BUDGET, _CHECK = "budget", "check"
 
 
 @click.command(
@@ -23,8 +24,10 @@ _BUDGET = "budget"
         '    FROM visits GROUP BY page"',
         "dpstream sql shop.toml --explain -f queries.sql",
         "dpstream sql shop.toml -f queries.sql --json",
+        "dpstream sql shop.toml -f queries.sql --runner=FlinkRunner --parallelism=4",
         "dpstream sql shop.toml                            # a prompt",
         "dpstream sql budget shop.toml",
+        "dpstream sql check shop.toml                      # unit_via: before anybody asks",
     )
 )
 @click.argument("catalog", type=click.Path(path_type=Path))
@@ -32,12 +35,16 @@ _BUDGET = "budget"
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Statements, each with a ;.")
 @click.option("--explain", is_flag=True, help="Cost, noise and thresholds; reads no data.")
 @click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
+@click.option("--runner", help="Beam runner whose workers read the rows; default: this process.")
+@click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
+@click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
 @AS_JSON
 def sql(
     catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool,
-    as_json: bool,
+    runner: str | None, parallelism: int, beam_flag: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left.
+    """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left, and
+    `dpstream sql check CATALOG` checks the keys that it declares.
 
     An answer is charged in the ledger before a row is read, and committed before it is seen.  The
     same statement on the same files is answered with the same bytes, at no further charge.
@@ -48,13 +55,28 @@ def sql(
     if str(catalog) == _BUDGET and statement is not None:
         _budget(load_catalog(statement), as_json)
         return
+    if str(catalog) == _CHECK and statement is not None:
+        _check(load_catalog(statement), as_json)
+        return
     loaded = load_catalog(catalog)
     if (statement is None) == (file is None):
         if statement is not None or not sys.stdin.isatty():
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
-        _prompt(loaded, fresh)
+        _prompt(loaded, fresh, _runner(runner, parallelism, beam_flag))
         return
-    _answer(loaded, statement if file is None else _read(file), explain, fresh, as_json)
+    where = _runner(runner, parallelism, beam_flag)
+    _answer(loaded, statement if file is None else _read(file), explain, fresh, as_json, where)
+
+
+def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.sql.spread import Runner
+
+    if name is None:
+        if flags or parallelism > 1:
+            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
+        return None
+    return Runner(name, flags, parallelism)
 
 
 def _read(path: Path | None) -> str:
@@ -69,8 +91,9 @@ def _read(path: Path | None) -> str:
 
 
 def _answer(
-    catalog: "Catalog", text: str | None, explain: bool, fresh: bool, as_json: bool
-) -> None:
+    catalog: "Catalog", text: str | None, explain: bool, fresh: bool, as_json: bool,
+    runner: "Runner | None" = None,
+) -> None:  # fmt: skip
     """Answer, or explain, the statements of a text."""
     from dpstream.pipelines.sql.errors import refusal
     from dpstream.pipelines.sql.texts import explained, split
@@ -86,20 +109,23 @@ def _answer(
         if inner is not None:
             _explain(catalog, [inner], as_json)
         else:
-            _ask(catalog, one, fresh, as_json)
+            _ask(catalog, one, fresh, as_json, runner)
 
 
-def _ask(catalog: "Catalog", text: str, fresh: bool, as_json: bool) -> None:
+def _ask(
+    catalog: "Catalog", text: str, fresh: bool, as_json: bool, runner: "Runner | None"
+) -> None:
     import msgspec
 
     from dpstream.pipelines.sql.ask import ask
     from dpstream.pipelines.sql.texts import records, shown
 
-    answer = ask(catalog, text, fresh)
+    answer = ask(catalog, text, fresh, runner=runner)
     head = answer.header
     if as_json:
         public = msgspec.to_builtins(head)
-        told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure}
+        told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure,
+                "uncompared": answer.uncompared}  # fmt: skip
         print_json({**public, **told, "rows": records(answer)})
         return
     click.echo(shown(answer), nl=False)
@@ -114,6 +140,8 @@ def _ask(catalog: "Catalog", text: str, fresh: bool, as_json: bool) -> None:
         click.echo(f"Charged {cost} per unit; run {head.run_id}", err=True)
     else:
         click.echo(f"Charged before {cost}; first answered {head.answered}", err=True)
+        if answer.uncompared:
+            click.echo("Rows of a database are not compared: --fresh asks anew", err=True)
     if answer.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 
@@ -174,6 +202,26 @@ def _budget(catalog: "Catalog", as_json: bool) -> None:
     click.echo("\n".join(_left(found)))
 
 
+def _check(catalog: "Catalog", as_json: bool) -> None:
+    """The owner's: whether a declared key is unique is told here, and to nobody who asks."""
+    from dpstream.pipelines.sql.registration import register
+
+    found = register(catalog)
+    if as_json:
+        print_json({"tables": found.tables, "unique_keys": found.keys})
+        return
+    for table in found.tables:
+        owner = table["rows_of"]
+        if "unit_column" in owner:
+            owner = f"rows of the unit in {owner['unit_column']}"
+        elif "on" in owner:
+            on = ", ".join(f"{mine} = {key}" for mine, key in owner["on"])
+            owner = f"rows of the unit of {owner['unit_via']} ({on})"
+        click.echo(f"{table['table']:<20} {table['kind']:<10} {owner}")
+    for name, columns in found.keys:
+        click.echo(f"Unique: {name} ({', '.join(columns)})")
+
+
 def _left(found: dict[str, Any]) -> list[str]:
     limit, spent, left = found["limit"], found["spent"], found["left"]
     return [
@@ -185,7 +233,7 @@ def _left(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _prompt(catalog: "Catalog", fresh: bool) -> None:
+def _prompt(catalog: "Catalog", fresh: bool, runner: "Runner | None") -> None:
     """Read statements, each ended by a semicolon; an error does not end the prompt."""
     from dpstream.accounting.errors import DpstreamError
 
@@ -203,7 +251,7 @@ def _prompt(catalog: "Catalog", fresh: bool) -> None:
             text = text if text.strip() else ""
             continue
         try:
-            _answer(catalog, text, False, fresh, False)
+            _answer(catalog, text, False, fresh, False, runner)
         except DpstreamError as error:
             click.echo(f"{error.kind}: {error}", err=True)
         text = ""

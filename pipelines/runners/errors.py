@@ -9,7 +9,7 @@ from dpstream.dp_transforms.telemetry import first_error
 
 #: First words of the fields that stages name; no other word of a runner's text is shown.
 _FIELDS = (
-    "coder", "privacy", "runner", "schema", "sink", "source", "stage", "state", "time",
+    "coder", "privacy", "runner", "schema", "sink", "source", "stage", "state", "statement", "time",
 )  # fmt: skip
 _CODED = re.compile(
     rf"accounting\.errors\.(UsageError|PolicyError|RunError): ((?:{'|'.join(_FIELDS)})"

@@ -11,8 +11,9 @@ or another row.  They are:
   CASE, IF, COALESCE, IFNULL, NULLIF;
 * texts: UPPER LOWER LENGTH CHAR_LENGTH CONCAT || SUBSTR TRIM LTRIM RTRIM REPLACE STARTS_WITH
   ENDS_WITH STRPOS REVERSE LEFT RIGHT REGEXP_CONTAINS;
-* times: DATE EXTRACT (year, quarter, month, day, hour, minute, ISO year, day of year) DATE_TRUNC
-  TIMESTAMP_TRUNC DATETIME_TRUNC DATE_DIFF TIMESTAMP_DIFF DATE_ADD DATE_SUB INTERVAL;
+* times: DATE EXTRACT (year, quarter, month, week, day, hour, minute, second, ISO year and week, day
+  of week and year) DATE_TRUNC TIMESTAMP_TRUNC DATETIME_TRUNC DATE_DIFF TIMESTAMP_DIFF DATE_ADD
+  DATE_SUB INTERVAL;
 * CAST and SAFE_CAST between INT64, FLOAT64, NUMERIC, BOOL, STRING, BYTES, DATE, TIMESTAMP and
   DATETIME.
 
@@ -87,6 +88,8 @@ TYPES = {exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL, exp.DType.BOOLEA
          exp.DType.BIGDECIMAL}  # fmt: skip
 PARTS = {"YEAR", "QUARTER", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND", "ISOYEAR", "DAYOFYEAR",
          "WEEK"}  # fmt: skip
+#: Parts that can be extracted, and are no length of time.
+_EXTRACTED = {"DAYOFWEEK", "ISOWEEK"}
 _TIMES = (exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.DatetimeTrunc, exp.DateDiff,
           exp.TimestampDiff, exp.DateAdd, exp.DateSub, exp.Interval)  # fmt: skip
 #: The rule that a node breaks which is on no list; the first that fits.
@@ -161,8 +164,10 @@ def _check_node(node: exp.Expr) -> None:
     if isinstance(node, exp.Distinct | exp.Union | exp.Intersect | exp.Except):
         require(not node.args.get("on"), "not-supported", node)
     if isinstance(node, _TIMES):
-        unit = node.this if isinstance(node, exp.Extract) else node.args.get("unit")
-        require(unit is None or unit.name.upper() in PARTS, "function", node)
+        extracted = isinstance(node, exp.Extract)
+        unit = node.this if extracted else node.args.get("unit")
+        parts = PARTS | _EXTRACTED if extracted else PARTS
+        require(unit is None or unit.name.upper() in parts, "function", node)
     if isinstance(node, exp.Query):
         inside = isinstance(node.parent, exp.From | exp.Join | exp.CTE | exp.SetOperation)
         wrapped = isinstance(node.parent, exp.Subquery) or node.parent is None

@@ -9,6 +9,7 @@ anew.  HAVING, ORDER BY, LIMIT, arithmetic and public tables come after the nois
 """
 
 import contextlib
+import itertools
 import secrets
 from datetime import UTC, datetime
 
@@ -18,38 +19,52 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.inputs import fingerprint_parts, stamps
+from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
+from dpstream.pipelines.sql.registration import require_registered
 from dpstream.pipelines.sql.released import empty, outer, released
 from dpstream.pipelines.sql.rewrite import stage_one
-from dpstream.pipelines.sql.stage import Stage, typed_public
+from dpstream.pipelines.sql.spread import Runner, Spread
+from dpstream.pipelines.sql.stage import Place, Stage, Turns
+from dpstream.pipelines.sql.work import typed_public
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.open import open_ledger
 
 
-def ask(catalog: Catalog, text: str, fresh: bool = False, shards: int | None = None) -> SqlAnswer:
+def ask(
+    catalog: Catalog,
+    text: str,
+    fresh: bool = False,
+    shards: int | None = None,
+    runner: Runner | None = None,
+) -> SqlAnswer:
     """The private answer of a statement.
 
     Args:
         fresh: ask anew, which is a new charge, what was answered before.
-        shards: turns of units; no released byte depends on it (default: by the size of the files).
+        shards: of units; no released byte depends on it (default: by the size of the files).
+        runner: whose workers do stage 1; ``None``: this process.  No released byte depends on it.
 
     Raises:
         DpstreamError: not usable or not private as written; beyond the ledger's limit; no key; a
-            table that cannot be read.
+            table that cannot be read, or has a declared key that was not checked.
     """
     question = question_of(text, catalog)
     tables = inputs_of(question, catalog)
     check(question, catalog)
+    spread = None if runner is None else Spread(runner, question, catalog, shards)
     source = KeySource(catalog.key.key, catalog.key.insecure_test_key)
     with source.ring() as ring:
         before = stamps(catalog, tables)
-        parts = fingerprint_parts(catalog, tables)
+        contents = {name: table_parts(catalog.tables[name]) for name in sorted(tables)}
+        require_registered(catalog, tables, ring, contents)
+        parts = itertools.chain.from_iterable(contents.values())
         request = ring.source_fingerprint([b"sql", question.digest.encode(), *parts])
 
         def draw(run_id: str) -> bytes:
-            receipt = drawn(question, catalog, ring, run_id, shards)
+            place = None if spread is None else spread.place(source, ring, run_id)
+            receipt = drawn(question, catalog, ring, run_id, shards, place)
             if stamps(catalog, tables) != before:
                 raise PolicyError(
                     "table", "has a file that changed while it was read", "ask again: a new charge"
@@ -64,7 +79,8 @@ def ask(catalog: Catalog, text: str, fresh: bool = False, shards: int | None = N
             run_id, charged = register.begin(charge, request, limit, fresh)
             answer = register.finish(run_id, draw)
     insecure = catalog.key.insecure_test_key is not None
-    return decoded(answer.receipt, answer.digest, charged, insecure)
+    told = decoded(answer.receipt, answer.digest, charged, insecure)
+    return told._replace(uncompared=uncompared(catalog, tables))
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:
@@ -91,13 +107,20 @@ def check(question: Question, catalog: Catalog) -> None:
 
 
 def drawn(
-    question: Question, catalog: Catalog, ring: KeyRing, run_id: str, shards: int | None = None
+    question: Question,
+    catalog: Catalog,
+    ring: KeyRing,
+    run_id: str,
+    shards: int | None = None,
+    place: Place | None = None,
 ) -> bytes:
     """Read and draw under a run id that is charged: the receipt."""
     statement = question.statement
     names = named_tables([statement.source, statement.public], catalog)
-    with Engine(catalog, names) as engine:
-        found = Stage(question, catalog, engine, ring, run_id, shards).run()
+    with contextlib.ExitStack() as stack:
+        if place is None:
+            place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
+        found = Stage(question, catalog, place, ring, run_id).run()
     rows = outer(question, catalog, released(question, found))
     return encoded(_header(question, catalog, run_id, found.nulls, found.plan), rows)
 

@@ -6,6 +6,7 @@ to the catalog's types afterwards, NULL where they do not fit.
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,36 @@ def _reader(
     return read
 
 
+def kept_unique(table: Table, columns: tuple[str, ...]) -> bool:
+    """Whether a PostgreSQL server keeps these columns, or some of them, unique by an index.
+
+    Raises:
+        RunError: the database cannot be reached or read.
+    """
+    query = (
+        "SELECT (SELECT array_to_json(array_agg(a.attname))::text FROM pg_attribute a WHERE "
+        "a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)) FROM pg_index i WHERE "
+        "i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indimmediate "
+        "AND i.indpred IS NULL AND i.indexprs IS NULL"
+    )
+    with contextlib.ExitStack() as stack:
+        connection = _connected(table, stack)
+        try:
+            cursor = stack.enter_context(connection.cursor())
+            cursor.execute(query, (_remote(table),))
+            found = [{name.lower() for name in json.loads(row[0])} for row in cursor.fetchall()]
+        except Exception as error:
+            raise _failed(table, error) from None
+    return any(names <= set(columns) for names in found)
+
+
+def _remote(table: Table) -> str:
+    return ".".join(_quoted(part) for part in (table.remote or table.name).split("."))
+
+
 def remote_query(table: Table) -> str:
     """The query that the database is sent."""
-    remote = ".".join(_quoted(part) for part in (table.remote or table.name).split("."))
+    remote = _remote(table)
     if table.kind == "postgresql":
         items = [
             f"CAST({_quoted(c)} AS text) AS {_quoted(c)}" if kind in _AS_TEXT else _quoted(c)

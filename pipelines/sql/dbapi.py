@@ -20,6 +20,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.sql.catalog import Catalog, load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
+from dpstream.pipelines.sql.spread import Runner
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
 
@@ -30,20 +31,24 @@ OperationalError = InternalError = DataError = RunError
 Row = tuple[Any, ...]
 
 
-def connect(catalog: str | Path) -> "Connection":
+def connect(catalog: str | Path, runner: Runner | None = None) -> "Connection":
     """A connection to the tables of a catalog file.
+
+    Args:
+        runner: whose workers read the rows; ``None``: this process.
 
     Raises:
         DpstreamError: the catalog is not usable.
     """
-    return Connection(load_catalog(catalog))
+    return Connection(load_catalog(catalog), runner)
 
 
 class Connection:
     """Tables of a catalog, and its account; a context that closes it."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, runner: Runner | None = None) -> None:
         self._catalog: Catalog | None = catalog
+        self.runner = runner
 
     @property
     def catalog(self) -> Catalog:
@@ -134,7 +139,7 @@ class Cursor:
             plan = explain(catalog, inner).statements[0].plan
             self._table = pa.table({"plan": plan.splitlines()})
         else:
-            self.answer = ask(catalog, statement, fresh)
+            self.answer = ask(catalog, statement, fresh, runner=self.connection.runner)
             self._table = self.answer.table
         return self
 

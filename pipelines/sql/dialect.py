@@ -160,3 +160,6 @@ class DpSql(BigQuery):
 
     Parser = DpParser
     Generator = DpGenerator
+    #: Every column is named with its relation, so that a select item called like a table takes
+    #: nothing away.
+    PROJECTION_ALIASES_SHADOW_SOURCE_NAMES: ClassVar = False

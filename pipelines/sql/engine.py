@@ -12,8 +12,9 @@ import csv
 import gzip
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
+from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -41,6 +42,20 @@ _LOCKS = (
 )
 
 
+class Piece(NamedTuple):
+    """A part of a table's files that is read by itself.
+
+    Attributes:
+        table: its name; path: one of its files.
+        first, rows: of a Parquet file; no rows: the whole file.
+    """
+
+    table: str
+    path: str
+    first: int = 0
+    rows: int = 0
+
+
 class Engine:
     """A locked DuckDB with some of a catalog's tables; a context that closes it.
 
@@ -48,6 +63,9 @@ class Engine:
         catalog: of the tables; names: which of them.
         empty: tables have their columns and no rows, and no file is opened: to check a query.
         ordered: rows of a result keep the order of what they come from.
+        piece: only this part of its table.
+        rows: of tables whose files are not read: some rows, as another engine gave them.  A column
+            that is not there is NULL; ``None``: no rows.
 
     Raises:
         DpstreamError: a table cannot be read.
@@ -60,7 +78,10 @@ class Engine:
         empty: bool = False,
         ordered: bool = False,
         memory: str = MEMORY,
+        piece: Piece | None = None,
+        rows: Mapping[str, pa.Table | None] = {},
     ) -> None:
+        self._piece, self._given = piece, rows
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
         config: dict[str, str | bool | int | float | list[str]] = {
             "threads": max(1, min(8, os.cpu_count() or 1)),
@@ -107,36 +128,32 @@ class Engine:
     @property
     def rows(self) -> int:
         """About how many rows the files hold: from footers and sizes, to divide the work by."""
-        found = 0
-        for table in self._tables.values():
-            if table.kind not in FILES:
-                continue
-            for path in files_of(table):
-                with contextlib.suppress(OSError, pa.ArrowInvalid):
-                    if table.kind == "parquet":
-                        found += pq.read_metadata(path).num_rows
-                    else:
-                        found += os.path.getsize(path) // 24
-        return found
+        return sum(rows_of(table) for table in self._tables.values() if table.kind in FILES)
 
     def _register(self, empty: bool) -> None:
         databases = {}
         allowed: list[str] = []
         for name, table in self._tables.items():
+            if name in self._given:
+                continue
             if table.kind not in FILES:
                 databases[name] = table
             elif not empty:
-                allowed += files_of(table)
+                allowed += files_of(table) if self._piece is None else [self._piece.path]
         if allowed:
             self._db.execute(f"SET allowed_paths = [{', '.join(_text(p) for p in allowed)}]")
         for lock in _LOCKS:
             self._db.execute(lock)
         for name, table in self._tables.items():
-            if empty or table.kind not in FILES:
+            given = self._given.get(name)
+            if given is not None:
+                self._db.register(f"rows of {name}", given)
+                self._db.execute(f"CREATE VIEW {_name(name)} AS {_shown(table, given)}")
+            elif empty or table.kind not in FILES or name in self._given:
                 columns = ", ".join(f"{_name(c)} {_typed(table, c)}" for c in table.columns)
                 self._db.execute(f"CREATE TABLE {_name(name)} ({columns})")
             else:
-                self._db.execute(f"CREATE VIEW {_name(name)} AS {_view(table)}")
+                self._db.execute(f"CREATE VIEW {_name(name)} AS {_view(table, self._piece)}")
         if databases and not empty:
             self._copy(databases)
 
@@ -177,11 +194,40 @@ def _coded() -> Iterator[None]:
     raise found from None
 
 
-def _view(table: Table) -> str:
+def rows_of(table: Table) -> int:
+    """About how many rows a table's files hold."""
+    found = 0
+    for path in files_of(table):
+        with contextlib.suppress(OSError, pa.ArrowInvalid):
+            if table.kind == "parquet":
+                found += pq.read_metadata(path).num_rows
+            else:
+                found += os.path.getsize(path) // 24
+    return found
+
+
+def _shown(table: Table, given: pa.Table) -> str:
+    """A SELECT of rows that another engine gave."""
+    items = (
+        _name(column)
+        if column in given.column_names
+        else f"CAST(NULL AS {_typed(table, column)}) AS {_name(column)}"
+        for column in table.columns
+    )
+    return f"SELECT {', '.join(items)} FROM {_name(f'rows of {table.name}')}"
+
+
+def _view(table: Table, piece: Piece | None) -> str:
     """A SELECT of a table's files with the catalog's types."""
-    paths = files_of(table)
+    paths = files_of(table) if piece is None else [piece.path]
     if table.kind == "parquet":
-        return f"SELECT {_casts(table)} FROM read_parquet({_list(paths)}, union_by_name = true)"
+        some = "" if piece is None or not piece.rows else (
+            f" WHERE file_row_number >= {piece.first} "
+            f"AND file_row_number < {piece.first + piece.rows}"
+        )  # fmt: skip
+        more = ", file_row_number = true" if some else ""
+        read = f"read_parquet({_list(paths)}, union_by_name = true{more})"
+        return f"SELECT {_casts(table)} FROM {read}{some}"
     if table.kind == "jsonl":
         names = ", ".join(f"{_text(c)}: 'VARCHAR'" for c in table.columns)
         return (

@@ -14,6 +14,8 @@ from dpstream.pipelines.sql.ownership import GROUPABLE, type_of
 
 _FLOATS = (exp.DType.DOUBLE, exp.DType.FLOAT)
 _DECIMALS = (exp.DType.DECIMAL, exp.DType.BIGDECIMAL)
+#: Nodes that DuckDB reads otherwise.
+_REWRITTEN = (exp.Cast, exp.Div, exp.Mod, exp.IntDiv, exp.Extract, exp.TimestampDiff)
 #: Nodes that cannot fail.
 _PLAIN = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Try, exp.Star)
 
@@ -155,7 +157,7 @@ def _data_type(kind: exp.DType | None) -> exp.DataType:
 
 def _exact(node: exp.Expr) -> exp.Expr:
     """The expression with casts and divisions in their safe forms."""
-    for inner in list(node.find_all(exp.Cast, exp.Div, exp.Mod, exp.IntDiv)):
+    for inner in reversed(list(node.find_all(*_REWRITTEN))):  # the innermost first
         if inner is not node:
             inner.replace(_one(inner))
     return _one(node)
@@ -170,7 +172,30 @@ def _one(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Div | exp.Mod | exp.IntDiv):
         divisor = exp.Nullif(this=node.expression, expression=exp.Literal.number(0))
         node.set("expression", divisor)
+    if isinstance(node, exp.Extract):
+        return _extracted(node)
+    if isinstance(node, exp.TimestampDiff):  # whole units that have passed, not boundaries
+        unit = exp.Literal.string(node.text("unit").lower() or "microsecond")
+        return exp.Anonymous(this="DATE_SUB", expressions=[unit, node.expression, node.this])
     return node
+
+
+def _extracted(node: exp.Extract) -> exp.Expr:
+    """Days and weeks as GoogleSQL numbers them: Sunday is 1 and begins a week; DuckDB's Sunday is 0
+    and its weeks are those of ISO."""
+    part, form = node.name.upper(), None
+    if part == "DAYOFWEEK":
+        form = "(EXTRACT(DOW FROM x) + 1)"
+    elif part == "WEEK":  # days before the first Sunday are in week 0
+        form = "((EXTRACT(DOY FROM x) + 6 - EXTRACT(DOW FROM x)) // 7)"
+    elif part == "ISOWEEK":
+        form = "EXTRACT(WEEK FROM x)"
+    if form is None:
+        return node
+    tree = exp.maybe_parse(form, dialect="duckdb")
+    for column in list(tree.find_all(exp.Column)):
+        column.replace(node.expression.copy())
+    return tree
 
 
 def tables_by_unit(query: exp.Select, catalog: Catalog) -> exp.Select:

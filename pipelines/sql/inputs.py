@@ -54,22 +54,29 @@ def fingerprint_parts(catalog: Catalog, names: Iterable[str]) -> list[bytes]:
     Raises:
         RunError: a file cannot be read.
     """
-    parts = []
-    for name in sorted(names):
-        table = catalog.tables[name]
-        parts.append(f"{name}\0{table.kind}".encode())
-        if table.kind == "postgresql":
-            address = urlsplit(table.place)
-            where = f"{address.hostname}\0{address.port}\0{address.path}\0{table.remote}"
-            parts.append(where.encode())
-        for path in files_of(table):
-            try:
-                with open(path, "rb") as file:
-                    digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-                    parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
-            except OSError:
-                raise _unreadable(table) from None
+    return [part for name in sorted(names) for part in table_parts(catalog.tables[name])]
+
+
+def table_parts(table: Table) -> list[bytes]:
+    """`fingerprint_parts` of one table."""
+    parts = [f"{table.name}\0{table.kind}".encode()]
+    if table.kind == "postgresql":
+        address = urlsplit(table.place)
+        where = f"{address.hostname}\0{address.port}\0{address.path}\0{table.remote}"
+        parts.append(where.encode())
+    for path in files_of(table):
+        try:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+                parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
+        except OSError:
+            raise _unreadable(table) from None
     return parts
+
+
+def uncompared(catalog: Catalog, names: Iterable[str]) -> tuple[str, ...]:
+    """The named tables whose rows are no part of a request: those of a server."""
+    return tuple(name for name in sorted(names) if catalog.tables[name].kind == "postgresql")
 
 
 def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int]]:

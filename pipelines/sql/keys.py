@@ -4,7 +4,8 @@ A row whose unit comes by a foreign key belongs to the unit of *the* row with th
 rows to have one key, of two units, a row would have two owners, and removing one unit would move
 rows of the other.  So uniqueness is part of the neighbour relation: data sets are neighbours if
 keys are unique in both (removing a unit keeps them unique).  The answer, whether a key is unique,
-is a fact about the data; it is told to whoever registers the catalog, never to an analyst.
+is a fact about the data; it is told to whoever registers the catalog (`registration`), never to an
+analyst.
 """
 
 from collections.abc import Callable, Iterable

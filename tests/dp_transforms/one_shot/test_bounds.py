@@ -35,7 +35,10 @@ def ids_of(units: int) -> np.ndarray:
 
 
 def asked(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Settled:
-    return choose_bounds(plan, designed(plan), rows, (ids_of(UNITS), ids(9, 2)), ring, RUN)
+    design = designed(plan)
+    known = (ids_of(UNITS), ids(9, 2))
+    counts = {of.name: counted(of, rows[of.name], known, ring, RUN) for of in design.histograms}
+    return choose_bounds(plan, design, counts, ring, RUN)
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])

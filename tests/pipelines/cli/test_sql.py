@@ -1,13 +1,22 @@
 """``dpstream sql`` as it is typed."""
 
+import codecs
 import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.sql import ask
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+from tests.pipelines.sql.test_registration import people, shop
 
 _TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
 
@@ -29,6 +38,75 @@ def test_an_answer_again_and_afresh(tmp_path: Path) -> None:
     assert len(charges(tmp_path)) == 2
 
 
+def test_an_old_answer_on_a_server_s_rows_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = data_set(tmp_path)
+    assert "not compared" not in _run(path, _TEXT).stderr
+    assert "not compared" not in _run(path, _TEXT).stderr  # a file is compared
+    monkeypatch.setattr(ask, "uncompared", lambda catalog, tables: tuple(tables))
+    again = _run(path, _TEXT)
+    assert "first answered 20" in again.stderr and "--fresh asks anew" in again.stderr
+    assert json.loads(_run(path, _TEXT, "--json").stdout)["uncompared"] == ["visits"]
+
+
+class _Prompt:
+    """A process with a terminal of its own, as somebody would type at it."""
+
+    def __init__(self, catalog: Path) -> None:
+        self._terminal, inner = pty.openpty()
+        command = [sys.executable, "-m", "dpstream.pipelines.cli.main", "sql", str(catalog)]
+        self.process = subprocess.Popen(
+            command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
+            env={**os.environ, "TERM": "dumb"},
+        )  # fmt: skip
+        os.close(inner)
+        self.said, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
+
+    def until(self, text: str, seconds: float = 60.0) -> str:
+        """What is said up to a text, the text included."""
+        end = time.monotonic() + seconds
+        while text not in self.said:
+            left = end - time.monotonic()
+            assert left > 0 and select.select([self._terminal], [], [], left)[0], self.said
+            self.said += self._decoder.decode(os.read(self._terminal, 4096))
+        found, _, self.said = self.said.partition(text)
+        return found + text
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+
+def test_the_prompt_goes_on_after_an_error(tmp_path: Path) -> None:
+    prompt = _Prompt(data_set(tmp_path))
+    try:
+        assert "Ctrl-D ends" in prompt.until("sql> ")
+        prompt.type(_TEXT[:40] + "\n")
+        prompt.until("...> ")
+        prompt.type(_TEXT[40:] + ";\n")
+        assert "±" in prompt.until("Charged (2")
+        prompt.until("sql> ")
+        prompt.type("SELECT uid FROM visits;\n")
+        assert "no-dp-select" in prompt.until("Fix:")
+        prompt.until("sql> ")
+        prompt.type(f"EXPLAIN {_TEXT};\n")
+        assert "Threshold" in prompt.until("Left")
+        prompt.until("sql> ")
+        prompt.type(f"{_TEXT};\n")
+        assert "first answered 20" in prompt.until("sql> ")
+        assert prompt.process.poll() is None
+        prompt.type("\x04")
+        assert prompt.process.wait(20) == 0
+    finally:
+        prompt.close()
+    assert len(charges(tmp_path)) == 1
+
+
 def test_explain_files_and_budget(tmp_path: Path) -> None:
     path, queries = data_set(tmp_path), tmp_path / "q.sql"
     queries.write_text(f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};")
@@ -42,6 +120,32 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     budget = _run("budget", path)
     assert "1 charges" in budget.stdout and "Left" in budget.stdout
     assert json.loads(_run("budget", path, "--json").stdout)["charges"] == 1
+
+
+def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    asked = _run(path, _TEXT, "--runner=DirectRunner", "--parallelism=2")
+    assert asked.exit_code == 0 and "Charged (2" in asked.stderr
+    assert _run(path, _TEXT).stdout == asked.stdout  # the same answer, wherever it was drawn
+    for words in (["--parallelism=2"], ["--beam-flag=--x=1"], ["--runner=No"],
+                  ["--runner=DirectRunner", "--beam-flag=--x=1"]):  # fmt: skip
+        refused = _run(path, _TEXT, "--fresh", *words)
+        assert refused.exit_code == 2 and "Fix:" in refused.stderr
+    assert len(charges(tmp_path)) == 1
+
+
+def test_declared_keys_are_checked_by_a_command(tmp_path: Path) -> None:
+    path = shop(tmp_path)
+    asked = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item")
+    refused = _run(path, asked)
+    assert refused.exit_code == 3 and "dpstream sql check CATALOG" in refused.stderr
+    checked = _run("check", path)
+    assert checked.exit_code == 0 and "rows of the unit of people (person = code)" in checked.stdout
+    assert "Unique: people (code)" in checked.stdout
+    assert json.loads(_run("check", path, "--json").stdout)["unique_keys"] == [["people", ["code"]]]
+    assert _run(path, asked).exit_code == 0
+    people(tmp_path, "900,c5\n")
+    assert _run("check", path).exit_code == _run(path, asked).exit_code == 3
 
 
 def test_nothing_published_is_said(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ RELATIONS: list[tuple[str, str, str]] = [
     ("SELECT uid, CAST(page AS INT64) AS v FROM visits",
      "SELECT uid, CAST(page AS JSON) AS v FROM visits", "function"),
     ("SELECT uid, EXTRACT(YEAR FROM day) AS v FROM visits",
-     "SELECT uid, EXTRACT(DAYOFWEEK FROM day) AS v FROM visits", "function"),
+     "SELECT uid, EXTRACT(MICROSECOND FROM day) AS v FROM visits", "function"),
 ]  # fmt: skip
 _OK = f"{DP} dept, COUNT(*) AS k FROM users GROUP BY dept"
 

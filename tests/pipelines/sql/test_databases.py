@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog, catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.receipt import python_values
+from dpstream.pipelines.sql.registration import register
 from tests.kafka_broker import missing
 from tests.pipelines.sql.asking import COUNTED, KEY, OPTIONS, dp
 
@@ -54,6 +55,7 @@ def _check(catalog: Catalog) -> None:
     rows = found.table.to_pylist()
     assert [row["page"] for row in rows] == ["p0", "p1", "p2"] and found.insecure
     assert all(abs(row["n"] - 909) < 250 and abs(row["a"] - 1500) < 500 for row in rows)
+    assert found.uncompared == (("visits",) if catalog.tables["visits"].kind != "sqlite" else ())
     again = ask(catalog, dp("day, COUNT(DISTINCT uid) AS u", "FROM visits GROUP BY day", _WIDE))
     assert {None if d is None else str(d) for d in again.table["day"].to_pylist()} == {
         None, "2024-01-05", "2024-02-29",
@@ -138,3 +140,54 @@ def test_postgresql(server: str, tmp_path: Path) -> None:
         assert odd == {"uid": 1, "d": None, "b": b""}
         day = engine.run("SELECT day FROM visits WHERE page = 'odd'").column("day")
         assert isinstance(python_values(day)[0], int)  # 'infinity' is no day of Python's calendar
+    asked = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, asked)
+    with postgresql.connect(server) as connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM s.\"Visits\" WHERE page = 'odd'")
+        connection.commit()
+    again = ask(catalog, asked)  # not noticed, and said
+    assert (again.receipt, again.charged, again.uncompared) == (first.receipt, False, ("visits",))
+    assert ask(catalog, asked, fresh=True).charged
+
+
+def test_postgresql_keeps_a_declared_key_unique(server: str, tmp_path: Path) -> None:
+    """Its rows may change unseen, so that only a constraint will do."""
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    def run(*texts: str) -> None:
+        with postgresql.connect(server) as connection, connection.cursor() as cursor:
+            for text in texts:
+                cursor.execute(text)
+            connection.commit()
+
+    run('CREATE TABLE "People" (uid bigint, code bigint)',
+        "CREATE TABLE orders (person bigint, item text)",
+        'INSERT INTO "People" SELECT i, i + 1 FROM generate_series(1, 300) i',
+        "INSERT INTO orders SELECT 1 + i % 299, 'a' FROM generate_series(1, 900) i")  # fmt: skip
+    catalog = catalog_of(
+        {
+            "ledger": {"path": "ledger.db", "data_set": "d",
+                       "limit": {"epsilon": 500.0, "delta": 1e-5}},
+            "unit": {"name": "uid", "type": "int"},
+            "privacy": {"insecure_test_key": KEY},
+            "table": [
+                {"name": "people", "uri": server, "remote": "People", "unit_column": "uid",
+                 "columns": {"uid": "INT64", "code": "INT64"}},
+                {"name": "orders", "uri": server,
+                 "columns": {"person": "INT64", "item": "STRING"},
+                 "unit_via": {"table": "people", "on": [["person", "code"]]}},
+            ],
+        },
+        tmp_path,
+    )  # fmt: skip
+    asked = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item", _WIDE)
+    for text in ("SELECT 1", 'CREATE UNIQUE INDEX ON "People" (code) WHERE uid > 3',
+                 'CREATE UNIQUE INDEX ON "People" (code, uid)'):  # fmt: skip
+        run(text)
+        with pytest.raises(PolicyError, match="no constraint"):
+            register(catalog)
+        with pytest.raises(PolicyError, match="was not checked"):
+            ask(catalog, asked)
+    run('ALTER TABLE "People" ADD PRIMARY KEY (code)')
+    register(catalog)
+    assert abs(ask(catalog, asked).table["n"][0].as_py() - 900) < 250

@@ -106,3 +106,19 @@ def test_parquet_decimals_keep_their_width(tmp_path: Path) -> None:
     pq.write_table(pa.table({"U": ["a"], "d": price}), tmp_path / "t.parquet")
     with Engine(_types(tmp_path, "t.parquet", {"u": "STRING", "d": "NUMERIC"}), ["t"]) as engine:
         assert engine.run("SELECT d FROM t").schema.field("d").type == pa.decimal128(10, 2)
+
+
+def test_given_rows_take_the_place_of_files(catalog: Catalog) -> None:
+    """What is not given is NULL of its type, and no file is read."""
+    some = pa.table({"uid": pa.array([1, 2]), "page": ["a", None]})
+    with Engine(catalog, ["visits", "pages"], rows={"visits": some, "pages": None}) as engine:
+        found = engine.run("SELECT * FROM visits")
+        assert found.to_pylist() == [
+            {"uid": 1, "page": "a", "seconds": None, "n": None},
+            {"uid": 2, "page": None, "seconds": None, "n": None},
+        ]
+        assert engine.run("SELECT * FROM pages").num_rows == 0
+        with pytest.raises(RunError):
+            engine.run(f"SELECT * FROM '{catalog.tables['visits'].place}'")
+    with Engine(catalog, ["visits"], empty=True) as empty:
+        assert empty.run("SELECT * FROM visits").schema == found.schema

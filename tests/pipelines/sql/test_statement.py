@@ -36,6 +36,19 @@ def test_options(options: str, expected: Options) -> None:
     assert asked("COUNT(*) AS n", options).options == expected
 
 
+@pytest.mark.parametrize("text", [
+    "dept, COUNT(*) AS users FROM users GROUP BY dept HAVING users > 1 ORDER BY users",
+    "dept AS users, SUM(users.age) AS n FROM users GROUP BY users.dept HAVING n > 1",
+    "dept, SUM(users.age) AS users FROM users GROUP BY 1 HAVING users > 1 ORDER BY users",
+    "u.dept, SUM(u.age) AS u FROM (SELECT uid, dept, MAX(age) AS age FROM users "
+    "GROUP BY users.uid, users.dept) AS u GROUP BY u.dept",
+])  # fmt: skip
+def test_a_column_may_be_called_like_its_table(text: str) -> None:
+    form = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({_BASE}, max_groups_contributed = 1) {text}"
+    found = statement_of(form, _CATALOG)
+    assert [g.expression.name for g in found.groups] == ["dept"] and len(found.functions) == 1
+
+
 def test_defaults_with_groups() -> None:
     rest = "FROM users GROUP BY dept"
     norm = asked("dept, COUNT(*) AS n", f"{_BASE}, contribution_norm = 2", rest)

@@ -1,5 +1,9 @@
 """Statements of the shape of TPC-H, customers protected through declared keys."""
 
+import datetime
+import math
+import random
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -7,9 +11,12 @@ from typing import Any
 import duckdb
 import pytest
 
-from dpstream.pipelines.sql.catalog import catalog_of
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.rewrite import columns, stage_one
-from dpstream.pipelines.sql.statement import statement_of
+from dpstream.pipelines.sql.statement import Statement, statement_of
+from tests.pipelines.sql.asking import KEY, without_noise
 
 #: Name, who owns the rows, columns by type.
 _TABLES: list[tuple[str, dict[str, Any], str]] = [
@@ -40,14 +47,19 @@ def _table(name: str, owner: dict[str, Any], columns_of: str) -> dict[str, Any]:
     return {"name": name, "path": f"{name}.csv", "columns": columns, **owner}
 
 
-_CATALOG = catalog_of(
-    {
-        "ledger": {"path": "l.db", "data_set": "tpch", "limit": {"epsilon": 1.0, "delta": 1e-6}},
-        "unit": {"name": "c_unit", "type": "int"},
-        "table": [_table(*table) for table in _TABLES],
-    },
-    Path("/tpch"),
-)
+def _catalog(folder: Path) -> Catalog:
+    return catalog_of(
+        {
+            "ledger": {"path": "l.db", "data_set": "t", "limit": {"epsilon": 1e6, "delta": 1e-3}},
+            "unit": {"name": "c_unit", "type": "int"},
+            "privacy": {"insecure_test_key": KEY},
+            "table": [_table(*table) for table in _TABLES],
+        },
+        folder,
+    )
+
+
+_CATALOG = _catalog(Path("/tpch"))
 _TYPES = {"INT64": "BIGINT", "NUMERIC": "DECIMAL(15, 2)", "STRING": "VARCHAR", "DATE": "DATE"}
 DP = (
     "SELECT WITH DIFFERENTIAL_PRIVACY "
@@ -142,3 +154,133 @@ def test_a_query_is_accepted_and_runs(name: str) -> None:
     cursor = connection.execute(stage_one(statement, _CATALOG, grids).sql("duckdb"))
     assert [part[0] for part in cursor.description or ()] == columns(statement)
     assert statement.unit.sql(dialect="duckdb").endswith(('custkey"', '"c_unit"'))
+
+
+_CUSTOMERS, _NATIONS, _SUPPLIERS, _PARTS = 150, ["BRAZIL", "INDIA", "CHINA", "FRANCE"], 12, 40
+
+
+def _data() -> dict[str, list[tuple[Any, ...]]]:
+    """Rows of every table, in the order of its columns in _TABLES."""
+    draw = random.Random(14)
+    pick, number = draw.choice, draw.randrange
+    day = lambda: datetime.date(1993, 1, 1) + datetime.timedelta(number(2_000))  # noqa: E731
+    orders = [
+        (i, number(_CUSTOMERS + 3), day(), pick(["1-URGENT", "2-HIGH", "3-LOW"]),
+         pick(["quick", "special requests", "special big requests"]))
+        for i in range(1_500)
+    ]  # fmt: skip
+    lines = [
+        (number(1_520), number(_SUPPLIERS), number(_PARTS), number(1, 50), number(90_000) / 100,
+         number(11) / 100, number(9) / 100, pick("ANR"), pick("FO"),
+         pick(["MAIL", "SHIP", "AIR", "AIR REG"]), "NONE", day(), day(), day())
+        for _ in range(6_000)
+    ]  # fmt: skip
+    return {
+        "customer": [(i, number(4), pick(["AUTO", "BUILDING"])) for i in range(_CUSTOMERS)],
+        "orders": orders,
+        "lineitem": lines,
+        "supplier": [(i, number(4)) for i in range(_SUPPLIERS)],
+        "nation": [(i, number(2), name) for i, name in enumerate(_NATIONS)],
+        "region": [(0, "ASIA"), (1, "EUROPE")],
+        "part": [
+            (i, number(1, 6), pick(["PROMO A", "STANDARD B"]), pick(["green x", "red y"]),
+             pick(["Brand#12", "Brand#23"]), pick(["SM CASE", "SM BOX", "LG"]))
+            for i in range(_PARTS)
+        ],
+        "partsupp": [(p, s, number(1_000) / 100) for p in range(_PARTS) for s in range(_SUPPLIERS)],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Any]:
+    """The catalog, its keys checked, and a plain database in which rows have their customer."""
+    folder, plain = tmp_path_factory.mktemp("tpch"), duckdb.connect()
+    for name, rows in _data().items():
+        columns = _CATALOG.tables[name].columns
+        lines = "".join(",".join(map(str, row)) + "\n" for row in rows)
+        (folder / f"{name}.csv").write_text(",".join(columns) + "\n" + lines)
+        types = ", ".join(f"'{column}': '{_TYPES[kind]}'" for column, kind in columns.items())
+        read = f"read_csv('{folder}/{name}.csv', columns = {{{types}}}, header = true)"
+        plain.execute(f"CREATE TABLE {name}_ AS SELECT * FROM {read}")
+    owner = {
+        "orders": "orders_ JOIN customer_ ON o_custkey = c_custkey",
+        "lineitem": "lineitem_ JOIN orders_ ON l_orderkey = o_orderkey "
+                    "JOIN customer_ ON o_custkey = c_custkey",
+    }  # fmt: skip
+    for name in _data():
+        owned = f"SELECT {name}_.*, c_custkey AS c_unit FROM {owner.get(name)}"
+        text = owned if name in owner else f"SELECT * FROM {name}_"
+        plain.execute(f"CREATE VIEW {name} AS {text}")
+    catalog = _catalog(folder)
+    register(catalog)
+    return catalog, plain
+
+
+def _bounded(text: str) -> str:
+    """The question with bounds that some customers reach, and all groups and rows of each."""
+    options = "epsilon = 900, delta = 1e-9, max_groups_contributed = 90, max_rows_contributed = 400"
+    text = text.replace(DP, f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options})")
+    text = text.replace("(0, 100000)", "(0, 3000)")
+    text = re.sub(r"AVG\((\w+)\)", r"AVG(\1, contribution_bounds_per_row => (0, 0.125))", text)
+    text = re.sub(r"COUNT\(\*\)", "COUNT(*, contribution_bounds_per_group => (0, 9))", text)
+    most = {"volume": 4_000, "amount": 1_000, "l_quantity": 300}
+    for name, bound in most.items():
+        text = text.replace(
+            f"SUM({name})", f"SUM({name}, contribution_bounds_per_group => (-{bound}, {bound}))"
+        )
+    text = re.sub(
+        r"SUM\((CASE .*? END|l_extendedprice \* \(1 - l_discount\))\)",
+        r"SUM(\1, contribution_bounds_per_group => (0, 2000))", text,
+    )  # fmt: skip
+    return text.replace("1 ELSE 0 END, contribution_bounds_per_group => (0, 2000)",
+                        "1 ELSE 0 END, contribution_bounds_per_group => (0, 3)")  # fmt: skip
+
+
+def _truth(statement: Statement, plain: Any) -> tuple[list[dict[str, Any]], int]:
+    """The answer by plain DuckDB on the bounded rows, and how many partials a bound has cut."""
+    source = statement.source.copy()
+    items = [f"{statement.unit.sql('duckdb')} AS u"]
+    items += [f"{g.expression.sql('duckdb')} AS g{i}" for i, g in enumerate(statement.groups)]
+    inner, outer, cut = [], [], []
+    for i, function in enumerate(statement.functions):
+        value = "1" if function.argument is None else function.argument.sql("duckdb")
+        low, high = function.low, function.high
+        items.append(f"CAST({value} AS DOUBLE) AS x{i}")
+        if function.kind == "mean":
+            inner += [f"SUM(LEAST(GREATEST(x{i}, {low}), {high})) AS v{i}", f"COUNT(x{i}) AS n{i}"]
+            outer.append(f'SUM(v{i}) / SUM(n{i}) AS "{function.name}"')
+            continue
+        inner.append(f"COALESCE(SUM(x{i}), 0) AS v{i}")
+        outer.append(f'SUM(LEAST(GREATEST(v{i}, {low}), {high})) AS "{function.name}"')
+        cut.append(f"COUNT_IF(v{i} NOT BETWEEN {low} AND {high})")
+    groups = [f"g{i}" for i in range(len(statement.groups))]
+    by = ", ".join(["u", *groups])
+    source = source.select(*items, dialect="duckdb", append=False)
+    partials = f"SELECT {by}, {', '.join(inner)} FROM ({source.sql('duckdb')}) GROUP BY {by}"
+    named = [f'{g} AS "{group.name}"' for g, group in zip(groups, statement.groups, strict=True)]
+    text = f"SELECT {', '.join([*named, *outer])} FROM ({partials})"
+    if groups:
+        text += f" GROUP BY {', '.join(groups)} HAVING COUNT(*) >= 2"
+    plain.execute(f"CREATE OR REPLACE TEMP TABLE released AS {text}")
+    [[clamped]] = plain.sql(f"SELECT {' + '.join(cut)} FROM ({partials})").fetchall()
+    return plain.sql(statement.outer.sql("duckdb")).to_arrow_table().to_pylist(), clamped
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_without_noise_it_is_duckdb_s_answer_on_the_bounded_rows(
+    name: str, tables: tuple[Catalog, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, plain = tables
+    without_noise(monkeypatch)
+    text = _bounded(QUERIES[name])
+    statement = statement_of(text, catalog)
+    assert all(f.low is not None for f in statement.functions if f.kind != "units")
+    wanted, clamped = _truth(statement, plain)
+    found = ask(catalog, text).table.to_pylist()
+    groups = [g.name for g in statement.groups]
+    by = lambda row: tuple(str(row[g]) for g in groups)  # noqa: E731
+    assert len(found) == len(wanted) >= 1 and (clamped > 0 or name == "Q13")
+    for row, true in zip(sorted(found, key=by), sorted(wanted, key=by), strict=True):
+        assert by(row) == by(true)
+        for column in set(row) - set(groups):
+            assert math.isclose(row[column], float(true[column]), rel_tol=1e-5), column

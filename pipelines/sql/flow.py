@@ -1,0 +1,277 @@
+"""Stage 1 as a Beam pipeline: rows go to the shard of their unit, each shard does its work once.
+
+    pieces of files -> rows -> (shard of the unit, rows) -> one shuffle -> `Work` of each shard
+
+A row whose unit comes by a key meets the row that owns it in a shuffle by that key before.  What
+decides are keyed hashes of units and of keys; no released byte depends on how many shards there
+are.  Workers get the place of the key, never the key, and hand over files (`handed`): the pipeline
+itself has no output but the numbers of shards that are done.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.dp_transforms.batches import split_by_shard
+from dpstream.dp_transforms.one_shot import aggregated
+from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.engine import Engine, Piece
+from dpstream.pipelines.sql.groups import KINDS, keyed, numbers
+from dpstream.pipelines.sql.handed import place_of, write_counts, write_sums
+from dpstream.pipelines.sql.work import Work
+from dpstream.state.idtable import shard_of
+
+#: Rows of a batch between stages.
+BATCH_ROWS = 50_000
+_SHARD, _ID = "_shard", "_id"
+#: (shard or bucket, (number of a table or side, rows)).
+Routed = tuple[int, tuple[int, pa.RecordBatch]]
+
+
+class Task(NamedTuple):
+    """What the workers are told; public, without the key.
+
+    Attributes:
+        work: of each shard; design: of the histograms, if these are what it is about.
+        catalog: of the tables that are read, without a key and without databases.
+        columns: of each private table, those that matter; the tables that own others come first.
+        weights: of selection; shards: how many; folder: where they hand over.
+        keys: where a worker finds the key.
+    """
+
+    work: Work
+    design: BoundsDesign | None
+    catalog: Catalog
+    columns: dict[str, tuple[str, ...]]
+    weights: tuple[int, ...]
+    shards: int
+    folder: str
+    keys: KeySource
+
+
+def build(pipeline: beam.Pipeline, task: Task, pieces: Sequence[Piece]) -> beam.PCollection:
+    """The pipeline; its output are the numbers of the shards that are done."""
+    owned: dict[str, beam.PCollection] = {}
+    routed = [
+        pipeline
+        | "Shards" >> beam.Create(list(range(task.shards)))
+        | "Begin" >> beam.ParDo(Begin(len(task.columns))).with_output_types(Routed)
+    ]
+    for number, name in enumerate(task.columns):
+        mine = [msgspec.json.encode(piece).decode() for piece in pieces if piece.table == name]
+        rows = (
+            pipeline
+            | f"Pieces{number}" >> beam.Create(mine)
+            | f"Spread{number}" >> beam.Reshuffle()
+            | f"Read{number}" >> beam.ParDo(Read(task)).with_output_types(pa.RecordBatch)
+        )
+        owned[name] = _owned(task, name, number, rows, owned)
+        routed.append(
+            owned[name]
+            | f"ToShard{number}" >> beam.ParDo(ToShard(task, number)).with_output_types(Routed)
+        )
+    return (
+        routed
+        | "All" >> beam.Flatten()
+        | "ByShard" >> beam.GroupByKey()
+        | "Work" >> beam.ParDo(DoWork(task)).with_output_types(int)
+    )
+
+
+def _owned(
+    task: Task, name: str, number: int, rows: Any, owned: dict[str, beam.PCollection]
+) -> beam.PCollection:
+    """Rows with the shard of their unit."""
+    table = task.catalog.tables[name]
+    column = unit_of(table)
+    if column is not None:
+        own = Own(task, column)
+        return rows | f"Own{number}" >> beam.ParDo(own).with_output_types(pa.RecordBatch)
+    via = table.via
+    assert via is not None
+    pairs = sorted((theirs, mine) for mine, theirs in via.on)
+    sides = [
+        (owned[via.table], via.table, tuple(theirs for theirs, _ in pairs)),
+        (rows, name, tuple(mine for _, mine in pairs)),
+    ]
+    met = [
+        of | f"Key{number}{i}" >> beam.ParDo(ToKey(task, i, of_, key)).with_output_types(Routed)
+        for i, (of, of_, key) in enumerate(sides)
+    ]
+    return (
+        met
+        | f"Both{number}" >> beam.Flatten()
+        | f"ByKey{number}" >> beam.GroupByKey()
+        | f"Owners{number}" >> beam.ParDo(Owners()).with_output_types(pa.RecordBatch)
+    )
+
+
+def unit_of(table: Table) -> str | None:
+    """A column of the table's own that is its unit, ``None``: it has none."""
+    return next((column for column in table.units if column in table.columns), None)
+
+
+class _Keyed(beam.DoFn):
+    """A stage that needs the key, and finds it on its worker."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("stage")
+    def setup(self) -> None:
+        """Read the key."""
+        self._ring = self._task.keys.ring()
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_ring", None)
+
+
+class Begin(beam.DoFn):
+    """Something for every shard, so that each one hands something over."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def process(self, shard: int) -> Iterator[Routed]:
+        """An empty batch, of no table."""
+        empty = pa.RecordBatch.from_arrays([numbers(np.zeros(0, np.int64))], ["nothing"])
+        yield shard, (self._number, empty)
+
+
+class Read(beam.DoFn):
+    """Rows of a piece of a table, as statements see them."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("stage")
+    def process(self, encoded: str) -> Iterator[pa.RecordBatch]:
+        """Those columns of the piece that matter."""
+        piece = msgspec.json.decode(encoded, type=Piece)
+        columns = ", ".join(f'"{name}"' for name in self._task.columns[piece.table])
+        with Engine(self._task.catalog, [piece.table], piece=piece) as engine:
+            found = engine.run(f'SELECT {columns} FROM "{piece.table}"')
+        yield from found.to_batches(max_chunksize=BATCH_ROWS)
+
+
+class Own(_Keyed):
+    """The shard of rows that have their unit themselves; those that have none are dropped."""
+
+    def __init__(self, task: Task, column: str) -> None:
+        super().__init__(task)
+        self._column = column
+
+    @guarded("stage")
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """By the keyed id of the unit."""
+        rows = rows.filter(pc.is_valid(rows.column(self._column)))
+        if rows.num_rows:
+            unit = self._task.catalog.unit.type
+            ids = keyed(self._ring.unit, [unit], [rows.column(self._column)])
+            shard = shard_of(ids, self._task.shards).astype(np.int64)
+            yield rows.append_column(_SHARD, numbers(shard))
+
+
+class ToKey(_Keyed):
+    """Rows on their way to whom they share a key with: owners (side 0) and rows (side 1)."""
+
+    def __init__(self, task: Task, side: int, table: str, columns: tuple[str, ...]) -> None:
+        super().__init__(task)
+        types = task.catalog.types[table]
+        self._side, self._columns = side, columns
+        self._kinds = [KINDS[types[column]] for column in columns]
+
+    @guarded("stage")
+    def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
+        """By the keyed id of the key; one with a NULL fits nothing."""
+        for column in self._columns:
+            rows = rows.filter(pc.is_valid(rows.column(column)))
+        if not rows.num_rows:
+            return
+        ids = keyed(self._ring.key, self._kinds, [rows.column(c) for c in self._columns])
+        if self._side == 0:
+            rows = rows.select([_SHARD])
+        packed = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(16), len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))]
+        )
+        bucket = shard_of(ids, self._task.shards).astype(np.int64)
+        for number, some in split_by_shard(
+            rows.append_column(_ID, packed), bucket, self._task.shards
+        ):
+            yield number, (self._side, some)
+
+
+class Owners(beam.DoFn):
+    """Gives rows the shard of the row that owns them; those that nobody owns are dropped."""
+
+    @guarded("stage")
+    def process(self, met: tuple[int, Iterable[tuple[int, pa.RecordBatch]]]) -> Iterator[Any]:
+        """By the one row with their key."""
+        sides: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = [], []
+        for side, batch in met[1]:
+            sides[side].append(batch)
+        if not sides[0]:
+            return
+        owners = pa.Table.from_batches(sides[0]).combine_chunks()
+        known = owners.column(_ID).combine_chunks()
+        for rows in sides[1]:
+            place = pc.index_in(rows.column(_ID), value_set=known)
+            there = pc.is_valid(place)
+            shard = owners.column(_SHARD).take(place.filter(there)).combine_chunks()
+            found = rows.drop_columns([_ID]).filter(there)
+            if found.num_rows:
+                yield found.append_column(_SHARD, shard)
+
+
+class ToShard(beam.DoFn):
+    """Rows of a table on their way to their shard."""
+
+    def __init__(self, task: Task, number: int) -> None:
+        self._shards, self._number = task.shards, number
+
+    @guarded("stage")
+    def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
+        """By the number that they have."""
+        shard = rows.column(_SHARD).to_numpy()
+        for number, some in split_by_shard(rows.drop_columns([_SHARD]), shard, self._shards):
+            yield number, (self._number, some)
+
+
+class DoWork(_Keyed):
+    """Stage 1 and the bounds of a shard's units, and their sums by group."""
+
+    @guarded("stage")
+    def process(self, met: tuple[int, Iterable[tuple[int, pa.RecordBatch]]]) -> Iterator[int]:
+        """Hand the sums over; the number of the shard says that they are there."""
+        task, (shard, batches) = self._task, met
+        parts: list[list[pa.RecordBatch]] = [[] for _ in range(len(task.columns) + 1)]
+        for number, batch in batches:
+            parts[number].append(batch)
+        rows = {
+            name: pa.Table.from_batches(some) if some else None
+            for name, some in zip(task.columns, parts, strict=False)
+        }
+        del parts
+        with Engine(task.catalog, task.catalog.tables, rows=rows) as engine:
+            groups = task.work.known_groups(engine, self._ring)
+            found = engine.run(task.work.stage_one())
+        del rows
+        place = place_of(Path(task.folder), shard)
+        if task.design is not None:
+            write_counts(place, task.work.counted(found, groups, self._ring, task.design))
+        else:
+            partials = task.work.partials(found, groups, self._ring)
+            del found
+            kept = task.work.bounded(partials, self._ring)
+            write_sums(place, groups, aggregated(kept, len(groups.ids), task.weights), kept)
+        yield shard

@@ -1,0 +1,159 @@
+"""Registering a catalog: its declared keys are checked, and a note of that is kept.
+
+A table whose rows get their unit by a foreign key is private only among data sets in which every
+declared key is unique (`ownership`).  Whether that holds is a fact about the data, so it is not for
+an answer to say: the data's owner checks it, by ``dpstream sql check``, before anybody asks.  What
+may be said there, and why:
+
+* The owner sees all rows anyway; the check is part of publishing the catalog, not a question.
+* A question only learns whether a note for these very files is there.  Among the data sets that
+  the guarantee is about (all keys unique) the check has one outcome, so that neither it nor the
+  note tells two neighbours apart; that files changed since is told by their change alone.
+* So a question never runs the check itself: its refusal would say, for free and as often as
+  somebody asks, whether a key is there twice.
+
+A note is a MAC, under the noise key, of the table's contents, types and key columns: it cannot be
+made without the key, fits no other contents, and says nothing of them.  Notes lie in a file beside
+the ledger.  Rows of a server can change without a mark: there a key counts as unique only if the
+server itself keeps it so, by a constraint, and the values are unique as the catalog reads them.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.databases import kept_unique
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.inputs import stamps, table_parts
+from dpstream.pipelines.sql.keys import check_keys
+from dpstream.state.durable import replacing
+
+#: Notes that are kept, the newest: of the catalogs of a data set, and of states of their files.
+MAX_NOTES = 10_000
+Key = tuple[str, tuple[str, ...]]
+
+
+class Registered(NamedTuple):
+    """What was checked; public.
+
+    Attributes:
+        tables: name, kind, and who owns the rows: ``public``, a column or a path.
+        keys: (table, key columns), each unique.
+    """
+
+    tables: list[dict[str, Any]]
+    keys: list[Key]
+
+
+def register(catalog: Catalog) -> Registered:
+    """Check the declared keys of a catalog, and note that they were.
+
+    Raises:
+        PolicyError: a key is there twice, or a server does not keep it unique; names the table,
+            never a key.
+        RunError: a table cannot be read, or changed meanwhile; the note cannot be written.
+    """
+    keys = catalog.declared_keys
+    names = {table for table, _ in keys}
+    with _ring(catalog) as ring:
+        before = stamps(catalog, names)
+        contents = {name: table_parts(catalog.tables[name]) for name in names}
+        notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
+    notebook = _notebook(catalog)
+    _write(notebook, [note for note in _read(notebook) if note not in notes.values()])
+    for table, columns in keys:
+        if catalog.tables[table].kind == "postgresql" and not kept_unique(
+            catalog.tables[table], columns
+        ):
+            raise PolicyError(
+                f"table {table}",
+                f"has no constraint that keeps its key ({', '.join(columns)}) unique",
+                "give it a primary key or a unique constraint there",
+            )
+    with Engine(catalog, names) as engine:
+        check_keys(catalog, lambda name: _batches(engine, catalog, name))
+    if stamps(catalog, names) != before:
+        raise RunError("table", "has a file that changed while it was read", "check again")
+    _write(notebook, [*_read(notebook), *notes.values()])
+    return Registered([_told(catalog, table) for table in catalog.tables.values()], keys)
+
+
+def require_registered(
+    catalog: Catalog, names: Iterable[str], ring: KeyRing, contents: dict[str, list[bytes]]
+) -> None:
+    """Refuse a question whose tables have keys that were not checked as they are now.
+
+    Args:
+        names: the tables it reads, with those that own their rows; contents: their parts.
+
+    Raises:
+        PolicyError: they were not.
+    """
+    keys = [key for key in catalog.declared_keys if key[0] in set(names)]
+    if not keys:
+        return
+    known = set(_read(_notebook(catalog)))
+    for table, columns in keys:
+        note = _note(ring, catalog.tables[table], (table, columns), contents[table])
+        if note not in known:
+            raise PolicyError(
+                f"table {table}",
+                f"has a key ({', '.join(columns)}) that was not checked since its files changed",
+                "run `dpstream sql check CATALOG`, which the owner of the data does",
+            )
+
+
+def _ring(catalog: Catalog) -> KeyRing:
+    return KeySource(catalog.key.key, catalog.key.insecure_test_key).ring()
+
+
+def _note(ring: KeyRing, table: Table, key: Key, contents: list[bytes]) -> str:
+    public = msgspec.json.encode(msgspec.structs.replace(table, place=""), order="sorted")
+    return ring.source_fingerprint([b"sql key", public, msgspec.json.encode(key[1]), *contents])
+
+
+def _batches(engine: Engine, catalog: Catalog, name: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a table's key columns, as statements see them."""
+    needed = sorted({c for table, columns in catalog.declared_keys if table == name
+                     for c in columns})  # fmt: skip
+    items = ", ".join(f'"{column}"' for column in needed)
+    yield from engine.run(f'SELECT {items} FROM "{name}"').to_batches()
+
+
+def _told(catalog: Catalog, table: Table) -> dict[str, Any]:
+    owner: Any = "public" if table.unit is None else {"unit_column": table.unit}
+    if table.via is not None:
+        owner = {"unit_via": table.via.table, "on": [list(pair) for pair in table.via.on]}
+    return {"table": table.name, "kind": table.kind, "rows_of": owner}
+
+
+def _notebook(catalog: Catalog) -> Path:
+    return Path(f"{catalog.ledger.path}.keys")
+
+
+def _read(path: Path) -> list[str]:
+    """The notes; what is no note fits nothing and is dropped."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="ascii"))
+        if isinstance(found, list):
+            return [note for note in found if isinstance(note, str)]
+    return []
+
+
+def _write(path: Path, notes: list[str]) -> None:
+    try:
+        with replacing(path, 0o600) as draft:
+            draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")
+    except OSError:
+        raise RunError(
+            "ledger.path", "has a folder that cannot be written", "check its permissions and disk"
+        ) from None

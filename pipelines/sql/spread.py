@@ -1,0 +1,296 @@
+"""Stage 1 on a runner: files are read in pieces, units are shuffled to shards, sums come back.
+
+The order of an answer is the same as without a runner: charged before the pipeline is built, drawn
+here under the run id, committed before it is seen.  A pipeline that fails is run again by whoever
+asks again, under the same run id and at no charge.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlglot import exp
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import Bounded, Totals
+from dpstream.dp_transforms.run import KeySource, destroy_keys
+from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, Piece, rows_of
+from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
+from dpstream.pipelines.sql.inputs import FILES, files_of
+from dpstream.pipelines.sql.query_plan import Question, named_tables
+from dpstream.pipelines.sql.stage import MAX_SHARDS, ROWS_AT_ONCE, Sums
+from dpstream.pipelines.sql.work import Work
+
+_FOLDER, _DAY = ".dpstream-sql-", 86_400.0
+_LOOK_SECONDS = 0.2
+#: States of a pipeline on which nothing follows.
+_ENDED = ("DONE", "FAILED", "CANCELLED")
+T = TypeVar("T")
+
+
+class Runner(NamedTuple):
+    """Which runner does stage 1.
+
+    Attributes:
+        name: of the table in `pipelines.runners.table`; flags: of Beam.
+        parallelism: of its workers.
+    """
+
+    name: str
+    flags: tuple[str, ...] = ()
+    parallelism: int = 1
+
+    def engine(self) -> Any:
+        """The engine.
+
+        Raises:
+            UsageError: there is no such runner, or not on this machine, or not with these flags.
+        """
+        from dpstream.pipelines.runners.table import make_runner
+
+        more = [f"--parallelism={self.parallelism}"] if self.name == "FlinkRunner" else []
+        return make_runner(self.name, [*self.flags, *more])
+
+
+class Spread:
+    """A runner's workers for one question; makes sure, before anything is charged, that they can.
+
+    Args:
+        shards: of units, ``None``: by the size of the files and the workers there are.
+
+    Raises:
+        UsageError: the runner cannot be used, or a table cannot be read in pieces.
+    """
+
+    def __init__(
+        self, runner: Runner, question: Question, catalog: Catalog, shards: int | None = None
+    ) -> None:
+        runner.engine()
+        statement = question.statement
+        names = named_tables([statement.source, statement.public], catalog)
+        tables = {name: catalog.tables[name] for name in catalog.tables if name in names}
+        for table in tables.values():
+            _check(table)
+        self._runner, self._folder = runner, Path(catalog.ledger.path).parent
+        self._catalog = dataclasses.replace(catalog, tables=tables, key=KeyConfig())
+        private = [table for table in _owners_first(tables) if table.unit is not None]
+        asked = _columns(question)
+        self._columns = {table.name: _needed(table, tables, asked) for table in private}
+        rows = sum(rows_of(table) for table in private)
+        self._shards = shards or min(MAX_SHARDS, max(1 + rows // ROWS_AT_ONCE, runner.parallelism))
+        self._pieces = [piece for table in private for piece in _pieces(table)]
+
+    def place(self, keys: KeySource, ring: KeyRing, run_id: str) -> "Workers":
+        """The place of a charged run."""
+        bound = keys.of_run(run_id, ring.fingerprint)
+        return Workers(self, bound, ring, run_id)
+
+    def run(self, folder: str, keys: KeySource, work: Work, weights: Sequence[int],
+            design: BoundsDesign | None, shards: int) -> None:  # fmt: skip
+        """Run the pipeline to its end.
+
+        Raises:
+            DpstreamError: it failed.
+        """
+        import apache_beam as beam
+
+        from dpstream.dp_transforms.telemetry import forget_error
+        from dpstream.pipelines.runners.errors import coded
+        from dpstream.pipelines.runners.memory import sparing_memory
+        from dpstream.pipelines.sql.flow import Task, build
+
+        engine, started = self._runner.engine(), None
+        task = Task(
+            work, design, self._catalog, self._columns, tuple(weights), shards, folder, keys
+        )
+        pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
+        build(pipeline, task, self._pieces)
+        forget_error()
+        try:
+            with sparing_memory():
+                started = pipeline.run()
+                engine.check()
+                if engine.kind.ends:
+                    started.wait_until_finish()
+                else:
+                    _until_handed_over(started, engine, Path(folder), shards)
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                engine.drain()
+                if started is not None:
+                    started.cancel()
+            if not isinstance(error, Exception):
+                raise
+            raise coded(error) from None
+        finally:
+            engine.close()
+
+    @property
+    def shards(self) -> int:
+        """How many there are."""
+        return self._shards
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A folder that only its owner can enter, beside the ledger, gone at the end."""
+        with contextlib.suppress(OSError):
+            for old in self._folder.glob(f"{_FOLDER}*"):  # of one that was killed
+                if time.time() - old.stat().st_mtime > _DAY:
+                    shutil.rmtree(old, ignore_errors=True)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=self._folder))
+        except OSError:
+            raise RunError(
+                "ledger.path", "has a folder that cannot be written", "check its permissions"
+            ) from None
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def public(self) -> Engine:
+        """The public tables."""
+        names = [table.name for table in self._catalog.tables.values() if table.unit is None]
+        return Engine(self._catalog, names)
+
+
+class Workers:
+    """A runner's workers as the place of stage 1."""
+
+    def __init__(self, spread: Spread, keys: KeySource, ring: KeyRing, run_id: str) -> None:
+        self._spread, self._keys, self._ring, self._run_id = spread, keys, ring, run_id
+        self._shards = spread.shards
+
+    def summed(self, work: Work, weights: Sequence[int]) -> Sums:
+        """As `stage.Place` says."""
+        names = [column.name for column in work.plan.columns if column.kind == "quantiles"]
+
+        def read(folder: Path) -> Sums:
+            with self._spread.public() as engine:
+                groups = work.known_groups(engine, self._ring)
+            totals, kept = list[Totals](), list[Bounded]()
+            for more, rows in read_sums(folder, self._shards, groups, names):
+                totals = [totals[0].plus(more) if totals else more]
+                kept.append(rows)
+            return Sums(groups, totals[0], kept)
+
+        return self._done(work, weights, None, read)
+
+    def counted(self, work: Work, design: BoundsDesign) -> dict[str, Int64]:
+        """As `stage.Place` says."""
+        names = [column.name for column in work.plan.columns]
+        return self._done(work, (), design, lambda folder: read_counts(folder, self._shards, names))
+
+    def _done(
+        self, work: Work, weights: Sequence[int], design: BoundsDesign | None,
+        read: Callable[[Path], T],
+    ) -> T:  # fmt: skip
+        """Run and read; with more shards if a worker's memory does not suffice."""
+        while True:
+            try:
+                with self._spread.folder() as folder:
+                    self._spread.run(
+                        str(folder), self._keys, work, weights, design, self._shards
+                    )  # fmt: skip
+                    return read(folder)
+            except MemoryLimitError:
+                if self._shards >= MAX_SHARDS:
+                    raise
+                self._shards = min(MAX_SHARDS, 4 * self._shards)
+            finally:
+                destroy_keys(self._run_id)
+
+
+def _until_handed_over(started: Any, engine: Any, folder: Path, shards: int) -> None:
+    """Wait for all shards, and cancel a pipeline that would not end by itself."""
+    while not all(place_of(folder, shard).exists() for shard in range(shards)):
+        if str(started.state) in _ENDED:
+            started.wait_until_finish()  # raises what it failed with
+            return
+        engine.check()
+        time.sleep(_LOOK_SECONDS)
+    engine.drain()
+    with contextlib.suppress(Exception):  # a runner reports a cancelled pipeline as a failed one
+        started.cancel()
+    if engine.cancel is not None:
+        engine.cancel()
+    with contextlib.suppress(Exception):
+        started.wait_until_finish()
+
+
+def _check(table: Table) -> None:
+    """Refuse what pieces would read otherwise than the whole."""
+    if table.kind not in FILES:
+        raise UsageError(
+            f"table {table.name}", "is of a database, which workers do not read",
+            "ask without --runner, or name files",
+        )  # fmt: skip
+    if table.kind != "parquet":
+        return
+    schemas = []
+    for path in files_of(table):
+        try:
+            schemas.append(pq.read_schema(path).remove_metadata())
+        except (OSError, pa.ArrowException):
+            raise RunError(f"table {table.name}", "has a file that is not Parquet", "correct it") \
+                from None  # fmt: skip
+    if any(not schema.equals(schemas[0]) for schema in schemas):
+        raise UsageError(
+            f"table {table.name}", "has files of different columns", "ask without --runner"
+        )
+
+
+def _pieces(table: Table) -> Iterator[Piece]:
+    """Files; large ones of Parquet by row groups."""
+    for path in files_of(table):
+        if table.kind != "parquet":
+            yield Piece(table.name, path)
+            continue
+        footer, first, rows = pq.read_metadata(path), 0, 0
+        for number in range(footer.num_row_groups):
+            rows += footer.row_group(number).num_rows
+            if rows >= ROWS_AT_ONCE or number == footer.num_row_groups - 1:
+                yield Piece(table.name, path, first, rows)
+                first, rows = first + rows, 0
+
+
+def _owners_first(tables: dict[str, Table]) -> list[Table]:
+    """Each table after the one that owns its rows."""
+
+    def depth(table: Table) -> int:
+        return 0 if table.via is None else 1 + depth(tables[table.via.table])
+
+    return sorted(tables.values(), key=depth)
+
+
+def _columns(question: Question) -> set[str]:
+    """Names of all columns that a question speaks of, whoever has them."""
+    statement = question.statement
+    nodes: list[exp.Expr] = [statement.source, statement.unit]
+    nodes += [group.expression for group in statement.groups]
+    nodes += [f.argument for f in statement.functions if f.argument is not None]
+    if statement.public is not None:
+        nodes.append(statement.public)
+    return {column.name for node in nodes for column in node.find_all(exp.Column)}
+
+
+def _needed(table: Table, tables: dict[str, Table], asked: Iterable[str]) -> tuple[str, ...]:
+    """Columns of a table that are asked for, lead to its owner, or own others."""
+    needed = {*asked, *table.units}
+    if table.via is not None:
+        needed |= {mine for mine, _ in table.via.on}
+    for other in tables.values():
+        if other.via is not None and other.via.table == table.name:
+            needed |= {key for _, key in other.via.on}
+    return tuple(column for column in table.columns if column in needed)

@@ -1,0 +1,181 @@
+"""What is done with the units of a shard: rows of DuckDB become partials, bounds and sums.
+
+It is the same wherever it is done, in turns of this process or on a runner's workers, and all of
+it is public but the key, which comes from elsewhere.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.accounting.query.parts import centre_of, middle_of
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import Bounded, Partials, Rows, bounded, counted
+from dpstream.dp_transforms.one_shot.aggregation import per_group
+from dpstream.dp_transforms.one_shot.bounding import smallest
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.exact import safe_query
+from dpstream.pipelines.sql.groups import Groups, encoded, keyed
+from dpstream.pipelines.sql.query_plan import grids_of
+from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.sql.statement import Statement
+
+#: Bounds of what automatic bounds are looked for in, in grid steps.
+_WIDE = 1 << 40
+
+
+class Work(NamedTuple):
+    """The work of one pass over the units.
+
+    Attributes:
+        query: stage 1, in DuckDB's words, up to the columns that it groups ``by``.
+        public: the query of the public groups.
+        groups: the group columns' names, and their types.
+        unit: type of the unit's ids.
+        plan: its columns are those of stage 1, in order.
+        name: run id and digest of the question.
+    """
+
+    query: str
+    by: str
+    public: str | None
+    groups: tuple[tuple[str, exp.DType], ...]
+    unit: FieldType
+    plan: QueryPlan
+    name: tuple[bytes, bytes]
+
+    @classmethod
+    def of(
+        cls, asked: Statement, catalog: Catalog, plan: QueryPlan, name: tuple[bytes, bytes],
+        wide: bool = False,
+    ) -> "Work":  # fmt: skip
+        """The work of a statement; ``wide``: within bounds that nothing reaches."""
+        if wide:
+            low = {c.name: 0 if c.kind == "count" else -_WIDE for c in plan.columns}
+            grids = {c.name: (c.grid, low[c.name], _WIDE) for c in plan.columns}
+        else:
+            grids = grids_of(plan)
+        query = stage_one(asked, catalog, grids)
+        by = query.args["group"].sql("duckdb")
+        query.set("group", None)
+        public = None
+        if asked.public is not None:
+            public = typed_public(asked).sql("duckdb", comments=False)
+        groups = tuple((group.name, group.type) for group in asked.groups)
+        text = query.sql("duckdb", comments=False)
+        return cls(text, by, public, groups, catalog.unit.type, plan, name)
+
+    def stage_one(self, shards: int = 1, shard: int = 0) -> str:
+        """The query of stage 1 for one of so many turns of units."""
+        mine = "" if shards == 1 else f" WHERE HASH(unit) % {shards} = {shard}"
+        return f"{self.query}{mine} {self.by}"
+
+    def known_groups(self, engine: Engine, ring: KeyRing) -> Groups:
+        """The groups before a row is read: none, or the public ones."""
+        public = None if self.public is None else engine.run(self.public)
+        names, types = [name for name, _ in self.groups], [kind for _, kind in self.groups]
+        return Groups(names, types, ring.key, public)
+
+    def partials(self, found: pa.Table, groups: Groups, ring: KeyRing) -> Partials:
+        """Stage 1's rows of some units."""
+        unit, unit_ids = self._units(found, ring)
+        group = self._codes(found, groups)
+        known = Partials(unit, group, unit_ids, groups.ids)
+        sums: list[Int64] = []
+        rows: dict[str, Rows] = {}
+        for i, column in enumerate(self.plan.columns):
+            if column.kind in ("count", "sum", "mean"):
+                sums.append(_ints(found, f"value_{i}"))
+            if column.kind == "mean":
+                sums.append(_ints(found, f"count_{i}"))
+            if column.kind in ("var", "stddev", "quantiles"):
+                at, value = _lists(found, i)
+                if column.kind == "quantiles":
+                    rows[column.name] = Rows(unit[at], group[at], value)
+                else:
+                    sums += self._moments(column, known, at, value, ring)
+        return known._replace(sums=tuple(sums), rows=rows)
+
+    def bounded(self, partials: Partials, ring: KeyRing) -> Bounded:
+        """Partials of some units within the plan's bounds."""
+        return bounded(self.plan, partials, ring, self.name)
+
+    def counted(
+        self, found: pa.Table, groups: Groups, ring: KeyRing, design: BoundsDesign
+    ) -> dict[str, Int64]:
+        """PRIVATE exact histograms that bounds are chosen from, of some units; they add up."""
+        unit, ids = self._units(found, ring)
+        group = self._codes(found, groups)
+        out = {}
+        for i, column in enumerate(self.plan.columns):
+            rows = _values(found, i, unit, group)
+            of = next(h for h in design.histograms if h.name == column.name)
+            out[of.name] = counted(of, rows, (ids, groups.ids), ring, self.name)
+        return out
+
+    def _units(self, found: pa.Table, ring: KeyRing) -> tuple[Int64, Ids]:
+        """(rows,) slots of units, and their ids."""
+        slots, values = encoded(found.column("unit"))
+        return slots, keyed(ring.unit, [self.unit], [values])
+
+    def _codes(self, found: pa.Table, groups: Groups) -> Int64:
+        if not self.groups:
+            return np.zeros(found.num_rows, np.int64)
+        return groups.codes([found.column(f"group_{i}") for i in range(len(self.groups))])
+
+    def _moments(
+        self, column: QueryColumn, known: Partials, at: Int64, value: Int64, ring: KeyRing
+    ) -> tuple[Int64, Int64, Int64]:
+        """Sum, squares and count of at most r of each partial's rows, by a keyed choice."""
+        counts = np.bincount(at, minlength=len(known.unit))
+        over = np.flatnonzero((counts > column.most_rows)[at])
+        if over.size:
+            some = at[over]
+            few = Rows(known.unit[some], np.maximum(known.group[some], 0), value[over])
+            name = (b"of a group", *self.name, column.name.encode())
+            chosen = smallest(known, few, some, column.most_rows, ring, name)
+            left = counts[at] <= column.most_rows
+            left[over[chosen]] = True
+            at, value = at[left], value[left]
+        size, centred = len(known.unit), value - middle_of(column)
+        total, square = per_group(at, centred, size), centred * centred - centre_of(column)
+        there = np.bincount(at, minlength=size).astype(np.int64)
+        return total, per_group(at, square, size), there
+
+
+def typed_public(statement: Statement) -> exp.Expr:
+    """The query of the public groups, in the form that no row makes fail."""
+    assert isinstance(statement.public, exp.Select)
+    return safe_query(statement.public)
+
+
+def _values(found: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
+    """What a column's bounds are for: each row's value, or each (unit, group)'s."""
+    if f"rows_{i}" in found.column_names:
+        at, value = _lists(found, i)
+        return Rows(unit[at], group[at], value)
+    rows = Rows(unit, group, _ints(found, f"value_{i}"))
+    if f"count_{i}" in found.column_names:
+        there = np.flatnonzero(_ints(found, f"count_{i}") > 0)
+        rows = Rows(*(part[there] for part in rows))
+    return rows
+
+
+def _ints(found: pa.Table, name: str) -> Int64:
+    return np.asarray(found.column(name).to_numpy(), np.int64)
+
+
+def _lists(found: pa.Table, i: int) -> tuple[Int64, Int64]:
+    """Rows of a list column: the number of the partial, and the value."""
+    column = found.column(f"rows_{i}")
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
+    values = pc.list_flatten(column).to_numpy().astype(np.int64)
+    return np.repeat(np.arange(found.num_rows), lengths), values
