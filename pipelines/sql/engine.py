@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.databases import SENTINEL, readers
 from dpstream.pipelines.sql.inputs import FILES, files_of
 
@@ -48,6 +48,7 @@ class Engine:
         catalog: of the tables; names: which of them.
         empty: tables have their columns and no rows, and no file is opened: to check a query.
         ordered: rows of a result keep the order of what they come from.
+        memory, threads: that it may use (default: as many threads as there are cores, up to 8).
 
     Raises:
         DpstreamError: a table cannot be read.
@@ -55,15 +56,16 @@ class Engine:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: Tables,
         names: Iterable[str],
         empty: bool = False,
         ordered: bool = False,
         memory: str = MEMORY,
+        threads: int | None = None,
     ) -> None:
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
         config: dict[str, str | bool | int | float | list[str]] = {
-            "threads": max(1, min(8, os.cpu_count() or 1)),
+            "threads": threads or max(1, min(8, os.cpu_count() or 1)),
             "memory_limit": memory,
             "preserve_insertion_order": ordered,
             "autoinstall_known_extensions": False,
@@ -87,6 +89,10 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
         self._db.close()
 
     def register(self, name: str, rows: pa.Table) -> None:

@@ -1,0 +1,338 @@
+"""A statement as a stream job: what it asks becomes a job's key, aggregates, C and query.
+
+The job file gives windows, triggers, source, sink, store, ledger and key; the statement the rest.
+Nothing runs here: the result is the text of a complete job file, which any runner takes.
+
+| statement | job |
+| --- | --- |
+| ``epsilon``, ``delta`` | ``privacy.epsilon``, ``delta`` |
+| ``max_rows_contributed`` | ``privacy.contributions``, C: rows of a unit that count |
+| ``min_privacy_units_per_group = m`` | ``privacy.pre_threshold = m - 1`` |
+| GROUP BY | ``schema.key`` |
+| COUNT(*), SUM, COUNT(DISTINCT unit) | aggregates of kind ``count``, ``sum``, ``units`` |
+| AVG | kind ``mean``, the engine's own: a noisy centred sum over the noisy count |
+| FROM, WHERE, expressions, public look-ups | ``[source.query]`` (`row_local`), if there are any |
+
+C rows count of a unit in all groups together.  Bounds are those of one row, in either spelling: a
+stream clamps every row as it comes, and a unit adds at most C of them.  A row whose group or
+argument is NULL is no record: it is a dead letter, where an answer from tables would count it in
+COUNT(*).  What both the job file and the statement say must be the same.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import tomlkit
+from sqlglot import exp
+from tomlkit.exceptions import TOMLKitError
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import MAX_KEY_COLUMNS
+from dpstream.accounting.plan.fields import Aggregate, Field, FieldType
+from dpstream.pipelines.jobs.committed import check_tuning
+from dpstream.pipelines.jobs.job import Job, decode_job, job_of, read_text, source_path
+from dpstream.pipelines.jobs.tables import QueryConfig, SourceConfig
+from dpstream.pipelines.jobs.text import parse_toml, raise_decode_error
+from dpstream.pipelines.sql.allowed import require
+from dpstream.pipelines.sql.dialect import DpSql
+from dpstream.pipelines.sql.functions import Function
+from dpstream.pipelines.sql.options import Options, options_of
+from dpstream.pipelines.sql.ownership import type_of
+from dpstream.pipelines.sql.resolve import inlined, parsed
+from dpstream.pipelines.sql.row_local import check_row_local
+from dpstream.pipelines.sql.row_query import Readable, readable
+from dpstream.pipelines.sql.statement import Statement, statement_of
+
+#: Options that mean nothing, or something else, in a stream.
+_TABLES_ONLY = ("max_groups_contributed", "contribution_norm")
+_KEYS: dict[exp.DType, FieldType] = {
+    exp.DType.TEXT: "string", exp.DType.BIGINT: "int", exp.DType.BOOLEAN: "bool",
+    exp.DType.VARBINARY: "bytes",
+}  # fmt: skip
+_NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
+_KINDS = {"count": "count", "units": "units", "sum": "sum", "mean": "mean"}
+#: log2 of the steps that bounds are cut into; fewer where the noise would leave its range.
+BITS = (16, 12, 8, 4)
+
+
+class _Unit(msgspec.Struct):
+    """``[schema]`` as far as a statement needs it."""
+
+    unit: Field
+
+
+class _Named(msgspec.Struct):
+    """What a job file says before a statement completes it: what it can name."""
+
+    source: SourceConfig
+    schema: _Unit
+
+
+class StreamJob(NamedTuple):
+    """A job that a statement asks for: checked, and the text of its file."""
+
+    job: Job
+    text: str
+
+
+def stream_job(path: Path, statement: str) -> StreamJob:
+    """The job of a statement; no row is read.
+
+    Args:
+        path: of the job file that lacks what the statement says.
+        statement: one differentially private SELECT.
+
+    Raises:
+        DpstreamError: the file or the statement is not usable, or not private as a stream.
+    """
+    path = path.absolute()
+    given = read_text(path)
+    known = _readable(parse_toml(given), path.parent)
+    checked_form(statement)
+    asked = statement_of(statement, known.tables, stream_options)
+    check_row_local(_whole(asked, []), known.tables)
+    _check_functions(asked, statement)
+    fits: UsageError | None = None
+    for bits in BITS:
+        text = _filled(given, asked, known, bits)
+        job = job_of(decode_job(text.encode()), path)
+        check_tuning(job)
+        try:
+            allocate(job.plan)
+        except UsageError as error:  # noise beyond its range: a coarser grid may have it inside
+            fits = error
+            continue
+        return StreamJob(job, text)
+    assert fits is not None
+    raise fits
+
+
+def _readable(tables: dict[str, Any], folder: Path) -> Readable:
+    """What statements on a job file can name."""
+    try:
+        named = msgspec.convert(tables, _Named)
+    except msgspec.ValidationError as error:
+        raise_decode_error(error, _Named)
+    source = named.source
+    if source.query is not None and source.query.text is not None:
+        raise UsageError(
+            "source.query.text", "is what the statement says", "remove it, or run the job as it is"
+        )
+    resolved = msgspec.structs.replace(source, path=source_path(folder, source))
+    return readable(resolved, named.schema.unit, folder)
+
+
+def stream_options(node: exp.Expr, grouped: bool, normed: bool) -> Options:
+    """The options of a statement that becomes a stream; C is 0 where it is left to the job.
+
+    Raises:
+        DpstreamError: one is missing, out of range, or means nothing in a stream.
+    """
+    for option in node.expressions:
+        require(option.name not in _TABLES_ONLY, "stream-option", option)
+    require(not normed, "stream-bounds", node)
+    found = options_of(node, False, False)
+    for name, usual in (("mechanism", "gaussian"), ("selection", "thresholds")):
+        option = {"selection": "group_selection_strategy"}.get(name, name)
+        at = next((o for o in node.expressions if o.name == option), node)
+        require(getattr(found, name) == usual, "stream-option", at)
+    said = any(option.name == "max_rows_contributed" for option in node.expressions)
+    return found if said else msgspec.structs.replace(found, rows=0)
+
+
+def checked_form(text: str) -> None:
+    """Refuse what works on an answer: a stream has releases, which are computed on elsewhere.
+
+    Raises:
+        DpstreamError: says where.
+    """
+    tree = inlined(parsed(text))
+    asked = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
+    require(asked, "no-dp-select")
+    require(len(asked) == 1, "one-dp-select", asked[-1].args["hint"])
+    for part in ("having", "order", "limit", "offset", "distinct"):
+        require(asked[0].args.get(part) is None, "stream-answer", asked[0].args.get(part))
+    require(tree is asked[0], "stream-answer", tree)
+    for option in asked[0].args["hint"].expressions:
+        selects = option.name == "group_selection_strategy"
+        word = option.expression.name.upper() if selects else ""
+        require(word != "PUBLIC_GROUPS", "stream-option", option)
+
+
+def _check_functions(asked: Statement, text: str) -> None:
+    """Functions that run on and on, with bounds where they need them; plain group columns."""
+    tree = inlined(parsed(text))
+    items = {item.alias_or_name: item for item in tree.args["expressions"]}
+    for function in asked.functions:
+        at = items.get(function.name, tree)
+        counts = function.kind in ("count", "units")
+        known = function.kind in _KINDS and (function.kind != "count" or function.argument is None)
+        require(known, "stream-function", at)
+        require(counts == (function.low is None) and not function.norm, "stream-bounds", at)
+        require(not function.report, "stream-answer", at)
+    labels = {f.name for f in asked.functions} | {g.name for g in asked.groups}
+    assert isinstance(asked.outer, exp.Select)
+    for item in asked.outer.expressions:
+        plain = isinstance(item.unalias(), exp.Column) and item.unalias().name == item.alias
+        at = items.get(item.alias_or_name, tree)
+        require(plain and item.alias in labels, "stream-answer", at)
+    require(len(asked.outer.expressions) == len(labels), "stream-answer", tree.args.get("group"))
+    group = tree.args.get("group")
+    require(1 <= len(asked.groups) <= MAX_KEY_COLUMNS, "stream-groups", group or tree)
+    for one in asked.groups:
+        require(one.type in _KEYS, "stream-groups", group)
+
+
+def _whole(asked: Statement, items: list[exp.Expr]) -> exp.Select:
+    """The private relation with a select list."""
+    query = asked.source.copy()
+    query.set("expressions", items)
+    return query
+
+
+def _filled(given: bytes, asked: Statement, known: Readable, bits: int) -> str:
+    """The job file's text with what the statement says; everything else as it was written."""
+    try:
+        document: Any = tomlkit.parse(given.decode("utf-8"))
+    except (TOMLKitError, UnicodeDecodeError):
+        raise UsageError("job file", "cannot be rewritten", "simplify its layout") from None
+    columns, query = _columns(asked, known)
+    _put(document, "source", "query", None)
+    if query is not None:
+        document["source"]["query"] = _query_table(query)
+    keys = [{"column": columns[g.name], "type": _KEYS[g.type]} for g in asked.groups]
+    _put(document, "schema", "key", keys)
+    if "aggregate" in document:
+        raise UsageError("aggregate", "is what the statement says", "remove it from the job file")
+    document["aggregate"] = tomlkit.aot()
+    for function in asked.functions:
+        document["aggregate"].append(_aggregate(function, columns, bits))
+    options = asked.options
+    privacy = document.setdefault("privacy", tomlkit.table())
+    require(options.rows or "contributions" in privacy, "stream-contributions")
+    _agree(privacy, "epsilon", options.epsilon)
+    _agree(privacy, "delta", options.delta)
+    _agree(privacy, "contributions", options.rows or privacy["contributions"])
+    if options.min_units > 1:
+        _agree(privacy, "pre_threshold", options.min_units - 1)
+    return tomlkit.dumps(document)
+
+
+def _put(document: Any, table: str, name: str, value: Any) -> None:
+    """A field that is the statement's alone."""
+    at = document.setdefault(table, tomlkit.table())
+    if name == "query":
+        at.pop(name, None)
+        return
+    if name in at:
+        raise UsageError(f"{table}.{name}", "is what the statement says", "remove it")
+    at[name] = value
+
+
+def _agree(privacy: Any, name: str, value: float) -> None:
+    if name in privacy and privacy[name] != value:
+        raise UsageError(
+            f"privacy.{name}", "differs from what the statement says", "remove it, or correct one"
+        )
+    privacy[name] = value
+
+
+def _columns(asked: Statement, known: Readable) -> tuple[dict[str, str], QueryConfig | None]:
+    """The input column of each group and argument, and the query that makes them.
+
+    A statement that takes columns of the source as they are needs no query: its job is the one
+    that would be written by hand.
+    """
+    arguments = {f.name: f.argument for f in asked.functions if f.argument is not None}
+    expressions = {g.name: g.expression for g in asked.groups} | arguments
+    own = {name: _own(node, known) for name, node in expressions.items()}
+    bare = isinstance(asked.source.args["from_"].this, exp.Table) and not any(
+        asked.source.args.get(part) for part in ("joins", "where")
+    )
+    if bare and all(own.values()) and all(own[g.name] == g.name for g in asked.groups):
+        return {name: column or "" for name, column in own.items()}, None
+    names = {g.name: g.name for g in asked.groups}
+    for i, name in enumerate(arguments):
+        names[name] = next(n for n in (f"_x{i}" + "_" * k for k in range(99))
+                           if n not in known.reads and n not in names.values())  # fmt: skip
+    items = [
+        exp.alias_(_number(node) if name in arguments else node.copy(), names[name], quoted=True)
+        for name, node in expressions.items()
+    ]
+    tree = _whole(asked, items)
+    rows = known.tables.rows
+    used = {c.name for c in tree.find_all(exp.Column)} & set(rows.columns)
+    used -= {rows.unit}
+    tables = {t.name for t in tree.find_all(exp.Table)}
+    text = tree.sql(dialect=DpSql, comments=False)
+    types = {known.reads[name]: rows.columns[name] for name in sorted(used)}
+    return names, QueryConfig(known.tables.source, types, text, _used(known, tables))
+
+
+def _used(known: Readable, tables: set[str]) -> tuple[Any, ...]:
+    return tuple(one for one in known.look_ups if one.name.lower() in tables)
+
+
+def _own(node: exp.Expr, known: Readable) -> str | None:
+    """The source's own column that an expression is."""
+    if isinstance(node, exp.Column) and node.name in known.tables.rows.columns:
+        return known.reads[node.name]
+    return None
+
+
+def _number(node: exp.Expr) -> exp.Expr:
+    """An argument as a number."""
+    if type_of(node) in _NUMBERS:
+        return node.copy()
+    return exp.Cast(this=node.copy(), to=exp.DataType.build("DOUBLE"))
+
+
+def _query_table(query: QueryConfig) -> Any:
+    table = tomlkit.table()
+    table.add("table", query.table)
+    columns = tomlkit.inline_table()
+    columns.update(query.columns or {})
+    table.add("columns", columns)
+    table.add("text", query.text)
+    if query.look_up:
+        look_ups = tomlkit.aot()
+        for one in query.look_up:
+            found = {k: v for k, v in msgspec.to_builtins(one).items() if v is not None}
+            item = tomlkit.table()
+            for name, value in found.items():
+                inline = tomlkit.inline_table()
+                if isinstance(value, dict):
+                    inline.update(value)
+                item.add(name, inline if isinstance(value, dict) else value)
+            look_ups.append(item)
+        table.add("look_up", look_ups)
+    return table
+
+
+def _aggregate(function: Function, columns: dict[str, str], bits: int) -> Any:
+    table = tomlkit.table()
+    table.add("name", function.name)
+    table.add("kind", _KINDS[function.kind])
+    if function.low is not None and function.high is not None:
+        low, high = function.low, function.high
+        table.add("column", columns[function.name])
+        table.add("clamp", [low, high])
+        whole = type_of(function.argument) == exp.DType.BIGINT if function.argument else False
+        grid = grid_of(low, high, bits, whole)
+        if grid != 1.0:
+            table.add("grid", grid)
+    msgspec.convert(table.unwrap(), Aggregate)
+    return table
+
+
+def grid_of(low: float, high: float, bits: int, whole: bool) -> float:
+    """The step that values are counted in: 1 for whole numbers, else the largest power of two with
+    more than 2^(bits - 1) of them in the largest of |low|, |high| and high - low."""
+    most, step = max(abs(low), abs(high), high - low), 1.0
+    while most / step > 2.0**bits:
+        step *= 2
+    while most / step <= 2.0 ** (bits - 1) and not (whole and step == 1.0):
+        step /= 2
+    return step

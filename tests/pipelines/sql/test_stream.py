@@ -1,0 +1,283 @@
+"""Statements as stream jobs: the job that one would write by hand, or a refusal with its code."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.pipelines.connectors.query import query_of
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from tests.pipelines.sql.visited import JOB, LOOKED_UP, OPTIONS, dp, folder
+
+_PLAIN = (
+    "page, COUNT(*) AS n, SUM(n, contribution_bounds_per_group => (0, 5)) AS s, "
+    "AVG(seconds, contribution_bounds_per_row => (0, 10)) AS m, COUNT(DISTINCT user) AS u "
+    "FROM visits GROUP BY page"
+)
+_PLAIN_BY_HAND = """
+[[aggregate]]
+name = "n"
+kind = "count"
+[[aggregate]]
+name = "s"
+kind = "sum"
+column = "n"
+clamp = [0, 5]
+[[aggregate]]
+name = "m"
+kind = "mean"
+column = "seconds"
+clamp = [0, 10]
+grid = 0.000244140625
+[[aggregate]]
+name = "u"
+kind = "units"
+"""
+_LOOKED_UP_BY_HAND = """
+[[aggregate]]
+name = "n"
+kind = "count"
+[[aggregate]]
+name = "t"
+kind = "sum"
+column = "_x0"
+clamp = [0, 10]
+grid = 0.000244140625
+"""
+
+
+def _releases(job: Job) -> dict[str, bytes]:
+    """Bytes of every released file."""
+    run_job(job)
+    stores.close_all()
+    root = Path(job.sink.path)
+    return {f.relative_to(root).as_posix(): f.read_bytes() for f in root.rglob("trigger-*")}
+
+
+def _by_hand(path: Path, key: str, aggregates: str, query: str = "") -> Job:
+    """A job written by hand; without tables of a query where it has none."""
+    path.mkdir()
+    head, _, rest = JOB.partition("[source.query]")
+    tables, _, rest = rest.partition("[schema]")
+    tables = f"[source.query]{tables}".replace('table = "visits"', f'table = "visits"\n{query}')
+    rest = rest.replace("event_time =", f'key = [{{ column = "{key}" }}]\nevent_time =')
+    rest = rest.replace("[privacy]", "[privacy]\nepsilon = 50\ndelta = 1e-6\ncontributions = 8")
+    return load_job(folder(path, f"{head}{tables if query else ''}[schema]{rest}{aggregates}"))
+
+
+def _asked(path: Path, items: str, **more: str) -> StreamJob:
+    path.mkdir()
+    return stream_job(folder(path), dp(items, **more))
+
+
+def test_a_plain_statement_is_the_job_written_by_hand(tmp_path: Path) -> None:
+    asked = _asked(tmp_path / "asked", _PLAIN)
+    assert asked.job.plan.query is None and "query" not in asked.text
+    hand = _by_hand(tmp_path / "hand", "page", _PLAIN_BY_HAND)
+    assert asked.job.plan == hand.plan and asked.job.plan.hash == hand.plan.hash
+    first = _releases(asked.job)
+    assert len(first) == 4 and first == _releases(hand)
+
+
+def test_a_statement_with_filter_and_look_up_is_the_job_written_by_hand(tmp_path: Path) -> None:
+    asked = _asked(tmp_path / "asked", LOOKED_UP)
+    text = tomllib.loads(asked.text)["source"]["query"]["text"]
+    hand = _by_hand(tmp_path / "hand", "section", _LOOKED_UP_BY_HAND, f"text = '''{text}'''")
+    query, other = query_of(asked.job), query_of(hand)
+    assert query.sql != other.sql  # by hand all columns are declared, by the statement those used
+    hand.path.write_text(
+        hand.path.read_text()
+        .replace(', day = "DATE"', "")
+        .replace('page = "STRING", seconds', 'page = "STRING", seconds')
+    )
+    hand = load_job(hand.path)
+    assert query_of(hand).sql == query.sql and hand.plan == asked.job.plan
+    first = _releases(asked.job)
+    assert len(first) == 4 and first == _releases(hand)
+
+
+def test_what_is_emitted_runs_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    asked = _asked(tmp_path / "asked", LOOKED_UP)
+    emitted = folder_with(tmp_path / "emitted", asked.text)
+    assert load_job(emitted).plan == asked.job.plan
+    assert _releases(asked.job) == _releases(load_job(emitted))
+
+
+def folder_with(path: Path, text: str) -> Path:
+    path.mkdir()
+    return folder(path, text)
+
+
+def test_what_the_statement_says(tmp_path: Path) -> None:
+    options = (
+        "epsilon = 2, delta = 1e-6, max_rows_contributed = 3, min_privacy_units_per_group = 5, "
+        "privacy_unit_column = user, mechanism = GAUSSIAN"
+    )
+    items = "UPPER(page) AS p, n, flag, COUNT(DISTINCT user) AS u FROM visits GROUP BY p, n, flag"
+    plan = _asked(tmp_path / "a", items, options=options).job.plan
+    assert plan.key == (Field("p"), Field("n", "int"), Field("flag", "bool"))
+    assert plan.aggregates == (Aggregate("u", "units"),)
+    privacy = plan.privacy
+    assert (privacy.epsilon, privacy.delta, privacy.contributions) == (2.0, 1e-6, 3)
+    assert privacy.pre_threshold == 4
+
+
+def test_the_job_file_is_kept_and_both_may_say_the_same(tmp_path: Path) -> None:
+    job = JOB.replace("[privacy]", "[privacy]  # mine\nepsilon = 50.0\ncontributions = 8")
+    path = folder(tmp_path, job)
+    text = stream_job(path, dp(LOOKED_UP)).text
+    assert "[privacy]  # mine" in text
+    without = dp(LOOKED_UP, "epsilon = 50, delta = 1e-6")
+    assert stream_job(path, without).text == text
+    for name in ("epsilon", "contributions"):
+        path.write_text(job.replace(f"{name} = ", f"{name} = 1"))
+        with pytest.raises(UsageError) as caught:
+            stream_job(path, dp(LOOKED_UP))
+        assert caught.value.field == f"privacy.{name}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("event_time =", 'key = [{ column = "page" }]\nevent_time =', "schema.key"),
+        ("[sink]", '[[aggregate]]\nname = "n"\nkind = "count"\n[sink]', "aggregate"),
+        ('table = "visits"', 'table = "visits"\ntext = "SELECT 1"', "source.query.text"),
+        ("[schema]", "[scheme]", "schema"),
+        ('kind = "csv"', 'kind = "cvs"', "kind"),
+        ("columns = { page", "column = { page", "source.query.column"),
+        ('columns = { page = "STRING", seconds = "FLOAT64", n = "INT64", flag = "BOOL", '
+         'day = "DATE" }', "", "source.query.columns"),
+    ],
+)  # fmt: skip
+def test_job_files_that_are_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
+    assert old in JOB
+    with pytest.raises(DpstreamError) as caught:
+        stream_job(folder(tmp_path, JOB.replace(old, new, 1)), dp(LOOKED_UP))
+    assert field in caught.value.field and caught.value.fix
+
+
+_COUNT = "page, COUNT(*) AS n FROM visits GROUP BY page"
+#: (code, options, what follows them)
+REFUSED = [
+    ("stream-option", f"{OPTIONS}, max_groups_contributed = 3", _COUNT),
+    ("stream-option", f"{OPTIONS}, contribution_norm = 3", _COUNT),
+    ("stream-option", f"{OPTIONS}, mechanism = LAPLACE", _COUNT),
+    ("stream-option", f"{OPTIONS}, group_selection_strategy = PUBLIC_GROUPS", _COUNT),
+    ("option-unknown", f"{OPTIONS}, rows = 3", _COUNT),
+    ("epsilon", "delta = 1e-9, max_rows_contributed = 4", _COUNT),
+    ("delta", "epsilon = 1, max_rows_contributed = 4", _COUNT),
+    ("max-rows", "epsilon = 1, delta = 1e-9, max_rows_contributed = 0", _COUNT),
+    ("stream-contributions", "epsilon = 1, delta = 1e-9", _COUNT),
+    ("unit-column", f"{OPTIONS}, privacy_unit_column = page", _COUNT),
+    ("stream-join", OPTIONS, "a.page, COUNT(*) AS n FROM visits a JOIN visits b ON a.user = b.user "
+     "GROUP BY a.page"),
+    ("join-without-unit", OPTIONS, "a.page, COUNT(*) AS n FROM visits a JOIN visits b ON a.n = b.n "
+     "GROUP BY a.page"),
+    ("stream-look-up", OPTIONS, "page, COUNT(*) AS n FROM visits, sections AS s GROUP BY page"
+     .replace("page,", "visits.page,").replace("BY page", "BY visits.page")),
+    ("stream-look-up", OPTIONS, "s.section, COUNT(*) AS n FROM visits v JOIN sections s "
+     "ON v.page < s.page GROUP BY s.section"),
+    ("outer-join-public", OPTIONS, "s.section, COUNT(*) AS n FROM visits v RIGHT JOIN sections s "
+     "ON v.page = s.page GROUP BY s.section"),
+    ("stream-rows", OPTIONS, "page, COUNT(*) AS n FROM (SELECT user, page FROM visits "
+     "GROUP BY user, page) AS t GROUP BY page"),
+    ("stream-rows", OPTIONS, "page, COUNT(*) AS n FROM (SELECT user, page FROM visits UNION ALL "
+     "SELECT user, page FROM visits) AS t GROUP BY page"),
+    ("stream-rows", OPTIONS, "page, COUNT(*) AS n FROM (SELECT DISTINCT user, page FROM visits) "
+     "AS t GROUP BY page"),
+    ("stream-rows", OPTIONS, "k, COUNT(*) AS n FROM (SELECT user, SUM(n) AS k FROM visits "
+     "GROUP BY user) AS t GROUP BY k"),
+    ("limit", OPTIONS, "page, COUNT(*) AS n FROM (SELECT user, page FROM visits LIMIT 9) AS t "
+     "GROUP BY page"),
+    ("window", OPTIONS, "page, COUNT(*) AS n FROM (SELECT user, page, SUM(n) OVER () AS w "
+     "FROM visits) AS t GROUP BY page"),
+    ("stream-function", OPTIONS, "page, COUNT(n) AS c FROM visits GROUP BY page"),
+    ("stream-function", OPTIONS, "page, MEDIAN(n, contribution_bounds_per_row => (0, 1)) AS m "
+     "FROM visits GROUP BY page"),
+    ("stream-function", OPTIONS, "page, MAX(n, contribution_bounds_per_row => (0, 1)) AS m "
+     "FROM visits GROUP BY page"),
+    ("stream-function", OPTIONS, "page, STDDEV(n, contribution_bounds_per_row => (0, 1)) AS m "
+     "FROM visits GROUP BY page"),
+    ("count-distinct", OPTIONS, "page, COUNT(DISTINCT n) AS c FROM visits GROUP BY page"),
+    ("stream-bounds", OPTIONS, "page, SUM(n) AS s FROM visits GROUP BY page"),
+    ("stream-bounds", OPTIONS, "page, AVG(n) AS s FROM visits GROUP BY page"),
+    ("stream-bounds", OPTIONS, "page, COUNT(*, contribution_bounds_per_group => (0, 5)) AS c "
+     "FROM visits GROUP BY page"),
+    ("stream-bounds", OPTIONS, "page, COUNT(*, contribution_norm => 5) AS c FROM visits "
+     "GROUP BY page"),
+    ("stream-answer", OPTIONS, f"{_COUNT} HAVING n > 5"),
+    ("stream-answer", OPTIONS, f"{_COUNT} ORDER BY n"),
+    ("stream-answer", OPTIONS, f"{_COUNT} LIMIT 5"),
+    ("stream-answer", OPTIONS, "page, COUNT(*) / 2 AS c FROM visits GROUP BY page"),
+    ("stream-answer", OPTIONS, "page, COUNT(*) AS n, 1 AS one FROM visits GROUP BY page"),
+    ("stream-answer", OPTIONS, "page, COUNT(*) AS n, COUNT(*) AS m FROM visits GROUP BY page"),
+    ("stream-answer", OPTIONS, "COUNT(*) AS n FROM visits GROUP BY page"),
+    ("stream-answer", OPTIONS, "page, COUNT(* WITH REPORT) AS n FROM visits GROUP BY page"),
+    ("stream-groups", OPTIONS, "COUNT(*) AS n FROM visits"),
+    ("stream-groups", OPTIONS, "day, COUNT(*) AS n FROM visits GROUP BY day"),
+    ("group-type", OPTIONS, "seconds, COUNT(*) AS n FROM visits GROUP BY seconds"),
+    ("group-by-unit", OPTIONS, "user, COUNT(*) AS n FROM visits GROUP BY user"),
+    ("stream-name", OPTIONS, "UPPER(page) AS at, COUNT(*) AS n FROM visits GROUP BY at"),
+    ("unknown-table", OPTIONS, "page, COUNT(*) AS n FROM orders GROUP BY page"),
+    ("no-private-table", OPTIONS, "page, COUNT(*) AS n FROM sections GROUP BY page"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "options", "items"), REFUSED)
+def test_refused(code: str, options: str, items: str, tmp_path: Path) -> None:
+    with pytest.raises(DpstreamError) as caught:
+        stream_job(folder(tmp_path), dp(items, options))
+    assert f"[{code}]" in caught.value.rule, caught.value.rule
+    assert caught.value.field.startswith("statement") and caught.value.fix
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["in", "job.toml", "sections.csv"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("stream-answer", f"SELECT page FROM ({dp(_COUNT)}) AS t"),
+        ("stream-answer", f"WITH t AS ({dp(_COUNT)}) SELECT page, n FROM t"),
+        ("no-dp-select", "SELECT page FROM visits"),
+        ("select-only", "DELETE FROM visits WHERE true"),
+        ("one-statement", f"{dp(_COUNT)}; {dp(_COUNT)}"),
+        ("syntax", f"{dp(_COUNT)} GROUP"),
+    ],
+)
+def test_whole_statements_that_are_refused(code: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(DpstreamError) as caught:
+        stream_job(folder(tmp_path), text)
+    assert f"[{code}]" in caught.value.rule, caught.value.rule
+
+
+def test_no_literal_enters_an_error(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    for code, options, items in REFUSED:
+        text = dp(items.replace("FROM visits", "FROM visits /* Quitte */"), options)
+        text = text.replace("GROUP BY", "GROUP BY", 1)
+        with pytest.raises(DpstreamError) as caught:
+            stream_job(path, text)
+        assert "Quitte" not in str(caught.value), code
+
+
+def test_grids() -> None:
+    assert grid_of(0, 1, 16, whole=False) == 2.0**-16
+    assert grid_of(0, 10, 16, whole=True) == 1.0
+    assert grid_of(0, 1e9, 16, whole=True) == 2.0**14
+    for low, high in ((0, 1), (-3, 7), (0.001, 0.002), (1e6, 1e6 + 1)):
+        most = max(abs(low), abs(high), high - low)
+        assert 2.0**15 < most / grid_of(low, high, 16, whole=False) <= 2.0**16
+
+
+def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> None:
+    items = (
+        "page, SUM(seconds, contribution_bounds_per_row => (0, 1)) AS s FROM visits GROUP BY page"
+    )
+    usual = _asked(tmp_path / "a", items).job.plan.aggregates[0].grid
+    path = folder_with(tmp_path / "b", JOB.replace("[privacy]", '[privacy]\nstrategy = "tree"'))
+    coarse = stream_job(path, dp(items, "epsilon = 1, delta = 1e-6, max_rows_contributed = 64"))
+    assert coarse.job.plan.aggregates[0].grid > usual
