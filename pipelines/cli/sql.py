@@ -25,6 +25,10 @@ _BUDGET = "budget"
         "dpstream sql shop.toml -f queries.sql --json",
         "dpstream sql shop.toml                            # a prompt",
         "dpstream sql budget shop.toml",
+        'dpstream sql --stream job.toml "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
+        "    delta = 1e-9, max_rows_contributed = 32) page, COUNT(*) AS views, SUM(seconds,",
+        "    contribution_bounds_per_row => (0, 60)) AS seconds FROM visits WHERE seconds > 1",
+        '    GROUP BY page" --emit visits.toml',
     )
 )
 @click.argument("catalog", type=click.Path(path_type=Path))
@@ -32,10 +36,19 @@ _BUDGET = "budget"
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Statements, each with a ;.")
 @click.option("--explain", is_flag=True, help="Cost, noise and thresholds; reads no data.")
 @click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
+@click.option(
+    "--stream", is_flag=True, help="CATALOG is a job file: the statement says its key, aggregates,"
+    " C, filters and look-ups, and is answered at every trigger.",
+)  # fmt: skip
+@click.option(
+    "--emit", is_flag=False, flag_value="-", metavar="[PATH]",
+    help="Of --stream: write the whole job file (to stdout without PATH) instead of running it.",
+)  # fmt: skip
+@click.option("--runner", help="Of --stream: Beam runner, DirectRunner unless given.")
 @AS_JSON
 def sql(
     catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool,
-    as_json: bool,
+    stream: bool, emit: str | None, runner: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left.
 
@@ -45,6 +58,15 @@ def sql(
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.catalog import load_catalog
 
+    _check_form(stream, explain or fresh, emit is not None or runner is not None)
+    if stream:
+        if (statement is None) == (file is None):
+            raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
+        from dpstream.pipelines.cli.sql_stream import stream as streamed
+
+        text = statement if file is None else _read(file)
+        streamed(catalog, text or "", emit, runner or "DirectRunner", as_json)
+        return
     if str(catalog) == _BUDGET and statement is not None:
         _budget(load_catalog(statement), as_json)
         return
@@ -55,6 +77,23 @@ def sql(
         _prompt(loaded, fresh)
         return
     _answer(loaded, statement if file is None else _read(file), explain, fresh, as_json)
+
+
+def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
+    """Options of the one form and of the other.
+
+    Raises:
+        UsageError: one is where it means nothing.
+    """
+    from dpstream.accounting.errors import UsageError
+
+    if stream and of_tables:
+        raise UsageError(
+            "--stream", "takes no --explain and no --fresh",
+            "write the job with --emit PATH, and ask `dpstream plan PATH`",
+        )  # fmt: skip
+    if of_stream and not stream:
+        raise UsageError("--emit", "and --runner are for --stream", "add it, or leave them out")
 
 
 def _read(path: Path | None) -> str:
