@@ -79,6 +79,7 @@ def settings(job: Job) -> list[tuple[str, str]]:
         ("public keys", plan["public_keys"] or "none: keys are selected privately"),
         ("event time", plan["event_time"]),
     ]
+    rows += [] if job.source.query is None else [("query of rows", job.source.query.text)]
     for aggregate in plan["aggregates"]:
         rows += [
             (f"aggregate {aggregate['name']}: {name}", value)

@@ -15,12 +15,9 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.files.small import Located, positioned_runs
-from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.row_local import ROW, RowTables
-from dpstream.pipelines.sql.row_query import ARRIVED, RowQuery
+from dpstream.pipelines.sql.row_local import ROW
+from dpstream.pipelines.sql.row_query import ARRIVED, RowQuery, opened
 from dpstream.pipelines.sql.row_types import typed
-
-MEMORY = "1GB"
 
 
 class RowEngine:
@@ -31,11 +28,7 @@ class RowEngine:
     """
 
     def __init__(self, query: RowQuery) -> None:
-        self._query = query
-        tables = RowTables(query.unit, {})
-        self._engine = Engine(tables, (), ordered=True, memory=MEMORY, threads=1)
-        for name, rows in query.look_ups.items():
-            self._engine.register(name, rows)
+        self._query, self._engine = query, opened(query)
 
     def __enter__(self) -> "RowEngine":
         return self

@@ -5,33 +5,28 @@ in the job file, the types it was checked with, and the rows of the public table
 store goes on with no other.
 """
 
+import glob
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.jobs.tables import LookUpConfig, QueryConfig, SourceConfig
-from dpstream.pipelines.jobs.text import closest
 from dpstream.pipelines.sql.catalog import UNIT_TYPES, Table
-from dpstream.pipelines.sql.columns import file_columns, kind_of
+from dpstream.pipelines.sql.columns import file_columns
 from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.row_local import (
-    KEYED,
-    RowTables,
-    numbered,
-    refuse_names,
-    row_query,
-)
+from dpstream.pipelines.sql.look_ups import content, key_of, look_up_rows, look_up_table
+from dpstream.pipelines.sql.row_local import ROW, RowTables, numbered, refuse_names, row_query
 from dpstream.pipelines.sql.row_types import DUCKDB, typed
 
+MEMORY = "1GB"
 #: The table of the rows of a batch, as they arrived.
 ARRIVED = "arrived rows"
 FIELD = "source.query"
@@ -99,15 +94,18 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
         )
     types = types | file_columns(f"{FIELD}.columns", "stream", "", {own: kind})
     source_name = config.table.lower()
-    rows = Table(_named(FIELD, source_name), "stream", "", types, own, units=(own,))
+    if not source_name.isidentifier() or not source_name.isascii():
+        raise UsageError(f"{FIELD}.table", "is not a usable name", "use letters, digits and _")
+    rows = Table(source_name, "stream", "", types, own, units=(own,))
     found, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
     for number, one in enumerate(config.look_up):
-        where = f"{FIELD}.look_up[{number}]"
-        table = _look_up(where, one, folder)
+        table = look_up_table(number, one, folder)
         if table.name in found:
-            raise UsageError(f"{where}.name", "is there twice", "choose another name")
+            raise UsageError(
+                f"{FIELD}.look_up[{number}].name", "is there twice", "choose another name"
+            )
         found[table.name] = table
-        keys[table.name] = _key(where, one, table)
+        keys[table.name] = key_of(number, one, table)
     identity = UnitIdentity(unit.column, unit.type)
     tables = RowTables(identity, found, source=source_name, keys=keys)
     return Readable(tables, names | {own: unit.column}, config.look_up)
@@ -115,39 +113,13 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
 
 def _own_columns(source: SourceConfig) -> tuple[dict[str, str], dict[str, str]]:
     """Names and types of a Parquet source's columns, from the first file's footer."""
-    import glob
-
-    import pyarrow.parquet as pq
-
     types = file_columns(FIELD, source.kind, source.path, None)
     schema = pq.read_schema(sorted(glob.glob(source.path, recursive=True))[0])
     return {name.lower(): name for name in schema.names if name.lower() in types}, types
 
 
-def _named(where: str, name: str) -> str:
-    if not name.isidentifier() or not name.isascii():
-        raise UsageError(f"{where}.table", "is not a usable name", "use letters, digits and _")
-    return name
-
-
-def _look_up(where: str, config: LookUpConfig, folder: Path) -> Table:
-    kind, place = kind_of(where, config.path, None, folder)
-    columns = file_columns(where, kind, place, config.columns)
-    return Table(_named(where, config.name.lower()), kind, place, columns)
-
-
-def _key(where: str, config: LookUpConfig, table: Table) -> tuple[str, ...]:
-    key = tuple(sorted({name.lower() for name in config.key}))
-    if not key:
-        raise UsageError(f"{where}.key", "must name the columns that no two rows share", "add them")
-    for name in key:
-        if name not in table.columns:
-            raise UsageError(f"{where}.key", "is no column of it", closest(name, table.columns))
-    return key
-
-
 def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
-    """The query of a job's tables, checked; reads its public tables.
+    """The query of a job's tables, checked, also by DuckDB; reads its public tables.
 
     Args:
         source: with its own path resolved.
@@ -166,75 +138,49 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
     tables = known.tables
     tree = row_query(config.text, tables)
     names = tuple(item.alias_or_name for item in tree.expressions)
-    passing = [plan.unit.column, plan.event_time]
-    passing += [plan.stamp] if plan.stamp != "event_time" else []
-    passing += [] if plan.record_id is None else [plan.record_id.column]
-    refuse_names(set(names), set(passing))
-    needed = {field.column for field in plan.key} | {
-        a.column for a in plan.aggregates if a.column is not None
-    }
-    if needed - set(names) - set(passing):
-        raise UsageError(
-            f"{FIELD}.text", "does not give every column of the key and the aggregates",
-            "select them, each under its name",
-        )  # fmt: skip
+    passing = _passing(plan, set(names))
     types = {name: tables.rows.columns[name] for name in sorted(known.reads)}
-    look_ups = {name: look_up_rows(tables, name) for name in sorted(tables.keys)}
     sql = numbered(tree, ARRIVED, {name: DUCKDB[kind] for name, kind in types.items()})
+    look_ups = {name: look_up_rows(tables, name) for name in sorted(tables.keys)}
     parts: list[Any] = [config.text, tables.source, types]
-    parts += [
-        [name, tables.tables[name].columns, tables.keys[name], _content(rows)]
-        for name, rows in look_ups.items()
-    ]
+    for name, rows in look_ups.items():
+        parts.append([name, tables.tables[name].columns, tables.keys[name], content(rows)])
     digest = hashlib.blake2b(
         msgspec.json.encode(parts, order="sorted"), digest_size=16, person=b"dpstream-row-sql"
     ).hexdigest()
     reads = {name: known.reads[name] for name in types}
-    return RowQuery(
-        sql, names, reads, types, tuple(dict.fromkeys(passing)), look_ups, tables.unit, digest
-    )
+    query = RowQuery(sql, names, reads, types, passing, look_ups, tables.unit, digest)
+    with opened(query) as engine:  # what cannot run is said before anybody pays for it
+        nothing = {c: typed(pa.array([], pa.string()), kind) for c, kind in types.items()}
+        engine.register(ARRIVED, pa.table({ROW: pa.array([], pa.int64()), **nothing}))
+        engine.run(sql)
+    return query
 
 
-def look_up_rows(tables: RowTables, name: str) -> pa.Table:
-    """The rows of a public table whose key is not NULL, in canonical form, by key.
+def opened(query: RowQuery) -> Engine:
+    """A locked DuckDB with the public tables of a query and no file, on one thread, in order."""
+    engine = Engine(RowTables(query.unit, {}), (), ordered=True, memory=MEMORY, threads=1)
+    for name, rows in query.look_ups.items():
+        engine.register(name, rows)
+    return engine
+
+
+def _passing(plan: Plan, names: set[str]) -> tuple[str, ...]:
+    """Columns that pass by a query which gives ``names``.
 
     Raises:
-        PolicyError: two of them have one key; UsageError: a key has another type.
+        DpstreamError: it gives one of them, or not all others that the plan reads.
     """
-    table, key = tables.tables[name], list(tables.keys[name])
-    if any(tables.types[name][column] not in KEYED for column in key):
+    passing = [plan.unit.column, plan.event_time]
+    passing += [plan.stamp] if plan.stamp != "event_time" else []
+    passing += [] if plan.record_id is None else [plan.record_id.column]
+    refuse_names(names, set(passing))
+    needed = {field.column for field in plan.key}
+    needed |= {a.column for a in plan.aggregates if a.column is not None}
+    if needed - names - set(passing):
         raise UsageError(
-            f"{FIELD}.look_up", "has a key of a type whose equal values can differ",
-            "use STRING, INT64, BOOL, BYTES, DATE, TIMESTAMP or DATETIME",
-        )  # fmt: skip
-    with Engine(tables, [name], ordered=True) as engine:
-        read = engine.run(f'SELECT * FROM "{name}"')
-    rows = pa.table({c: typed(read.column(c), kind) for c, kind in table.columns.items()})
-    for column in key:
-        rows = rows.filter(pc.is_valid(rows.column(column)))
-    rows = rows.sort_by([(column, "ascending") for column in key]).combine_chunks()
-    if rows.group_by(key).aggregate([]).num_rows != rows.num_rows:
-        raise PolicyError(
-            f"{FIELD}.look_up", "has rows with one key, so that a row could be counted twice",
-            "declare a key that is unique, or remove the rows",
-        )  # fmt: skip
-    return rows
-
-
-def _content(rows: pa.Table) -> str:
-    """Digest of typed rows in their order: NULL, and the length and bytes of every value."""
-    digest = hashlib.blake2b(digest_size=16, person=b"dpstream-look-up")
-    for name in rows.column_names:
-        column = rows.column(name).combine_chunks()
-        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
-        digest.update(f"{name}:{len(column)};".encode() + np.packbits(valid).tobytes())
-        text = column.cast(pa.string()) if not _raw(column.type) else column
-        data = text.cast(pa.binary()).drop_null()
-        digest.update(pc.binary_length(data).to_numpy(zero_copy_only=False).astype("<i4").tobytes())
-        digest.update(b"".join(data.to_pylist()))
-    return digest.hexdigest()
-
-
-def _raw(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+            f"{FIELD}.text",
+            "does not give every column of the key and the aggregates",
+            "select them, each under its name",
+        )
+    return tuple(dict.fromkeys(passing))
