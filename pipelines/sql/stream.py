@@ -54,7 +54,7 @@ _KEYS: dict[exp.DType, FieldType] = {
 _NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
 _KINDS = {"count": "count", "units": "units", "sum": "sum", "mean": "mean"}
 #: log2 of the steps that bounds are cut into; fewer where the noise would leave its range.
-BITS = (16, 12, 8, 4)
+BITS = tuple(range(16, 3, -2))
 
 
 class _Unit(msgspec.Struct):

@@ -3,16 +3,22 @@
 import tomllib
 from pathlib import Path
 
+import duckdb
+import pyarrow.compute as pc
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.query import query_of
+from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
-from tests.pipelines.sql.visited import JOB, LOOKED_UP, OPTIONS, dp, folder
+from tests.budgets import budgeted
+from tests.dp_transforms.runs import Silent, without_noise
+from tests.pipelines.sql.visited import JOB, LOOKED_UP, OPTIONS, dp, folder, rows
 
 _PLAIN = (
     "page, COUNT(*) AS n, SUM(n, contribution_bounds_per_group => (0, 5)) AS s, "
@@ -281,3 +287,42 @@ def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> 
     path = folder_with(tmp_path / "b", JOB.replace("[privacy]", '[privacy]\nstrategy = "tree"'))
     coarse = stream_job(path, dp(items, "epsilon = 1, delta = 1e-6, max_rows_contributed = 64"))
     assert coarse.job.plan.aggregates[0].grid > usual
+
+
+def test_without_noise_it_is_duckdbs_answer_over_the_whole_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last trigger's release, of rows that are records, none of them over C."""
+    monkeypatch.setattr(step, "_sampler", Silent)
+    monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
+    job = JOB.replace("[privacy]", '[privacy]\nstrategy = "tree"\nweights = "uniform"')
+    items = (
+        "s.section, v.flag, COUNT(*) AS c, COUNT(DISTINCT user) AS u, "
+        "SUM(v.seconds * s.weight, contribution_bounds_per_row => (0, 16)) AS t, "
+        "AVG(v.n + 1, contribution_bounds_per_row => (-8, 16)) AS m "
+        "FROM (SELECT user, page, seconds, n, flag FROM visits WHERE n <> 4) AS v "
+        "LEFT JOIN sections AS s ON v.page = s.page AND s.weight > 0.7 WHERE v.seconds > 1 "
+        "GROUP BY s.section, v.flag"
+    )
+    options = "epsilon = 50, delta = 1e-6, max_rows_contributed = 60"
+    found = stream_job(folder(tmp_path, job), dp(items, options)).job
+    run_job(found)
+    stores.close_all()
+    table = read_releases(found.sink.path)
+    last = table.filter(pc.equal(table["trigger"], 4))
+    names = ["section", "flag", "c", "u", "t", "m"]
+    con = duckdb.connect()
+    con.register("raw", rows())
+    con.execute("CREATE TABLE sections AS SELECT 'p0' AS page, 'shop' AS section, 1.0 AS weight")
+    wanted = con.sql(
+        "SELECT section, flag = 'true' AS flag, COUNT(*)::DOUBLE AS c, "
+        'COUNT(DISTINCT "user")::DOUBLE AS u, SUM(seconds::DOUBLE * weight)::DOUBLE AS t, '
+        "AVG(n::INT + 1) AS m FROM raw JOIN sections USING (page) "
+        "WHERE n NOT IN ('4', 'many') AND seconds <> 'NaN' AND seconds::DOUBLE > 1 AND flag <> '?' "
+        'AND "user" IS NOT NULL AND "at" <> \'noon\' GROUP BY ALL ORDER BY ALL'
+    ).fetchall()
+    con.close()
+    got = sorted(tuple(row[name] for name in names) for row in last.to_pylist())
+    assert len(got) == len(wanted) == 2
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine[:5] == theirs[:5] and mine[5] == pytest.approx(theirs[5])
