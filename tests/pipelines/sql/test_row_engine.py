@@ -10,8 +10,10 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.query import query_of
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.sql import row_local
 from dpstream.pipelines.sql.row_engine import RowEngine
-from tests.pipelines.sql.visited import all_rows, one_by_one, through, with_text
+from tests.pipelines.sql.visited import SECTIONS, all_rows, one_by_one, through, with_text
 
 #: Row-local texts and, where it is said otherwise, the same for DuckDB over the typed table.
 TEXTS = [
@@ -93,6 +95,21 @@ def test_a_query_that_multiplies_rows_is_caught(sql: str, tmp_path: Path) -> Non
     assert len(through(job, [all_rows(job)], _BASE)) == all_rows(job).num_rows
     with pytest.raises(PolicyError, match="twice, or rows that are none"):
         through(job, [all_rows(job)], sql)
+
+
+@pytest.mark.parametrize("on", ["v.page > s.page", "v.seconds = s.weight", "v.page = v.page"])
+def test_a_look_up_that_no_rule_refused_is_caught(
+    on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"SELECT v.page, v.n AS x FROM visits AS v JOIN sections AS s ON {on}"
+    with pytest.raises(PolicyError, match="stream-look-up"):
+        with_text(tmp_path, text)
+    monkeypatch.setattr(row_local, "_looks_up", lambda join, tables: True)
+    job = with_text(tmp_path, text)
+    (tmp_path / "sections.csv").write_text(SECTIONS.replace("p4,,2", "p9,,1"))
+    job = load_job(job.path)
+    with pytest.raises(PolicyError, match="twice, or rows that are none"):
+        through(job, [all_rows(job)])
 
 
 def test_the_cut_shows_a_query_that_reads_other_rows(tmp_path: Path) -> None:

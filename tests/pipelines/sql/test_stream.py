@@ -13,6 +13,7 @@ from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sql.rules import RULES
 from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
@@ -232,6 +233,11 @@ REFUSED = [
     ("unknown-table", OPTIONS, "page, COUNT(*) AS n FROM orders GROUP BY page"),
     ("no-private-table", OPTIONS, "page, COUNT(*) AS n FROM sections GROUP BY page"),
 ]  # fmt: skip
+
+
+def test_every_rule_of_streams_has_a_statement_that_breaks_it() -> None:
+    ours = {rule for rule in RULES if rule.startswith("stream-")}
+    assert ours == {code for code, _, _ in REFUSED if code.startswith("stream-")}
 
 
 @pytest.mark.parametrize(("code", "options", "items"), REFUSED)
