@@ -88,7 +88,8 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
         names = {name.lower(): name for name in declared}
         types = file_columns(FIELD, source.kind, source.path, declared)
     own, kind = unit.column.lower(), UNIT_TYPES[unit.type]
-    if names.get(own, unit.column) != unit.column or types.get(own, kind) != kind:
+    declares = declared is not None and types.get(own, kind) != kind
+    if declares or names.get(own, unit.column) != unit.column:
         raise UsageError(
             f"{FIELD}.columns", "has another unit than the schema", "correct the unit's type"
         )

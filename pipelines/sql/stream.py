@@ -26,6 +26,7 @@ import msgspec
 import tomlkit
 from sqlglot import exp
 from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import InlineTable
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
@@ -33,7 +34,7 @@ from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.accounting.plan.fields import Aggregate, Field, FieldType
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.job import Job, decode_job, job_of, read_text, source_path
-from dpstream.pipelines.jobs.tables import QueryConfig, SourceConfig
+from dpstream.pipelines.jobs.tables import LookUpConfig, QueryConfig, SourceConfig
 from dpstream.pipelines.jobs.text import parse_toml, raise_decode_error
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.dialect import DpSql
@@ -199,13 +200,16 @@ def _filled(given: bytes, asked: Statement, known: Readable, bits: int) -> str:
     except (TOMLKitError, UnicodeDecodeError):
         raise UsageError("job file", "cannot be rewritten", "simplify its layout") from None
     columns, query = _columns(asked, known)
-    _put(document, "source", "query", None)
+    document["source"].pop("query", None)
     if query is not None:
-        document["source"]["query"] = _query_table(query)
-    keys = [{"column": columns[g.name], "type": _KEYS[g.type]} for g in asked.groups]
-    _put(document, "schema", "key", keys)
-    if "aggregate" in document:
-        raise UsageError("aggregate", "is what the statement says", "remove it from the job file")
+        inline = isinstance(document["source"], InlineTable)
+        document["source"]["query"] = _plain(query) if inline else _query_table(query)
+    for name, table in (("schema.key", document["schema"]), ("aggregate", document)):
+        if name.rpartition(".")[2] in table:
+            raise UsageError(name, "is what the statement says", "remove it from the job file")
+    document["schema"]["key"] = [
+        {"column": columns[g.name], "type": _KEYS[g.type]} for g in asked.groups
+    ]
     document["aggregate"] = tomlkit.aot()
     for function in asked.functions:
         document["aggregate"].append(_aggregate(function, columns, bits))
@@ -218,17 +222,6 @@ def _filled(given: bytes, asked: Statement, known: Readable, bits: int) -> str:
     if options.min_units > 1:
         _agree(privacy, "pre_threshold", options.min_units - 1)
     return tomlkit.dumps(document)
-
-
-def _put(document: Any, table: str, name: str, value: Any) -> None:
-    """A field that is the statement's alone."""
-    at = document.setdefault(table, tomlkit.table())
-    if name == "query":
-        at.pop(name, None)
-        return
-    if name in at:
-        raise UsageError(f"{table}.{name}", "is what the statement says", "remove it")
-    at[name] = value
 
 
 def _agree(privacy: Any, name: str, value: float) -> None:
@@ -251,7 +244,9 @@ def _columns(asked: Statement, known: Readable) -> tuple[dict[str, str], QueryCo
     bare = isinstance(asked.source.args["from_"].this, exp.Table) and not any(
         asked.source.args.get(part) for part in ("joins", "where")
     )
-    if bare and all(own.values()) and all(own[g.name] == g.name for g in asked.groups):
+    plain = all(own[g.name] == g.name for g in asked.groups)
+    plain &= all(own[name] and type_of(node) in _NUMBERS for name, node in arguments.items())
+    if bare and plain:
         return {name: column or "" for name, column in own.items()}, None
     names = {g.name: g.name for g in asked.groups}
     for i, name in enumerate(arguments):
@@ -266,13 +261,10 @@ def _columns(asked: Statement, known: Readable) -> tuple[dict[str, str], QueryCo
     used = {c.name for c in tree.find_all(exp.Column)} & set(rows.columns)
     used -= {rows.unit}
     tables = {t.name for t in tree.find_all(exp.Table)}
+    look_ups = tuple(one for one in known.look_ups if one.name.lower() in tables)
     text = tree.sql(dialect=DpSql, comments=False)
     types = {known.reads[name]: rows.columns[name] for name in sorted(used)}
-    return names, QueryConfig(known.tables.source, types, text, _used(known, tables))
-
-
-def _used(known: Readable, tables: set[str]) -> tuple[Any, ...]:
-    return tuple(one for one in known.look_ups if one.name.lower() in tables)
+    return names, QueryConfig(known.tables.source, types, text, look_ups)
 
 
 def _own(node: exp.Expr, known: Readable) -> str | None:
@@ -289,23 +281,31 @@ def _number(node: exp.Expr) -> exp.Expr:
     return exp.Cast(this=node.copy(), to=exp.DataType.build("DOUBLE"))
 
 
+def _plain(config: QueryConfig | LookUpConfig) -> dict[str, Any]:
+    """What a table of the job says, without what it leaves out."""
+    found = {k: v for k, v in msgspec.to_builtins(config).items() if v not in (None, ())}
+    if isinstance(config, QueryConfig) and config.look_up:
+        found["look_up"] = [_plain(one) for one in config.look_up]
+    return found
+
+
+def _inline(values: dict[str, str]) -> Any:
+    table = tomlkit.inline_table()
+    table.update(values)
+    return table
+
+
 def _query_table(query: QueryConfig) -> Any:
     table = tomlkit.table()
     table.add("table", query.table)
-    columns = tomlkit.inline_table()
-    columns.update(query.columns or {})
-    table.add("columns", columns)
+    table.add("columns", _inline(query.columns or {}))
     table.add("text", query.text)
     if query.look_up:
         look_ups = tomlkit.aot()
         for one in query.look_up:
-            found = {k: v for k, v in msgspec.to_builtins(one).items() if v is not None}
             item = tomlkit.table()
-            for name, value in found.items():
-                inline = tomlkit.inline_table()
-                if isinstance(value, dict):
-                    inline.update(value)
-                item.add(name, inline if isinstance(value, dict) else value)
+            for name, value in _plain(one).items():
+                item.add(name, _inline(value) if isinstance(value, dict) else value)
             look_ups.append(item)
         table.add("look_up", look_ups)
     return table

@@ -132,7 +132,10 @@ def test_columns_of_parquet_are_known(tmp_path: Path) -> None:
     assert job.source.query.columns == {
         "user": "STRING", "page": "STRING", "at": "STRING", "n": "INT64"
     }  # fmt: skip
-    text = (tmp_path / "job.toml").read_text().replace("v.page = s.page", "v.n > s.weight")
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "int.toml").write_text(text.replace('"user" }', '"user", type = "int" }'))
+    assert (load_job(tmp_path / "int.toml").source.query.columns or {})["user"] == "INT64"
+    text = text.replace("v.page = s.page", "v.n > s.weight")
     (tmp_path / "job.toml").write_text(text)
     with pytest.raises(PolicyError, match="stream-look-up"):
         load_job(tmp_path / "job.toml")

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import duckdb
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.dp_transforms import step
-from dpstream.pipelines.connectors.query import query_of
+from dpstream.pipelines.connectors.files.source import batches
+from dpstream.pipelines.connectors.query import queried, query_of
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.sql.rules import RULES
@@ -120,6 +122,21 @@ def folder_with(path: Path, text: str) -> Path:
     return folder(path, text)
 
 
+@pytest.mark.parametrize(
+    ("argument", "column"),
+    [("n", "n"), ("seconds", "seconds"), ("flag", "_x0"), ("n + 1", "_x0"), ("page", "_x0")],
+)
+def test_columns_that_are_numbers_are_taken_as_they_are(
+    argument: str, column: str, tmp_path: Path
+) -> None:
+    items = f"page, SUM({argument}, contribution_bounds_per_row => (0, 1)) AS s FROM visits"
+    asked = _asked(tmp_path / "a", f"{items} GROUP BY page").job
+    assert asked.plan.aggregates[0].column == column
+    assert (asked.source.query is None) == (column == argument)
+    sums = [row[column] for b in queried(asked, batches(asked)) for row in b.to_pylist()]
+    assert sum(v is not None for v in sums) > (500 if argument != "page" else -1)
+
+
 def test_what_the_statement_says(tmp_path: Path) -> None:
     options = (
         "epsilon = 2, delta = 1e-6, max_rows_contributed = 3, min_privacy_units_per_group = 5, "
@@ -146,6 +163,19 @@ def test_the_job_file_is_kept_and_both_may_say_the_same(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             stream_job(path, dp(LOOKED_UP))
         assert caught.value.field == f"privacy.{name}"
+
+
+@pytest.mark.parametrize("query", ["", ', query = { table = "visits" }'])
+def test_layouts_of_a_job_file(query: str, tmp_path: Path) -> None:
+    head = f'source = {{ kind = "parquet", path = "in/*.parquet"{query} }}\n'
+    path = folder(tmp_path, head + "[schema]" + JOB.partition("[schema]")[2])
+    pq.write_table(rows(), tmp_path / "in" / "a.parquet")
+    table = "visits" if query else "records"
+    asked = stream_job(path, dp(f"page, COUNT(*) AS n FROM {table} WHERE n > '3' GROUP BY page"))
+    path.write_text(asked.text)
+    job = load_job(path)
+    assert job.plan == asked.job.plan and job.source.query is not None
+    assert job.source.query.columns == {"user": "STRING", "page": "STRING", "n": "STRING"}
 
 
 @pytest.mark.parametrize(
