@@ -30,8 +30,7 @@ from tomlkit.items import InlineTable
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.limits import MAX_KEY_COLUMNS
-from dpstream.accounting.plan.fields import Aggregate, Field, FieldType
+from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.job import Job, decode_job, job_of, read_text, source_path
 from dpstream.pipelines.jobs.tables import LookUpConfig, QueryConfig, SourceConfig
@@ -39,21 +38,19 @@ from dpstream.pipelines.jobs.text import parse_toml, raise_decode_error
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.dialect import DpSql
 from dpstream.pipelines.sql.functions import Function
-from dpstream.pipelines.sql.options import Options, options_of
 from dpstream.pipelines.sql.ownership import type_of
-from dpstream.pipelines.sql.resolve import inlined, parsed
 from dpstream.pipelines.sql.row_local import check_row_local
 from dpstream.pipelines.sql.row_query import Readable, readable
 from dpstream.pipelines.sql.statement import Statement, statement_of
+from dpstream.pipelines.sql.stream_form import (
+    KEYS,
+    KINDS,
+    check_functions,
+    checked_form,
+    stream_options,
+)
 
-#: Options that mean nothing, or something else, in a stream.
-_TABLES_ONLY = ("max_groups_contributed", "contribution_norm")
-_KEYS: dict[exp.DType, FieldType] = {
-    exp.DType.TEXT: "string", exp.DType.BIGINT: "int", exp.DType.BOOLEAN: "bool",
-    exp.DType.VARBINARY: "bytes",
-}  # fmt: skip
 _NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
-_KINDS = {"count": "count", "units": "units", "sum": "sum", "mean": "mean"}
 #: log2 of the steps that bounds are cut into; fewer where the noise would leave its range.
 BITS = tuple(range(16, 3, -2))
 
@@ -94,7 +91,7 @@ def stream_job(path: Path, statement: str) -> StreamJob:
     checked_form(statement)
     asked = statement_of(statement, known.tables, stream_options)
     check_row_local(_whole(asked, []), known.tables)
-    _check_functions(asked, statement)
+    check_functions(asked, statement)
     fits: UsageError | None = None
     for bits in BITS:
         text = _filled(given, asked, known, bits)
@@ -125,67 +122,6 @@ def _readable(tables: dict[str, Any], folder: Path) -> Readable:
     return readable(resolved, named.schema.unit, folder)
 
 
-def stream_options(node: exp.Expr, grouped: bool, normed: bool) -> Options:
-    """The options of a statement that becomes a stream; C is 0 where it is left to the job.
-
-    Raises:
-        DpstreamError: one is missing, out of range, or means nothing in a stream.
-    """
-    for option in node.expressions:
-        require(option.name not in _TABLES_ONLY, "stream-option", option)
-    require(not normed, "stream-bounds", node)
-    found = options_of(node, False, False)
-    for name, usual in (("mechanism", "gaussian"), ("selection", "thresholds")):
-        option = {"selection": "group_selection_strategy"}.get(name, name)
-        at = next((o for o in node.expressions if o.name == option), node)
-        require(getattr(found, name) == usual, "stream-option", at)
-    said = any(option.name == "max_rows_contributed" for option in node.expressions)
-    return found if said else msgspec.structs.replace(found, rows=0)
-
-
-def checked_form(text: str) -> None:
-    """Refuse what works on an answer: a stream has releases, which are computed on elsewhere.
-
-    Raises:
-        DpstreamError: says where.
-    """
-    tree = inlined(parsed(text))
-    asked = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
-    require(asked, "no-dp-select")
-    require(len(asked) == 1, "one-dp-select", asked[-1].args["hint"])
-    for part in ("having", "order", "limit", "offset", "distinct"):
-        require(asked[0].args.get(part) is None, "stream-answer", asked[0].args.get(part))
-    require(tree is asked[0], "stream-answer", tree)
-    for option in asked[0].args["hint"].expressions:
-        selects = option.name == "group_selection_strategy"
-        word = option.expression.name.upper() if selects else ""
-        require(word != "PUBLIC_GROUPS", "stream-option", option)
-
-
-def _check_functions(asked: Statement, text: str) -> None:
-    """Functions that run on and on, with bounds where they need them; plain group columns."""
-    tree = inlined(parsed(text))
-    items = {item.alias_or_name: item for item in tree.args["expressions"]}
-    for function in asked.functions:
-        at = items.get(function.name, tree)
-        counts = function.kind in ("count", "units")
-        known = function.kind in _KINDS and (function.kind != "count" or function.argument is None)
-        require(known, "stream-function", at)
-        require(counts == (function.low is None) and not function.norm, "stream-bounds", at)
-        require(not function.report, "stream-answer", at)
-    labels = {f.name for f in asked.functions} | {g.name for g in asked.groups}
-    assert isinstance(asked.outer, exp.Select)
-    for item in asked.outer.expressions:
-        plain = isinstance(item.unalias(), exp.Column) and item.unalias().name == item.alias
-        at = items.get(item.alias_or_name, tree)
-        require(plain and item.alias in labels, "stream-answer", at)
-    require(len(asked.outer.expressions) == len(labels), "stream-answer", tree.args.get("group"))
-    group = tree.args.get("group")
-    require(1 <= len(asked.groups) <= MAX_KEY_COLUMNS, "stream-groups", group or tree)
-    for one in asked.groups:
-        require(one.type in _KEYS, "stream-groups", group)
-
-
 def _whole(asked: Statement, items: list[exp.Expr]) -> exp.Select:
     """The private relation with a select list."""
     query = asked.source.copy()
@@ -208,7 +144,7 @@ def _filled(given: bytes, asked: Statement, known: Readable, bits: int) -> str:
         if name.rpartition(".")[2] in table:
             raise UsageError(name, "is what the statement says", "remove it from the job file")
     document["schema"]["key"] = [
-        {"column": columns[g.name], "type": _KEYS[g.type]} for g in asked.groups
+        {"column": columns[g.name], "type": KEYS[g.type]} for g in asked.groups
     ]
     document["aggregate"] = tomlkit.aot()
     for function in asked.functions:
@@ -314,7 +250,7 @@ def _query_table(query: QueryConfig) -> Any:
 def _aggregate(function: Function, columns: dict[str, str], bits: int) -> Any:
     table = tomlkit.table()
     table.add("name", function.name)
-    table.add("kind", _KINDS[function.kind])
+    table.add("kind", KINDS[function.kind])
     if function.low is not None and function.high is not None:
         low, high = function.low, function.high
         table.add("column", columns[function.name])
