@@ -1,13 +1,25 @@
 """Statements that no stream can answer: each class of them has a code, a place and a fix."""
 
+import re
 from pathlib import Path
 
 import pytest
+from pyarrow import csv as pacsv
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.sql.rules import RULES
 from dpstream.pipelines.sql.stream import stream_job
-from tests.pipelines.sql.visited import OPTIONS, dp, folder
+from tests.pipelines.sql.pairs import PAIRS
+from tests.pipelines.sql.visited import (
+    JOB,
+    OPTIONS,
+    all_rows,
+    dp,
+    folder,
+    one_by_one,
+    rows,
+    through,
+)
 
 _COUNT = "page, COUNT(*) AS n FROM visits GROUP BY page"
 #: (code, options, what follows them)
@@ -115,3 +127,52 @@ def test_no_literal_enters_an_error(tmp_path: Path) -> None:
         with pytest.raises(DpstreamError) as caught:
             stream_job(path, text)
         assert "Quitte" not in str(caught.value), code
+
+
+_SHOP = """
+[source]
+kind = "csv"
+path = "in/*.csv"
+[source.query]
+table = "visits"
+columns.uid = "INT64"
+columns.page = "STRING"
+columns.seconds = "FLOAT64"
+columns.at = "TIMESTAMP"
+columns.day = "DATE"
+columns.cost = "NUMERIC"
+columns.flag = "BOOL"
+columns.n = "INT64"
+[[source.query.look_up]]
+name = "pages"
+path = "sections.csv"
+key = ["page"]
+columns = { page = "STRING", title = "STRING", weight = "FLOAT64", uid = "INT64" }
+[schema]
+unit = { column = "uid", type = "int" }
+event_time = { column = "at" }
+[time]
+"""
+
+
+def test_whatever_the_tables_front_is_asked_is_refused_or_local(tmp_path: Path) -> None:
+    """Statements on tables, as streams: coded refusals, or a query that no cut of batches shows."""
+    path = folder(tmp_path, _SHOP + JOB.partition("[time]\n")[2])
+    (tmp_path / "sections.csv").write_text("page,title,weight,uid\np1,T,1,2\np2,U,,3\n")
+    table = rows(16).rename_columns(["uid", "page", "at", "seconds", "n", "flag", "day"])
+    pacsv.write_csv(table.append_column("cost", table["n"]), tmp_path / "in" / "0.csv")
+    (tmp_path / "in" / "1.csv").unlink()
+    texts = sorted({text for pair in PAIRS for text in pair[:2] if "visits" in text})
+    accepted = 0
+    for text in texts[::9]:
+        asked = re.sub(r"max_groups_contributed = \d+", "max_rows_contributed = 4", text)
+        try:
+            job = stream_job(path, asked).job
+        except DpstreamError as error:
+            assert error.fix
+            continue
+        accepted += 1
+        if job.source.query is not None:
+            whole = all_rows(job)
+            assert through(job, list(one_by_one(whole))) == through(job, [whole]), text
+    assert accepted >= 3
