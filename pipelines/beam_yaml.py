@@ -24,6 +24,7 @@ from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
@@ -71,7 +72,7 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
             read = rows | "Source" >> ReadFiles(job)
             run, _ = begin(job)
             records, refused = read.records, [read.dead_letter]
-        output = records | "DPStream" >> DPStream(run.plan, run)
+        output = with_query(records, job) | "DPStream" >> DPStream(run.plan, run)
         writing = WriteReleases(sink_of(job, run), only_compare=run.open().restoring)
         releases = output.releases | "Releases" >> writing
         _ = releases.written | "Counted" >> CountDelivered(job.plan.timeline)

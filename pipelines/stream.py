@@ -19,6 +19,7 @@ from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.begin import begin, leave
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
+from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.replay.index import replay_bounds
 from dpstream.pipelines.connectors.replay.source import Replay
@@ -250,7 +251,8 @@ def _connect(
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), fitted(source.read(at.begin, Backpressure(run)))
     read = pipeline | "Source" >> reader
-    output = read.records | "DPStream" >> DPStream(run.plan, run, clock=clock)
+    records = with_query(read.records, job)
+    output = records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     restoring = ends and run.open().restoring
     writing = WriteReleases(sink, restoring, None if ends else run)
     written, held = output.releases | "Releases" >> writing

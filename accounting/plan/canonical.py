@@ -40,6 +40,8 @@ def canonical(plan: "Plan") -> dict[str, Any]:
     }
     if plan.record_id is not None:
         form["record_id"] = _field(plan.record_id)
+    if plan.query is not None:
+        form["query"] = plan.query
     return form
 
 

@@ -39,6 +39,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         public_keys: digest of a public key list, ``None`` when keys are selected.
         record_id: column that names a record of its unit wherever it is delivered; ``None``:
             a record is named by its position in the source.
+        query: digest of the row-local query that rows go through before they are records, with
+            the public tables it looks up; ``None``: there is none.
     """
 
     source: str
@@ -52,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     public_keys: str | None = None
     record_id: Field | None = None
     mechanism_version: int = MECHANISM_VERSION
+    query: str | None = None
 
     def check(self) -> "Plan":
         """Refuse a plan that is not sound or not runnable; returns the plan itself."""

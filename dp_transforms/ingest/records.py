@@ -69,7 +69,7 @@ class Canonicaliser:
         """
         plan = self.plan
         reason = _Reasons(batch.num_rows)
-        partition, offset = _position(batch)
+        partition, offset = positions(batch)
         where = self._named(batch, reason) or (partition, offset)
         unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
         if plan.unit.type in ("string", "bytes"):
@@ -177,7 +177,7 @@ class _Reasons:
         )
 
 
-def _position(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
+def positions(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
     """Partition and offset of every row."""
     metadata = batch.schema.metadata or {}
     if PARTITION not in metadata or OFFSET not in metadata:

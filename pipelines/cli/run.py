@@ -1,7 +1,8 @@
 """``dpstream run``: run a job, or go on with one."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,9 @@ from dpstream.pipelines.cli.parts import (
     print_json,
     stop_signals,
 )
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.job import Job
 
 _PORT = click.IntRange(0, 65535)
 #: Their names are those of `pipelines.operate.metrics.Ports`.
@@ -75,7 +79,19 @@ def run(
     A job whose source has no end runs until it is interrupted, and goes on when it is run again.
     On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
     """
-    checked = load_job(job)
+    run_checked(load_job(job), runner, ctx.args, speed, quiet, as_json, **metrics)
+
+
+def run_checked(
+    checked: "Job",
+    runner: str,
+    beam_args: Sequence[str] = (),
+    speed: str | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
+    **metrics: Any,
+) -> None:
+    """`run` of a job that is loaded, and what it says when it has ended."""
     from dpstream.pipelines.connectors.registry import sink_of
     from dpstream.pipelines.connectors.replay.source import parse_speed
     from dpstream.pipelines.connectors.write import dead_letter_folder
@@ -92,7 +108,7 @@ def run(
         Bar(hidden=quiet or as_json) as bar,
         stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):
-        result = run_job(checked, runner, ctx.args, progress=bar.update, speed=pace, stop=stop)
+        result = run_job(checked, runner, beam_args, progress=bar.update, speed=pace, stop=stop)
     if as_json:
         print_json({**result._asdict(), "insecure": checked.insecure})
         return

@@ -28,6 +28,10 @@ _BUDGET, _CHECK = "budget", "check"
         "dpstream sql shop.toml                            # a prompt",
         "dpstream sql budget shop.toml",
         "dpstream sql check shop.toml                      # unit_via: before anybody asks",
+        'dpstream sql --stream job.toml "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
+        "    delta = 1e-9, max_rows_contributed = 32) page, COUNT(*) AS views, SUM(seconds,",
+        "    contribution_bounds_per_row => (0, 60)) AS seconds FROM visits WHERE seconds > 1",
+        '    GROUP BY page" --emit visits.toml',
     )
 )
 @click.argument("catalog", type=click.Path(path_type=Path))
@@ -38,10 +42,19 @@ _BUDGET, _CHECK = "budget", "check"
 @click.option("--runner", help="Beam runner whose workers read the rows; default: this process.")
 @click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
 @click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
+@click.option(
+    "--stream", is_flag=True, help="CATALOG is a job file: the statement says its key, aggregates,"
+    " C, filters and look-ups, and is answered at every trigger.",
+)  # fmt: skip
+@click.option(
+    "--emit", is_flag=False, flag_value="-", metavar="[PATH]",
+    help="Of --stream: write the whole job file (to stdout without PATH) instead of running it.",
+)  # fmt: skip
 @AS_JSON
 def sql(
     catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool,
-    runner: str | None, parallelism: int, beam_flag: tuple[str, ...], as_json: bool,
+    runner: str | None, parallelism: int, beam_flag: tuple[str, ...], stream: bool,
+    emit: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left, and
     `dpstream sql check CATALOG` checks the keys that it declares.
@@ -52,6 +65,16 @@ def sql(
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.catalog import load_catalog
 
+    where = _runner(runner, parallelism, beam_flag)
+    _check_form(stream, explain or fresh, emit is not None)
+    if stream:
+        if (statement is None) == (file is None):
+            raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
+        from dpstream.pipelines.cli.sql_stream import stream as streamed
+
+        text = statement if file is None else _read(file)
+        streamed(catalog, text or "", emit, where, as_json)
+        return
     if str(catalog) == _BUDGET and statement is not None:
         _budget(load_catalog(statement), as_json)
         return
@@ -62,9 +85,8 @@ def sql(
     if (statement is None) == (file is None):
         if statement is not None or not sys.stdin.isatty():
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
-        _prompt(loaded, fresh, _runner(runner, parallelism, beam_flag))
+        _prompt(loaded, fresh, where)
         return
-    where = _runner(runner, parallelism, beam_flag)
     _answer(loaded, statement if file is None else _read(file), explain, fresh, as_json, where)
 
 
@@ -77,6 +99,23 @@ def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runn
             raise UsageError("--runner", "is required with its flags", "name one, or omit them")
         return None
     return Runner(name, flags, parallelism)
+
+
+def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
+    """Options of the one form and of the other.
+
+    Raises:
+        UsageError: one is where it means nothing.
+    """
+    from dpstream.accounting.errors import UsageError
+
+    if stream and of_tables:
+        raise UsageError(
+            "--stream", "takes no --explain and no --fresh",
+            "write the job with --emit PATH, and ask `dpstream plan PATH`",
+        )  # fmt: skip
+    if of_stream and not stream:
+        raise UsageError("--emit", "is for --stream", "add that, or leave it out")
 
 
 def _read(path: Path | None) -> str:

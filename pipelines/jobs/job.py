@@ -32,6 +32,7 @@ from dpstream.pipelines.jobs.tables import (
     LedgerConfig,
     PerformanceConfig,
     PrivacyConfig,
+    QueryConfig,
     SchemaConfig,
     SinkConfig,
     SourceConfig,
@@ -75,11 +76,15 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Input columns the job reads, each once: unit, key, time, stamp, values, record id."""
-        names = [self.plan.unit.column, *(f.column for f in self.plan.key), self.plan.event_time]
+        """Input columns the job reads, each once: unit, key, time, stamp, values, record id; or
+        those that its query reads, beside unit, time, stamp and record id."""
+        query = self.source.query
+        keys = [f.column for f in self.plan.key] if query is None else list(query.columns or ())
+        names = [self.plan.unit.column, *keys, self.plan.event_time]
         if self.plan.stamp != "event_time":
             names.append(self.plan.stamp)
-        names += [a.column for a in self.plan.aggregates if a.column is not None]
+        if query is None:
+            names += [a.column for a in self.plan.aggregates if a.column is not None]
         names += [] if self.plan.record_id is None else [self.plan.record_id.column]
         return tuple(dict.fromkeys(names))
 
@@ -160,10 +165,14 @@ def job_of(file: JobFile, path: Path) -> Job:
         digest = public_key_digest(Path(keys.public), plan.key)
         plan = msgspec.structs.replace(plan, public_keys=digest).check()
     replace = msgspec.structs.replace
+    source = replace(file.source, path=source_path(folder, file.source))
+    if source.query is not None:
+        source, digest = _with_query(source, source.query, plan, folder)
+        plan = replace(plan, query=digest).check()
     store = file.state.store or f"sqlite:{path.stem}.state.db"
     return Job(
         path=path,
-        source=replace(file.source, path=_source_path(folder, file.source)),
+        source=source,
         schema=file.schema,
         privacy=_key_below(folder, file.privacy),
         keys=keys,
@@ -176,7 +185,23 @@ def job_of(file: JobFile, path: Path) -> Job:
     )
 
 
-def _source_path(folder: Path, source: SourceConfig) -> str:
+def _with_query(
+    source: SourceConfig, query: QueryConfig, plan: Plan, folder: Path
+) -> tuple[SourceConfig, str]:
+    """The source with the types that its query was checked with, and the query's digest."""
+    try:
+        from dpstream.pipelines.sql.row_query import compiled
+    except ModuleNotFoundError:
+        raise UsageError(
+            "source.query", "needs SQL's libraries", "pip install 'dpstream[sql]'"
+        ) from None
+    found = compiled(source, plan, folder)
+    columns = {own: found.types[name] for name, own in found.reads.items()}
+    replace = msgspec.structs.replace
+    return replace(source, query=replace(query, columns=columns)), found.digest
+
+
+def source_path(folder: Path, source: SourceConfig) -> str:
     """Where files are; a folder may be a URL prefix of an object store."""
     if source.kind == "folder":
         return source.path if "://" in source.path else str(folder / source.path)

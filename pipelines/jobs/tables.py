@@ -35,6 +35,41 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the job file: frozen, unknown keys refused."""
 
 
+class LookUpConfig(_Table, frozen=True):
+    """``[[source.query.look_up]]``: a public table that the query may look up by its key.
+
+    Attributes:
+        name: in the query's text.
+        path: a file or glob of Parquet, CSV or JSON Lines (by its ending).
+        key: columns that no two of its rows have in common; checked.
+        columns: types by name, where the files have none.
+    """
+
+    name: str
+    path: str
+    key: tuple[str, ...]
+    columns: dict[str, str] | None = None
+
+
+class QueryConfig(_Table, frozen=True):
+    """``[source.query]``: a row-local SELECT that every row of the source goes through first; see
+    `pipelines.sql.row_local`.
+
+    Attributes:
+        table: what the text calls the source.
+        columns: SQL types, by name, of the source's columns that the text may use (default: those
+            of the first file, if it is Parquet).
+        text: the SELECT; its columns are the key's and the aggregates'.  Unit, times and record
+            id pass by it.  `dpstream sql --stream` writes it.
+        look_up: public tables.
+    """
+
+    table: str = "records"
+    columns: dict[str, str] | None = None
+    text: str | None = None
+    look_up: tuple[LookUpConfig, ...] = ()
+
+
 class SourceConfig(_Table, frozen=True):
     """``[source]``: where records come from.
 
@@ -50,6 +85,7 @@ class SourceConfig(_Table, frozen=True):
         settle: how long a file must lie unchanged (stamp ``closed``), a row may be stamped before
             its file is closed (stamp of a column), or a broker may be behind its own clock: it
             delays releases and decides nothing.
+        query: what rows go through first.
     """
 
     kind: SourceKind
@@ -61,6 +97,7 @@ class SourceConfig(_Table, frozen=True):
     subscription: str | None = None
     options: dict[str, str] = {}
     settle: str = "2s"
+    query: QueryConfig | None = None
 
     @property
     def unbounded(self) -> bool:

@@ -79,6 +79,8 @@ def settings(job: Job) -> list[tuple[str, str]]:
         ("public keys", plan["public_keys"] or "none: keys are selected privately"),
         ("event time", plan["event_time"]),
     ]
+    if plan["query"] is not None:  # its text may hold literals that are somebody's
+        rows.append(("query of rows, digest", plan["query"]))
     for aggregate in plan["aggregates"]:
         rows += [
             (f"aggregate {aggregate['name']}: {name}", value)

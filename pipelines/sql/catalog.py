@@ -151,27 +151,16 @@ class Table(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Catalog:
-    """A checked catalog.
+class Tables:
+    """What statements can name.
 
     Attributes:
-        ledger: the data set's account.
         unit: the ledger's identity of the unit, without a period.
         tables: by name.
-        key: where the noise key is, a file by its absolute path.
     """
 
-    ledger: LedgerConfig
     unit: UnitIdentity
     tables: dict[str, Table]
-    key: KeyConfig = dataclasses.field(default_factory=KeyConfig)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """128-bit hex digest of unit and tables, wherever they lie."""
-        tables = [msgspec.structs.replace(self.tables[n], place="") for n in sorted(self.tables)]
-        encoded = msgspec.json.encode([self.unit.text, tables], order="sorted")
-        return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-sql-cat").hexdigest()
 
     @property
     def schema(self) -> dict[str, dict[str, str]]:
@@ -193,6 +182,26 @@ class Catalog:
         """(table, key columns) that are declared to be unique, each once."""
         vias = [table.via for table in self.tables.values() if table.via is not None]
         return sorted({(via.table, tuple(sorted(key for _, key in via.on))) for via in vias})
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalog(Tables):
+    """A checked catalog: its tables, and
+
+    Attributes:
+        ledger: the data set's account.
+        key: where the noise key is, a file by its absolute path.
+    """
+
+    ledger: LedgerConfig
+    key: KeyConfig = dataclasses.field(default_factory=KeyConfig)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """128-bit hex digest of unit and tables, wherever they lie."""
+        tables = [msgspec.structs.replace(self.tables[n], place="") for n in sorted(self.tables)]
+        encoded = msgspec.json.encode([self.unit.text, tables], order="sorted")
+        return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-sql-cat").hexdigest()
 
 
 def load_catalog(path: str | Path) -> Catalog:
@@ -235,7 +244,7 @@ def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
         file.ledger, path=str(folder / file.ledger.path), unit=file.unit.name
     )
     unit = UnitIdentity(file.unit.name, file.unit.type)
-    return Catalog(ledger, unit, found, _key(file.privacy, folder))
+    return Catalog(unit, found, ledger, _key(file.privacy, folder))
 
 
 def _key(key: KeyConfig, folder: Path) -> KeyConfig:

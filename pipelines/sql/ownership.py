@@ -46,7 +46,7 @@ from collections.abc import Mapping
 from sqlglot import exp
 
 from dpstream.pipelines.sql.allowed import AGGREGATES, require
-from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.dialect import Private
 from dpstream.pipelines.sql.relations import Column, KeyPart, Relation, Scope
 
@@ -74,7 +74,7 @@ class Validator:
     """
 
     def __init__(
-        self, catalog: Catalog, released: Mapping[str, Mapping[str, exp.DType | None]] | None = None
+        self, catalog: Tables, released: Mapping[str, Mapping[str, exp.DType | None]] | None = None
     ) -> None:
         self.catalog, self.released = catalog, released or {}
         self._rows = itertools.count()

@@ -244,6 +244,62 @@ RULES: dict[str, Rule] = {
         "use COUNT, COUNTIF, SUM, AVG, MIN, MAX, LOGICAL_AND or LOGICAL_OR",
         privacy=True,
     ),
+    # Statements that are streams.
+    "stream-option": Rule(
+        "has an option that a stream has no meaning for: max_groups_contributed, "
+        "contribution_norm, public groups or Laplace noise",
+        "write max_rows_contributed, the most rows of a unit that count in all groups together; "
+        "public keys stand in [keys] of the job",
+        privacy=True,
+    ),
+    "stream-contributions": Rule(
+        "needs max_rows_contributed, the most rows of a unit that count in all groups together",
+        "write max_rows_contributed = 32, or privacy.contributions in the job",
+        privacy=True,
+    ),
+    "stream-rows": Rule(
+        "is more than filtered rows of the stream: it groups, aggregates, removes duplicates or "
+        "combines relations",
+        "filter and compute row by row with SELECT, FROM and WHERE; aggregate in the private "
+        "SELECT alone",
+        privacy=True,
+    ),
+    "stream-join": Rule(
+        "joins a stream with something that is not a public table of its job",
+        "join public tables of [[source.query.look_up]] by their keys only",
+        privacy=True,
+    ),
+    "stream-look-up": Rule(
+        "joins a public table so that a row could meet several of its rows, or none",
+        "write FROM stream JOIN or LEFT JOIN table ON stream.column = table.column for all columns "
+        "of the table's declared key, plain columns of one type and no floats",
+        privacy=True,
+    ),
+    "stream-name": Rule(
+        "gives a column the name of the stream's unit, event time, stamp or record id",
+        "name it otherwise with AS",
+    ),
+    "stream-function": Rule(
+        "uses a function that has no running form",
+        "use COUNT(*), SUM, AVG and COUNT(DISTINCT unit); filter NULL with WHERE",
+    ),
+    "stream-bounds": Rule(
+        "has no bounds of a SUM or AVG, which a stream must know before its first row, or has "
+        "bounds or a norm of a count",
+        "write SUM(x, contribution_bounds_per_row => (0, 1)); counts are bounded by "
+        "max_rows_contributed",
+        privacy=True,
+    ),
+    "stream-answer": Rule(
+        "works on the answer of a stream, or selects anything but its group columns and functions",
+        "select GROUP BY columns and functions only; compute on the releases, each of which has "
+        "its sd",
+    ),
+    "stream-groups": Rule(
+        "groups a stream by no column, by more than 8, or by one that is not STRING, INT64, BOOL "
+        "or BYTES",
+        "write GROUP BY with 1 to 8 columns, others as CAST(column AS STRING)",
+    ),
     "lateral": Rule(
         "uses UNNEST, LATERAL, PIVOT or a table function", "use tables and subqueries only"
     ),

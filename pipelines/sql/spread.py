@@ -59,8 +59,13 @@ class Runner(NamedTuple):
         """
         from dpstream.pipelines.runners.table import make_runner
 
+        return make_runner(self.name, self.beam_args)
+
+    @property
+    def beam_args(self) -> list[str]:
+        """All its flags."""
         more = [f"--parallelism={self.parallelism}"] if self.name == "FlinkRunner" else []
-        return make_runner(self.name, [*self.flags, *more])
+        return [*self.flags, *more]
 
 
 class Spread:

@@ -5,12 +5,14 @@ arithmetic, work on the released columns and cost nothing: they become ``outer``
 query over the released relation and public tables.
 """
 
+from collections.abc import Callable
+
 import msgspec
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from dpstream.pipelines.sql.allowed import AGGREGATES, require
-from dpstream.pipelines.sql.catalog import RELEASED, Catalog
+from dpstream.pipelines.sql.catalog import RELEASED, Tables
 from dpstream.pipelines.sql.dialect import Private
 from dpstream.pipelines.sql.errors import refusal
 from dpstream.pipelines.sql.functions import Function, function_of, private_form
@@ -60,21 +62,29 @@ class Statement(msgspec.Struct, frozen=True):
     public: exp.Query | None = None
 
 
-def statement_of(text: str, catalog: Catalog) -> Statement:
+#: A form that nobody foresaw has no proof, and the library's texts quote the statement.
+UNFORESEEN = (SqlglotError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError,
+              AttributeError, AssertionError)  # fmt: skip
+#: Options of a private SELECT from its node, whether it groups, and whether it has norms.
+ReadOptions = Callable[[exp.Expr, bool, bool], Options]
+
+
+def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
     """The statement of a text.
+
+    Args:
+        read: says what the options mean, and refuses others.
 
     Raises:
         DpstreamError: it is not usable or not private; says where, why and what to write.
     """
     try:
-        return checked(text, catalog)
-    except (SqlglotError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError,
-            AttributeError, AssertionError):  # fmt: skip
-        # A form that nobody foresaw has no proof, and the library's texts quote the statement.
+        return checked(text, catalog, read)
+    except UNFORESEEN:
         raise refusal("not-supported") from None
 
 
-def checked(text: str, catalog: Catalog) -> Statement:
+def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
     """`statement_of` without its net for mistakes in this program."""
     tree = inlined(parsed(text))
     asked = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
@@ -83,7 +93,7 @@ def checked(text: str, catalog: Catalog) -> Statement:
     [core] = asked
     require(core.args.get("distinct") is None, "not-supported", core.args.get("distinct"))
     normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
-    options = options_of(core.args["hint"], core.args.get("group") is not None, normed)
+    options = read(core.args["hint"], core.args.get("group") is not None, normed)
     core.set("hint", None)
     core.meta["private"] = True
     tree = qualified(tree, catalog.schema)
@@ -220,7 +230,7 @@ def _check_norms(options: Options, functions: tuple[Function, ...], core: exp.Se
     require(fits and options.mechanism == "gaussian", "norm", core.expressions[0])
 
 
-def _check_outer(tree: exp.Expr, catalog: Catalog, released: _Released) -> None:
+def _check_outer(tree: exp.Expr, catalog: Tables, released: _Released) -> None:
     for table in tree.find_all(exp.Table):
         own = table.name == RELEASED
         public = own or catalog.tables[table.name].unit is None

@@ -75,14 +75,14 @@ def _range(entry: dict[str, Any], declared: dict[str, Any]) -> Any:
     return found
 
 
-def check_out(path: Path, out: Path, resume: bool) -> None:
+def check_out(path: Path, out: Path, resume: bool, field: str = "--out") -> None:
     """Refuse a place for the new job that would lose something, before anything is charged."""
     if out.absolute().parent.resolve() != path.absolute().parent.resolve():
         raise UsageError(
-            "--out", "must be in the job file's folder, where its paths start", "correct it"
+            field, "must be in the job file's folder, where its paths start", "correct it"
         )
     if out.exists() and not (resume and out.resolve() != path.resolve()):
-        raise UsageError("--out", "exists", "choose another name")
+        raise UsageError(field, "exists", "choose another name")
 
 
 def render(
@@ -149,7 +149,7 @@ def _check(text: str, contributions: int, tuned: dict[str, tuple[int, int]]) -> 
         raise RunError("--out", "would not say what was chosen", "report this job file's layout")
 
 
-def write(out: Path, text: str) -> None:
+def write(out: Path, text: str, field: str = "--out") -> None:
     """Write the new job file once; a file that says the same already is left alone.
 
     Raises:
@@ -163,6 +163,6 @@ def write(out: Path, text: str) -> None:
             os.fsync(file.fileno())
     except FileExistsError:
         if out.read_bytes() != text.encode():
-            raise UsageError("--out", "exists and says otherwise", "choose another name") from None
+            raise UsageError(field, "exists and says otherwise", "choose another name") from None
     except OSError:
-        raise RunError("--out", "cannot be written", "check folder and disk") from None
+        raise RunError(field, "cannot be written", "check folder and disk") from None

@@ -94,7 +94,13 @@ def whole_job(text: str) -> str:
 
 
 TOML = [(named(p), b.text) for p in PAGES for b in blocks(p.read_text()) if b.language == "toml"]
-JOBS = [(page, text) for page, text in TOML if "table" not in tomllib.loads(text)]
+#: Job files that a statement completes; they are run with it.
+ASKED = [
+    t for _, t in TOML if "text" not in tomllib.loads(t).get("source", {}).get("query", "text")
+]
+JOBS = [
+    (page, text) for page, text in TOML if "table" not in tomllib.loads(text) and text not in ASKED
+]
 CATALOGS = [text for _, text in TOML if "table" in tomllib.loads(text)]
 
 
@@ -112,6 +118,16 @@ def test_job_files(page: str, text: str, tmp_path: Path) -> None:
     job.write_text(whole_job(text))
     plan = dpstream.load_job(job).plan
     assert allocate(plan).mu > 0
+
+
+def test_job_files_that_a_statement_completes_are_run() -> None:
+    marked = [b for p in PAGES for b in blocks(p.read_text()) if b.mark.startswith("file: ")]
+    files = {b.text: b.mark.removeprefix("file: ") for b in marked}
+    commands = [words for p in PAGES for b in blocks(p.read_text()) if b.mark == "run"
+                and b.language == "sh" for words in lines(b.text)]  # fmt: skip
+    assert ASKED and all(
+        any(["sql", "--stream", files[text]] == words[1:4] for words in commands) for text in ASKED
+    )
 
 
 def test_a_fragment_that_is_wrong_is_refused(tmp_path: Path) -> None:

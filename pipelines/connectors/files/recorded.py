@@ -20,6 +20,7 @@ from dpstream.dp_transforms.ingest.records import (
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import batches
+from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.connectors.records.compression import unpacked_name
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
@@ -55,7 +56,7 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
         plan = replace(plan, stamp="event_time")
     if plan.record_id is not None and plan.record_id.column in GIVEN_COLUMNS:
         plan = replace(plan, record_id=None)
-    files = type(source)(kind, pattern, plan.stamp)
+    files = type(source)(kind, pattern, plan.stamp, query=source.query)
     return replace(job, source=files, plan=plan)
 
 
@@ -74,7 +75,7 @@ def canonical_records(job: Job, plan: Plan, ring: KeyRing) -> Iterator[pa.Record
     if plan.public_keys is not None:
         public = public_key_ids(plan, ring, canonical_public_keys(plan, read_public_keys(job)))
     ingest = Canonicaliser(plan, ring, public)
-    for batch in batches(job):
+    for batch in queried(job, batches(job)):
         yield ingest(batch)[0]
 
 

@@ -1,11 +1,13 @@
 """Words of the report: any key is one safe line, and settings show nothing secret."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.text import instant, key_label, settings, visible, window_name
+from tests.pipelines.sql.visited import with_text
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,9 @@ def test_settings_have_no_path_and_no_key(make_job: Callable[..., Job]) -> None:
     said = " ".join(rows.values())
     assert "0f0f" not in said and str(job.state.path) not in said
     assert window_name(job.plan.timeline, 0) == "2024-01-01 UTC to 2024-01-02 UTC"
+
+
+def test_a_query_is_shown_by_its_digest_alone(tmp_path: Path) -> None:
+    job = with_text(tmp_path, "SELECT page, n AS x FROM visits WHERE page <> 'Quitte'")
+    rows = dict(settings(job))
+    assert rows["query of rows, digest"] == job.plan.query and "Quitte" not in str(rows)

@@ -122,3 +122,20 @@ def test_given_rows_take_the_place_of_files(catalog: Catalog) -> None:
             engine.run(f"SELECT * FROM '{catalog.tables['visits'].place}'")
     with Engine(catalog, ["visits"], empty=True) as empty:
         assert empty.run("SELECT * FROM visits").schema == found.schema
+
+
+@pytest.mark.parametrize("kind", ["INT64", "FLOAT64", "NUMERIC", "BOOL", "DATE", "TIMESTAMP"])
+def test_a_value_of_another_type_is_null_and_its_row_stays(kind: str, tmp_path: Path) -> None:
+    """A cast that DuckDB moves into its reader of CSV would drop the row."""
+    data_set(tmp_path)
+    (tmp_path / "t.csv").write_text("page,v\na,zz\nb,2024-02-31\nc,\n")
+    table = {"name": "t", "path": "t.csv", "public": True, "columns": {"page": "STRING", "v": kind}}
+    text = {
+        "ledger": {"path": "l.db", "data_set": "d", "limit": {"epsilon": 1.0, "delta": 1e-6}},
+        "unit": {"name": "uid", "type": "int"},
+        "table": [table, {**table, "name": "s", "columns": {"page": "STRING", "v": "STRING"}}],
+    }
+    with Engine(catalog_of(text, tmp_path), ["t", "s"], ordered=True) as engine:
+        assert engine.run("SELECT v FROM t").column("v").to_pylist() == [None, None, None]
+        own = engine.run("SELECT TRY_CAST(v AS DATE) AS v FROM s").column("v").to_pylist()
+    assert own == [None, None, None]

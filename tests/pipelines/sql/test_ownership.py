@@ -56,7 +56,8 @@ def test_pairs() -> None:
 def test_every_rule_has_a_pair() -> None:
     used = {rule for _, _, rule in PAIRS}
     assert used - set(RULES) == set()
-    assert set(RULES) - used == set()
+    ours = {rule for rule in RULES if not rule.startswith("stream-")}  # others: `test_stream_form`
+    assert ours - used == set()
 
 
 def _off(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:

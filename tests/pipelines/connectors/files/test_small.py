@@ -12,7 +12,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
-from dpstream.dp_transforms.ingest.records import _position
+from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.files import small
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.source import ReadFiles, groups, read_group
@@ -156,13 +156,13 @@ def batch_of(count: int, **where: str) -> pa.RecordBatch:
 
 
 def test_positions_of_runs() -> None:
-    partition, offset = _position(batch_of(6, partition="4,4,7", offset="9,20,0", rows="2,1,3"))
+    partition, offset = positions(batch_of(6, partition="4,4,7", offset="9,20,0", rows="2,1,3"))
     assert partition.tolist() == [4, 4, 4, 7, 7, 7] and offset.tolist() == [9, 10, 20, 0, 1, 2]
-    partition, offset = _position(batch_of(3, partition="4", offset="9"))
+    partition, offset = positions(batch_of(3, partition="4", offset="9"))
     assert partition.tolist() == [4] * 3 and offset.tolist() == [9, 10, 11]
     for where in (
         {"partition": "4,5", "offset": "9"}, {"partition": "4", "offset": "9", "rows": "2"},
         {"partition": "4", "offset": "9,8", "rows": "1,2"}, {"offset": "9", "rows": "3"},
     ):  # fmt: skip
         with pytest.raises(UsageError, match="does not say where"):
-            _position(batch_of(3, **where))
+            positions(batch_of(3, **where))

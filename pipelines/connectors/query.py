@@ -1,0 +1,93 @@
+"""The row-local query of a job between its source and the flow: the one place where it is asked.
+
+Every source hands over batches of rows with positions; with a query in the job they go through it
+here, batch by batch, and what comes out is a batch of the plan's columns with the positions of the
+rows it is made of.  Batches may be cut anywhere: `pipelines.sql.row_local` says why.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import apache_beam as beam
+import pyarrow as pa
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms.telemetry import guarded, timed
+from dpstream.pipelines.jobs.job import Job
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.sql.row_query import RowQuery
+
+
+class QueryRows(beam.DoFn):
+    """Batches -> batches of the rows that a query keeps, with its columns.
+
+    Args:
+        query: checked; its public tables travel with it.
+    """
+
+    def __init__(self, query: "RowQuery") -> None:
+        self._query = query
+
+    @guarded("query")
+    def setup(self) -> None:
+        """Open a locked DuckDB."""
+        from dpstream.pipelines.sql.row_engine import RowEngine
+
+        self._engine: RowEngine | None = RowEngine(self._query)
+
+    def teardown(self) -> None:
+        """Close it."""
+        engine = self.__dict__.pop("_engine", None)
+        if engine is not None:
+            engine.close()
+
+    @guarded("query")
+    def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """One batch; nothing where no row of it stays."""
+        assert self._engine is not None
+        with timed("query"):
+            found = self._engine(element)
+        if found.num_rows:
+            yield found
+
+
+def query_of(job: Job) -> "RowQuery":
+    """The query of a job that has one, with its public tables.
+
+    Raises:
+        PolicyError: a public table is not the one the plan was made with.
+        DpstreamError: see `pipelines.sql.row_query.compiled`.
+    """
+    from dpstream.pipelines.sql.row_query import FIELD, compiled
+
+    found = compiled(job.source, job.plan, job.path.parent)
+    if found.digest != job.plan.query:
+        raise PolicyError(FIELD, "changed since the plan was made", "load the job again")
+    return found
+
+
+def with_query(records: Any, job: Job) -> Any:
+    """The batches of a job's source as its query leaves them; as they are where it has none.
+
+    Raises:
+        DpstreamError: see `query_of`.
+    """
+    if job.source.query is None:
+        return records
+    asking = beam.ParDo(QueryRows(query_of(job)))
+    return records | "Query" >> asking.with_output_types(pa.RecordBatch)
+
+
+def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same without Beam."""
+    if job.source.query is None:
+        yield from batches
+        return
+    from dpstream.pipelines.sql.row_engine import RowEngine
+
+    with RowEngine(query_of(job)) as engine:
+        for batch in batches:
+            found = engine(batch)
+            if found.num_rows:
+                yield found

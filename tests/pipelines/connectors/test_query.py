@@ -1,0 +1,126 @@
+"""A job's query between its source and the flow: rows, dead letters, releases, stores."""
+
+from pathlib import Path
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.testing.util import assert_that
+from msgspec.structs import replace
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.connectors.files.recorded import recorded
+from dpstream.pipelines.connectors.files.source import batches
+from dpstream.pipelines.connectors.query import QueryRows, queried, query_of, with_query
+from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from tests.pipelines.sql.visited import all_rows, rows, with_text
+
+_TEXT = (
+    "SELECT s.section AS page, v.n AS x FROM visits AS v LEFT JOIN sections AS s "
+    "ON v.page = s.page WHERE v.flag"
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return with_text(tmp_path, _TEXT)
+
+
+def _dead(folder: Path) -> list[tuple[int, int, str]]:
+    files = sorted(folder.rglob("*.parquet"))
+    found = [one for file in files for one in pq.read_table(file).to_pylist()]
+    return sorted((one["partition"], one["offset"], one["reason"]) for one in found)
+
+
+def test_the_same_rows_with_and_without_beam(job: Job) -> None:
+    wanted = [batch.to_pylist() for batch in queried(job, batches(job))]
+    assert wanted and all(wanted)
+
+    def same(found: list[pa.RecordBatch]) -> None:
+        key = lambda rows: str(rows[0])  # noqa: E731
+        assert sorted((b.to_pylist() for b in found), key=key) == sorted(wanted, key=key)
+
+    with beam.Pipeline() as pipeline:
+        read = pipeline | beam.Create(list(batches(job)))
+        assert_that(with_query(read, job), same)
+
+
+def test_a_batch_of_which_nothing_stays_is_none(job: Job) -> None:
+    dofn = QueryRows(query_of(job))
+    dofn.setup()
+    assert len(list(dofn.process(all_rows(job)))) == 1
+    assert list(dofn.process(all_rows(job).slice(0, 0))) == []
+    dofn.teardown()
+    dofn.teardown()
+
+
+def test_a_job_without_query_is_left_alone(job: Job) -> None:
+    bare = replace(job, source=replace(job.source, query=None))
+    some = [all_rows(job)]
+    assert with_query(some, bare) is some and list(queried(bare, some)) == some
+
+
+def test_bad_rows_are_dead_letters_at_their_own_positions(job: Job, tmp_path: Path) -> None:
+    run_job(job)
+    table, wanted = rows(), list[tuple[int, int, str]]()
+    sections = {"p0": "shop", "p1": "help", "p2": "shop"}
+    for i, row in enumerate(table.to_pylist()):
+        if row["flag"] != "true":
+            continue  # left out by the query: no dead letter
+        reason = None
+        if row["user"] is None:
+            reason = "unit"
+        elif row["page"] not in sections:
+            reason = "key"
+        elif row["at"] == "noon":
+            reason = "time"
+        elif row["n"] == "many":
+            reason = "value"
+        if reason is not None:
+            wanted.append((i // 300, i % 300, reason))
+    found = _dead(dead_letter_folder(job))
+    assert found == sorted(wanted) and len(found) > 30
+    stores.close_all()
+
+
+def test_another_text_is_refused_by_the_store(job: Job, tmp_path: Path) -> None:
+    run_job(job)
+    path = tmp_path / "job.toml"
+    text = path.read_text()
+    path.write_text(text.replace("WHERE v.flag", "WHERE NOT v.flag"))
+    other = load_job(path)
+    assert other.plan.hash != job.plan.hash
+    with pytest.raises(PolicyError):
+        run_job(other)
+    path.write_text(text)
+    (tmp_path / "sections.csv").write_text("page,section,weight\np0,other,1\n")
+    with pytest.raises(PolicyError):
+        run_job(load_job(path))
+    stores.close_all()
+
+
+def test_recorded_files_go_through_the_query_too(job: Job, tmp_path: Path) -> None:
+    other = recorded(job, str(tmp_path / "in" / "0.csv"), "--proxy")
+    [found] = queried(other, batches(other))
+    assert found.schema.names == ["user", "at", "page", "x"]
+
+
+@pytest.mark.parametrize("batch_rows", [7, 100])
+def test_releases_do_not_depend_on_batches(batch_rows: int, tmp_path: Path) -> None:
+    found = []
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        job = with_text(tmp_path / folder, _TEXT)
+        if folder == "other":
+            path = tmp_path / folder / "job.toml"
+            path.write_text(path.read_text() + f"\n[performance]\nbatch_rows = {batch_rows}\n")
+            job = load_job(path)
+        run_job(job)
+        stores.close_all()
+        found.append(read_releases(job.sink.path))
+    assert found[0].num_rows > 0 and found[0].equals(found[1])

@@ -1,0 +1,141 @@
+"""``[source.query]``: its tables, its digest, and what is refused."""
+
+import pickle
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
+from dpstream.accounting.plan.canonical import canonical
+from dpstream.pipelines.connectors.query import query_of
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.sql.row_engine import RowEngine
+from tests.pipelines.sql.visited import SECTIONS, all_rows, with_text
+
+_TEXT = "SELECT s.section AS page, v.n AS x FROM visits AS v JOIN sections AS s ON v.page = s.page"
+
+
+def _changed(path: Path, *pairs: tuple[str, str]) -> str:
+    """The plan's hash of the job with other text."""
+    text = (path / "job.toml").read_text()
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    (path / "other.toml").write_text(text)
+    return load_job(path / "other.toml").plan.hash
+
+
+def test_text_types_and_public_rows_are_part_of_the_plan(tmp_path: Path) -> None:
+    job = with_text(tmp_path, _TEXT)
+    hashes = [
+        job.plan.hash,
+        _changed(tmp_path, ("v.n AS x", "v.n + 1 AS x")),
+        _changed(tmp_path, ('n = "INT64"', 'n = "FLOAT64"')),
+    ]
+    body = SECTIONS.splitlines(keepends=True)
+    (tmp_path / "sections.csv").write_text(body[0] + "".join(reversed(body[1:])))
+    assert _changed(tmp_path) == hashes[0]  # the order of public rows says nothing
+    (tmp_path / "sections.csv").write_text(SECTIONS.replace("help", "aid"))
+    hashes.append(_changed(tmp_path))
+    (tmp_path / "sections.csv").write_text(SECTIONS + "p9,jobs,1\n")
+    hashes.append(_changed(tmp_path))
+    (tmp_path / "sections.csv").write_text(SECTIONS.replace("p2,shop,", "p2,shop,0"))
+    hashes.append(_changed(tmp_path))
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_public_rows_that_change_under_a_job_are_refused(tmp_path: Path) -> None:
+    job = with_text(tmp_path, _TEXT)
+    (tmp_path / "sections.csv").write_text(SECTIONS.replace("help", "aid"))
+    with pytest.raises(PolicyError, match="changed since the plan was made"):
+        query_of(job)
+
+
+def test_a_key_that_is_not_unique_is_refused(tmp_path: Path) -> None:
+    with_text(tmp_path, _TEXT)
+    (tmp_path / "sections.csv").write_text(SECTIONS + "p1,again,1\n")
+    with pytest.raises(PolicyError, match="rows with one key"):
+        load_job(tmp_path / "job.toml")
+
+
+def test_what_duckdb_cannot_run_is_said_when_the_job_is_loaded(tmp_path: Path) -> None:
+    text = "SELECT page, seconds AS x FROM visits WHERE REGEXP_CONTAINS(page, '(Quitte')"
+    with pytest.raises(RunError, match="cannot be run") as caught:
+        with_text(tmp_path, text)
+    assert "Quitte" not in str(caught.value)
+
+
+def test_the_plan_stays_what_it_is(tmp_path: Path) -> None:
+    """Stores go on with it: text, types and public rows have one digest, for ever."""
+    job = with_text(tmp_path, _TEXT)
+    assert job.plan.query == "364c31720a7066755ff80688ebf89489"
+
+
+def test_it_travels_to_workers(tmp_path: Path) -> None:
+    job = with_text(tmp_path, _TEXT)
+    query = pickle.loads(pickle.dumps(query_of(job)))  # noqa: S301
+    (tmp_path / "sections.csv").unlink()
+    with RowEngine(query) as engine:
+        assert engine(all_rows(job)).num_rows > 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('text = """', 'text = ""\n#', "source.query.text"),
+        ('table = "visits"', 'table = "my visits"', "source.query.table"),
+        ('key = ["page"]', 'key = []', "look_up[0].key"),
+        ('key = ["page"]', 'key = ["pag"]', "look_up[0].key"),
+        ('key = ["page"]', 'key = ["weight"]', "statement"),
+        ('name = "sections"', 'name = "visits"', "look_up[0].name"),
+        ('path = "sections.csv"', 'path = "sections.txt"', "look_up[0].path"),
+        ('n = "INT64"', 'n = "NUMBER"', "source.query.columns"),
+        ('n = "INT64"', 'n = "INT64", user = "INT64"', "source.query.columns"),
+        ('n = "INT64"', 'n = "INT64", User = "STRING"', "source.query.columns"),
+        ("AS x FROM", "AS y FROM", "source.query.text"),
+        ("AS x FROM", "AS at FROM", "statement"),
+        ("AS x FROM", "AS user FROM", "statement"),
+        ('table = "visits"', 'table = "visits"\ntabel = "x"', "source.query.tabel"),
+    ],
+)  # fmt: skip
+def test_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
+    with_text(tmp_path, _TEXT)
+    text = (tmp_path / "job.toml").read_text()
+    assert old in text
+    (tmp_path / "job.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(DpstreamError) as caught:
+        load_job(tmp_path / "job.toml")
+    assert field in caught.value.field and caught.value.fix
+
+
+def test_a_job_without_query_has_the_plan_it_had(tmp_path: Path) -> None:
+    plan = with_text(tmp_path, _TEXT).plan
+    assert plan.query is not None and len(plan.query) == 32
+    without = msgspec.structs.replace(plan, query=None)
+    assert without.hash != plan.hash
+    assert "query" not in canonical(without) and canonical(plan)["query"] == plan.query
+
+
+def test_columns_of_parquet_are_known(tmp_path: Path) -> None:
+    with_text(tmp_path, _TEXT)
+    text = (tmp_path / "job.toml").read_text()
+    head, _, rest = text.partition("columns =")
+    text = head + rest.partition("\n")[2]
+    (tmp_path / "job.toml").write_text(text.replace("csv", "parquet", 2))
+    pq.write_table(
+        pa.table({"user": ["a"], "page": ["p1"], "at": ["x"], "n": [1]}), tmp_path / "in/a.parquet"
+    )
+    job = load_job(tmp_path / "job.toml")
+    assert job.source.query.columns == {
+        "user": "STRING", "page": "STRING", "at": "STRING", "n": "INT64"
+    }  # fmt: skip
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "int.toml").write_text(text.replace('"user" }', '"user", type = "int" }'))
+    assert (load_job(tmp_path / "int.toml").source.query.columns or {})["user"] == "INT64"
+    text = text.replace("v.page = s.page", "v.n > s.weight")
+    (tmp_path / "job.toml").write_text(text)
+    with pytest.raises(PolicyError, match="stream-look-up"):
+        load_job(tmp_path / "job.toml")

@@ -1,0 +1,255 @@
+"""Statements as stream jobs: the job that one would write by hand, or a refusal with its code."""
+
+import tomllib
+from pathlib import Path
+
+import duckdb
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.dp_transforms import step
+from dpstream.pipelines.connectors.files.source import batches
+from dpstream.pipelines.connectors.query import queried, query_of
+from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from tests.budgets import budgeted
+from tests.dp_transforms.runs import Silent, without_noise
+from tests.pipelines.sql.visited import JOB, LOOKED_UP, dp, folder, rows
+
+_PLAIN = (
+    "page, COUNT(*) AS n, SUM(n, contribution_bounds_per_group => (0, 5)) AS s, "
+    "AVG(seconds, contribution_bounds_per_row => (0, 10)) AS m, COUNT(DISTINCT user) AS u "
+    "FROM visits GROUP BY page"
+)
+_PLAIN_BY_HAND = """
+[[aggregate]]
+name = "n"
+kind = "count"
+[[aggregate]]
+name = "s"
+kind = "sum"
+column = "n"
+clamp = [0, 5]
+[[aggregate]]
+name = "m"
+kind = "mean"
+column = "seconds"
+clamp = [0, 10]
+grid = 0.000244140625
+[[aggregate]]
+name = "u"
+kind = "units"
+"""
+_LOOKED_UP_BY_HAND = """
+[[aggregate]]
+name = "n"
+kind = "count"
+[[aggregate]]
+name = "t"
+kind = "sum"
+column = "_x0"
+clamp = [0, 10]
+grid = 0.000244140625
+"""
+
+
+def _releases(job: Job) -> dict[str, bytes]:
+    """Bytes of every released file."""
+    run_job(job)
+    stores.close_all()
+    root = Path(job.sink.path)
+    return {f.relative_to(root).as_posix(): f.read_bytes() for f in root.rglob("trigger-*")}
+
+
+def _by_hand(path: Path, key: str, aggregates: str, query: str = "") -> Job:
+    """A job written by hand; without tables of a query where it has none."""
+    path.mkdir()
+    head, _, rest = JOB.partition("[source.query]")
+    tables, _, rest = rest.partition("[schema]")
+    tables = f"[source.query]{tables}".replace('table = "visits"', f'table = "visits"\n{query}')
+    rest = rest.replace("event_time =", f'key = [{{ column = "{key}" }}]\nevent_time =')
+    rest = rest.replace("[privacy]", "[privacy]\nepsilon = 50\ndelta = 1e-6\ncontributions = 8")
+    return load_job(folder(path, f"{head}{tables if query else ''}[schema]{rest}{aggregates}"))
+
+
+def _asked(path: Path, items: str, **more: str) -> StreamJob:
+    path.mkdir()
+    return stream_job(folder(path), dp(items, **more))
+
+
+def test_a_plain_statement_is_the_job_written_by_hand(tmp_path: Path) -> None:
+    asked = _asked(tmp_path / "asked", _PLAIN)
+    assert asked.job.plan.query is None and "query" not in asked.text
+    hand = _by_hand(tmp_path / "hand", "page", _PLAIN_BY_HAND)
+    assert asked.job.plan == hand.plan and asked.job.plan.hash == hand.plan.hash
+    first = _releases(asked.job)
+    assert len(first) == 4 and first == _releases(hand)
+
+
+def test_a_statement_with_filter_and_look_up_is_the_job_written_by_hand(tmp_path: Path) -> None:
+    asked = _asked(tmp_path / "asked", LOOKED_UP)
+    text = tomllib.loads(asked.text)["source"]["query"]["text"]
+    hand = _by_hand(tmp_path / "hand", "section", _LOOKED_UP_BY_HAND, f"text = '''{text}'''")
+    query, other = query_of(asked.job), query_of(hand)
+    assert query.sql != other.sql  # by hand all columns are declared, by the statement those used
+    hand.path.write_text(
+        hand.path.read_text()
+        .replace(', day = "DATE"', "")
+        .replace('page = "STRING", seconds', 'page = "STRING", seconds')
+    )
+    hand = load_job(hand.path)
+    assert query_of(hand).sql == query.sql and hand.plan == asked.job.plan
+    first = _releases(asked.job)
+    assert len(first) == 4 and first == _releases(hand)
+
+
+def test_what_is_emitted_runs_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    asked = _asked(tmp_path / "asked", LOOKED_UP)
+    emitted = folder_with(tmp_path / "emitted", asked.text)
+    assert load_job(emitted).plan == asked.job.plan
+    assert _releases(asked.job) == _releases(load_job(emitted))
+
+
+def folder_with(path: Path, text: str) -> Path:
+    path.mkdir()
+    return folder(path, text)
+
+
+@pytest.mark.parametrize(
+    ("argument", "column"),
+    [("n", "n"), ("seconds", "seconds"), ("flag", "_x0"), ("n + 1", "_x0"), ("page", "_x0")],
+)
+def test_columns_that_are_numbers_are_taken_as_they_are(
+    argument: str, column: str, tmp_path: Path
+) -> None:
+    items = f"page, SUM({argument}, contribution_bounds_per_row => (0, 1)) AS s FROM visits"
+    asked = _asked(tmp_path / "a", f"{items} GROUP BY page").job
+    assert asked.plan.aggregates[0].column == column
+    assert (asked.source.query is None) == (column == argument)
+    sums = [row[column] for b in queried(asked, batches(asked)) for row in b.to_pylist()]
+    assert sum(v is not None for v in sums) > (500 if argument != "page" else -1)
+
+
+def test_what_the_statement_says(tmp_path: Path) -> None:
+    options = (
+        "epsilon = 2, delta = 1e-6, max_rows_contributed = 3, min_privacy_units_per_group = 5, "
+        "privacy_unit_column = user, mechanism = GAUSSIAN"
+    )
+    items = "UPPER(page) AS p, n, flag, COUNT(DISTINCT user) AS u FROM visits GROUP BY p, n, flag"
+    plan = _asked(tmp_path / "a", items, options=options).job.plan
+    assert plan.key == (Field("p"), Field("n", "int"), Field("flag", "bool"))
+    assert plan.aggregates == (Aggregate("u", "units"),)
+    privacy = plan.privacy
+    assert (privacy.epsilon, privacy.delta, privacy.contributions) == (2.0, 1e-6, 3)
+    assert privacy.pre_threshold == 4
+
+
+def test_the_job_file_is_kept_and_both_may_say_the_same(tmp_path: Path) -> None:
+    job = JOB.replace("[privacy]", "[privacy]  # mine\nepsilon = 50.0\ncontributions = 8")
+    path = folder(tmp_path, job)
+    text = stream_job(path, dp(LOOKED_UP)).text
+    assert "[privacy]  # mine" in text
+    without = dp(LOOKED_UP, "epsilon = 50, delta = 1e-6")
+    assert stream_job(path, without).text == text
+    for name in ("epsilon", "contributions"):
+        path.write_text(job.replace(f"{name} = ", f"{name} = 1"))
+        with pytest.raises(UsageError) as caught:
+            stream_job(path, dp(LOOKED_UP))
+        assert caught.value.field == f"privacy.{name}"
+
+
+@pytest.mark.parametrize("query", ["", ', query = { table = "visits" }'])
+def test_layouts_of_a_job_file(query: str, tmp_path: Path) -> None:
+    head = f'source = {{ kind = "parquet", path = "in/*.parquet"{query} }}\n'
+    path = folder(tmp_path, head + "[schema]" + JOB.partition("[schema]")[2])
+    pq.write_table(rows(), tmp_path / "in" / "a.parquet")
+    table = "visits" if query else "records"
+    asked = stream_job(path, dp(f"page, COUNT(*) AS n FROM {table} WHERE n > '3' GROUP BY page"))
+    path.write_text(asked.text)
+    job = load_job(path)
+    assert job.plan == asked.job.plan and job.source.query is not None
+    assert job.source.query.columns == {"user": "STRING", "page": "STRING", "n": "STRING"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("event_time =", 'key = [{ column = "page" }]\nevent_time =', "schema.key"),
+        ("[sink]", '[[aggregate]]\nname = "n"\nkind = "count"\n[sink]', "aggregate"),
+        ('table = "visits"', 'table = "visits"\ntext = "SELECT 1"', "source.query.text"),
+        ("[schema]", "[scheme]", "schema"),
+        ('kind = "csv"', 'kind = "cvs"', "kind"),
+        ("columns = { page", "column = { page", "source.query.column"),
+        ('columns = { page = "STRING", seconds = "FLOAT64", n = "INT64", flag = "BOOL", '
+         'day = "DATE" }', "", "source.query.columns"),
+    ],
+)  # fmt: skip
+def test_job_files_that_are_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
+    assert old in JOB
+    with pytest.raises(DpstreamError) as caught:
+        stream_job(folder(tmp_path, JOB.replace(old, new, 1)), dp(LOOKED_UP))
+    assert field in caught.value.field and caught.value.fix
+
+
+def test_grids() -> None:
+    assert grid_of(0, 1, 16, whole=False) == 2.0**-16
+    assert grid_of(0, 10, 16, whole=True) == 1.0
+    assert grid_of(0, 1e9, 16, whole=True) == 2.0**14
+    for low, high in ((0, 1), (-3, 7), (0.001, 0.002), (1e6, 1e6 + 1)):
+        most = max(abs(low), abs(high), high - low)
+        assert 2.0**15 < most / grid_of(low, high, 16, whole=False) <= 2.0**16
+
+
+def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> None:
+    items = (
+        "page, SUM(seconds, contribution_bounds_per_row => (0, 1)) AS s FROM visits GROUP BY page"
+    )
+    usual = _asked(tmp_path / "a", items).job.plan.aggregates[0].grid
+    path = folder_with(tmp_path / "b", JOB.replace("[privacy]", '[privacy]\nstrategy = "tree"'))
+    coarse = stream_job(path, dp(items, "epsilon = 1, delta = 1e-6, max_rows_contributed = 64"))
+    assert coarse.job.plan.aggregates[0].grid > usual
+
+
+def test_without_noise_it_is_duckdbs_answer_over_the_whole_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last trigger's release, of rows that are records, none of them over C."""
+    monkeypatch.setattr(step, "_sampler", Silent)
+    monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
+    job = JOB.replace("[privacy]", '[privacy]\nstrategy = "tree"\nweights = "uniform"')
+    items = (
+        "s.section, v.flag, COUNT(*) AS c, COUNT(DISTINCT user) AS u, "
+        "SUM(v.n * 2, contribution_bounds_per_row => (-8, 20)) AS t, "
+        "AVG(v.n + 1, contribution_bounds_per_row => (-8, 16)) AS m "
+        "FROM (SELECT user, page, seconds, n, flag FROM visits WHERE n <> 4) AS v "
+        "LEFT JOIN sections AS s ON v.page = s.page AND s.weight > 0.7 WHERE v.seconds > 1 "
+        "GROUP BY s.section, v.flag"
+    )
+    options = "epsilon = 50, delta = 1e-6, max_rows_contributed = 60"
+    found = stream_job(folder(tmp_path, job), dp(items, options)).job
+    run_job(found)
+    stores.close_all()
+    table = read_releases(found.sink.path)
+    last = table.filter(pc.equal(table["trigger"], 4))
+    names = ["section", "flag", "c", "u", "t", "m"]
+    con = duckdb.connect()
+    con.register("raw", rows())
+    con.execute("CREATE TABLE sections AS SELECT 'p0' AS page, 'shop' AS section, 1.0 AS weight")
+    wanted = con.sql(
+        "SELECT section, flag = 'true' AS flag, COUNT(*)::DOUBLE AS c, "
+        'COUNT(DISTINCT "user")::DOUBLE AS u, SUM(n::INT * 2)::DOUBLE AS t, '
+        "AVG(n::INT + 1) AS m FROM raw JOIN sections USING (page) "
+        "WHERE n NOT IN ('4', 'many') AND seconds <> 'NaN' AND seconds::DOUBLE > 1 AND flag <> '?' "
+        'AND "user" IS NOT NULL AND "at" <> \'noon\' GROUP BY ALL ORDER BY ALL'
+    ).fetchall()
+    con.close()
+    got = sorted(tuple(row[name] for name in names) for row in last.to_pylist())
+    assert len(got) == len(wanted) == 2
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine[:5] == theirs[:5] and mine[5] == pytest.approx(theirs[5])
