@@ -118,6 +118,7 @@ def test_a_runner_gives_the_same_bytes(name: str, shards: int, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("shards", [1, 4, 16])
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("runner", ["DirectRunner", "PrismRunner", "FlinkRunner"])
