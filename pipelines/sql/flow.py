@@ -126,7 +126,7 @@ class _Keyed(beam.DoFn):
     def __init__(self, task: Task) -> None:
         self._task = task
 
-    @guarded("stage")
+    @guarded("query")
     def setup(self) -> None:
         """Read the key."""
         self._ring = self._task.keys.ring()
@@ -154,7 +154,7 @@ class Read(beam.DoFn):
     def __init__(self, task: Task) -> None:
         self._task = task
 
-    @guarded("stage")
+    @guarded("query")
     def process(self, encoded: str) -> Iterator[pa.RecordBatch]:
         """Those columns of the piece that matter."""
         piece = msgspec.json.decode(encoded, type=Piece)
@@ -171,7 +171,7 @@ class Own(_Keyed):
         super().__init__(task)
         self._column = column
 
-    @guarded("stage")
+    @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """By the keyed id of the unit."""
         rows = rows.filter(pc.is_valid(rows.column(self._column)))
@@ -191,7 +191,7 @@ class ToKey(_Keyed):
         self._side, self._columns = side, columns
         self._kinds = [KINDS[types[column]] for column in columns]
 
-    @guarded("stage")
+    @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
         """By the keyed id of the key; one with a NULL fits nothing."""
         for column in self._columns:
@@ -214,7 +214,7 @@ class ToKey(_Keyed):
 class Owners(beam.DoFn):
     """Gives rows the shard of the row that owns them; those that nobody owns are dropped."""
 
-    @guarded("stage")
+    @guarded("query")
     def process(self, met: tuple[int, Iterable[tuple[int, pa.RecordBatch]]]) -> Iterator[Any]:
         """By the one row with their key."""
         sides: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = [], []
@@ -239,7 +239,7 @@ class ToShard(beam.DoFn):
     def __init__(self, task: Task, number: int) -> None:
         self._shards, self._number = task.shards, number
 
-    @guarded("stage")
+    @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
         """By the number that they have."""
         shard = rows.column(_SHARD).to_numpy()
@@ -250,7 +250,7 @@ class ToShard(beam.DoFn):
 class DoWork(_Keyed):
     """Stage 1 and the bounds of a shard's units, and their sums by group."""
 
-    @guarded("stage")
+    @guarded("query")
     def process(self, met: tuple[int, Iterable[tuple[int, pa.RecordBatch]]]) -> Iterator[int]:
         """Hand the sums over; the number of the shard says that they are there."""
         task, (shard, batches) = self._task, met

@@ -34,6 +34,8 @@ from dpstream.pipelines.sql.work import Work
 
 _FOLDER, _DAY = ".dpstream-sql-", 86_400.0
 _LOOK_SECONDS = 0.2
+#: Looks between two at the engine's ports.
+_CHECK_EVERY = 10
 #: States of a pipeline on which nothing follows.
 _ENDED = ("DONE", "FAILED", "CANCELLED")
 T = TypeVar("T")
@@ -219,11 +221,14 @@ class Workers:
 
 def _until_handed_over(started: Any, engine: Any, folder: Path, shards: int) -> None:
     """Wait for all shards, and cancel a pipeline that would not end by itself."""
+    looks = 0
     while not all(place_of(folder, shard).exists() for shard in range(shards)):
         if str(started.state) in _ENDED:
             started.wait_until_finish()  # raises what it failed with
             return
-        engine.check()
+        looks += 1
+        if looks % _CHECK_EVERY == 0:
+            engine.check()
         time.sleep(_LOOK_SECONDS)
     engine.drain()
     with contextlib.suppress(Exception):  # a runner reports a cancelled pipeline as a failed one
