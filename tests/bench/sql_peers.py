@@ -42,7 +42,7 @@ def ours(folder: Path, catalog: Path) -> dict[str, Any]:
     """The whole command, with a new charge."""
     measured, told = cold(catalog)
     rows = json.loads(told)["rows"]
-    columns = {name: [row[name] for row in rows] for name in ("key", "s", "n")}
+    columns = {name: [row["values"][name] for row in rows] for name in ("key", "s", "n")}
     return {"peer": "dpstream", **measured, **distance(folder / RECORDS, columns["key"], columns)}
 
 
