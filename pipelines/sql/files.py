@@ -38,6 +38,11 @@ _TYPES = {
     "STRING": "VARCHAR", "BYTES": "BLOB", "DATE": "DATE", "TIMESTAMP": "TIMESTAMPTZ",
     "DATETIME": "TIMESTAMP",
 }  # fmt: skip
+#: The first that there are.
+_FIRST = {
+    "DATE": "5877642-06-25 (BC)", "TIMESTAMP": "290309-12-22 (BC) 00:00:00+00",
+    "DATETIME": "290309-12-22 (BC) 00:00:00",
+}  # fmt: skip
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
 #: No line of JSON has it, but escaped: a line is one column.
 _NEVER = "\x1f"
@@ -287,11 +292,21 @@ def casts(
         source = source if row is None else f"{row}.{source}"
         if column in encoded:
             source = f"TRY(decode({source}))"
-        item = f"TRY_CAST({source} AS {typed(table, column)})"
+        item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
         if column in table.units and table.columns[column] == "STRING":
             item = f"nfc_normalize({item})"
         items.append(f"{item} AS {quoted(column)}")
     return ", ".join(items)
+
+
+def _timely(table: Table, column: str, item: str) -> str:
+    """NULL for what is no time: a file may hold any bits, and DuckDB fails where it uses them."""
+    first = _FIRST.get(table.columns[column])
+    if first is None or table.kind in ("csv", "jsonl"):
+        return item
+    kind = typed(table, column)
+    known = f"{item} >= {kind} '{first}' OR {item} = {kind} '-infinity'"
+    return f"CASE WHEN {known} THEN {item} END"
 
 
 def typed(table: Table, column: str) -> str:

@@ -197,3 +197,23 @@ def test_a_piece_is_those_row_groups(tmp_path: Path) -> None:
         stream = pa.RecordBatchReader.from_stream(Decoded(found.tables["t"], piece))
         assert sorted(stream.read_all().column("k").to_pylist()) == sorted(numbers[-1])
     assert sorted(k for some in numbers for k in some) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [(pa.timestamp("us"), 1 << 63), (pa.timestamp("us", "UTC"), 1 << 63), (pa.date32(), 1 << 31)],
+    ids=str,
+)
+def test_bits_of_parquet_that_are_no_time_are_null(
+    kind: pa.DataType, most: int, tmp_path: Path
+) -> None:
+    """DuckDB reads them and ends, for good, where it writes them as text."""
+    bits = [1, most - 1, -most, -most + 1, 5]
+    raw = pa.array(bits, pa.int32() if most == 1 << 31 else pa.int64())
+    at = pa.Array.from_buffers(kind, 5, raw.buffers())
+    pq.write_table(pa.table({"user": ["a"] * 5, "seen": at}), tmp_path / "t.parquet")
+    name = "DATE" if most == 1 << 31 else "DATETIME" if kind.tz is None else "TIMESTAMP"
+    found = catalog(tmp_path, "t.parquet", {"user": "STRING", "seen": name})
+    texts = [row[0] for row in rows(found, "SELECT CAST(seen AS VARCHAR) AS s FROM t")]
+    assert [text is None for text in texts] == [False, False, True, False, False]
+    assert texts[1] == "infinity" and texts[3] == "-infinity"
