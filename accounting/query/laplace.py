@@ -30,6 +30,12 @@ def per_group(delta: float, groups: int) -> float:
     return -math.expm1(math.log1p(-delta) / groups)
 
 
+def _log_of_half(delta: float, groups: int) -> float:
+    """ln(2 p), also where p is below the least float."""
+    p = per_group(delta, groups)
+    return math.log(2 * p) if p > 0 else math.log(2 * delta) - math.log(groups)
+
+
 def theorem_12(epsilon: float, delta: float, groups: int) -> float:
     """tau of the continuous Laplace mechanism: released iff the noisy count is at least this.
 
@@ -38,7 +44,7 @@ def theorem_12(epsilon: float, delta: float, groups: int) -> float:
     p = per_group(delta, groups)
     scale = groups / epsilon
     if p <= 0.5:
-        return 1 - scale * math.log(2 * p)
+        return 1 - scale * _log_of_half(delta, groups)
     return 1 + scale * (math.log(2) + math.log1p(-delta) / groups)
 
 
@@ -56,12 +62,14 @@ def threshold(scale: float, delta: float, groups: int) -> int:
     Args:
         scale: of the noise, as it is drawn; delta: in (0, 1), taken as the float it is.
     """
-    with precision(_PRECISION):
+    # 1 - chance has as many leading ones as delta has zeros: they must not be all that is known.
+    zeros = -math.frexp(delta)[1] + groups.bit_length()
+    with precision(_PRECISION + max(0, zeros - _PRECISION // 2)):
         exact = Fraction(delta)
         left = 1 - flint.arb(flint.fmpq(exact.numerator, exact.denominator))
         chance = 1 - (left.log() / groups).exp()
         # Where the two are so near that balls do not tell, the next number is certain.
-        near = -math.log(2 * per_group(delta, groups)) if delta < 1 else 0.0
+        near = -_log_of_half(delta, groups) if delta < 1 else 0.0
         tau = math.floor(scale * near) - 2
         while tail(scale, tau) <= chance:
             tau -= max(1, int(scale))

@@ -25,6 +25,8 @@ _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql
 def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tuple[str, str]:
     """Kind and place of a table: an absolute path or glob, or a database's address.
 
+    A relative path, SQLite's too, starts from the catalog's folder.
+
     Raises:
         UsageError: neither or both are given, or of no known kind.
     """
@@ -35,6 +37,8 @@ def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tupl
         if kind is None:
             raise UsageError(f"{where}.uri", "is of no known kind", "write sqlite:///PATH or "
                              "postgresql://HOST/DATABASE")  # fmt: skip
+        if kind == "sqlite":
+            return kind, f"sqlite:///{folder / sqlite_file(uri)}"
         return kind, uri
     assert path is not None
     plain = path.lower()
@@ -46,6 +50,14 @@ def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tupl
             f"{where}.path", "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson"
         )
     return kind, str(folder / path)
+
+
+def sqlite_file(uri: str) -> str:
+    """The file of a SQLite address."""
+    for prefix in ("sqlite:///", "sqlite:"):
+        if uri[: len(prefix)].lower() == prefix:
+            return uri[len(prefix) :]
+    return uri
 
 
 def file_columns(

@@ -8,30 +8,31 @@ does not fit its type is NULL.  DuckDB's own error texts quote values and never 
 """
 
 import contextlib
-import csv
-import gzip
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.databases import SENTINEL, readers
+from dpstream.pipelines.sql.files import (
+    Decoded,
+    Piece,
+    as_bytes,
+    casts,
+    literal,
+    quoted,
+    rows_of,
+    typed,
+    view,
+)
 from dpstream.pipelines.sql.inputs import FILES, files_of
 
 MEMORY = "2GB"
-_TYPES = {
-    "INT64": "BIGINT", "FLOAT64": "DOUBLE", "NUMERIC": "DECIMAL(38, 9)", "BOOL": "BOOLEAN",
-    "STRING": "VARCHAR", "BYTES": "BLOB", "DATE": "DATE", "TIMESTAMP": "TIMESTAMPTZ",
-    "DATETIME": "TIMESTAMP",
-}  # fmt: skip
 _LOCKS = (
     "SET TimeZone = 'UTC'",
     "SET temp_directory = ''",
@@ -42,20 +43,6 @@ _LOCKS = (
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
-
-
-class Piece(NamedTuple):
-    """A part of a table's files that is read by itself.
-
-    Attributes:
-        table: its name; path: one of its files.
-        first, rows: of a Parquet file; no rows: the whole file.
-    """
-
-    table: str
-    path: str
-    first: int = 0
-    rows: int = 0
 
 
 class Engine:
@@ -86,6 +73,7 @@ class Engine:
         threads: int | None = None,
     ) -> None:
         self._piece, self._given = piece, rows
+        self._files: set[str] = set()
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
         config: dict[str, str | bool | int | float | list[str]] = {
             "threads": threads or max(1, min(8, os.cpu_count() or 1)),
@@ -131,7 +119,12 @@ class Engine:
         """
         text = query if isinstance(query, str) else query.sql("duckdb", comments=False)
         with _coded():
-            return self._db.sql(text).to_arrow_table()
+            try:
+                return self._db.sql(text).to_arrow_table()
+            except duckdb.InvalidInputException:
+                if not self._decode():
+                    raise
+                return self._db.sql(text).to_arrow_table()
 
     @property
     def rows(self) -> int:
@@ -149,31 +142,48 @@ class Engine:
             elif not empty:
                 allowed += files_of(table) if self._piece is None else [self._piece.path]
         if allowed:
-            self._db.execute(f"SET allowed_paths = [{', '.join(_text(p) for p in allowed)}]")
+            self._db.execute(f"SET allowed_paths = [{', '.join(literal(p) for p in allowed)}]")
         for lock in _LOCKS:
             self._db.execute(lock)
         for name, table in self._tables.items():
             given = self._given.get(name)
             if given is not None:
                 self._db.register(f"rows of {name}", given)
-                self._db.execute(f"CREATE VIEW {_name(name)} AS {_shown(table, given)}")
+                self._db.execute(f"CREATE VIEW {quoted(name)} AS {_shown(table, given)}")
             elif empty or table.kind not in FILES or name in self._given:
-                columns = ", ".join(f"{_name(c)} {_typed(table, c)}" for c in table.columns)
-                self._db.execute(f"CREATE TABLE {_name(name)} ({columns})")
+                columns = ", ".join(f"{quoted(c)} {typed(table, c)}" for c in table.columns)
+                self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
             else:
-                self._db.execute(f"CREATE VIEW {_name(name)} AS {_view(table, self._piece)}")
+                self._files.add(name)
+                self._db.execute(f"CREATE VIEW {quoted(name)} AS {view(table, self._piece)}")
         if databases and not empty:
             self._copy(databases)
+
+    def _decode(self) -> bool:
+        """Read texts of Parquet as bytes: a column with one that is none fails as it is."""
+        left = [
+            t for name, t in self._tables.items() if name in self._files and t.kind == "parquet"
+        ]
+        self._files = set()
+        for table in left:
+            rows = Decoded(table, self._piece)
+            self._db.register(f"bytes of {table.name}", rows)
+            self._db.execute(
+                f"CREATE OR REPLACE VIEW {quoted(table.name)} AS SELECT "
+                f"{casts(table, encoded=rows.texts)} FROM {quoted(f'bytes of {table.name}')}"
+            )
+        return bool(left)
 
     def _copy(self, tables: dict[str, Table]) -> None:
         with readers(tables) as found:
             for name, read in found.items():
                 table = tables[name]
-                self._db.register("remote rows", read())
+                rows, texts = as_bytes(read())
+                self._db.register("remote rows", rows)
                 own = f" WHERE {SENTINEL} = 0" if table.kind == "sqlite" else ""
                 self._db.execute(
-                    f"INSERT INTO {_name(name)} SELECT {_casts(table)} FROM {_name('remote rows')}"
-                    f"{own}"
+                    f"INSERT INTO {quoted(name)} SELECT {casts(table, encoded=texts)} "
+                    f"FROM {quoted('remote rows')}{own}"
                 )
                 self._db.unregister("remote rows")
 
@@ -202,113 +212,12 @@ def _coded() -> Iterator[None]:
     raise found from None
 
 
-def rows_of(table: Table) -> int:
-    """About how many rows a table's files hold."""
-    found = 0
-    for path in files_of(table):
-        with contextlib.suppress(OSError, pa.ArrowInvalid):
-            if table.kind == "parquet":
-                found += pq.read_metadata(path).num_rows
-            else:
-                found += os.path.getsize(path) // 24
-    return found
-
-
 def _shown(table: Table, given: pa.Table) -> str:
     """A SELECT of rows that another engine gave."""
     items = (
-        _name(column)
+        quoted(column)
         if column in given.column_names
-        else f"CAST(NULL AS {_typed(table, column)}) AS {_name(column)}"
+        else f"CAST(NULL AS {typed(table, column)}) AS {quoted(column)}"
         for column in table.columns
     )
-    return f"SELECT {', '.join(items)} FROM {_name(f'rows of {table.name}')}"
-
-
-def _view(table: Table, piece: Piece | None) -> str:
-    """A SELECT of a table's files with the catalog's types."""
-    paths = files_of(table) if piece is None else [piece.path]
-    if table.kind == "parquet":
-        some = "" if piece is None or not piece.rows else (
-            f" WHERE file_row_number >= {piece.first} "
-            f"AND file_row_number < {piece.first + piece.rows}"
-        )  # fmt: skip
-        more = ", file_row_number = true" if some else ""
-        read = f"read_parquet({_list(paths)}, union_by_name = true{more})"
-        return f"SELECT {_casts(table)} FROM {read}{some}"
-    if table.kind == "jsonl":
-        names = ", ".join(f"{_text(c)}: 'VARCHAR'" for c in table.columns)
-        return (
-            f"SELECT {_casts(table)} FROM read_json({_list(paths)}, columns = {{{names}}}, "
-            "format = 'newline_delimited', ignore_errors = true)"
-        )
-    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for path in paths:
-        alike[_header(table, path)].append(path)
-    return " UNION ALL ".join(_csv(table, header, some) for header, some in alike.items())
-
-
-def _csv(table: Table, header: tuple[str, ...], paths: list[str]) -> str:
-    """Dialect and columns are given, so that no row decides about them."""
-    names = ", ".join(f"{_text(f'c{i}')}: 'VARCHAR'" for i in range(len(header)))
-    places = {name.lower(): f"c{i}" for i, name in enumerate(header)}
-    missing = [c for c in table.columns if c not in places]
-    if missing:
-        raise RunError(
-            f"table {table.name}", "has a file without one of its columns", "correct its header"
-        )
-    return (
-        f"SELECT {_casts(table, places)} FROM read_csv({_list(paths)}, columns = {{{names}}}, "
-        "auto_detect = false, header = true, delim = ',', quote = '\"', escape = '\"', "
-        "ignore_errors = true)"
-    )
-
-
-def _header(table: Table, path: str) -> tuple[str, ...]:
-    """The names in a CSV file's first line; they are public."""
-    try:
-        opened = gzip.open if path.endswith(".gz") else open
-        if path.endswith(".zst"):
-            return tuple(table.columns)
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            return tuple(next(csv.reader(file), ()))
-    except (OSError, UnicodeError, csv.Error):
-        found = RunError(f"table {table.name}", "has a file that is not CSV", "correct it")
-    raise found
-
-
-def _casts(table: Table, places: dict[str, str] | None = None) -> str:
-    """A table's columns with its types; texts that are units in one spelling (NFC)."""
-    items = []
-    for column in table.columns:
-        source = _name(column if places is None else places[column])
-        item = f"TRY_CAST({source} AS {_typed(table, column)})"
-        if column in table.units and table.columns[column] == "STRING":
-            item = f"nfc_normalize({item})"
-        items.append(f"{item} AS {_name(column)}")
-    return ", ".join(items)
-
-
-def _typed(table: Table, column: str) -> str:
-    """DuckDB's type of a column; decimals of Parquet keep their own width."""
-    kind = table.columns[column]
-    if kind == "NUMERIC" and table.kind == "parquet":
-        with contextlib.suppress(OSError, pa.ArrowException, IndexError):
-            for field in pq.read_schema(files_of(table)[0]):
-                if field.name.lower() == column and pa.types.is_decimal(field.type):
-                    if field.type.precision <= 38:
-                        return f"DECIMAL({field.type.precision}, {field.type.scale})"
-                    break
-    return _TYPES[kind]
-
-
-def _list(paths: list[str]) -> str:
-    return f"[{', '.join(_text(p) for p in paths)}]"
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
-def _name(value: str) -> str:
-    return '"' + value.replace('"', '""') + '"'
+    return f"SELECT {', '.join(items)} FROM {quoted(f'rows of {table.name}')}"

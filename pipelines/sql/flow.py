@@ -24,7 +24,8 @@ from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.sql.catalog import Catalog, Table
-from dpstream.pipelines.sql.engine import Engine, Piece
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.files import Piece
 from dpstream.pipelines.sql.groups import KINDS, keyed, numbers
 from dpstream.pipelines.sql.handed import place_of, write_counts, write_sums
 from dpstream.pipelines.sql.work import Work

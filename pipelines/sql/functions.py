@@ -12,15 +12,16 @@ from typing import Literal
 import msgspec
 from sqlglot import exp
 
+from dpstream.accounting.query.plan import MAX_QUANTILES
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.dialect import Clamped, Private, WithReport
-from dpstream.pipelines.sql.numbers import number, pair, whole
+from dpstream.pipelines.sql.numbers import number, pair, usable, whole
 from dpstream.pipelines.sql.relations import Scope
 
 Kind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
 Per = Literal["group", "row"]
 #: Parts of APPROX_QUANTILES.
-MAX_PARTS = 1_000
+MAX_PARTS = MAX_QUANTILES - 1
 _KINDS: dict[str, Kind] = {
     "COUNT": "count", "SUM": "sum", "AVG": "mean", "VAR": "var", "VARIANCE": "var",
     "VAR_POP": "var", "STDDEV": "stddev", "STDDEV_POP": "stddev", "MIN": "quantiles",
@@ -110,7 +111,7 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
         elif part.name.lower() == "contribution_norm":
             require(norm is None, "norm", node)
             norm = number(part.expression)
-            require(norm is not None and norm > 0, "norm", node)
+            require(norm is not None and norm > 0 and usable(norm), "norm", node)
         else:
             bounds.append((pair(part.expression), _per(part, kind)))
     plain, positional = _legacy_bounds(plain, called, kind) if legacy else (plain, [])

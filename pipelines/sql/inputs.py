@@ -10,13 +10,15 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.columns import sqlite_file
 
 FILES = ("parquet", "csv", "jsonl")
-_SQLITE = ("sqlite:///", "sqlite:")
+#: Parameters of a server's address that say how to get in, and nothing of the rows.
+_SECRET = ("password", "passfile", "ssl")
 
 
 def files_of(table: Table) -> list[str]:
@@ -30,7 +32,7 @@ def files_of(table: Table) -> list[str]:
     if table.kind == "sqlite":
         path = os.path.abspath(sqlite_path(table))
         log = f"{path}-wal"  # what was committed and is not in the file yet
-        return [path, *([log] if os.path.exists(log) else [])]
+        return [path, *([log] if _filled(log) else [])]
     found = sorted(path for path in glob.glob(table.place, recursive=True))
     found = [path for path in found if not os.path.isdir(path)]
     if not found or not all(_regular(path) for path in found):
@@ -42,10 +44,7 @@ def files_of(table: Table) -> list[str]:
 
 def sqlite_path(table: Table) -> str:
     """The file of a SQLite address."""
-    for prefix in _SQLITE:
-        if table.place.startswith(prefix):
-            return table.place.removeprefix(prefix)
-    return table.place
+    return sqlite_file(table.place)
 
 
 def fingerprint_parts(catalog: Catalog, names: Iterable[str]) -> list[bytes]:
@@ -61,9 +60,7 @@ def table_parts(table: Table) -> list[bytes]:
     """`fingerprint_parts` of one table."""
     parts = [f"{table.name}\0{table.kind}".encode()]
     if table.kind == "postgresql":
-        address = urlsplit(table.place)
-        where = f"{address.hostname}\0{address.port}\0{address.path}\0{table.remote}"
-        parts.append(where.encode())
+        parts.append(_address(table).encode())
     for path in files_of(table):
         try:
             with open(path, "rb") as file:
@@ -90,6 +87,27 @@ def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int]]
                 raise _unreadable(catalog.tables[name]) from None
             out.append((path, status.st_size, status.st_mtime_ns))
     return out
+
+
+def _filled(log: str) -> bool:
+    """Whether a log has something; whoever reads a database may leave an empty one behind."""
+    try:
+        return os.path.getsize(log) > 0
+    except OSError:
+        return False
+
+
+def _address(table: Table) -> str:
+    """All of a server's address that decides which rows there are: no password."""
+    address = urlsplit(table.place)
+    try:
+        host = f"{address.hostname}\0{address.port}"
+    except ValueError:  # several hosts
+        host = address.netloc.rpartition("@")[2]
+    more = [(k, v) for k, v in parse_qsl(address.query, True) if not k.startswith(_SECRET)]
+    role = [] if address.username is None else [("user", unquote(address.username))]
+    said = "".join(f"\0{key}={value}" for key, value in sorted(role + more))
+    return f"{host}\0{address.path}\0{table.remote}{said}"
 
 
 def _regular(path: str) -> bool:

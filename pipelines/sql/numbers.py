@@ -4,6 +4,9 @@ import math
 
 from sqlglot import exp
 
+#: Sizes of bounds and norms.
+LEAST_BOUND, MAX_BOUND = 1e-60, 1e60
+
 
 def number(node: exp.Expr | None) -> float | None:
     """The value of a number literal with or without a sign; ``None`` if it is none."""
@@ -19,6 +22,11 @@ def number(node: exp.Expr | None) -> float | None:
     return None
 
 
+def usable(value: float | None) -> bool:
+    """Whether a bound or a norm is one: squares of it and of its grid's steps are numbers too."""
+    return value is not None and (value == 0 or LEAST_BOUND <= abs(value) <= MAX_BOUND)
+
+
 def whole(node: exp.Expr | None, low: int, high: int) -> int | None:
     """The value of a literal of digits within a range; ``None`` if it is none."""
     if isinstance(node, exp.Literal) and not node.is_string and node.this.isascii():
@@ -29,8 +37,10 @@ def whole(node: exp.Expr | None, low: int, high: int) -> int | None:
 
 
 def pair(node: exp.Expr | None) -> tuple[float, float] | None:
-    """``(low, high)`` with low below high; ``None`` if it is none."""
+    """``(low, high)`` with low below high, both usable; ``None`` if it is none."""
     if not isinstance(node, exp.Tuple) or len(node.expressions) != 2:
         return None
     low, high = (number(part) for part in node.expressions)
-    return (low, high) if low is not None and high is not None and low < high else None
+    if low is None or high is None or not (usable(low) and usable(high)):
+        return None
+    return (low, high) if low < high else None

@@ -8,7 +8,7 @@ Two options have no default on purpose: epsilon and, where the answer has groups
 * ``mechanism``: Gaussian noise; ``laplace`` instead;
 * ``group_selection_strategy``: thresholds, of the kind that goes with the noise;
 * ``min_privacy_units_per_group``: 1;
-* ``contribution_norm``: none.  With it no groups are sampled, and at most 4096 are allowed.
+* ``contribution_norm``: none.  With it no groups are sampled.
 * ``delta`` may be left out only where nothing needs it: Laplace noise and no selection.
 """
 
@@ -17,15 +17,14 @@ from typing import Literal
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.limits import MAX_CONTRIBUTIONS, MAX_EPSILON
+from dpstream.accounting.limits import MAX_EPSILON, MAX_PAIRS
+from dpstream.accounting.query.plan import MAX_GROUPS
 from dpstream.pipelines.sql.allowed import require
-from dpstream.pipelines.sql.numbers import number, whole
+from dpstream.pipelines.sql.numbers import number, usable, whole
 
 #: Rows of a unit in a group, unless given; and the most: each is held in memory.
 DEFAULT_ROWS, MAX_ROWS = 5, 1_000
-#: Groups under a norm: a unit's vector over all of them is looked at as a whole.
-MAX_NORM_GROUPS = 4_096
-MAX_MIN_UNITS = 1_000_000_000
+MAX_MIN_UNITS = MAX_PAIRS
 _KNOWN = {
     "epsilon", "delta", "max_groups_contributed", "max_rows_contributed", "privacy_unit_column",
     "group_selection_strategy", "min_privacy_units_per_group", "contribution_norm", "mechanism",
@@ -92,7 +91,7 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     else:
         require(delta is not None and 0 < delta < 1, "delta", given.get("delta", node))
     norm = number(given.get("contribution_norm"))
-    bad = "contribution_norm" in given and (norm is None or norm <= 0)
+    bad = "contribution_norm" in given and (norm is None or norm <= 0 or not usable(norm))
     require(not bad, "norm", given.get("contribution_norm", node))
     at = given.get("min_privacy_units_per_group", node)
     units = whole(given.get("min_privacy_units_per_group"), 1, MAX_MIN_UNITS)
@@ -120,10 +119,9 @@ def _groups(node: exp.Expr, given: dict[str, exp.Expr], grouped: bool, normed: b
     asked = given.get("max_groups_contributed")
     if asked is None:
         require(not grouped or normed, "max-groups", node)
-        return 1 if not grouped else MAX_NORM_GROUPS
-    found = whole(asked, 1, MAX_CONTRIBUTIONS)
+        return 1 if not grouped else MAX_GROUPS
+    found = whole(asked, 1, MAX_GROUPS)
     require(found is not None, "max-groups", asked)
-    require(not normed or (found or 0) <= MAX_NORM_GROUPS, "norm", asked)
     return found or 1
 
 

@@ -54,6 +54,11 @@ def public_side(core: exp.Select) -> PublicSide:
     require(fits and kept.this.args.get("distinct") is not None, "public-groups", at)
     require(last.args.get("on") is not None, "public-groups", at)
     _check_on(last.args["on"], kept, at)
+    # It would take groups away, not rows: it belongs into the query that lists them.
+    where = core.args.get("where")
+    filtered = [] if where is None else [c for c in where.find_all(exp.Column)
+                                         if c.table == kept.alias]  # fmt: skip
+    require(not filtered, "public-filter", where or at)
     last.set("side", None)
     last.set("kind", None)
     return PublicSide(kept)

@@ -12,6 +12,10 @@ may be said there, and why:
 * So a question never runs the check itself: its refusal would say, for free and as often as
   somebody asks, whether a key is there twice.
 
+Before that every file is looked at for what is read as something else, or not at all: a quote that
+is never closed, a text that is not UTF-8 (`wellformed`).  A file of which some units' rows are gone
+is as well formed as it was, so that here too neighbours have one outcome.
+
 A note is a MAC, under the noise key, of the table's contents, types and key columns: it cannot be
 made without the key, fits no other contents, and says nothing of them.  Notes lie in a file beside
 the ledger.  Rows of a server can change without a mark: there a key counts as unique only if the
@@ -35,6 +39,7 @@ from dpstream.pipelines.sql.databases import kept_unique
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.inputs import stamps, table_parts
 from dpstream.pipelines.sql.keys import check_keys
+from dpstream.pipelines.sql.wellformed import check_files
 from dpstream.state.durable import replacing
 
 #: Notes that are kept, the newest: of the catalogs of a data set, and of states of their files.
@@ -55,27 +60,28 @@ class Registered(NamedTuple):
 
 
 def register(catalog: Catalog) -> Registered:
-    """Check the declared keys of a catalog, and note that they were.
+    """Check a catalog's files and its declared keys, and note that the keys were.
 
     Raises:
         PolicyError: a key is there twice, or a server does not keep it unique; names the table,
             never a key.
-        RunError: a table cannot be read, or changed meanwhile; the note cannot be written.
+        RunError: a table cannot be read, has a malformed file, or changed meanwhile; the note
+            cannot be written.
     """
     keys = catalog.declared_keys
     names = {table for table, _ in keys}
+    for table in catalog.tables.values():
+        check_files(catalog, table)
     with _ring(catalog) as ring:
         before = stamps(catalog, names)
         contents = {name: table_parts(catalog.tables[name]) for name in names}
         notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
     notebook = _notebook(catalog)
     _write(notebook, [note for note in _read(notebook) if note not in notes.values()])
-    for table, columns in keys:
-        if catalog.tables[table].kind == "postgresql" and not kept_unique(
-            catalog.tables[table], columns
-        ):
+    for of, columns in keys:
+        if catalog.tables[of].kind == "postgresql" and not kept_unique(catalog.tables[of], columns):
             raise PolicyError(
-                f"table {table}",
+                f"table {of}",
                 f"has no constraint that keeps its key ({', '.join(columns)}) unique",
                 "give it a primary key or a unique constraint there",
             )

@@ -63,7 +63,7 @@ RULES: dict[str, Rule] = {
     "epsilon": Rule("needs epsilon, a number above 0 and at most 1000", "write epsilon = 1"),
     "delta": Rule("needs delta, a number above 0 and below 1", "write delta = 1e-9"),
     "max-groups": Rule(
-        "needs max_groups_contributed, a whole number from 1 to 100000, where it has GROUP BY",
+        "needs max_groups_contributed, a whole number from 1 to 4096, where it has GROUP BY",
         "write max_groups_contributed = 32, or contribution_norm",
         privacy=True,
     ),
@@ -73,13 +73,13 @@ RULES: dict[str, Rule] = {
         privacy=True,
     ),
     "min-units": Rule(
-        "has min_privacy_units_per_group that is no whole number from 1 to 1000000000, or has "
+        "has min_privacy_units_per_group that is no whole number from 1 to 4194304, or has "
         "it with public groups",
         "write min_privacy_units_per_group = 10 and select groups by thresholds",
     ),
     "norm": Rule(
-        "has contribution_norm that is not above 0, is not given for every function that counts "
-        "or sums, or stands with more than 4096 groups, another function or Laplace noise",
+        "has contribution_norm that is not from 1e-60 to 1e60, is not given for every function "
+        "that counts or sums, or stands with another function or Laplace noise",
         "give contribution_norm once in OPTIONS, for COUNT and SUM and Gaussian noise",
         privacy=True,
     ),
@@ -128,15 +128,15 @@ RULES: dict[str, Rule] = {
         "write FUNCTION(expression, contribution_bounds_per_group => (low, high))",
     ),
     "bounds": Rule(
-        "has contribution bounds that are not two finite numbers, low below high, or are given "
-        "twice",
+        "has contribution bounds that are not two numbers (0, or 1e-60 to 1e60 in size), low below "
+        "high, or are given twice",
         "write contribution_bounds_per_group => (0, 10)",
     ),
     "count-bounds": Rule(
         "has bounds of a count that are not whole numbers from 0", "write (0, 10)"
     ),
     "quantile": Rule(
-        "asks for a quantile that is not a number from 0 to 1, or for more than 1000 parts",
+        "asks for a quantile that is not a number from 0 to 1, or for more than 999 parts",
         "write PERCENTILE_CONT(x, 0.5) or APPROX_QUANTILES(x, 4)",
     ),
     "group-by-unit": Rule(
@@ -150,6 +150,10 @@ RULES: dict[str, Rule] = {
         privacy=True,
     ),
     "group-constant": Rule("groups by a constant, which is no group", "remove it from GROUP BY"),
+    "public-filter": Rule(
+        "filters public groups in WHERE, which is about the private rows that meet them",
+        "write the condition inside SELECT DISTINCT, or about the private table's column",
+    ),
     "public-groups": Rule(
         "asks for PUBLIC_GROUPS without one outer join that keeps a SELECT DISTINCT over public "
         "tables, by plain column equality, with exactly its columns in GROUP BY",

@@ -25,7 +25,8 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, Piece, rows_of
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
+from dpstream.pipelines.sql.files import Piece, rows_of
 from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables

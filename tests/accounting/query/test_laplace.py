@@ -77,3 +77,14 @@ def test_tail_sums_to_one() -> None:
 def test_small_delta_keeps_its_digits() -> None:
     exact = 1 - (1 - Fraction(1, 10**15))
     assert math.isclose(per_group(1e-15, 1), float(exact), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e-76, 1e-80, 1e-200, 1e-300, 5e-324])
+@pytest.mark.parametrize(("scale", "groups"), [(1.0, 1), (3.0, 3), (4.096e5, 4_096)])
+def test_a_tiny_delta_has_a_threshold_too(delta: float, scale: float, groups: int) -> None:
+    tau = threshold(scale, delta, groups)
+    with mpmath.workdps(700):
+        chance = -mpmath.expm1(mpmath.log1p(-mpmath.mpf(delta)) / groups)
+        ratio = mpmath.exp(-1 / mpmath.mpf(scale))
+        tails = [ratio**at / (1 + ratio) for at in (tau, tau - 1)]
+        assert tails[0] <= chance < tails[1]

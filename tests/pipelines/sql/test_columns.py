@@ -19,7 +19,9 @@ HERE = Path("/data")
         ("a.CSV.gz", None, ("csv", "/data/a.CSV.gz")),
         ("/x/*.ndjson.zst", None, ("jsonl", "/x/*.ndjson.zst")),
         (None, "postgres://h/d", ("postgresql", "postgres://h/d")),
-        (None, "sqlite:///x.db", ("sqlite", "sqlite:///x.db")),
+        (None, "sqlite:///x.db", ("sqlite", "sqlite:////data/x.db")),
+        (None, "SQLite:x.db", ("sqlite", "sqlite:////data/x.db")),
+        (None, "sqlite:////x/y.db", ("sqlite", "sqlite:////x/y.db")),
     ],
 )
 def test_kind_and_place(path: str | None, uri: str | None, expected: tuple[str, str]) -> None:

@@ -1,5 +1,6 @@
 """Tables of a SQLite file and of a real PostgreSQL server, as Arrow."""
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -60,6 +61,51 @@ def _check(catalog: Catalog) -> None:
     assert {None if d is None else str(d) for d in again.table["day"].to_pylist()} == {
         None, "2024-01-05", "2024-02-29",
     }  # fmt: skip
+
+
+def test_sqlite_s_path_starts_from_the_catalog_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, rows in (("catalog", 7), ("elsewhere", 9)):
+        (tmp_path / folder).mkdir()
+        with contextlib.closing(sqlite3.connect(tmp_path / folder / "shop.db")) as db:
+            db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+            db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(rows))
+            db.commit()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with Engine(_catalog(tmp_path / "catalog", "sqlite:///shop.db"), ["visits"]) as engine:
+        assert engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py() == 7
+
+
+def test_a_log_that_reading_makes_is_no_change(tmp_path: Path) -> None:
+    """Of a database in WAL mode, which its writer has closed."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute("PRAGMA journal_mode = wal")
+        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
+        db.commit()
+    catalog = _catalog(tmp_path, "sqlite:///shop.db")
+    text = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, text)
+    again = ask(catalog, text)
+    assert first.charged and not again.charged and again.receipt == first.receipt
+    db = sqlite3.connect(tmp_path / "shop.db")  # a commit that stands in the log alone
+    db.execute("INSERT INTO Visits SELECT * FROM Visits LIMIT 1")
+    db.commit()
+    assert ask(catalog, text).charged
+    db.close()
+
+
+def test_a_text_of_sqlite_that_is_none_is_null(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(30))
+        db.execute("INSERT INTO Visits (UID, page) VALUES (77, CAST(x'fffe' AS TEXT))")
+        db.commit()
+    with Engine(_catalog(tmp_path, "sqlite:///shop.db"), ["visits"]) as engine:
+        found = engine.run("SELECT page, UPPER(page) AS p FROM visits WHERE uid = 77").to_pylist()
+        assert found == [{"page": None, "p": None}]
+        assert engine.run("SELECT COUNT(UPPER(page)) AS n FROM visits")["n"][0].as_py() == 30
 
 
 def test_sqlite(tmp_path: Path) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.sql.catalog import Catalog, Table, load_catalog
-from dpstream.pipelines.sql.inputs import files_of, fingerprint_parts, sqlite_path, stamps
+from dpstream.pipelines.sql.inputs import (
+    files_of,
+    fingerprint_parts,
+    sqlite_path,
+    stamps,
+    table_parts,
+)
 from tests.pipelines.sql.asking import data_set
 
 
@@ -49,3 +55,18 @@ def test_a_sqlite_address_is_a_path(catalog: Catalog) -> None:
     table = first(catalog)
     for place in ("sqlite:///a/b.db", "sqlite:a/b.db", "a/b.db"):
         assert sqlite_path(msgspec.structs.replace(table, place=place)) == "a/b.db"
+
+
+def test_a_server_s_address_is_part_of_the_input_but_for_how_to_get_in(catalog: Catalog) -> None:
+    def parts(place: str) -> list[bytes]:
+        table = first(catalog)
+        return table_parts(msgspec.structs.replace(table, kind="postgresql", place=place))
+
+    plain = "postgresql://h:5/d"
+    others = ["postgresql://bob@h:5/d", f"{plain}?options=-csearch_path%3Dx", f"{plain}?user=al",
+              "postgresql://h:6/d", "postgresql://h:5/e", "postgresql://h:5,i:6/d"]  # fmt: skip
+    found = [parts(place) for place in [plain, *others]]
+    assert len({tuple(p) for p in found}) == len(found)
+    assert parts("postgresql://bob:secret@h:5/d") == parts("postgresql://bob@h:5/d")
+    assert parts(f"{plain}?password=secret&sslmode=require") == parts(plain)
+    assert b"secret" not in b"".join(parts("postgresql://bob:secret@h:5,i:6/d?password=secret"))

@@ -32,7 +32,9 @@ def test_a_whole_number_lies_in_its_range(text: str, value: int | None) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [("(0, 5)", (0.0, 5.0)), ("(-1.5, 1)", (-1.5, 1.0)), ("(5, 5)", None), ("(5, 0)", None),
-     ("(1, 2, 3)", None), ("(x, 1)", None), ("(1)", None)],
+     ("(1, 2, 3)", None), ("(0, 1e60)", (0.0, 1e60)), ("(0, 1.1e60)", None), ("(-1e-61, 0)", None),
+     ("(0, 5e-324)", None), ("(-1e-60, 0)", (-1e-60, 0.0)), ("(-1e308, 1e308)", None),
+     ("(x, 1)", None), ("(1)", None)],
 )  # fmt: skip
 def test_a_pair_is_ordered(text: str, value: tuple[float, float] | None) -> None:
     assert pair(tree(text)) == value

@@ -3,8 +3,9 @@
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.query.plan import MAX_GROUPS
 from dpstream.pipelines.sql.dialect import PrivacyOptions
-from dpstream.pipelines.sql.options import MAX_NORM_GROUPS, Options, options_of
+from dpstream.pipelines.sql.options import Options, options_of
 from dpstream.pipelines.sql.resolve import parsed
 from dpstream.pipelines.sql.rules import RULES
 
@@ -26,6 +27,10 @@ BASE = "epsilon = 1, delta = 1e-9"
      (f"{BASE}, epsilon = 2", "option-unknown"), (f"{BASE}, mechanism = snapping", "mechanism"),
      (f"{BASE}, max_rows_contributed = 0", "max-rows"), (f"{BASE}, contribution_norm = 0", "norm"),
      (f"{BASE}, min_privacy_units_per_group = 0", "min-units"),
+     (f"{BASE}, min_privacy_units_per_group = 4194305", "min-units"),
+     (f"{BASE}, contribution_norm = 1e300", "norm"),
+     (f"{BASE}, contribution_norm = 1e-300", "norm"),
+     (f"{BASE}, max_groups_contributed = 4097", "max-groups"),
      (f"{BASE}, group_selection_strategy = PUBLIC_GROUPS", "public-groups"),
      (f"{BASE}, group_selection_strategy = best", "selection")],
 )  # fmt: skip
@@ -40,11 +45,11 @@ def test_groups_are_asked_for_where_there_are_some() -> None:
     with pytest.raises(DpstreamError) as error:
         options(BASE, grouped=True)
     assert RULES["max-groups"].text in str(error.value)
-    assert options(BASE, grouped=True, normed=True).groups == MAX_NORM_GROUPS
+    assert options(BASE, grouped=True, normed=True).groups == MAX_GROUPS
     assert options(f"{BASE}, max_groups_contributed = 9", grouped=True).groups == 9
     with pytest.raises(DpstreamError) as error:
-        options(f"{BASE}, max_groups_contributed = {MAX_NORM_GROUPS + 1}", True, True)
-    assert RULES["norm"].text in str(error.value)
+        options(f"{BASE}, max_groups_contributed = {MAX_GROUPS + 1}", True, True)
+    assert RULES["max-groups"].text in str(error.value)
 
 
 def test_delta_is_not_needed_where_nothing_is_selected() -> None:

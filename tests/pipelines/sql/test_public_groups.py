@@ -5,6 +5,7 @@ from sqlglot import exp, parse_one
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.sql.public_groups import public_side
+from dpstream.pipelines.sql.rules import RULES
 
 PUBLIC = "(SELECT DISTINCT page FROM pages) AS p"
 
@@ -26,6 +27,16 @@ def test_the_outer_join_is_found_and_made_inner(joined: str) -> None:
     assert side.name == "p" and side.select.sql() == "SELECT DISTINCT page FROM pages"
     [join] = tree.args["joins"]
     assert join.side == "" and join.kind == ""
+
+
+def test_a_filter_of_groups_belongs_into_their_query() -> None:
+    joined = f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.page WHERE "
+    assert public_side(core(f"{joined} v.n > 3 AND v.page <> 'p1'")).name == "p"
+    for where in ("p.page <> 'p1'", "v.n > 3 OR UPPER(p.page) IS NULL"):
+        with pytest.raises(DpstreamError) as refused:
+            public_side(core(joined + where))
+        assert RULES["public-filter"].text in str(refused.value)
+        assert "p1" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

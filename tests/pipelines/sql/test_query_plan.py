@@ -1,10 +1,12 @@
 """Statements become plans: grids by the stated rule, shared trees, digests, charges."""
 
+import contextlib
 import math
 from pathlib import Path
 
 import pytest
 
+from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.pipelines.sql.catalog import Catalog, load_catalog
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
@@ -90,3 +92,31 @@ def test_charge_and_tables(catalog: Catalog) -> None:
     assert (charge.mu, charge.threshold_delta) == (budget.mu, budget.threshold_delta)
     assert grids_of(question.plan) == {"n": (1.0, 0, 30)}
     assert named_tables([question.statement.source], catalog) == {"visits"}
+
+
+@pytest.mark.parametrize("norm", ["1e60", "1e-60", None])
+@pytest.mark.parametrize("bound", ["1e60", "1e-60"])
+@pytest.mark.parametrize("name", ["SUM", "AVG", "STDDEV", "MEDIAN"])
+def test_the_widest_and_narrowest_bounds_end_in_a_plan_or_a_coded_error(
+    name: str, bound: str, norm: str | None, catalog: Catalog
+) -> None:
+    per = "group" if name == "SUM" else "row"
+    options = "epsilon = 1, delta = 1e-5, " + (
+        "max_groups_contributed = 3" if norm is None else f"contribution_norm = {norm}"
+    )
+    for low in ("0", f"-{bound}"):
+        item = f"{name}(seconds, contribution_bounds_per_{per} => ({low}, {bound})) AS x"
+        with contextlib.suppress(DpstreamError):
+            question_of(dp(f"page, {item}", options=options), catalog)
+    with contextlib.suppress(DpstreamError):
+        question_of(dp("page, COUNT(DISTINCT uid) AS u", options=options), catalog)
+
+
+def test_the_limits_of_options_are_those_that_are_told(catalog: Catalog) -> None:
+    """Nothing that the rules allow is refused by the plan."""
+    items = "page, APPROX_QUANTILES(seconds, 999, contribution_bounds_per_row => (0, 9)) AS q"
+    question_of(dp(items), catalog)
+    most = "epsilon = 900, delta = 1e-5, max_groups_contributed = 4096"
+    question_of(dp("page, COUNT(DISTINCT uid) AS u", options=most), catalog)
+    many = f"{most}, min_privacy_units_per_group = 4194304"
+    question_of(dp("page, COUNT(DISTINCT uid) AS u", options=many), catalog)

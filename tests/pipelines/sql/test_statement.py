@@ -7,8 +7,9 @@ import pytest
 from sqlglot import exp
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.query.plan import MAX_GROUPS
 from dpstream.pipelines.sql.catalog import catalog_of
-from dpstream.pipelines.sql.options import DEFAULT_ROWS, MAX_NORM_GROUPS, Options
+from dpstream.pipelines.sql.options import DEFAULT_ROWS, Options
 from dpstream.pipelines.sql.statement import Statement, statement_of
 from tests.pipelines.sql.shop import shop
 
@@ -52,7 +53,7 @@ def test_a_column_may_be_called_like_its_table(text: str) -> None:
 def test_defaults_with_groups() -> None:
     rest = "FROM users GROUP BY dept"
     norm = asked("dept, COUNT(*) AS n", f"{_BASE}, contribution_norm = 2", rest)
-    assert norm.options.groups == MAX_NORM_GROUPS and norm.options.rows == DEFAULT_ROWS == 5
+    assert norm.options.groups == MAX_GROUPS and norm.options.rows == DEFAULT_ROWS == 5
     own = asked("dept, COUNT(*, contribution_norm => 8) AS n", _BASE, rest)
     assert (own.options.norm, own.functions[0].norm) == (None, 8.0)
 
