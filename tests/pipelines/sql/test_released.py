@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from dpstream.pipelines.sql.spread import Runner
 from tests.pipelines.sql.asking import COUNTED, OPTIONS, asked, data_set, dp
 
 
@@ -19,3 +22,59 @@ def test_outer_parts_work_on_released_columns(tmp_path: Path) -> None:
     assert set(found.intervals) == {"n"}
     sorted_n = [row["n"] for row in rows]
     assert sorted_n == sorted(sorted_n, reverse=True)
+
+
+_LAPLACE = "epsilon = 20, delta = 1e-9, max_groups_contributed = 2, mechanism = LAPLACE"
+_PUBLIC = OPTIONS + ", group_selection_strategy = PUBLIC_GROUPS"
+_ROWS = "(SELECT * FROM visits WHERE {where}) AS v"
+#: Statements of every kind, on some rows or on none.
+_EMPTIED = {
+    "thresholds": dp(f"page, seconds > 1 AS late, {COUNTED} AS n, COUNT(DISTINCT uid) AS u",
+                     f"FROM {_ROWS} GROUP BY page, late"),
+    "every function": dp(
+        "page, SUM(seconds WITH REPORT, contribution_bounds_per_group => (0, 9)) AS s, "
+        "AVG(seconds, contribution_bounds_per_row => (0, 9)) AS a, "
+        "STDDEV(seconds, contribution_bounds_per_row => (0, 9)) AS d, "
+        "MEDIAN(seconds, contribution_bounds_per_row => (0, 9)) AS m, "
+        "APPROX_QUANTILES(seconds, 4, contribution_bounds_per_row => (0, 9)) AS q",
+        f"FROM {_ROWS} GROUP BY page HAVING s > 1 ORDER BY page LIMIT 3"),
+    "bounds": dp("page, SUM(seconds) AS s, MAX(seconds) AS hi, AVG(n) AS a",
+                 f"FROM {_ROWS} GROUP BY page"),
+    "laplace": dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u",
+                  f"FROM {_ROWS} GROUP BY page", _LAPLACE),
+    "laplace bounds": dp("page, SUM(n) AS s, COUNT(DISTINCT uid) AS u",
+                         f"FROM {_ROWS} GROUP BY page", _LAPLACE),
+    "a norm": dp(f"page, {COUNTED} AS n", f"FROM {_ROWS} GROUP BY page",
+                 "epsilon = 2, delta = 1e-9, contribution_norm = 4"),
+    "public groups": dp("p.page, MEDIAN(v.seconds, contribution_bounds_per_row => (0, 9)) AS m",
+                        f"FROM {_ROWS} RIGHT JOIN (SELECT DISTINCT page FROM pages) AS p "
+                        "ON v.page = p.page GROUP BY p.page", _PUBLIC),
+    "no public groups": dp(f"p.page, {COUNTED} AS n",
+                           f"FROM {_ROWS} RIGHT JOIN (SELECT DISTINCT page FROM pages "
+                           "WHERE title = 'none') AS p ON v.page = p.page GROUP BY p.page",
+                           _PUBLIC),
+    "no groups": dp("SUM(n) AS s, MIN(seconds) AS lo, COUNT(DISTINCT uid) AS u", f"FROM {_ROWS}",
+                    "epsilon = 2, delta = 1e-9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _EMPTIED)
+def test_a_relation_without_rows_is_answered_as_any_other(kind: str, tmp_path: Path) -> None:
+    """An error would tell whether the one row is there that a condition asks for."""
+    data_set(tmp_path, epsilon=1e3)
+    text = _EMPTIED[kind]
+    full = asked(tmp_path, text.format(where="uid >= 0"), shards=2)
+    none = asked(tmp_path, text.format(where="uid = -1"), shards=2)
+    assert none.table.schema == full.table.schema
+    assert {name: table.schema for name, table in none.intervals.items()} == {
+        name: table.schema for name, table in full.intervals.items()
+    }
+    if kind in ("thresholds", "every function", "no public groups"):
+        assert none.table.num_rows == 0
+
+
+def test_nor_do_workers_fail_without_a_row(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    text = _EMPTIED["every function"].format(where="uid = -1")
+    found = asked(tmp_path, text, runner=Runner("DirectRunner"), shards=2)
+    assert found.table.num_rows == 0 and "page" in found.table.column_names
