@@ -39,9 +39,9 @@ _LOCKS = (
     "SET TimeZone = 'UTC'",
     "SET temp_directory = ''",
     "SET enable_progress_bar = false",  # it would stand between the rows of an answer
-    # A cast that moves into the reader of CSV drops a row where it should give NULL.  What two TRYs
-    # have in common leaves both, a scan's functions their TRY, and dates are tried on the statistics
-    # of rows that WHERE drops: all of these raise what should be NULL.
+    # A cast that moves into the reader of CSV drops a row where it should give NULL.  What two
+    # TRYs have in common leaves both, a scan's functions leave their TRY, and dates are tried on
+    # the statistics of rows that WHERE drops: all of these raise what should be NULL.
     f"SET disabled_optimizers = '{','.join(_UNSAFE)}'",
     "SET python_enable_replacements = false",
     "SET enable_external_access = false",

@@ -46,6 +46,9 @@ def _safe_select(node: exp.Select, combined: bool = False) -> None:
         _regroup(node)
     else:
         node.set("expressions", [_item(item) for item in node.expressions])
+    if node.args.get("order") is not None:
+        for key in node.args["order"].expressions:
+            key.set("this", tried(key.this))
     if combined:  # set operations cast decimals of two widths to a third
         node.set("expressions", [_widened(item) for item in node.expressions])
 
@@ -61,12 +64,12 @@ def _widened(item: exp.Expr) -> exp.Expr:
 def _regroup(node: exp.Select) -> None:
     """Two levels: groups with their counts, extremes and lists of values, none of which can fail;
     and above them, under TRY, everything that is computed from these."""
-    group, having = node.args.get("group"), node.args.get("having")
+    group, having, order = (node.args.get(part) for part in ("group", "having", "order"))
     groups = [] if group is None else list(group.expressions)
     known: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {}
     for i, item in enumerate(groups):
         known[item] = _typed(item), _above(f"g{i}", item)
-    for item in (*node.expressions, *([] if having is None else [having.this])):
+    for item in (*node.expressions, *(part for part in (having, order) if part is not None)):
         for call in item.find_all(exp.AggFunc):
             if call not in known:
                 known[call] = _collected(call, f"a{len(known)}")
@@ -86,6 +89,8 @@ def _regroup(node: exp.Select) -> None:
     node.set("expressions", [_item(item) for item in items])
     if having is not None:
         node.set("where", exp.Where(this=_condition(_over(having.this.copy(), known))))
+    if order is not None:
+        node.set("order", _over(order, known))
 
 
 def _above(name: str, of: exp.Expr) -> exp.Expr:

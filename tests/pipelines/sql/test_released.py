@@ -78,3 +78,33 @@ def test_nor_do_workers_fail_without_a_row(tmp_path: Path) -> None:
     text = _EMPTIED["every function"].format(where="uid = -1")
     found = asked(tmp_path, text, runner=Runner("DirectRunner"), shards=2)
     assert found.table.num_rows == 0 and "page" in found.table.column_names
+
+
+@pytest.mark.parametrize(
+    "order",
+    ["CAST(page AS INT64)", "1 / (n - n)", "EXP(1e9 * n)", "page", "1", "n * 9e307 * 10 DESC",
+     "LOG(n - n, 0)", "CAST(CAST(page AS DATE) AS STRING), n DESC"],
+)  # fmt: skip
+def test_an_order_that_fails_is_no_order(order: str, tmp_path: Path) -> None:
+    """After the charge nothing may fail: what was paid for is seen."""
+    data_set(tmp_path)
+    options = OPTIONS.replace("= 2", "= 60")
+    inner = dp(f"page, {COUNTED} AS n", options=options)
+    assert asked(tmp_path, f"{inner} ORDER BY {order}").table.num_rows >= 6
+    outside = f"SELECT r.page, r.n FROM ({inner}) AS r ORDER BY {order}"
+    assert asked(tmp_path, outside).table.num_rows >= 6
+
+
+def test_an_outer_query_that_groups_is_ordered(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    inner = dp(f"page, {COUNTED} AS n", options=OPTIONS.replace("= 2", "= 60"))
+    text = (
+        f"SELECT t.title, SUM(r.n) AS n FROM ({inner}) AS r JOIN pages AS t ON r.page = t.page "
+        "GROUP BY t.title ORDER BY "
+    )
+    orders = ("n DESC", "SUM(r.n) DESC", "CAST(t.title AS INT64), n DESC")
+    found = {order: asked(tmp_path, text + order).table.to_pylist() for order in orders}
+    rows = found["n DESC"]
+    assert [row["n"] for row in rows] == sorted((row["n"] for row in rows), reverse=True)
+    assert {row["title"] for row in rows} == {"Title 0", "Title 1", "Title 2"}
+    assert [len(rows) for rows in found.values()] == [3, 3, 3]
