@@ -139,10 +139,13 @@ def _replaced(node: exp.Expr) -> exp.Expr:
 
 
 def _alike(node: exp.Expr) -> exp.Expr:
-    pattern = node.expression
+    """A pattern may not end within an escape: DuckDB fails on that, also under TRY."""
+    of, pattern = node.this, node.expression
     if isinstance(pattern, exp.Literal) and "\\" not in pattern.name:
         return node
-    return exp.Paren(this=exp.Escape(this=node, expression=exp.Literal.string("\\")))
+    open_ = "(LENGTH(it_.p) - LENGTH(RTRIM(it_.p, '\\'))) % 2 = 1"
+    whole = f"CASE WHEN {open_} THEN NULL ELSE it_.p END"
+    return _once(f"it_.s LIKE ({whole}) ESCAPE '\\'", s=of, p=pattern)
 
 
 def _part(node: exp.Expr) -> exp.Expr:

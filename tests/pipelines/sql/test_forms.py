@@ -82,9 +82,11 @@ def test_other_comparisons_stay(text: str) -> None:
      ("RIGHT(s, 2)", "lo"), ("RIGHT(s, 0 - n)", "o"), ("SUBSTR(s, n)", "o"),
      (r"s LIKE 'h\\_llo'", False), (r"'a_b' LIKE 'a\\_b'", True), (r"'axb' LIKE 'a\\_b'", False),
      (r"'100%' LIKE '100\\%'", True), (r"'100x' LIKE '100\\%'", False), ("s LIKE 'h%'", True),
-     ("s LIKE p", True), (r"NOT '100x' LIKE '100\\%'", True)],
+     ("s LIKE p", True), ("s LIKE CONCAT(s, CHR_)", None), ("s LIKE 'h%CHR_'", None),
+     ("CONCAT(s, CHR_) LIKE CONCAT(s, CHR_, CHR_)", True), (r"NOT '100x' LIKE '100\\%'", True)],
 )  # fmt: skip
 def test_texts(text: str, expected: object) -> None:
+    text = text.replace("'h%CHR_'", r"'h%\\'").replace("CHR_", r"'\\'")
     assert value(text, s="hello", n=-1, p="%l_o") == expected
 
 
