@@ -113,6 +113,17 @@ def test_what_once_failed(kind: str, tmp_path: Path) -> None:
     assert _outcomes(_catalog(tmp_path, 3), [_DP + _FOUND[kind]]) == {"ran": 1}
 
 
+def test_a_row_cannot_fill_the_memory(tmp_path: Path) -> None:
+    """Texts that grow fourfold at each level."""
+    catalog = _catalog(tmp_path, 3)
+    inner = "SELECT uid, IF(uid = 'u1', 'abcdefgh', '') AS s FROM v"
+    for _ in range(13):
+        inner = f"SELECT uid, CONCAT(s, s, s, s) AS s FROM ({inner}) AS q"
+    query = _stage(f"{_DP} SUM(LENGTH(q.s), {_TO}) AS n FROM ({inner}) AS q", catalog)
+    with Engine(catalog, ["v"], memory="300MB") as engine:
+        assert engine.run(query).num_rows == 5
+
+
 def test_the_optimizers_that_are_off_would_be_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
