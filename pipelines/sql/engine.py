@@ -33,12 +33,17 @@ from dpstream.pipelines.sql.files import (
 from dpstream.pipelines.sql.inputs import FILES, files_of
 
 MEMORY = "2GB"
+_UNSAFE = (
+    "type_pushdown", "scalar_fn_pushdown", "common_subexpressions", "statistics_propagation",
+)  # fmt: skip
 _LOCKS = (
     "SET TimeZone = 'UTC'",
     "SET temp_directory = ''",
     "SET enable_progress_bar = false",  # it would stand between the rows of an answer
-    # A cast that moves into the reader of CSV drops a row where it should give NULL.
-    "SET disabled_optimizers = 'type_pushdown'",
+    # A cast that moves into the reader of CSV drops a row where it should give NULL.  What two
+    # TRYs have in common leaves both, a scan's functions leave their TRY, and dates are tried on
+    # the statistics of rows that WHERE drops: all of these raise what should be NULL.
+    f"SET disabled_optimizers = '{','.join(_UNSAFE)}'",
     "SET python_enable_replacements = false",
     "SET enable_external_access = false",
     "SET lock_configuration = true",

@@ -10,12 +10,11 @@ import itertools
 from sqlglot import exp
 
 from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.forms import DECIMALS, FLOATS, decimal, duckdb, exact
 from dpstream.pipelines.sql.ownership import GROUPABLE, type_of
 
-_FLOATS = (exp.DType.DOUBLE, exp.DType.FLOAT)
-_DECIMALS = (exp.DType.DECIMAL, exp.DType.BIGDECIMAL)
-#: Nodes that DuckDB reads otherwise.
-_REWRITTEN = (exp.Cast, exp.Div, exp.Mod, exp.IntDiv, exp.Extract, exp.TimestampDiff)
+#: Types whose equality cannot fail: DuckDB casts one of two decimals, which can.
+_EQUATED = GROUPABLE - set(DECIMALS)
 #: Nodes that cannot fail.
 _PLAIN = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Try, exp.Star)
 
@@ -24,11 +23,19 @@ def safe_query(node: exp.Select) -> exp.Select:
     """A copy in which nothing raises and no order is seen."""
     node = node.copy()
     for select in list(node.find_all(exp.Select)):
-        _safe_select(select)
+        _safe_select(select, _combined(select))
     return node
 
 
-def _safe_select(node: exp.Select) -> None:
+def _combined(node: exp.Expr) -> bool:
+    """Whether a query's rows go into a set operation."""
+    up = node.parent
+    while isinstance(up, exp.Subquery):
+        up = up.parent
+    return isinstance(up, exp.SetOperation)
+
+
+def _safe_select(node: exp.Select, combined: bool = False) -> None:
     for join in node.args.get("joins") or ():
         if join.args.get("on") is not None:
             join.set("on", _condition(join.args["on"]))
@@ -39,17 +46,30 @@ def _safe_select(node: exp.Select) -> None:
         _regroup(node)
     else:
         node.set("expressions", [_item(item) for item in node.expressions])
+    if node.args.get("order") is not None:
+        for key in node.args["order"].expressions:
+            key.set("this", tried(key.this))
+    if combined:  # set operations cast decimals of two widths to a third
+        node.set("expressions", [_widened(item) for item in node.expressions])
+
+
+def _widened(item: exp.Expr) -> exp.Expr:
+    column = item.unalias()
+    if isinstance(column, exp.Column) and type_of(column) in DECIMALS:
+        cast = exp.TryCast(this=column.copy(), to=decimal())
+        return exp.alias_(cast, item.alias_or_name, quoted=True)
+    return item
 
 
 def _regroup(node: exp.Select) -> None:
     """Two levels: groups with their counts, extremes and lists of values, none of which can fail;
     and above them, under TRY, everything that is computed from these."""
-    group, having = node.args.get("group"), node.args.get("having")
+    group, having, order = (node.args.get(part) for part in ("group", "having", "order"))
     groups = [] if group is None else list(group.expressions)
     known: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {}
     for i, item in enumerate(groups):
         known[item] = _typed(item), _above(f"g{i}", item)
-    for item in (*node.expressions, *([] if having is None else [having.this])):
+    for item in (*node.expressions, *(part for part in (having, order) if part is not None)):
         for call in item.find_all(exp.AggFunc):
             if call not in known:
                 known[call] = _collected(call, f"a{len(known)}")
@@ -69,6 +89,8 @@ def _regroup(node: exp.Select) -> None:
     node.set("expressions", [_item(item) for item in items])
     if having is not None:
         node.set("where", exp.Where(this=_condition(_over(having.this.copy(), known))))
+    if order is not None:
+        node.set("order", _over(order, known))
 
 
 def _above(name: str, of: exp.Expr) -> exp.Expr:
@@ -106,8 +128,10 @@ def _collected(node: exp.Expr, name: str) -> tuple[exp.Expr, exp.Expr]:
         total.meta["name"] = name
         return call, total
     elif not isinstance(value, exp.Star):
-        call.set("this", tried(value.copy()))
-    if isinstance(node, exp.Min | exp.Max) and (value.type is None or value.type.this in _FLOATS):
+        call.set("this", _typed(value))
+    if isinstance(node, exp.Min | exp.Max) and (
+        type_of(value) is None or type_of(value) in (*FLOATS, exp.DType.UNKNOWN)
+    ):
         # -0.0 and 0.0 are equal: which of them comes first would depend on the order.
         call = exp.Add(this=call, expression=exp.Literal.number(0))
     return call, above
@@ -118,7 +142,7 @@ def _item(item: exp.Expr) -> exp.Expr:
 
 
 def _typed(node: exp.Expr) -> exp.Expr:
-    return tried(node.copy(), type_of(node))
+    return tried(node.copy(), type_of(node) or exp.DType.UNKNOWN)
 
 
 def _condition(node: exp.Expr) -> exp.Expr:
@@ -128,74 +152,38 @@ def _condition(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Paren):
         return exp.Paren(this=_condition(node.this))
     if isinstance(node, exp.EQ) and _same(node.left, node.right):
+        if type_of(node.left) in FLOATS:  # DuckDB's NaN equals itself
+            return duckdb("(:e AND NOT ISNAN(:x))", e=node, x=node.left.copy())
         return node
     return tried(node)
 
 
 def _same(one: exp.Expr, other: exp.Expr) -> bool:
-    """Columns of one type: their equality cannot fail."""
+    """Columns of one type whose equality cannot fail: every column has the type it is said to."""
     columns = isinstance(one, exp.Column) and isinstance(other, exp.Column)
-    return columns and one.type is not None and one.type == other.type
+    kind = type_of(one)
+    return columns and kind == type_of(other) and (kind in _EQUATED or kind in FLOATS)
 
 
 def tried(node: exp.Expr, kind: exp.DType | None = None) -> exp.Expr:
-    """The expression, NULL where it fails; of a type that can be a group, if that is given."""
+    """The expression, NULL where it fails; of DuckDB's type for ``kind``, if that is given."""
     if isinstance(node, exp.Column):
         return node
-    body = _exact(node)
+    body = exact(node)
     if not isinstance(body, _PLAIN):
         body = exp.Try(this=body)
-    return exp.TryCast(this=body, to=_data_type(kind)) if kind in GROUPABLE else body
+    to = None if kind is None else _data_type(kind)
+    return body if to is None else exp.TryCast(this=body, to=to)
 
 
-def _data_type(kind: exp.DType | None) -> exp.DataType:
-    assert kind is not None
-    if kind in _DECIMALS:
-        return exp.DataType.build("DECIMAL(38, 9)", dialect="duckdb")
-    return exp.DataType(this=kind)
-
-
-def _exact(node: exp.Expr) -> exp.Expr:
-    """The expression with casts and divisions in their safe forms."""
-    for inner in reversed(list(node.find_all(*_REWRITTEN))):  # the innermost first
-        if inner is not node:
-            inner.replace(_one(inner))
-    return _one(node)
-
-
-def _one(node: exp.Expr) -> exp.Expr:
-    if isinstance(node, exp.Cast):
-        to = node.to
-        if to.this in _DECIMALS and not to.expressions:
-            to = _data_type(exp.DType.DECIMAL)
-        return exp.TryCast(this=node.this, to=to)
-    if isinstance(node, exp.Div | exp.Mod | exp.IntDiv):
-        divisor = exp.Nullif(this=node.expression, expression=exp.Literal.number(0))
-        node.set("expression", divisor)
-    if isinstance(node, exp.Extract):
-        return _extracted(node)
-    if isinstance(node, exp.TimestampDiff):  # whole units that have passed, not boundaries
-        unit = exp.Literal.string(node.text("unit").lower() or "microsecond")
-        return exp.Anonymous(this="DATE_SUB", expressions=[unit, node.expression, node.this])
-    return node
-
-
-def _extracted(node: exp.Extract) -> exp.Expr:
-    """Days and weeks as GoogleSQL numbers them: Sunday is 1 and begins a week; DuckDB's Sunday is 0
-    and its weeks are those of ISO."""
-    part, form = node.name.upper(), None
-    if part == "DAYOFWEEK":
-        form = "(EXTRACT(DOW FROM x) + 1)"
-    elif part == "WEEK":  # days before the first Sunday are in week 0
-        form = "((EXTRACT(DOY FROM x) + 6 - EXTRACT(DOW FROM x)) // 7)"
-    elif part == "ISOWEEK":
-        form = "EXTRACT(WEEK FROM x)"
-    if form is None:
-        return node
-    tree = exp.maybe_parse(form, dialect="duckdb")
-    for column in list(tree.find_all(exp.Column)):
-        column.replace(node.expression.copy())
-    return tree
+def _data_type(kind: exp.DType) -> exp.DataType | None:
+    """What a computed column is cast to.  Where DuckDB has a decimal for what is a float in
+    GoogleSQL, two of them would meet in a third, which not all values fit in."""
+    if kind in DECIMALS:
+        return decimal()
+    if kind in FLOATS or kind == exp.DType.UNKNOWN:
+        return exp.DataType(this=exp.DType.DOUBLE)
+    return exp.DataType(this=kind) if kind in GROUPABLE else None
 
 
 def tables_by_unit(query: exp.Select, catalog: Catalog) -> exp.Select:
@@ -229,13 +217,20 @@ def _owned(table: Table, catalog: Catalog) -> exp.Select:
         assert child.via is not None
         on = exp.and_(*(
             exp.EQ(
-                this=exp.column(column, table=f"t{place}", quoted=True),
-                expression=exp.column(key, table=f"t{place + 1}", quoted=True),
+                this=_key(child, column, place), expression=_key(parent, key, place + 1),
             )
             for column, key in child.via.on
         ))  # fmt: skip
         query.append("joins", exp.Join(this=_named(parent, place + 1), on=on))
     return query
+
+
+def _key(table: Table, column: str, place: int) -> exp.Expr:
+    """A column of a key; decimals in one width."""
+    node = exp.column(column, table=f"t{place}", quoted=True)
+    if table.columns[column] == "NUMERIC":
+        return exp.TryCast(this=node, to=decimal())
+    return node
 
 
 def _named(table: Table, place: int) -> exp.Expr:

@@ -79,7 +79,7 @@ class Groups:
 
     @property
     def values(self) -> pa.Table | None:
-        """The values by code, ``None`` without group columns."""
+        """The values by code, typed though there be none; ``None`` without group columns."""
         return pa.concat_tables(self._parts).combine_chunks() if self._parts else None
 
     def codes(self, columns: list[pa.ChunkedArray]) -> Int64:
@@ -95,7 +95,7 @@ class Groups:
             place = pc.index_in(packed, value_set=self._known).fill_null(-1)
             found = place.to_numpy(zero_copy_only=False).astype(np.int64)
         new = np.flatnonzero(found < 0)
-        if new.size and not self._frozen:
+        if not self._frozen and (new.size or not self._parts):  # without a row: its types
             found[new] = len(self._ids) + np.arange(new.size)
             some = numbers(new)
             self._parts.append(pa.table([v.take(some) for v in values], names=self._names))

@@ -20,9 +20,10 @@ from dpstream.pipelines.sql.exact import safe_query
 from dpstream.pipelines.sql.groups import numbers
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import Found
+from dpstream.pipelines.sql.statement import REPORTED
 
 #: Parts of a column's interval, and what stands between its name and theirs.
-PARTS, MARK = ("sd", "low", "high"), "\x1f"
+PARTS, MARK = REPORTED, "\x1f"
 _AGGREGATES = tuple(AGGREGATES)
 
 

@@ -23,10 +23,13 @@ numbers add up to the same in any order, so threads, files, shards and other uni
 move a partial; a sum of floats can, and in DuckDB does.  Where a subquery sums per unit, its values
 are sorted first.
 
-**Data never raises.**  Expressions run under TRY, CAST is TRY_CAST and x / 0 is NULL; what fails,
-and NaN and infinity, is NULL: left out of functions, not passed by WHERE, one group of its own in
-GROUP BY.  Computed columns are cast to the types that the validator found, so that a type it did
-not foresee cannot make a float of a group.
+**No error depends on a row.**  Expressions run under TRY, CAST is TRY_CAST and x / 0 is NULL; what
+fails, and NaN and infinity, is NULL: left out of functions, not passed by WHERE, one group of its
+own in GROUP BY.  TRY alone is not enough: `engine` turns off the optimizers that take expressions
+out of it, and `forms` keeps from DuckDB what TRY does not catch.  Computed columns are cast to the
+types that the validator found, so that a type it did not foresee cannot make a float of a group,
+nor two decimals fail where they meet.  Texts that are put together are bounded; the lists of VAR
+and quantiles, and how long a query runs, are not.
 
 **What the caller relies on** to register: tables under their catalog names with columns of the
 catalog's types; time zone UTC.

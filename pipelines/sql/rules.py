@@ -42,6 +42,7 @@ RULES: dict[str, Rule] = {
         "uses a function that is not on the list of allowed ones",
         "use a deterministic scalar function of the list in the documentation",
     ),
+    "time-zone": Rule("names a time zone other than UTC", "leave it out: all times are UTC"),
     "unknown-table": Rule(
         "names a table that the catalog does not have", "use a table of the catalog, or add it"
     ),

@@ -22,6 +22,8 @@ from dpstream.pipelines.sql.public_groups import public_side
 from dpstream.pipelines.sql.relations import Scope
 from dpstream.pipelines.sql.resolve import inlined, parsed, qualified
 
+#: What WITH REPORT adds to a column's name.
+REPORTED = ("sd", "low", "high")
 _CALLS = (*AGGREGATES, exp.AggFunc, Private)
 
 
@@ -120,6 +122,7 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     if core is not tree and core.parent is not None:
         core.replace(outer)
     _check_outer(tree, catalog, released)
+    _check_reports(tree, functions)
     return Statement(options, source, unit, released.groups, functions, tree, public)
 
 
@@ -228,6 +231,16 @@ def _check_norms(options: Options, functions: tuple[Function, ...], core: exp.Se
         return
     fits = all(norms) and all(f.kind in ("count", "sum", "units") for f in functions)
     require(fits and options.mechanism == "gaussian", "norm", core.expressions[0])
+
+
+def _check_reports(tree: exp.Query, functions: tuple[Function, ...]) -> None:
+    """Columns of an interval stand beside its own: no other is called like one of them."""
+    reports = {function.name for function in functions if function.report}
+    items = {item.alias_or_name: item for item in tree.selects}
+    for name in reports & items.keys():
+        for part in REPORTED:
+            other = items.get(f"{name}_{part}")
+            require(other is None, "duplicate-column", other)
 
 
 def _check_outer(tree: exp.Expr, catalog: Tables, released: _Released) -> None:

@@ -47,7 +47,8 @@ def explained(text: str) -> str | None:
 
 def shown(answer: SqlAnswer) -> str:
     """The rows as an aligned table; a column with an interval has its half-width beside it."""
-    extra = {f"{name}_{part}" for name in answer.header.reports for part in ("sd", "low", "high")}
+    reports = [name for name in answer.header.reports if name in answer.intervals]
+    extra = {f"{name}_{part}" for name in reports for part in ("sd", "low", "high")}
     names = [n for n in answer.table.column_names if n not in extra]
     columns = []
     for name in names:
@@ -71,7 +72,10 @@ def records(answer: SqlAnswer) -> list[dict[str, Any]]:
     return [
         {
             "values": {name: _plain(values[name][row]) for name in values},
-            "intervals": {name: between[name][row] for name in between},
+            "intervals": {
+                name: {part: _plain(end) for part, end in between[name][row].items()}
+                for name in between
+            },
         }
         for row in range(answer.table.num_rows)
     ]
@@ -80,7 +84,11 @@ def records(answer: SqlAnswer) -> list[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
-    if value is None or isinstance(value, bool | int | float | str | list):
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no such number
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
 
@@ -88,7 +96,7 @@ def _plain(value: Any) -> Any:
 def _cell(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_cell(part) for part in value) + "]"
-    if isinstance(value, float):
+    if isinstance(value, float) and math.isfinite(value):
         return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:,.6g}"
     if value is None:
         return "NULL"

@@ -237,6 +237,13 @@ RELATIONS: list[tuple[str, str, str]] = [
      "SELECT uid, CAST(page AS JSON) AS v FROM visits", "function"),
     ("SELECT uid, EXTRACT(YEAR FROM day) AS v FROM visits",
      "SELECT uid, EXTRACT(MICROSECOND FROM day) AS v FROM visits", "function"),
+    ("SELECT uid, EXTRACT(DAY FROM DATE(at, 'UTC')) AS v FROM visits",
+     "SELECT uid, EXTRACT(DAY FROM DATE(at, 'Foo/Bar')) AS v FROM visits", "time-zone"),
+    ("SELECT uid, EXTRACT(DAY FROM DATE(at)) AS v FROM visits",
+     "SELECT uid, EXTRACT(DAY FROM DATE(at, page)) AS v FROM visits", "time-zone"),
+    ("SELECT uid, EXTRACT(DAY FROM TIMESTAMP_TRUNC(at, MONTH)) AS v FROM visits",
+     "SELECT uid, EXTRACT(DAY FROM TIMESTAMP_TRUNC(at, MONTH, 'Foo/Bar')) AS v FROM visits",
+     "time-zone"),
 ]  # fmt: skip
 _OK = f"{DP} dept, COUNT(*) AS k FROM users GROUP BY dept"
 

@@ -18,25 +18,6 @@ def test_what_fails_is_null(text: str) -> None:
     assert duckdb.sql(f"SELECT {safe}").fetchall() == [(None,)]
 
 
-@pytest.mark.parametrize(
-    ("day", "numbers"),  # GoogleSQL's: day of week, week, ISO week
-    [("2024-01-06", (7, 0, 1)), ("2024-01-07", (1, 1, 1)), ("2023-01-01", (1, 1, 52)),
-     ("2024-12-31", (3, 52, 1)), ("2020-02-29", (7, 8, 9)), ("bad", (None, None, None))],
-)  # fmt: skip
-def test_days_and_weeks_have_googlesql_s_numbers(day: str, numbers: tuple[int | None, ...]) -> None:
-    for part, number in zip(("DAYOFWEEK", "WEEK", "ISOWEEK"), numbers, strict=True):
-        text = f"EXTRACT({part} FROM CAST('{day}' AS DATE))"
-        safe = tried(parse_one(text, dialect="bigquery"), exp.DType.BIGINT).sql("duckdb")
-        assert duckdb.sql(f"SELECT {safe}").fetchall() == [(number,)]
-
-
-def test_a_difference_of_instants_is_of_whole_units() -> None:
-    """DuckDB's own counts the boundaries between them."""
-    text = "TIMESTAMP_DIFF(TIMESTAMP '2024-01-05 02:00:00', TIMESTAMP '2024-01-05 00:00:01', HOUR)"
-    safe = tried(parse_one(text, dialect="bigquery"), exp.DType.BIGINT).sql("duckdb")
-    assert duckdb.sql(f"SELECT {safe}").fetchall() == [(1,)]
-
-
 def test_columns_and_literals_stay() -> None:
     for text in ("a", "1", "NULL"):
         node = parse_one(text)

@@ -78,3 +78,13 @@ def test_no_rows() -> None:
     groups = Groups(["a", "b"], [_T.TEXT, _T.DATE], _ring().key)
     empty = [_chunked([], pa.string()), _chunked([], pa.date32())]
     assert groups.codes(empty).tolist() == [] and len(groups.ids) == 0
+    assert groups.values is not None
+    assert groups.values.schema == pa.schema({"a": pa.string(), "b": pa.date32()})
+    full = [_chunked(["x"], pa.string()), _chunked([None], pa.date32())]
+    assert groups.codes(full).tolist() == [0] and groups.values.num_rows == 1
+
+
+def test_public_groups_that_are_none() -> None:
+    groups = Groups(["a"], [_T.TEXT], _ring().key, pa.table({"a": pa.array([], pa.string())}))
+    assert groups.codes([_chunked(["x"])]).tolist() == [-1] and len(groups.ids) == 0
+    assert groups.values is not None and groups.values.column_names == ["a"]

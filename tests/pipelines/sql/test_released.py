@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from dpstream.pipelines.sql.spread import Runner
 from tests.pipelines.sql.asking import COUNTED, OPTIONS, asked, data_set, dp
 
 
@@ -19,3 +22,89 @@ def test_outer_parts_work_on_released_columns(tmp_path: Path) -> None:
     assert set(found.intervals) == {"n"}
     sorted_n = [row["n"] for row in rows]
     assert sorted_n == sorted(sorted_n, reverse=True)
+
+
+_LAPLACE = "epsilon = 20, delta = 1e-9, max_groups_contributed = 2, mechanism = LAPLACE"
+_PUBLIC = OPTIONS + ", group_selection_strategy = PUBLIC_GROUPS"
+_ROWS = "(SELECT * FROM visits WHERE {where}) AS v"
+#: Statements of every kind, on some rows or on none.
+_EMPTIED = {
+    "thresholds": dp(f"page, seconds > 1 AS late, {COUNTED} AS n, COUNT(DISTINCT uid) AS u",
+                     f"FROM {_ROWS} GROUP BY page, late"),
+    "every function": dp(
+        "page, SUM(seconds WITH REPORT, contribution_bounds_per_group => (0, 9)) AS s, "
+        "AVG(seconds, contribution_bounds_per_row => (0, 9)) AS a, "
+        "STDDEV(seconds, contribution_bounds_per_row => (0, 9)) AS d, "
+        "MEDIAN(seconds, contribution_bounds_per_row => (0, 9)) AS m, "
+        "APPROX_QUANTILES(seconds, 4, contribution_bounds_per_row => (0, 9)) AS q",
+        f"FROM {_ROWS} GROUP BY page HAVING s > 1 ORDER BY page LIMIT 3"),
+    "bounds": dp("page, SUM(seconds) AS s, MAX(seconds) AS hi, AVG(n) AS a",
+                 f"FROM {_ROWS} GROUP BY page"),
+    "laplace": dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u",
+                  f"FROM {_ROWS} GROUP BY page", _LAPLACE),
+    "laplace bounds": dp("page, SUM(n) AS s, COUNT(DISTINCT uid) AS u",
+                         f"FROM {_ROWS} GROUP BY page", _LAPLACE),
+    "a norm": dp(f"page, {COUNTED} AS n", f"FROM {_ROWS} GROUP BY page",
+                 "epsilon = 2, delta = 1e-9, contribution_norm = 4"),
+    "public groups": dp("p.page, MEDIAN(v.seconds, contribution_bounds_per_row => (0, 9)) AS m",
+                        f"FROM {_ROWS} RIGHT JOIN (SELECT DISTINCT page FROM pages) AS p "
+                        "ON v.page = p.page GROUP BY p.page", _PUBLIC),
+    "no public groups": dp(f"p.page, {COUNTED} AS n",
+                           f"FROM {_ROWS} RIGHT JOIN (SELECT DISTINCT page FROM pages "
+                           "WHERE title = 'none') AS p ON v.page = p.page GROUP BY p.page",
+                           _PUBLIC),
+    "no groups": dp("SUM(n) AS s, MIN(seconds) AS lo, COUNT(DISTINCT uid) AS u", f"FROM {_ROWS}",
+                    "epsilon = 2, delta = 1e-9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _EMPTIED)
+def test_a_relation_without_rows_is_answered_as_any_other(kind: str, tmp_path: Path) -> None:
+    """An error would tell whether the one row is there that a condition asks for."""
+    data_set(tmp_path, epsilon=1e3)
+    text = _EMPTIED[kind]
+    full = asked(tmp_path, text.format(where="uid >= 0"), shards=2)
+    none = asked(tmp_path, text.format(where="uid = -1"), shards=2)
+    assert none.table.schema == full.table.schema
+    assert {name: table.schema for name, table in none.intervals.items()} == {
+        name: table.schema for name, table in full.intervals.items()
+    }
+    if kind in ("thresholds", "every function", "no public groups"):
+        assert none.table.num_rows == 0
+
+
+def test_nor_do_workers_fail_without_a_row(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    text = _EMPTIED["every function"].format(where="uid = -1")
+    found = asked(tmp_path, text, runner=Runner("DirectRunner"), shards=2)
+    assert found.table.num_rows == 0 and "page" in found.table.column_names
+
+
+@pytest.mark.parametrize(
+    "order",
+    ["CAST(page AS INT64)", "1 / (n - n)", "EXP(1e9 * n)", "page", "1", "n * 9e307 * 10 DESC",
+     "LOG(n - n, 0)", "CAST(CAST(page AS DATE) AS STRING), n DESC"],
+)  # fmt: skip
+def test_an_order_that_fails_is_no_order(order: str, tmp_path: Path) -> None:
+    """After the charge nothing may fail: what was paid for is seen."""
+    data_set(tmp_path)
+    options = OPTIONS.replace("= 2", "= 60")
+    inner = dp(f"page, {COUNTED} AS n", options=options)
+    assert asked(tmp_path, f"{inner} ORDER BY {order}").table.num_rows >= 6
+    outside = f"SELECT r.page, r.n FROM ({inner}) AS r ORDER BY {order}"
+    assert asked(tmp_path, outside).table.num_rows >= 6
+
+
+def test_an_outer_query_that_groups_is_ordered(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    inner = dp(f"page, {COUNTED} AS n", options=OPTIONS.replace("= 2", "= 60"))
+    text = (
+        f"SELECT t.title, SUM(r.n) AS n FROM ({inner}) AS r JOIN pages AS t ON r.page = t.page "
+        "GROUP BY t.title ORDER BY "
+    )
+    orders = ("n DESC", "SUM(r.n) DESC", "CAST(t.title AS INT64), n DESC")
+    found = {order: asked(tmp_path, text + order).table.to_pylist() for order in orders}
+    rows = found["n DESC"]
+    assert [row["n"] for row in rows] == sorted((row["n"] for row in rows), reverse=True)
+    assert {row["title"] for row in rows} == {"Title 0", "Title 1", "Title 2"}
+    assert [len(rows) for rows in found.values()] == [3, 3, 3]

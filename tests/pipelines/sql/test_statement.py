@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import MAX_GROUPS
 from dpstream.pipelines.sql.catalog import catalog_of
 from dpstream.pipelines.sql.options import DEFAULT_ROWS, Options
@@ -166,3 +166,16 @@ def test_composite_keys(relation: str, usable: bool) -> None:
         with pytest.raises(PolicyError) as caught:
             statement_of(text, catalog)
         assert caught.value.code == "join-without-unit"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("taken", ["a_sd", "a_low", "a_high"])
+def test_no_column_is_called_like_a_part_of_an_interval(taken: str) -> None:
+    """It would be shown in the place of the interval, or the interval in its."""
+    both = f"COUNT(DISTINCT uid WITH REPORT) AS a, SUM(age) AS {taken}"
+    with pytest.raises(DpstreamError, match="one name"):
+        asked(both)
+    core = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({_BASE}) {both} FROM users"
+    with pytest.raises(DpstreamError, match="one name"):
+        statement_of(f"SELECT r.a, r.{taken} FROM ({core}) AS r", _CATALOG)
+    statement_of(f"SELECT r.a AS b, r.{taken} FROM ({core}) AS r", _CATALOG)
+    assert asked(both.replace(" WITH REPORT", "")).functions[1].name == taken

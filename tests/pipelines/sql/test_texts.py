@@ -1,11 +1,15 @@
 """Statements of a file, EXPLAIN, and answers as tables for people."""
 
+import json
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.sql.receipt import MARK, Header, decoded, encoded
 from dpstream.pipelines.sql.texts import explained, records, shown, split
+from tests.pipelines.sql.asking import asked, data_set, dp
 
 
 def test_statements_end_at_semicolons_that_are_no_text() -> None:
@@ -37,6 +41,25 @@ def test_tables_are_aligned_and_control_characters_are_not_printed() -> None:
     first, second = records(answer)
     assert first["values"]["n"] == 1_234.0 and second["values"]["page"] is None
     assert first["intervals"] == {"n": {"sd": 1.0, "low": 1_200.0, "high": 1_268.0}}
+
+
+def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
+    """EXP of a released count, say."""
+    inf, nan = float("inf"), float("nan")
+    rows = pa.table({"n": [inf, -inf, nan, 1.5], "q": [[inf, 1.0], [nan], [None], []]})
+    header = Header("ab", "cd", "2024-01-01T00:00:00Z", 1.0, 1e-9, 0.2, 0.0)
+    answer = decoded(encoded(header, rows), "d", True, False)
+    assert [line.split()[0] for line in shown(answer).splitlines()[2:]] == [
+        "Infinity", "-Infinity", "NaN", "1.5",
+    ]  # fmt: skip
+    text = json.dumps(records(answer), allow_nan=False)
+    assert [row["values"] for row in json.loads(text)] == [
+        {"n": "Infinity", "q": ["Infinity", 1.0]}, {"n": "-Infinity", "q": ["NaN"]},
+        {"n": "NaN", "q": [None]}, {"n": 1.5, "q": []},
+    ]  # fmt: skip
+    data_set(tmp_path)
+    found = asked(tmp_path, dp("page, EXP(1000 * COUNT(DISTINCT uid)) AS e"))
+    assert "Infinity" in shown(found) and json.dumps(records(found), allow_nan=False)
 
 
 def test_bytes_of_another_form_are_refused() -> None:

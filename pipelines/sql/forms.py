@@ -1,0 +1,204 @@
+"""What nodes of GoogleSQL are in DuckDB's words, where these mean something else or can fail.
+
+Each form is a function of the node's operands alone, NULL where GoogleSQL has an error, and names
+each operand once, or it is a column: a statement does not grow with its depth.  What TRY around it
+catches (overflow, casts, bad patterns) is left to TRY; texts that grow are bounded before they are
+made, because how much memory is used would tell of a row.
+
+* CAST: TRY_CAST; floats to whole numbers round halves away from zero; 5.0 is the text ``5``.
+* ``/``, ``%``, DIV: NULL for a divisor of 0, in parentheses.
+* Comparisons of floats: NaN is not equal to, above or below anything.
+* CONCAT, ``||``, REPLACE: NULL beyond MAX_TEXT bytes.
+* LIKE: a backslash escapes.  SUBSTR: from the first character if it begins before; NULL, as LEFT
+  and RIGHT, for a length below 0.
+* EXTRACT, TIMESTAMP_DIFF, DATE_ADD, DATE_SUB.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlglot import exp
+
+#: Bytes of a text that is put together of others.
+MAX_TEXT = 65_536
+FLOATS = (exp.DType.DOUBLE, exp.DType.FLOAT)
+DECIMALS = (exp.DType.DECIMAL, exp.DType.BIGDECIMAL)
+_BYTES = (exp.DType.VARBINARY, exp.DType.BINARY)
+
+
+def exact(node: exp.Expr) -> exp.Expr:
+    """The expression with every node in its form; the given one is used up."""
+    for inner in reversed(list(node.find_all(*_FORMS))):  # the innermost first
+        if inner is not node:
+            place = exp.Placeholder()  # the form may hold the node itself
+            inner.replace(place)
+            place.replace(_formed(inner))
+    return _formed(node)
+
+
+def duckdb(text: str, **parts: exp.Expr) -> exp.Expr:
+    """An expression of DuckDB's with parts put in."""
+    tree = exp.maybe_parse(text, dialect="duckdb")
+    return exp.replace_placeholders(tree, **parts).copy()  # no node stands in two places
+
+
+def decimal() -> exp.DataType:
+    """The type that decimals have where two of them meet."""
+    return exp.DataType.build("DECIMAL(38, 9)", dialect="duckdb")
+
+
+def kind_of(node: exp.Expr) -> exp.DType | None:
+    """The type of a node as far as it is known."""
+    return None if node.type is None else node.type.this
+
+
+def _formed(node: exp.Expr) -> exp.Expr:
+    make = _FORMS.get(type(node))
+    if make is None:
+        return node
+    kind, new = node.type, make(node)
+    new.type = kind
+    return new
+
+
+def _once(form: str, **parts: exp.Expr) -> exp.Expr:
+    """A form that names its parts (``it_.a``, ...) as often as it likes; each is evaluated once."""
+    fields = ", ".join(f"'{name}': :{name}" for name in parts)
+    return duckdb(f"LIST_TRANSFORM([{{{fields}}}], lambda it_: {form})[1]", **parts)
+
+
+def _cast(node: exp.Expr) -> exp.Expr:
+    of, to = node.this, node.args["to"]
+    if to.this in DECIMALS and not to.expressions:
+        to = decimal()
+    if kind_of(of) in FLOATS:
+        if to.this in (exp.DType.BIGINT, exp.DType.INT):
+            of = exp.Anonymous(this="ROUND", expressions=[of])
+        elif to.this in (exp.DType.TEXT, exp.DType.VARCHAR):
+            form = "REGEXP_REPLACE(TRY_CAST(TRY_CAST(:x AS DOUBLE) AS TEXT), '\\.0$', '')"
+            return duckdb(form, x=of)
+    return exp.TryCast(this=of, to=to)
+
+
+def _divided(node: exp.Expr) -> exp.Expr:
+    divisor: exp.Expr = node.expression
+    if isinstance(node, exp.IntDiv):  # a function: its operands have no parentheses yet
+        node.set("this", exp.Paren(this=node.this))
+    node.set("expression", exp.Nullif(this=divisor, expression=exp.Literal.number(0)))
+    return node if isinstance(node, exp.Div) else exp.Paren(this=node)
+
+
+def _in_parentheses(node: exp.Expr) -> exp.Expr:
+    return exp.Paren(this=node)
+
+
+def _compared(node: exp.Expr) -> exp.Expr:
+    """DuckDB's NaN equals itself and is above all numbers."""
+    sides = {"a": node.left, "b": node.right}
+    floats = [s for s, of in sides.items() if kind_of(of) in FLOATS and not _literal(of)]
+    if not floats:
+        return node
+    otherwise = "TRUE" if isinstance(node, exp.NEQ) else "FALSE"
+    sign = _SIGNS[type(node)]
+    simple = all(isinstance(of, exp.Column) or _literal(of) for of in sides.values())
+    a, b = (":a", ":b") if simple else ("it_.a", "it_.b")
+    names = {"a": a, "b": b}
+    absent = [
+        f"ISNAN(TRY_CAST({names[s]} AS DOUBLE)) AND NOT {names['b' if s == 'a' else 'a']} IS NULL"
+        for s in floats
+    ]
+    form = f"CASE WHEN {' OR '.join(absent)} THEN {otherwise} ELSE {a} {sign} {b} END"
+    return duckdb(form, **sides) if simple else _once(form, **sides)
+
+
+def _literal(node: exp.Expr) -> bool:
+    return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal)
+
+
+def _joined(node: exp.Expr) -> exp.Expr:
+    """CONCAT and ``||``."""
+    parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
+    if len(parts) == 1:
+        return parts[0]
+    names = {f"p{i}": part for i, part in enumerate(parts)}
+    size = "OCTET_LENGTH" if any(kind_of(part) in _BYTES for part in parts) else "STRLEN"
+    long = " + ".join(f"{size}(it_.{name})" for name in names)
+    whole = " || ".join(f"it_.{name}" for name in names)
+    return _once(f"CASE WHEN {long} <= {MAX_TEXT} THEN {whole} END", **names)
+
+
+def _replaced(node: exp.Expr) -> exp.Expr:
+    parts = {"a": node.this, "b": node.expression, "c": node.args["replacement"]}
+    times = "(STRLEN(it_.a) - STRLEN(REPLACE(it_.a, it_.b, ''))) // STRLEN(it_.b)"
+    return _once(
+        f"CASE WHEN STRLEN(it_.b) = 0 AND STRLEN(it_.c) >= 0 THEN it_.a "
+        f"WHEN STRLEN(it_.a) + {times} * (STRLEN(it_.c) - STRLEN(it_.b)) <= {MAX_TEXT} "
+        f"THEN REPLACE(it_.a, it_.b, it_.c) END",
+        **parts,
+    )
+
+
+def _alike(node: exp.Expr) -> exp.Expr:
+    """A pattern may not end within an escape: DuckDB fails on that, also under TRY."""
+    of, pattern = node.this, node.expression
+    if isinstance(pattern, exp.Literal) and "\\" not in pattern.name:
+        return node
+    open_ = "(LENGTH(it_.p) - LENGTH(RTRIM(it_.p, '\\'))) % 2 = 1"
+    whole = f"CASE WHEN {open_} THEN NULL ELSE it_.p END"
+    return _once(f"it_.s LIKE ({whole}) ESCAPE '\\'", s=of, p=pattern)
+
+
+def _part(node: exp.Expr) -> exp.Expr:
+    """SUBSTR."""
+    start, length = node.args.get("start"), node.args.get("length")
+    if start is None:
+        return node
+    plain = isinstance(start, exp.Literal) and start.is_int and int(start.name) > 0
+    if plain and (length is None or isinstance(length, exp.Literal)):
+        return node
+    parts = {"s": node.this, "p": start} | ({} if length is None else {"n": length})
+    begin = "CASE WHEN it_.p = 0 OR it_.p < -LENGTH(it_.s) THEN 1 ELSE it_.p END"
+    if length is None:
+        return _once(f"SUBSTRING(it_.s, {begin})", **parts)
+    return _once(f"CASE WHEN it_.n >= 0 THEN SUBSTRING(it_.s, {begin}, it_.n) END", **parts)
+
+
+def _end(node: exp.Expr) -> exp.Expr:
+    """LEFT and RIGHT."""
+    if isinstance(node.expression, exp.Literal):
+        return node
+    name = "LEFT" if isinstance(node, exp.Left) else "RIGHT"
+    form = f"CASE WHEN it_.n >= 0 THEN {name}(it_.s, it_.n) END"
+    return _once(form, s=node.this, n=node.expression)
+
+
+def _difference(node: exp.Expr) -> exp.Expr:
+    """Whole units that have passed, not boundaries."""
+    unit = exp.Literal.string(node.text("unit").lower() or "microsecond")
+    return exp.Anonymous(this="DATE_SUB", expressions=[unit, node.expression, node.this])
+
+
+def _extracted(node: exp.Expr) -> exp.Expr:
+    """Days and weeks as GoogleSQL numbers them: Sunday is 1 and begins a week; DuckDB's Sunday is 0
+    and its weeks are those of ISO."""
+    part, of = node.name.upper(), node.expression
+    if part == "DAYOFWEEK":
+        return duckdb("(EXTRACT(DOW FROM :x) + 1)", x=of)
+    if part == "ISOWEEK":
+        return duckdb("EXTRACT(WEEK FROM :x)", x=of)
+    if part != "WEEK":
+        return node
+    # Days before the first Sunday are in week 0.
+    return _once("(EXTRACT(DOY FROM it_.x) + 6 - EXTRACT(DOW FROM it_.x)) // 7", x=of)
+
+
+_SIGNS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+}  # fmt: skip
+_FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
+    **dict.fromkeys(_SIGNS, _compared),
+    exp.Cast: _cast, exp.TryCast: _cast, exp.Extract: _extracted, exp.TimestampDiff: _difference,
+    exp.Div: _divided, exp.Mod: _divided, exp.IntDiv: _divided, exp.DateAdd: _in_parentheses,
+    exp.DateSub: _in_parentheses, exp.Concat: _joined, exp.DPipe: _joined, exp.Replace: _replaced,
+    exp.Like: _alike, exp.Substring: _part, exp.Left: _end, exp.Right: _end,
+}  # fmt: skip

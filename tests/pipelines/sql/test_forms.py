@@ -1,0 +1,152 @@
+"""What DuckDB makes of GoogleSQL's nodes: the values that GoogleSQL gives."""
+
+from typing import Any
+
+import duckdb
+import pytest
+from sqlglot import exp, parse_one
+
+from dpstream.pipelines.sql.dialect import DpSql
+from dpstream.pipelines.sql.exact import tried
+from dpstream.pipelines.sql.forms import MAX_TEXT
+from dpstream.pipelines.sql.ownership import type_of
+from dpstream.pipelines.sql.resolve import qualified
+
+_TYPES = {"x": "INT64", "f": "FLOAT64", "nan": "FLOAT64", "s": "STRING", "p": "STRING",
+          "n": "INT64", "no": "FLOAT64", "d": "DATE", "long": "STRING"}  # fmt: skip
+_SQL = {"INT64": "BIGINT", "FLOAT64": "DOUBLE", "STRING": "TEXT", "DATE": "DATE"}
+
+
+def value(text: str, **columns: Any) -> Any:
+    """What an expression is in one row."""
+    tree = parse_one(f"SELECT {text} AS v FROM t", dialect=DpSql())
+    schema = {"t": {name: _TYPES[name] for name in columns or {"x": 0}}}
+    tree = qualified(tree, schema)  # type: ignore[arg-type]
+    item = tree.expressions[0].unalias()
+    safe = tried(item, type_of(item) or exp.DType.UNKNOWN).sql("duckdb")
+    base = duckdb.connect()
+    names = ", ".join(f"{name} {_SQL[_TYPES[name]]}" for name in columns or {"x": 0})
+    base.execute(f"CREATE TABLE t ({names})")
+    base.execute(f"INSERT INTO t VALUES ({', '.join('?' for _ in columns or [0])})",
+                 list(columns.values()) or [0])  # fmt: skip
+    return base.sql(f"SELECT {safe} FROM t").fetchall()[0][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("DIV(x - 12, 2)", -3), ("3 * DIV(x, 2)", 6), ("x - 1 - DIV(x - 1, 2)", 2), ("-DIV(x, 2)", -2),
+     ("10 - DIV(x, 1 + 1) * 2", 6), ("DIV(DIV(x, 2), 2)", 1), ("DIV(20, DIV(x, 2))", 10),
+     ("3 * MOD(x, 3)", 6), ("10 - MOD(x - 1, 3)", 9), ("MOD(MOD(x, 3) + 2, 3)", 1),
+     ("x / (x - 1) * 4", 5.0), ("DIV(x, x - 5)", None), ("DIV(x, 2) & 3", 2),
+     ("SAFE_DIVIDE(x + 1, x - 3) * 2", 6.0)],
+)  # fmt: skip
+def test_operators_keep_their_operands(text: str, expected: float | None) -> None:
+    assert value(text, x=5) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("CAST(f AS INT64)", 3), ("CAST(f + 1 AS INT64)", 4), ("CAST(-f AS INT64)", -3),
+     ("CAST(0.5 * f AS INT64)", 1), ("CAST(CAST(f AS INT64) AS STRING)", "3"),
+     ("CAST(f AS STRING)", "2.5"), ("CAST(f * 2 AS STRING)", "5"), ("CAST(f * 0 AS STRING)", "0"),
+     ("CAST(1e20 * f AS STRING)", "2.5e+20"), ("CAST(0.5 * 2 AS STRING)", "1"),
+     ("CAST(f * 1e300 * 1e300 AS INT64)", None)],
+)  # fmt: skip
+def test_casts_of_floats(text: str, expected: object) -> None:
+    assert value(text, f=2.5) == expected
+
+
+@pytest.mark.parametrize("sign", ["=", "<>", "<", "<=", ">", ">="])
+@pytest.mark.parametrize("pair", ["nan {} 1", "1 {} nan", "nan {} nan", "nan * 2 {} f", "f {} -nan",
+                                  "nan {} x + 1", "nan + 0 {} nan * 1"])  # fmt: skip
+def test_nothing_is_equal_to_above_or_below_nan(sign: str, pair: str) -> None:
+    assert value(pair.format(sign), nan=float("nan"), f=1.0, x=1) is (sign == "<>")
+    assert value(f"NOT ({pair.format(sign)})", nan=float("nan"), f=1.0, x=1) is (sign != "<>")
+
+
+@pytest.mark.parametrize("text", ["f {} 1", "f * 1 {} x", "x {} f", "f {} f + no", "nan {} no",
+                                  "no {} nan * 1"])  # fmt: skip
+def test_other_comparisons_stay(text: str) -> None:
+    row = {"f": 1.0, "x": 1, "no": None, "nan": float("nan")}
+    for sign in ("=", "<>", "<", ">="):
+        expected = None if "no" in text.split() else sign in ("=", ">=")
+        assert value(text.format(sign), **row) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("SUBSTR(s, 0, 2)", "he"), ("SUBSTR(s, -10, 3)", "hel"), ("SUBSTR(s, -3, 2)", "ll"),
+     ("SUBSTR(s, 2)", "ello"), ("SUBSTR(s, 0)", "hello"), ("SUBSTR(s, 2, -1)", None),
+     ("SUBSTR(s, n, n)", None), ("SUBSTR(s, 2, 3)", "ell"), ("LEFT(s, n)", None),
+     ("LEFT(s, -1)", None), ("LEFT(s, 2)", "he"), ("LEFT(s, n + 3)", "he"), ("RIGHT(s, -1)", None),
+     ("RIGHT(s, 2)", "lo"), ("RIGHT(s, 0 - n)", "o"), ("SUBSTR(s, n)", "o"),
+     (r"s LIKE 'h\\_llo'", False), (r"'a_b' LIKE 'a\\_b'", True), (r"'axb' LIKE 'a\\_b'", False),
+     (r"'100%' LIKE '100\\%'", True), (r"'100x' LIKE '100\\%'", False), ("s LIKE 'h%'", True),
+     ("s LIKE p", True), ("s LIKE CONCAT(s, CHR_)", None), ("s LIKE 'h%CHR_'", None),
+     ("CONCAT(s, CHR_) LIKE CONCAT(s, CHR_, CHR_)", True), (r"NOT '100x' LIKE '100\\%'", True)],
+)  # fmt: skip
+def test_texts(text: str, expected: object) -> None:
+    text = text.replace("'h%CHR_'", r"'h%\\'").replace("CHR_", r"'\\'")
+    assert value(text, s="hello", n=-1, p="%l_o") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("CONCAT(long, long)", 2_000), ("long || 'x'", 1_001), ("CONCAT(long)", 1_000),
+     ("CONCAT(long, no)", None), ("REPLACE(long, 'a', 'bcd')", 3_000),
+     ("REPLACE(long, 'aa', '')", 0),
+     ("REPLACE(long, 'a', 'bcdefg') || long", 7_000), ("REPLACE(long, '', 'b')", 1_000),
+     ("REPLACE(long, 'x', long)", 1_000), ("REPLACE(long, 'a', no)", None),
+     ("REPLACE(long, 'a', long)", None), ("CONCAT('é', '\U0001f3f3')", 2)],
+)  # fmt: skip
+def test_texts_that_grow(text: str, size: int | None) -> None:
+    found = value(text.replace("no", "CAST(no AS STRING)"), long="a" * 1_000, no=None)
+    assert (None if found is None else len(found)) == size
+
+
+def test_no_text_grows_beyond_its_bound() -> None:
+    """What a text takes before it is dropped would tell of the row that has it."""
+    text = "long"
+    for _ in range(8):
+        text = f"CONCAT({text}, {text})"
+    assert value(text, long="a" * 1_000) is None and len(value(text, long="a" * 200)) == 51_200
+    assert len(value("CONCAT(long, long)", long="a" * (MAX_TEXT // 2))) == MAX_TEXT
+    assert value("CONCAT(long, long, 'a')", long="a" * (MAX_TEXT // 2)) is None
+    assert len(value("REPLACE(long, 'a', 'bb')", long="a" * (MAX_TEXT // 2))) == MAX_TEXT
+    assert value("REPLACE(long, 'a', 'bb')", long="a" * (MAX_TEXT // 2 + 1)) is None
+    assert value("CAST(CAST(long AS BYTES) || CAST(long AS BYTES) AS STRING)", long="ab") == "abab"
+
+
+def test_the_parts_of_a_form_are_not_the_statements() -> None:
+    """A column or table may be called as the form calls its parts."""
+    safe = tried(parse_one("CONCAT(it_.p0, it_.a)", dialect=DpSql())).sql("duckdb")
+    found = duckdb.sql(f"SELECT {safe} FROM (SELECT 'x' AS p0, 'y' AS a) AS it_").fetchall()
+    assert found == [("xy",)]
+
+
+def test_forms_stand_in_each_other() -> None:
+    text = "REPLACE(CONCAT(SUBSTR(s, 0, 3), LEFT(s, n + 2)), 'h', CAST(2.0 * n AS STRING)) || 'z'"
+    assert value(text, s="hello", n=-1) == "-2el-2z"
+    inner = "s"
+    for _ in range(10):  # each operand once, not 2^10 times
+        inner = f"SUBSTR(CONCAT({inner}, 'x'), 0, 2)"
+    assert value(inner, s="b") == "bx"
+
+
+@pytest.mark.parametrize(
+    ("day", "numbers"),  # GoogleSQL's: day of week, week, ISO week
+    [("2024-01-06", (7, 0, 1)), ("2024-01-07", (1, 1, 1)), ("2023-01-01", (1, 1, 52)),
+     ("2024-12-31", (3, 52, 1)), ("2020-02-29", (7, 8, 9)), ("bad", (None, None, None))],
+)  # fmt: skip
+def test_days_and_weeks_have_googlesql_s_numbers(day: str, numbers: tuple[int | None, ...]) -> None:
+    for part, number in zip(("DAYOFWEEK", "WEEK", "ISOWEEK"), numbers, strict=True):
+        text = f"EXTRACT({part} FROM CAST('{day}' AS DATE))"
+        safe = tried(parse_one(text, dialect="bigquery"), exp.DType.BIGINT).sql("duckdb")
+        assert duckdb.sql(f"SELECT {safe}").fetchall() == [(number,)]
+
+
+def test_a_difference_of_instants_is_of_whole_units() -> None:
+    """DuckDB's own counts the boundaries between them."""
+    text = "TIMESTAMP_DIFF(TIMESTAMP '2024-01-05 02:00:00', TIMESTAMP '2024-01-05 00:00:01', HOUR)"
+    safe = tried(parse_one(text, dialect="bigquery"), exp.DType.BIGINT).sql("duckdb")
+    assert duckdb.sql(f"SELECT {safe}").fetchall() == [(1,)]
