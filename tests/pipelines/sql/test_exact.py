@@ -1,10 +1,13 @@
 """Queries that no row can make fail and no order can change: asked of DuckDB itself."""
 
+from decimal import Decimal
+
 import duckdb
 import pytest
 from sqlglot import exp, parse_one
 
 from dpstream.pipelines.sql.exact import safe_query, tables_by_unit, tried
+from dpstream.pipelines.sql.resolve import parsed, qualified
 from tests.pipelines.sql.shop import shop
 
 
@@ -35,6 +38,20 @@ def test_sums_do_not_depend_on_the_order_of_rows() -> None:
         base.executemany("INSERT INTO t VALUES (?)", [[x] for x in rows[turn:] + rows[:turn]])
         answers |= set(base.sql(safe).fetchall())
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize("how", ["UNION ALL", "UNION DISTINCT"])
+def test_decimals_keep_their_digits_in_set_operations(how: str) -> None:
+    """DuckDB would round those of one side to the width of the other."""
+    schema = {"a": {"w": "NUMERIC"}, "b": {"d": "NUMERIC"}}
+    text = f"SELECT q.w FROM (SELECT w FROM a {how} (SELECT d FROM b)) AS q"
+    query = qualified(parsed(text), schema)
+    assert isinstance(query, exp.Select)
+    base = duckdb.connect()
+    base.execute("CREATE TABLE a (w DECIMAL(38, 0)); INSERT INTO a VALUES (2)")
+    base.execute("CREATE TABLE b (d DECIMAL(38, 9)); INSERT INTO b VALUES (1.5)")
+    found = base.sql(safe_query(query).sql("duckdb")).fetchall()
+    assert sorted(found) == [(Decimal("1.5"),), (Decimal(2),)]
 
 
 def test_tables_are_their_rows_that_have_a_unit() -> None:

@@ -99,12 +99,6 @@ _FOUND = {
     "two decimals of a file": f"COUNT(*, {_TO}) AS n FROM v WHERE d = w",
     "two decimals that are joined":
         f"COUNT(*, {_TO}) AS n FROM v JOIN v AS o ON v.uid = o.uid AND v.d = o.w",
-    "two decimals in one column":
-        f"COUNT(q.z, {_TO}) AS n FROM (SELECT uid, d AS z FROM v UNION ALL "
-        "SELECT uid, w AS z FROM v) AS q",
-    "two decimals in a set":
-        f"COUNT(q.z, {_TO}) AS n FROM (SELECT uid, w AS z FROM v EXCEPT DISTINCT "
-        "SELECT uid, d AS z FROM v) AS q",
 }  # fmt: skip
 
 
