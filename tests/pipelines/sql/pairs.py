@@ -325,7 +325,7 @@ STATEMENTS: list[tuple[str, str, str]] = [
            "group_selection_strategy = MINE"), "selection"),
     (_with("epsilon = 1, delta = 1e-9, contribution_norm = 8"),
      _with("epsilon = 1, delta = 1e-9, contribution_norm = 8, max_groups_contributed = 5000"),
-     "norm"),
+     "max-groups"),
     (_with("epsilon = 1, delta = 1e-9, contribution_norm = 8"),
      _with("epsilon = 1, delta = 1e-9, contribution_norm = 8, mechanism = laplace"), "norm"),
     (_sel("dept, COUNT(*, contribution_norm => 8) AS k"),
@@ -381,6 +381,7 @@ STATEMENTS: list[tuple[str, str, str]] = [
     # Public groups.
     (_PUB, _PUB.replace("RIGHT JOIN", "JOIN"), "public-groups"),
     (_PUB, _PUB.replace("DISTINCT", ""), "public-groups"),
+    (_PUB, _PUB.replace("GROUP BY", "WHERE p.dept <> 'x' GROUP BY"), "public-filter"),
     (_PUB, _PUB.replace("ON u.dept = p.dept", "ON u.dept = p.dept AND u.age > 3"),
      "public-groups"),
     (_PUB, _PUB.replace("GROUP BY p.dept", "GROUP BY p.dept, u.age"), "public-groups"),
