@@ -53,10 +53,10 @@ def ask(
     question = question_of(text, catalog)
     tables = inputs_of(question, catalog)
     check(question, catalog)
+    before = stamps(catalog, tables)  # before the pieces of files are listed
     spread = None if runner is None else Spread(runner, question, catalog, shards)
     source = KeySource(catalog.key.key, catalog.key.insecure_test_key)
     with source.ring() as ring:
-        before = stamps(catalog, tables)
         contents = {name: table_parts(catalog.tables[name]) for name in sorted(tables)}
         require_registered(catalog, tables, ring, contents)
         parts = itertools.chain.from_iterable(contents.values())

@@ -76,8 +76,8 @@ def uncompared(catalog: Catalog, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in sorted(names) if catalog.tables[name].kind == "postgresql")
 
 
-def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int]]:
-    """(path, bytes, time of change) of every file: cheap, to notice a change during a run."""
+def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, int, int]]:
+    """(path, bytes, times of change, inode) of every file: cheap, to notice a change in a run."""
     out = []
     for name in sorted(names):
         for path in files_of(catalog.tables[name]):
@@ -85,7 +85,9 @@ def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int]]
                 status = os.stat(path)
             except OSError:
                 raise _unreadable(catalog.tables[name]) from None
-            out.append((path, status.st_size, status.st_mtime_ns))
+            own = status.st_ctime_ns, status.st_ino  # of a database also who reads it moves them
+            of_file = own if catalog.tables[name].kind in FILES else (0, 0)
+            out.append((path, status.st_size, status.st_mtime_ns, *of_file))
     return out
 
 

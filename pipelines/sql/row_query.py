@@ -1,8 +1,9 @@
 """``[source.query]`` of a job: its tables, its checked text, its digest, and what runs on workers.
 
 The digest is part of the plan, and so of every noise node's name: it is of the text as it stands
-in the job file, the types it was checked with, and the rows of the public tables it looks up.  A
-store goes on with no other.
+in the job file, the types it was checked with, the columns it reads, the rows of the public tables
+it looks up, and of what DuckDB of which version is given to run.  A store goes on with no other: a
+version that rewrites a query in another way asks for a new run.
 """
 
 import glob
@@ -10,6 +11,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -143,13 +145,13 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
     types = {name: tables.rows.columns[name] for name in sorted(known.reads)}
     sql = numbered(tree, ARRIVED, {name: DUCKDB[kind] for name, kind in types.items()})
     look_ups = {name: look_up_rows(tables, name) for name in sorted(tables.keys)}
-    parts: list[Any] = [config.text, tables.source, types]
+    reads = {name: known.reads[name] for name in types}
+    parts: list[Any] = [config.text, tables.source, types, reads, sql, duckdb.__version__]
     for name, rows in look_ups.items():
         parts.append([name, tables.tables[name].columns, tables.keys[name], content(rows)])
     digest = hashlib.blake2b(
         msgspec.json.encode(parts, order="sorted"), digest_size=16, person=b"dpstream-row-sql"
     ).hexdigest()
-    reads = {name: known.reads[name] for name in types}
     query = RowQuery(sql, names, reads, types, passing, look_ups, tables.unit, digest)
     with opened(query) as engine:  # what cannot run is said before anybody pays for it
         nothing = {c: typed(pa.array([], pa.string()), kind) for c, kind in types.items()}

@@ -42,6 +42,10 @@ _ENDED = ("DONE", "FAILED", "CANCELLED")
 T = TypeVar("T")
 
 
+#: They read the files and the ledger's folder where the launcher does.
+RUNNERS = ("DirectRunner", "PrismRunner", "FlinkRunner")
+
+
 class Runner(NamedTuple):
     """Which runner does stage 1.
 
@@ -84,6 +88,8 @@ class Spread:
     def __init__(
         self, runner: Runner, question: Question, catalog: Catalog, shards: int | None = None
     ) -> None:
+        if runner.name not in RUNNERS:
+            raise UsageError("--runner", "does not read tables here", f"use {', '.join(RUNNERS)}")
         runner.engine()
         statement = question.statement
         names = named_tables([statement.source, statement.public], catalog)
@@ -269,9 +275,12 @@ def _pieces(table: Table) -> Iterator[Piece]:
             yield Piece(table.name, path)
             continue
         footer, first, rows = pq.read_metadata(path), 0, 0
+        if not footer.num_rows:
+            yield Piece(table.name, path)
         for number in range(footer.num_row_groups):
             rows += footer.row_group(number).num_rows
-            if rows >= ROWS_AT_ONCE or number == footer.num_row_groups - 1:
+            last = number == footer.num_row_groups - 1
+            if rows and (rows >= ROWS_AT_ONCE or last):  # a piece without rows is a whole file
                 yield Piece(table.name, path, first, rows)
                 first, rows = first + rows, 0
 

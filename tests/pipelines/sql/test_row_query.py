@@ -12,6 +12,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
 from dpstream.accounting.plan.canonical import canonical
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.sql import row_query
 from dpstream.pipelines.sql.row_engine import RowEngine
 from tests.pipelines.sql.visited import SECTIONS, all_rows, with_text
 
@@ -34,6 +35,7 @@ def test_text_types_and_public_rows_are_part_of_the_plan(tmp_path: Path) -> None
         job.plan.hash,
         _changed(tmp_path, ("v.n AS x", "v.n + 1 AS x")),
         _changed(tmp_path, ('n = "INT64"', 'n = "FLOAT64"')),
+        _changed(tmp_path, ('n = "INT64"', 'N = "INT64"')),  # another column of the source
     ]
     body = SECTIONS.splitlines(keepends=True)
     (tmp_path / "sections.csv").write_text(body[0] + "".join(reversed(body[1:])))
@@ -45,6 +47,16 @@ def test_text_types_and_public_rows_are_part_of_the_plan(tmp_path: Path) -> None
     (tmp_path / "sections.csv").write_text(SECTIONS.replace("p2,shop,", "p2,shop,0"))
     hashes.append(_changed(tmp_path))
     assert len(set(hashes)) == len(hashes)
+
+
+def test_what_runs_is_part_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that makes other SQL of a text, or another DuckDB, may give other rows."""
+    real, plan = row_query.numbered, with_text(tmp_path, _TEXT).plan.hash
+    with monkeypatch.context() as other:
+        other.setattr(row_query, "numbered", lambda *of: real(*of) + " -- other")
+        assert _changed(tmp_path) != plan
+    monkeypatch.setattr(row_query.duckdb, "__version__", "0")
+    assert _changed(tmp_path) != plan
 
 
 def test_public_rows_that_change_under_a_job_are_refused(tmp_path: Path) -> None:
@@ -69,9 +81,9 @@ def test_what_duckdb_cannot_run_is_said_when_the_job_is_loaded(tmp_path: Path) -
 
 
 def test_the_plan_stays_what_it_is(tmp_path: Path) -> None:
-    """Stores go on with it: text, types and public rows have one digest, for ever."""
+    """Stores go on with it: who changes this digest stops every stream in SQL, and says so."""
     job = with_text(tmp_path, _TEXT)
-    assert job.plan.query == "364c31720a7066755ff80688ebf89489"
+    assert job.plan.query == "63e739a9a24831317f326313f16a6a03"
 
 
 def test_it_travels_to_workers(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
@@ -167,6 +167,21 @@ def test_pieces_are_all_rows_once(tmp_path: Path) -> None:
     assert sorted(map(str, rows)) == sorted(str(row) for row in visits().to_pylist())
 
 
+@pytest.mark.parametrize("groups", [(3, 0), (0, 3), (0,), (2, 0, 2), (600, 0, 600, 0)])
+def test_groups_without_rows_are_no_pieces(
+    groups: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spread, "ROWS_AT_ONCE", 500)
+    table = load_catalog(shop(tmp_path)).tables["visits"]
+    path = tmp_path / "visits-a.parquet"
+    with pq.ParquetWriter(path, visits().schema) as file:
+        for rows in groups:
+            file.write_table(visits().slice(0, rows))
+    pieces = [piece for piece in spread._pieces(table) if piece.path == str(path)]
+    assert sum(piece.rows for piece in pieces) == sum(groups)
+    assert all(piece.rows for piece in pieces) or len(pieces) == 1
+
+
 def test_what_workers_hand_over_is_private_and_without_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +208,9 @@ def test_what_workers_hand_over_is_private_and_without_units(
 def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
     path = shop(tmp_path)
     catalog = load_catalog(path)
-    for runner in (Runner("NoRunner"), Runner("DirectRunner", ("--no_such_flag=1",))):
+    for runner in (
+        Runner("NoRunner"), Runner("DataflowRunner"), Runner("DirectRunner", ("--no_such_flag=1",))
+    ):  # fmt: skip
         with pytest.raises(UsageError):
             ask(catalog, TOTAL, runner=runner)
     table = pq.read_table(tmp_path / "visits-b.parquet")
@@ -206,6 +223,21 @@ def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="database"):
         asking.Spread(DIRECT, asking.question_of(JOINED, load_catalog(path)), load_catalog(path))
     assert charges(tmp_path) == []
+
+
+def test_a_file_that_comes_after_the_pieces_were_listed_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, real = load_catalog(shop(tmp_path)), asking.Spread
+
+    def late(*of: Any) -> spread.Spread:
+        made = real(*of)
+        pq.write_table(visits(), tmp_path / "visits-late.parquet")
+        return made
+
+    monkeypatch.setattr(asking, "Spread", late)
+    with pytest.raises(PolicyError, match="changed while it was read"):
+        ask(catalog, TOTAL, runner=DIRECT)
 
 
 # Flink ends the connections of a job that failed; a thread of Beam's may still be reading then.
