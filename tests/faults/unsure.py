@@ -108,6 +108,10 @@ class Network:
                 self.late["applied"] += 1
             except exceptions.AlreadyExists:
                 self.late["refused"] += 1
+            except exceptions.NotFound as error:
+                # What it would change is gone with its window, or its transaction is.
+                assert "not found" in str(error)
+                self.late["refused"] += 1
             except exceptions.FailedPrecondition:
                 # Not one of a step: its transaction read before it wrote, and is over by now.
                 assert not writer_of(request)
