@@ -32,7 +32,7 @@ class Level(NamedTuple):
 
     @property
     def detailed(self) -> bool:
-        """Whether it takes the iterations that are not COARSE_ONLY; else those not DETAILED_ONLY."""
+        """Whether it takes iterations that are not COARSE_ONLY; else those not DETAILED_ONLY."""
         return self.region_type in _LARGE
 
     @property

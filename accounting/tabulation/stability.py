@@ -73,8 +73,8 @@ def explained(
     alone: Members, combined: Members, ethnicity: Members, max_race_codes: int
 ) -> Stability:
     """The same with what it follows from."""
-    a, c, e = (_most(np.asarray(pairs)) for pairs in (alone, combined, ethnicity))
-    shared = _shared(np.asarray(alone), np.asarray(combined))
+    a, c, e = _most(alone), _most(combined), _most(ethnicity)
+    shared = _shared(alone, combined)
     race = max(a + c, max_race_codes * c) if shared else a + max_race_codes * c
     return Stability(max(1, race + e), a, c, e, shared, max_race_codes)
 
