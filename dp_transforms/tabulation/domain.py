@@ -148,18 +148,20 @@ def _level(files: PublicFiles, level: Level, regions: pa.StringArray, races: int
     rows = rows[order]
     index = np.full(table.num_rows, -1, np.int32)
     index[rows] = np.arange(len(rows), dtype=np.int32)
-    race, alone = ~_flags(table, "ETHNICITY"), _flags(table, "ALONE")
-    kinds = [
-        _pairs(files.members, index, kind) for kind in (race & alone, race & ~alone, ~race)
-    ]  # fmt: skip
-    members = [_members(pairs, len(files.codes)) for pairs in kinds]
+    race, whole = ~_flags(table, "ETHNICITY"), _flags(table, "ALONE")
+    alone, combined, ethnicity = (
+        _pairs(files.members, index, kind) for kind in (race & whole, race & ~whole, ~race)
+    )
+    size = len(files.codes)
     return LevelDomain(
         level,
         regions,
         codes.take(pa.array(order)),
         _flags(table, "DETAILED_ONLY")[rows],
-        *members,
-        explained(*kinds, races),
+        _members(alone, size),
+        _members(combined, size),
+        _members(ethnicity, size),
+        explained(alone, combined, ethnicity, races),
     )
 
 

@@ -137,7 +137,7 @@ def _ragged(begin: Int64, many: Int64) -> Int64:
     """``begin[i], begin[i] + 1, ...``, so many of each."""
     ends = np.cumsum(many)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(begin - (ends - many), many)
+    return np.asarray(np.arange(total) + np.repeat(begin - (ends - many), many), np.int64)
 
 
 def _summed(keys: Int64, counts: Int64 | None) -> Pairs:

@@ -67,9 +67,9 @@ def outputs(table: Table) -> tuple[Output, ...]:
     """What is published of a table."""
     details = range(len(table.details))
     if not table.data_cells:
-        totals = {d: (Row((), tuple(range(table.details[d].size))),) for d in details}
+        total = [Row((), tuple(range(detail.size))) for detail in table.details]
         return (
-            Output("t1", (), totals),
+            Output("t1", (), {d: (total[d],) for d in details}),
             Output("t2", AGE_COLUMNS, {d: _ages(table.details[d].size) for d in details if d}),
         )
     number = table.name.removeprefix("t")
@@ -169,4 +169,4 @@ def _text(
         include_header=False, delimiter="|", quoting_style="none", batch_size=1 << 16
     )
     pa_csv.write_csv(table, out, options)
-    return out.getvalue().to_pybytes()
+    return bytes(out.getvalue())
