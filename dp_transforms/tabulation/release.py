@@ -1,0 +1,172 @@
+"""RELEASE: what is published of measured counts, as text; post-processing, nothing private is here.
+
+Persons (program p): ``t1`` has the total of every group: measured where it was, else the sum of its
+cells.  ``t2`` has the cells of groups with detail, and for each sex their sum.  Households (program
+h): each detail has a file of its own (``t3/T03001`` to ``T03004``, ``t4/T04001``, ``T04002``) with
+all data cells that it yields.
+
+Zero suppression takes totals out of ``t1`` that were measured as totals in regions below the state:
+kept are those above the quantile of their noise at the chance, so that a group without anybody is
+kept with at most 1 - chance.  It compares the measured figure, before one below 0 is set to 0.
+"""
+
+import bisect
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.mechanisms.tables import FULL
+from dpstream.accounting.tabulation.parameters import Parameters, written
+from dpstream.accounting.tabulation.scales import Noise
+from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST, Table
+from dpstream.dp_transforms.tabulation.domain import LevelDomain
+from dpstream.dp_transforms.tabulation.noise import law_table
+from dpstream.dp_transforms.tabulation.perturb import Measured
+
+GROUP_COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE")
+AGE_COLUMNS = ("AGESTART", "AGEEND", "SEX")
+ALL = "*"
+
+
+class Row(NamedTuple):
+    """A figure of a detail.
+
+    Attributes:
+        labels: what its columns say of it; cells: the measured cells that it is the sum of.
+    """
+
+    labels: tuple[str, ...]
+    cells: tuple[int, ...]
+
+
+class Output(NamedTuple):
+    """A table as it is published.
+
+    Attributes:
+        folder: that its files are in.
+        columns: of its header, without ``COUNT``, behind those of the group.
+        rows: by detail, what is published of a group; none of a detail that has no entry.
+    """
+
+    folder: str
+    columns: tuple[str, ...]
+    rows: dict[int, tuple[Row, ...]]
+
+    @property
+    def header(self) -> str:
+        """First line of each file."""
+        return "|".join((*GROUP_COLUMNS, *self.columns, "COUNT")) + "\n"
+
+
+def outputs(table: Table) -> tuple[Output, ...]:
+    """What is published of a table."""
+    details = range(len(table.details))
+    if not table.data_cells:
+        total = [Row((), tuple(range(detail.size))) for detail in table.details]
+        return (
+            Output("t1", (), {d: (total[d],) for d in details}),
+            Output("t2", AGE_COLUMNS, {d: _ages(table.details[d].size) for d in details if d}),
+        )
+    number = table.name.removeprefix("t")
+    return tuple(
+        Output(
+            f"{table.name}/T0{number}00{d + 1}",
+            (f"{table.name.upper()}_DATA_CELL",),
+            {d: tuple(Row((str(cell),), of) for cell, of in table.published(d))},
+        )
+        for d in details
+    )
+
+
+def _ages(size: int) -> tuple[Row, ...]:
+    """Sex by age, and the margin of each sex."""
+    bins = size // 2
+    starts = (0, *AGE_BINS[bins])
+    ends = (*(edge - 1 for edge in AGE_BINS[bins]), OLDEST)
+    out = []
+    for sex in (1, 2):
+        mine = range((sex - 1) * bins, sex * bins)
+        for cell, start, end in zip(mine, starts, ends, strict=True):
+            out.append(Row((str(start), str(end), str(sex)), (cell,)))
+        out.append(Row((ALL, ALL, str(sex)), tuple(mine)))
+    return tuple(out)
+
+
+def released(
+    level: LevelDomain, output: Output, parts: Sequence[Measured], parameters: Parameters
+) -> bytes:
+    """The text of a shard's part of a table; groups in public order, the header always."""
+    groups, labels, counts = list[Int64](), list[Int64](), list[Int64]()
+    names, known = list[tuple[str, ...]](), 0
+    for part in parts:
+        rows = output.rows.get(part.detail)
+        if rows is None:
+            continue
+        group, values = _kept(level, output, part, parameters)
+        if not parameters.allow_negative:
+            values = np.maximum(values, 0)
+        figures = [values[:, list(row.cells)].sum(axis=1) for row in rows]
+        groups.append(np.repeat(group, len(rows)))
+        labels.append(np.tile(np.arange(known, known + len(rows)), len(group)))
+        counts.append(np.stack(figures, axis=1).reshape(-1))
+        names += [row.labels for row in rows]
+        known += len(rows)
+    if not groups:
+        return output.header.encode()
+    group = np.concatenate(groups)
+    order = np.argsort(group, kind="stable")
+    label = np.concatenate(labels)[order]
+    return _text(level, output, group[order], label, names, np.concatenate(counts)[order])
+
+
+def _kept(
+    level: LevelDomain, output: Output, part: Measured, parameters: Parameters
+) -> tuple[Int64, Int64]:
+    """Groups and values without suppressed ones."""
+    chance = parameters.zero_suppression
+    suppressed = output.folder == "t1" and part.detail == 0 and not level.level.detailed
+    if not suppressed or chance == 0 or part.noise.scale == 0:
+        return part.groups, part.values
+    kept = part.values[:, 0] > quantile(part.noise, chance)
+    return part.groups[kept], part.values[kept]
+
+
+def quantile(noise: Noise, chance: float) -> int:
+    """Least k with P[noise <= k] >= chance."""
+    table = law_table(noise.law, noise.scale)
+    wanted = Fraction(written(chance)) * FULL
+    return table.lowest + bisect.bisect_left(table.thresholds, wanted)
+
+
+def _text(
+    level: LevelDomain,
+    output: Output,
+    groups: Int64,
+    labels: Int64,
+    names: Sequence[tuple[str, ...]],
+    counts: Int64,
+) -> bytes:
+    region, iteration = np.divmod(groups, len(level.iterations))
+    kind = pa.array([level.level.region_type])
+    columns = [
+        level.regions.take(pa.array(region)),
+        kind.take(pa.array(np.zeros(len(groups), np.int32))),
+        level.iterations.take(pa.array(iteration)),
+    ]
+    for number in range(len(output.columns)):
+        texts = pa.array([name[number] for name in names])
+        columns.append(texts.take(pa.array(labels)))
+    table = pa.table([*columns, pa.array(counts)], names=[str(i) for i in range(len(columns) + 1)])
+    out = pa.BufferOutputStream()
+    out.write(output.header.encode())
+    # Arrow's writer would quote the header, so it writes the rows alone.
+    options = pa_csv.WriteOptions(
+        include_header=False, delimiter="|", quoting_style="none", batch_size=1 << 16
+    )
+    pa_csv.write_csv(table, out, options)
+    return bytes(out.getvalue())
