@@ -6,6 +6,8 @@ import msgspec
 
 from dpstream.accounting.tabulation.levels import US_LEVELS, Level
 from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.accounting.tabulation.plan import TablePlan
+from dpstream.accounting.tabulation.stability import Stability
 
 USA = Level(1, "USA")
 COUNTY = Level(2, "COUNTY")
@@ -46,3 +48,12 @@ def persons(**changes: Any) -> Parameters:
 def households(**changes: Any) -> Parameters:
     """Parameters of households with some changes."""
     return msgspec.structs.replace(HOUSEHOLDS, **changes)
+
+
+#: s as production's lists have it.
+NINE = Stability(9, 1, 1, 1, True, 8)
+
+
+def planned(parameters: Parameters) -> TablePlan:
+    """A plan of these parameters, s = 9 at every level that runs."""
+    return TablePlan(parameters, dict.fromkeys(parameters.levels, NINE), "0123")
