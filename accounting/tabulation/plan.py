@@ -1,7 +1,7 @@
 """The public plan of an execution: what its hash covers, what it spends, what it is charged.
 
-**Composition.**  Levels and tables add up: a record is in groups of every level (mechanism.md,
-"Census tables").  Records of Puerto Rico are in its levels alone, all others in the rest alone, and
+**Composition.**  Levels and tables add up: a record is in groups of every level (mechanism.md
+section 12).  Records of Puerto Rico are in its levels alone, all others in the rest alone, and
 which a record is in is a part of the record; so a record costs the larger of the two sums.
 
 **What is charged.**  Discrete Gaussian noise: rho.  Rounded Gaussian noise: mu = sqrt(2 rho), of

@@ -1,7 +1,7 @@
 """From the budget of a level to the scales of its noise.
 
 A unit is in at most s groups of a level, and changes one measured cell of each by one.  So a level
-of budget rho is s releases of rho / s each, one for each group (mechanism.md, "Census tables"):
+of budget rho is s releases of rho / s each, one for each group (mechanism.md section 12):
 
 * discrete Gaussian of parameter sigma = sqrt(s / (2 rho)): 1 / (2 sigma^2) = rho / s;
 * rounded Gaussian of the same sd: each release is 1/sigma-GDP, mu^2 = 2 rho / s;

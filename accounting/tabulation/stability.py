@@ -15,7 +15,7 @@ h_comb and h_eth the same in combination and of ethnicity.
 
 Whether the codes are shared is checked, never assumed: with a list that splits a group in
 combination which it has whole alone, the second figure would be too small by one, and the
-guarantee void.
+guarantee void (mechanism.md section 12).
 """
 
 from typing import NamedTuple

@@ -27,17 +27,7 @@ from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.tabulation.aggregate import Counts
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, detail_step
-
-
-class Published(NamedTuple):
-    """Totals of a level that are public already.
-
-    Attributes:
-        groups: (n,) numbers in the level, increasing; totals: (n,).
-    """
-
-    groups: Int64
-    totals: Int64
+from dpstream.dp_transforms.tabulation.published import Published
 
 
 class Measured(NamedTuple):
@@ -45,7 +35,7 @@ class Measured(NamedTuple):
 
     Attributes:
         detail: of the cells.
-        noise: of each value.
+        noise: of each value; first_noise: of each total of step 1.
         groups: (n,) numbers in the level, increasing.
         values: (n, cells) noisy counts.
         first: (n,) noisy totals of step 1, ``None`` without one.
@@ -53,6 +43,7 @@ class Measured(NamedTuple):
 
     detail: int
     noise: Noise
+    first_noise: Noise | None
     groups: Int64
     values: Int64
     first: Int64 | None
@@ -86,15 +77,14 @@ def perturbed(
     first: Int64 | None = None
     if draws.first is None:
         assert published is not None, "without a step 1 totals are published already"
-        begin, end = np.searchsorted(published.groups, (shard.first, shard.last))
-        groups = published.groups[begin:end]
-        detail = _detail(published.totals[begin:end], thresholds)
+        groups, totals = published.within(shard.first, shard.last)
+        detail = _detail(totals, thresholds)
         detail[only[groups - shard.first]] = 0
     else:
         if only.any():
             assert draws.total is not None, "groups of which the total alone is measured"
             values = measure(draws.total, TOTAL, groups[only], 0)
-            out.append(Measured(0, draws.total, groups[only], values, None))
+            out.append(Measured(0, draws.total, None, groups[only], values, None))
         groups = groups[~only]
         first = measure(draws.first, FIRST, groups, 0)[:, 0]
         detail = _detail(first, thresholds)
@@ -105,7 +95,7 @@ def perturbed(
             of = groups[mine]
             values = measure(draws.detail, detail_step(number), of, number)
             step_one = None if first is None else first[mine]
-            out.append(Measured(number, draws.detail, of, values, step_one))
+            out.append(Measured(number, draws.detail, draws.first, of, values, step_one))
     return out
 
 

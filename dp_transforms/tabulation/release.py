@@ -7,10 +7,15 @@ all data cells that it yields.
 
 Zero suppression takes totals out of ``t1`` that were measured as totals in regions below the state:
 kept are those above the quantile of their noise at the chance, so that a group without anybody is
-kept with at most 1 - chance.  It compares the measured figure, before one below 0 is set to 0.
+kept with at most 1 - chance.  It compares the measured figure, before one below 0 is set to 0, and
+before step 1 is combined with it: which groups are kept does not depend on how they are estimated.
+
+Figures are sums of measured counts, those below 0 set to 0 before where they may not be published;
+or, ``combined``, least-squares estimates over both steps (`accounting.tabulation.combined`).
 """
 
 import bisect
+import functools
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -21,6 +26,7 @@ import pyarrow.csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.mechanisms.tables import FULL
+from dpstream.accounting.tabulation.combined import combine, weight
 from dpstream.accounting.tabulation.parameters import Parameters, written
 from dpstream.accounting.tabulation.scales import Noise
 from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST, Table
@@ -107,13 +113,10 @@ def released(
         rows = output.rows.get(part.detail)
         if rows is None:
             continue
-        group, values = _kept(level, output, part, parameters)
-        if not parameters.allow_negative:
-            values = np.maximum(values, 0)
-        figures = [values[:, list(row.cells)].sum(axis=1) for row in rows]
-        groups.append(np.repeat(group, len(rows)))
-        labels.append(np.tile(np.arange(known, known + len(rows)), len(group)))
-        counts.append(np.stack(figures, axis=1).reshape(-1))
+        kept = _kept(level, output, part, parameters)
+        groups.append(np.repeat(kept.groups, len(rows)))
+        labels.append(np.tile(np.arange(known, known + len(rows)), len(kept.groups)))
+        counts.append(np.stack(_figures(kept, rows, parameters), axis=1).reshape(-1))
         names += [row.labels for row in rows]
         known += len(rows)
     if not groups:
@@ -124,16 +127,43 @@ def released(
     return _text(level, output, group[order], label, names, np.concatenate(counts)[order])
 
 
-def _kept(
-    level: LevelDomain, output: Output, part: Measured, parameters: Parameters
-) -> tuple[Int64, Int64]:
-    """Groups and values without suppressed ones."""
+def _kept(level: LevelDomain, output: Output, part: Measured, parameters: Parameters) -> Measured:
+    """What is measured, without suppressed groups."""
     chance = parameters.zero_suppression
     suppressed = output.folder == "t1" and part.detail == 0 and not level.level.detailed
     if not suppressed or chance == 0 or part.noise.scale == 0:
-        return part.groups, part.values
+        return part
     kept = part.values[:, 0] > quantile(part.noise, chance)
-    return part.groups[kept], part.values[kept]
+    first = None if part.first is None else part.first[kept]
+    return part._replace(groups=part.groups[kept], values=part.values[kept], first=first)
+
+
+def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> list[Int64]:
+    """(groups,) figures of each row."""
+    values, negative = part.values, parameters.allow_negative
+    if parameters.estimates == "census" or part.first is None:
+        values = values if negative else np.maximum(values, 0)
+        return [values[:, list(row.cells)].sum(axis=1) for row in rows]
+    assert part.first_noise is not None, "step 1 has noise"
+    size = values.shape[1]
+    found = combine(
+        part.first, values, _weight(part.first_noise, part.noise, size), allow_negative=negative
+    )
+    out = list[Int64]()
+    for row in rows:
+        if len(row.cells) == size:
+            out.append(found.total)
+        elif len(row.cells) == 1:
+            out.append(found.cells[:, row.cells[0]])
+        else:
+            assert found.sexes is not None, "a margin is one of two"
+            out.append(found.sexes[:, row.cells[0] // (size // 2)])
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _weight(first: Noise, detail: Noise, cells: int) -> float:
+    return weight(first, detail, cells)
 
 
 def quantile(noise: Noise, chance: float) -> int:

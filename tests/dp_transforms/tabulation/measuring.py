@@ -12,7 +12,8 @@ from dpstream.dp_transforms.tabulation.aggregate import Counts, aggregated
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, shards_of
 from dpstream.dp_transforms.tabulation.expand import expand, profiles
 from dpstream.dp_transforms.tabulation.noise import CellNoise
-from dpstream.dp_transforms.tabulation.perturb import Measured, Published, perturbed
+from dpstream.dp_transforms.tabulation.perturb import Measured, perturbed
+from dpstream.dp_transforms.tabulation.published import Published
 from dpstream.dp_transforms.tabulation.release import outputs, released
 from tests.dp_transforms.tabulation.worlds import RUN, World, ring
 

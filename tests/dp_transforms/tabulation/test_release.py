@@ -114,6 +114,38 @@ def test_what_is_summed_is_the_sum_of_what_is_published() -> None:
         assert (min(totals.values()) < 0) == negative
 
 
+@pytest.mark.parametrize("negative", [True, False])
+def test_combined_figures_are_nearer_and_of_the_same_groups(negative: bool) -> None:
+    w = world(900, allow_negative=negative, zero_suppression=0.6, budget=0.2)
+    both = w._replace(parameters=parameters(
+        budget=0.2, allow_negative=negative, zero_suppression=0.6, estimates="combined"
+    ))  # fmt: skip
+    plain, combined = texts(w, PERSONS), texts(both, PERSONS)
+    truth: Counter[Any] = Counter()
+    for ((level, region, code), _), count in exact(w, PERSONS).items():
+        truth[region, level.region_type, code] += count
+    detailed = {tuple(row[:3]) for row in plain["t2"]}
+    errors = {}
+    for name, found in (("plain", plain), ("combined", combined)):
+        errors[name] = np.mean(
+            [(int(row[3]) - truth[tuple(row[:3])]) ** 2 for row in found["t1"]
+             if tuple(row[:3]) in detailed]
+        )  # fmt: skip
+    assert errors["combined"] < 0.7 * errors["plain"]
+    for folder in ("t1", "t2"):
+        assert [row[:-1] for row in plain[folder]] == [row[:-1] for row in combined[folder]]
+    if negative:
+        cells, margins = Counter[Any](), Counter[Any]()
+        for *group, start, _, sex, count in combined["t2"]:
+            (margins if start == "*" else cells)[*group, sex] += int(count)
+        assert cells == margins
+        totals = {tuple(row[:3]): int(row[3]) for row in combined["t1"]}
+        for group in detailed:
+            assert totals[group] == margins[*group, "1"] + margins[*group, "2"]
+    else:
+        assert min(int(row[-1]) for found in combined.values() for row in found) == 0
+
+
 def test_suppression_is_of_measured_totals_below_the_state() -> None:
     w = world(400, zero_suppression=0.8)
     [t1, t2] = outputs(PERSONS)
