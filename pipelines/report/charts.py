@@ -147,7 +147,8 @@ def ratios(
             places, values = zip(*dots, strict=True)
             colour = _SERIES[index % COLOURS]
             axes.plot(values, places, "o", ms=5, color=colour, alpha=0.75, mew=0)
-    axes.set_xlim(left=0)
+    most = max((value for dots in series for _, value in dots), default=1.0)
+    axes.set_xlim(0, max(1.2, 1.05 * most))
     _rows(axes, rows)
     axes.set_xlabel(across)
     return Picture(_svg(figure, name, words), words)
