@@ -39,11 +39,13 @@ class Profiles(NamedTuple):
         of: (n,) profile of each record.
         races: (p, races) race codes of each profile, each once, -1 elsewhere.
         ethnicity: (p,) ethnicity code or -1.
+        known: iterations of the profiles that were found already, by what levels have in common.
     """
 
     of: Int64
     races: Int16
     ethnicity: Int16
+    known: dict[tuple[int, bool], tuple[Int64, Int32]]
 
 
 def profiles(domain: Domain, records: Records) -> Profiles:
@@ -62,7 +64,7 @@ def profiles(domain: Domain, records: Records) -> Profiles:
     first[of[::-1]] = np.arange(len(of) - 1, -1, -1)
     races = np.sort(codes[first, :-1], axis=1)
     races[:, 1:][races[:, 1:] == races[:, :-1]] = -1  # a code that is given twice is one
-    return Profiles(of, races, codes[first, -1])
+    return Profiles(of, races, codes[first, -1], {})
 
 
 def expand(domain: Domain, level: LevelDomain, table: Table, records: Records,
@@ -78,14 +80,13 @@ def expand(domain: Domain, level: LevelDomain, table: Table, records: Records,
     rows = np.flatnonzero((region >= 0) & (leaf >= 0))
     profile = found.of[rows]
     base = region[rows].astype(np.int64) * (len(level.iterations) * table.leaves) + leaf[rows]
-    # Equal records of a region are one row with a count: few rows where regions are large.
+    counts: Int64 | None = None
     size = len(found.ethnicity)
-    if len(rows) and (int(base.max()) + 1) * size < 1 << 62:
+    if level.level.detailed and len(rows) and (int(base.max()) + 1) * size < 1 << 62:
+        # Equal records of a region are one row with a count: few rows, where regions are large.
         alike = counted(base * size + profile)
         base, profile = np.divmod(alike.keys, size)
-        counts: Int64 | None = alike.counts
-    else:
-        counts = None
+        counts = alike.counts
     many = starts[profile + 1] - starts[profile]
     take = _ragged(starts[profile], many)
     keys = np.repeat(base, many) + iterations[take].astype(np.int64) * table.leaves
@@ -98,8 +99,22 @@ def iterations_of(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
     Raises:
         PolicyError: a profile is in more than s.
     """
+    common = level.level.iteration_level, level.level.detailed
+    if common not in found.known:
+        found.known[common] = _iterations(level, found)
+    starts, iterations = found.known[common]
+    if np.diff(starts).max(initial=0) > level.stability.groups:
+        raise PolicyError(
+            f"level {level.level.label}",
+            "a record would be in more groups than its noise is for",
+            "report this: the program's bound on groups is wrong for these public files",
+        )
+    return starts, iterations
+
+
+def _iterations(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
     count, m = len(found.ethnicity), len(level.iterations)
-    alone, times = _of_codes(level.alone, found.races, m, count=True)
+    alone, times = _of_codes(level.alone, found.races, m)
     distinct = (found.races >= 0).sum(axis=1)
     alone = alone[times == distinct[alone // max(m, 1)]]
     combined, _ = _of_codes(level.combined, found.races, m)
@@ -108,29 +123,18 @@ def iterations_of(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
     keys.sort()
     profile, iteration = np.divmod(keys, max(m, 1))
     starts = np.searchsorted(profile, np.arange(count + 1)).astype(np.int64)
-    if np.diff(starts).max(initial=0) > level.stability.groups:
-        raise PolicyError(
-            f"level {level.level.label}",
-            "a record would be in more groups than its noise is for",
-            "report this: the program's bound on groups is wrong for these public files",
-        )
     return starts, iteration.astype(np.int32)
 
 
-def _of_codes(members: Members, codes: Int16, m: int, count: bool = False) -> tuple[Int64, Int64]:
-    """Keys ``profile * m + iteration`` of what any code of a profile is in, increasing.
-
-    Args:
-        count: also how many of the profile's codes are in it; else nothing.
-    """
+def _of_codes(members: Members, codes: Int16, m: int) -> Pairs:
+    """Keys ``profile * m + iteration``, and how many codes of the profile are the iteration's."""
     profile, at = np.nonzero(codes >= 0)
     code = codes[profile, at].astype(np.int64)
     begin = members.starts[code]
     many = members.starts[code + 1] - begin
     keys = np.repeat(profile.astype(np.int64) * m, many)
     keys += members.iterations[_ragged(begin, many)]
-    pairs = counted(keys)
-    return pairs.keys, pairs.counts if count else pairs.counts[:0]
+    return counted(keys)
 
 
 def _ragged(begin: Int64, many: Int64) -> Int64:
