@@ -235,6 +235,39 @@ def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runn
 
 @tabulate.command(
     epilog=examples(
+        "dpstream tabulate report parameters data report --run out",
+        "dpstream tabulate report parameters data report --run first --run second --json",
+    )
+)
+@PARAMETERS
+@DATA
+@click.argument("out", type=_FOLDER)
+@CHOICE
+@click.option(
+    "--run", "runs", type=_FOLDER, multiple=True, required=True,
+    help="Output of an execution of these files; several for the report on many runs.",
+)  # fmt: skip
+@AS_JSON
+def report(
+    parameters: Path, data: Path, out: Path, runs: tuple[Path, ...], as_json: bool, **choice: str
+) -> None:
+    """Hold published tables against the truth: NOT private, for public or invented data.
+
+    Writes error_report.csv, multi_run_error_report.csv and report.html to the folder OUT, which
+    only its owner can read.
+    """
+    from dpstream.pipelines.tabulation.report import report as write
+
+    figures = write(parameters, data, choice_of(**choice), runs, out)
+    if as_json:
+        print_json(figures)
+        return
+    click.echo(figures["stamp"], err=True)
+    click.echo(f"Reports on {len(runs)} runs in {out.name}: open report.html")
+
+
+@tabulate.command(
+    epilog=examples(
         "dpstream tabulate generate parameters data",
         "dpstream tabulate generate parameters data --size production --persons 1000000",
         "dpstream tabulate generate parameters data --states 01,02,72 --tracts 60 --places 30",

@@ -107,6 +107,20 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     assert sorted(path.name for path in (tmp_path / "h").iterdir()) == ["manifest.json", "t3", "t4"]
 
 
+def test_report(made: Office, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert _run("execute", *made, out, *key_of(made)).exit_code == 0
+    done = _run("report", *made, tmp_path / "report", "--run", out)
+    assert done.exit_code == 0, done.output
+    assert "NOT private" in done.stderr and "open report.html" in done.stdout
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    assert names >= {"error_report.csv", "multi_run_error_report.csv", "report.html"}
+    figures = json.loads(_run("report", *made, tmp_path / "r", "--run", out, "--json").stdout)
+    assert figures["stamp"].startswith("PUBLIC DATA ONLY")
+    other = _run("report", *made, tmp_path / "x", "--run", out, "--noise", "rounded")
+    assert other.exit_code == 2 and not (tmp_path / "x").exists()
+
+
 def test_without_a_ledger_and_with_bad_records(made: Office, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(made.data, data)
@@ -149,7 +163,7 @@ def test_options_that_are_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["", "validate", "plan", "execute", "generate"])
+@pytest.mark.parametrize("command", ["", "validate", "plan", "execute", "report", "generate"])
 def test_help(command: str) -> None:
     done = _run(*command.split(), "--help")
     assert done.exit_code == 0 and ("Examples" in done.stdout) == bool(command)
