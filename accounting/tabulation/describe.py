@@ -11,7 +11,6 @@ from dpstream.accounting.tabulation import combined, margins
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
     gaussian_epsilon,
-    loss_epsilon,
     mu_of_rho,
     renyi_epsilon,
     rounded_up,
@@ -20,12 +19,15 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon_analytic,
 )
 from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_losses
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.accounting.tabulation.scales import Draws, Noise
 from dpstream.accounting.tabulation.tables import Table
 
 _margin = functools.lru_cache(maxsize=4096)(margins.margin)
 _combined_margin = functools.lru_cache(maxsize=4096)(combined.margin)
+#: Below this delta float errors of composed losses would matter.
+LEAST_DELTA = 1e-12
 NO_GUARANTEE = "NO GUARANTEE: a budget is infinite, and counts are exact; for public data only"
 CLIPPED = (
     "counts below 0 become 0 before they are summed: margins of sums are those of the worst case, "
@@ -107,14 +109,18 @@ def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
             row("sum", rounded_up(plan.budget), True, "pure: no delta", pure=True),
             row("renyi", max(renyi_epsilon(s, delta) for s in sides), True, "exact divergences"),
             row("renyi-integral", integral, False, "the published formula, which is no bound"),
-            row("losses", max(loss_epsilon(s, delta) for s in sides), True, "composed exactly"),
+            row("losses", max(geometric_losses(s, delta) for s in sides), True, "composed exactly"),
         ]
     rho, rounded = plan.budget, plan.law == "rounded gauss"
     note = f"mu = {up(mu_of_rho(rho))}: " + (
         "one Gaussian mechanism" if rounded else "what rounded Gaussian noise of this rho costs"
     )
+    rows = [row("gaussian", gaussian_epsilon(rho, delta), rounded, note)]
+    if not rounded and delta >= LEAST_DELTA:
+        losses = max(gaussian_losses(side, delta) for side in sides)
+        rows.append(row("losses", losses, True, "composed exactly; the ledger composes rho"))
     return [
-        row("gaussian", gaussian_epsilon(rho, delta), rounded, note),
+        *rows,
         row("zcdp", zcdp_epsilon(rho, delta), True, "best conversion"),
         row("zcdp-analytic", zcdp_epsilon_analytic(rho, delta), True, "rho + 2 sqrt(rho ln 1/d)"),
     ]

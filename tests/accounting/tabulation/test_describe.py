@@ -75,7 +75,7 @@ def test_suppression_is_below_the_state_only() -> None:
 @pytest.mark.parametrize(
     ("changes", "names", "held"),
     [
-        ({}, ["gaussian", "zcdp", "zcdp-analytic"], [False, True, True]),
+        ({}, ["gaussian", "losses", "zcdp", "zcdp-analytic"], [False, True, True, True]),
         ({"noise": "rounded"}, ["gaussian", "zcdp", "zcdp-analytic"], [True, True, True]),
         (
             {"definition": "puredp"},
