@@ -31,6 +31,10 @@ CLIPPED = (
     "counts below 0 become 0 before they are summed: margins of sums are those of the worst case, "
     "in which all their cells are truly 0"
 )
+SUPPRESSED = (
+    "totals below a limit are left out: a margin is that of all totals of its kind, and those that "
+    "are kept are too high more often than too low"
+)
 BIASED = (
     "combined estimates are unbiased over all noise, but not for groups near a threshold, whose "
     "detail the same step-1 total chose"
@@ -191,6 +195,8 @@ def _notes(plan: TablePlan) -> list[str]:
         out.append(BIASED)
     elif not asked.allow_negative:
         out.append(CLIPPED)
+    if asked.program == "p" and asked.zero_suppression:
+        out.append(SUPPRESSED)
     if asked.program == "h":
         out.append("detail is chosen by published totals, at no further cost")
     return out

@@ -38,16 +38,19 @@ def validate(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
     return _read(parameters, data, choice, records=True)[1]
 
 
-def load(parameters: Path, data: Path, choice: Choice, records: bool = True) -> Loaded:
+def load(
+    parameters: Path, data: Path, choice: Choice, records: bool = True, totals: bool = True
+) -> Loaded:
     """The public files of an execution.
 
     Args:
         records: whether the file of records must be there; its header is looked at then.
+        totals: whether households need the totals of persons now.
 
     Raises:
         UsageError: there is a fault; names the first and says how many there are.
     """
-    loaded, found = _read(parameters, data, choice, records)
+    loaded, found = _read(parameters, data, choice, records, totals)
     refuse(found)
     assert loaded is not None
     return loaded
@@ -66,7 +69,7 @@ def public_paths(parameters: Path, data: Path, program: str) -> list[Path]:
 
 
 def _read(
-    parameters: Path, data: Path, choice: Choice, records: bool
+    parameters: Path, data: Path, choice: Choice, records: bool, totals: bool = True
 ) -> tuple[Loaded | None, list[Fault]]:
     faults = {name: Faults(name) for name in (CONFIG, *characteristics.COLUMNS)}
     resolved = read_config(parameters / CONFIG, choice, faults[CONFIG])
@@ -79,10 +82,10 @@ def _read(
         every += _header_faults(data, choice.program)
     if resolved is None or found is None or blocks is None:
         return None, every
-    files, totals = PublicFiles(*found, blocks), None
-    if choice.program == "h":
-        totals = read_totals(data, files, resolved, every)
-    return Loaded(resolved, files, totals), every
+    files, published = PublicFiles(*found, blocks), None
+    if choice.program == "h" and totals:
+        published = read_totals(data, files, resolved, every)
+    return Loaded(resolved, files, published), every
 
 
 def _header_faults(data: Path, program: str) -> list[Fault]:

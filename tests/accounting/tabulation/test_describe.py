@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.tabulation import combined, margins
-from dpstream.accounting.tabulation.describe import NO_GUARANTEE, accountings, describe, text
+from dpstream.accounting.tabulation.describe import (
+    NO_GUARANTEE,
+    SUPPRESSED,
+    accountings,
+    describe,
+    text,
+)
 from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS
 from dpstream.accounting.tabulation.scales import Noise
 from tests.accounting.tabulation.examples import COUNTY, USA, households, persons, planned
@@ -63,6 +69,7 @@ def test_suppression_is_below_the_state_only() -> None:
     assert kept[USA.label] is None and kept["(STATE, 2)"] is None
     assert kept[COUNTY.label] == margins.quantile(Noise("discrete gauss", math.sqrt(10)), 0.9)
     assert describe(planned(persons()))["levels"][-1]["suppressed_at"] is None
+    assert SUPPRESSED in found["notes"] and SUPPRESSED not in describe(planned(persons()))["notes"]
 
 
 @pytest.mark.parametrize(
