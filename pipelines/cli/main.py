@@ -30,10 +30,11 @@ from dpstream.pipelines.cli.report import report
 from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
+from dpstream.pipelines.cli.tabulate import tabulate
 
 COMMANDS = (
     *(plan, run, report, demo, generate, experiment, doctor),
-    *(audit, choose, folder, key, ledger, replay, sql, state),
+    *(audit, choose, folder, key, ledger, replay, sql, state, tabulate),
 )
 
 

@@ -10,9 +10,9 @@ from dpstream.accounting.figures import down, up
 from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
 
 if TYPE_CHECKING:
+    from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.sql.catalog import Catalog
     from dpstream.pipelines.sql.explain import Explanation
-    from dpstream.pipelines.sql.spread import Runner
 
 _BUDGET, _CHECK = "budget", "check"
 
@@ -92,7 +92,7 @@ def sql(
 
 def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
     from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.sql.spread import Runner
+    from dpstream.pipelines.runners.bounded import Runner
 
     if name is None:
         if flags or parallelism > 1:

@@ -8,7 +8,7 @@ import click
 from dpstream.pipelines.cli.run import run_checked
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.sql.spread import Runner
+    from dpstream.pipelines.runners.bounded import Runner
 
 STDOUT = "-"
 

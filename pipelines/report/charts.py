@@ -130,6 +130,54 @@ def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Pict
     return Picture(_svg(figure, name, words), words)
 
 
+def ratios(
+    name: str, rows: Sequence[str], series: Sequence[Sequence[tuple[int, float]]], words: str,
+    across: str,
+) -> Picture:  # fmt: skip
+    """Dots by row, one colour for each series; the dashed line is at 1.
+
+    Args:
+        rows: fixed names, from above.
+        series: (row, value) of each dot.
+    """
+    figure, axes = _axes(6.4, 0.9 + 0.24 * len(rows))
+    axes.axvline(1.0, ls="--", lw=1, color=_INK)
+    for index, dots in enumerate(series):
+        if dots:
+            places, values = zip(*dots, strict=True)
+            colour = _SERIES[index % COLOURS]
+            axes.plot(values, places, "o", ms=5, color=colour, alpha=0.75, mew=0)
+    most = max((value for dots in series for _, value in dots), default=1.0)
+    axes.set_xlim(0, max(1.2, 1.05 * most))
+    _rows(axes, rows)
+    axes.set_xlabel(across)
+    return Picture(_svg(figure, name, words), words)
+
+
+def shares(name: str, rows: Sequence[str], parts: Float64, words: str, across: str) -> Picture:
+    """Bars that add up to 1, a part in each colour.
+
+    Args:
+        rows: fixed names, from above.
+        parts: (rows, parts) shares.
+    """
+    figure, axes = _axes(6.4, 0.9 + 0.3 * len(rows))
+    begin = np.zeros(len(rows))
+    for index, share in enumerate(parts.T):
+        axes.barh(np.arange(len(rows)), share, left=begin, color=_SERIES[index % COLOURS], lw=0)
+        begin = begin + share
+    axes.set_xlim(0, 1)
+    _rows(axes, rows)
+    axes.set_xlabel(across)
+    return Picture(_svg(figure, name, words), words)
+
+
+def _rows(axes: Any, rows: Sequence[str]) -> None:
+    axes.set_yticks(np.arange(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+
+
 def _axes(width: float, height: float) -> tuple[Figure, Any]:
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")

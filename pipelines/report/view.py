@@ -1,18 +1,17 @@
 """From a report to its page: texts and pictures for the template, which escapes them."""
 
-from importlib import resources
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from dpstream.accounting.figures import duration, human, human_up, percent
+from dpstream.accounting.figures import duration, human
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.data import ReleaseFile, floats, ranked_by
+from dpstream.pipelines.report.pages import pages
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
     key_label,
@@ -21,17 +20,10 @@ from dpstream.pipelines.report.text import (
     window_name,
 )
 
-_TEMPLATE = "templates/report.html.j2"
-
 
 def render(report: Report) -> str:
     """The page: one self-contained HTML document."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(human=human, human_up=human_up, percent=percent)
-    text = resources.files("dpstream.pipelines").joinpath(_TEMPLATE).read_text("utf-8")
-    return environment.from_string(text).render(context(report))
+    return pages().get_template("report.html.j2").render(context(report))
 
 
 def context(report: Report) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
@@ -25,7 +26,7 @@ from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
 from dpstream.pipelines.sql.registration import require_registered
 from dpstream.pipelines.sql.released import empty, outer, released
 from dpstream.pipelines.sql.rewrite import stage_one
-from dpstream.pipelines.sql.spread import Runner, Spread
+from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.stage import Place, Stage, Turns
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.state.ledger.answers import Register

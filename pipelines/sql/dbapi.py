@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog, load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
-from dpstream.pipelines.sql.spread import Runner
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
 

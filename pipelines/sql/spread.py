@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,7 @@ from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.run import KeySource, destroy_keys
+from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.files import Piece, rows_of
@@ -34,45 +35,7 @@ from dpstream.pipelines.sql.stage import MAX_SHARDS, ROWS_AT_ONCE, Sums
 from dpstream.pipelines.sql.work import Work
 
 _FOLDER, _DAY = ".dpstream-sql-", 86_400.0
-_LOOK_SECONDS = 0.2
-#: Looks between two at the engine's ports.
-_CHECK_EVERY = 10
-#: States of a pipeline on which nothing follows.
-_ENDED = ("DONE", "FAILED", "CANCELLED")
 T = TypeVar("T")
-
-
-#: They read the files and the ledger's folder where the launcher does.
-RUNNERS = ("DirectRunner", "PrismRunner", "FlinkRunner")
-
-
-class Runner(NamedTuple):
-    """Which runner does stage 1.
-
-    Attributes:
-        name: of the table in `pipelines.runners.table`; flags: of Beam.
-        parallelism: of its workers.
-    """
-
-    name: str
-    flags: tuple[str, ...] = ()
-    parallelism: int = 1
-
-    def engine(self) -> Any:
-        """The engine.
-
-        Raises:
-            UsageError: there is no such runner, or not on this machine, or not with these flags.
-        """
-        from dpstream.pipelines.runners.table import make_runner
-
-        return make_runner(self.name, self.beam_args)
-
-    @property
-    def beam_args(self) -> list[str]:
-        """All its flags."""
-        more = [f"--parallelism={self.parallelism}"] if self.name == "FlinkRunner" else []
-        return [*self.flags, *more]
 
 
 class Spread:
@@ -117,38 +80,16 @@ class Spread:
         Raises:
             DpstreamError: it failed.
         """
-        import apache_beam as beam
-
-        from dpstream.dp_transforms.telemetry import forget_error
-        from dpstream.pipelines.runners.errors import coded
-        from dpstream.pipelines.runners.memory import sparing_memory
         from dpstream.pipelines.sql.flow import Task, build
 
-        engine, started = self._runner.engine(), None
         task = Task(
             work, design, self._catalog, self._columns, tuple(weights), shards, folder, keys
         )
-        pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-        build(pipeline, task, self._pieces)
-        forget_error()
-        try:
-            with sparing_memory():
-                started = pipeline.run()
-                engine.check()
-                if engine.kind.ends:
-                    started.wait_until_finish()
-                else:
-                    _until_handed_over(started, engine, Path(folder), shards)
-        except BaseException as error:
-            with contextlib.suppress(Exception):
-                engine.drain()
-                if started is not None:
-                    started.cancel()
-            if not isinstance(error, Exception):
-                raise
-            raise coded(error) from None
-        finally:
-            engine.close()
+
+        def handed_over() -> bool:
+            return all(place_of(Path(folder), shard).exists() for shard in range(shards))
+
+        run_to_end(self._runner, lambda pipeline: build(pipeline, task, self._pieces), handed_over)
 
     @property
     def shards(self) -> int:
@@ -224,26 +165,6 @@ class Workers:
                 self._shards = min(MAX_SHARDS, 4 * self._shards)
             finally:
                 destroy_keys(self._run_id)
-
-
-def _until_handed_over(started: Any, engine: Any, folder: Path, shards: int) -> None:
-    """Wait for all shards, and cancel a pipeline that would not end by itself."""
-    looks = 0
-    while not all(place_of(folder, shard).exists() for shard in range(shards)):
-        if str(started.state) in _ENDED:
-            started.wait_until_finish()  # raises what it failed with
-            return
-        looks += 1
-        if looks % _CHECK_EVERY == 0:
-            engine.check()
-        time.sleep(_LOOK_SECONDS)
-    engine.drain()
-    with contextlib.suppress(Exception):  # a runner reports a cancelled pipeline as a failed one
-        started.cancel()
-    if engine.cancel is not None:
-        engine.cancel()
-    with contextlib.suppress(Exception):
-        started.wait_until_finish()
 
 
 def _check(table: Table) -> None:

@@ -3,7 +3,8 @@
     python -m tests.bench.sampler
 
 Baseline in the same run: numpy's float normal, which is neither exact nor keyed.  One-shot draws
-have each their own name and sd, from the least of ``--mixed`` to the largest, in CPU time.
+have each their own name and sd, from the least of ``--mixed`` to the largest, in CPU time.  The
+laws of tables are drawn with one node of each name and with 47, at the scale of a census level.
 """
 
 import argparse
@@ -15,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.accounting.mechanisms import tables
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian, TableSampler
 from tests.bench.common import emit, machine
 
 
@@ -46,6 +48,45 @@ def bench(sigma: float, rows: int, nodes: int, repeats: int) -> dict[str, Any]:
         "numpy_normal_per_second": round(statistics.median(baseline)),
         "ratio": round(statistics.median(rates) / statistics.median(baseline), 2),
     }
+
+
+#: Laws of tables with the scale of a level of rho or epsilon .5 and s = 9.
+_CELLS = {
+    "discrete_gaussian": (tables.discrete_gaussian, 3.16227766016838),
+    "rounded_gaussian": (tables.rounded_gaussian, 3.16227766016838),
+    "discrete_laplace": (tables.discrete_laplace, 20.0),
+}
+
+
+#: Names of one call: their blocks stay in a core's cache.
+_NAMES = 1 << 14
+
+
+def bench_cells(draws: int, nodes: int, repeats: int) -> list[dict[str, Any]]:
+    """Median rates of each table's draws, ``nodes`` of each name, by CPU time too."""
+    prf, rng = KeyRing(bytes(32)).node, np.random.default_rng(0)
+    tweaks = rng.integers(0, 2**63, (_NAMES, 2)).astype(np.uint64)
+    first, last = np.zeros(_NAMES, np.int64), np.full(_NAMES, nodes)
+    calls, found = max(1, draws // (nodes * _NAMES)), []
+    for law, (make, scale) in _CELLS.items():
+        sampler = TableSampler(make(scale))
+        sampler.draw(prf, tweaks, first, last)
+        seconds, used = [], []
+        for _ in range(repeats):
+            start, begun = time.perf_counter(), time.process_time()
+            for _ in range(calls):
+                sampler.draw(prf, tweaks, first, last)
+            seconds.append(time.perf_counter() - start)
+            used.append(time.process_time() - begun)
+        size = calls * nodes * _NAMES
+        found.append({
+            "law": law,
+            "scale": scale,
+            "nodes": nodes,
+            "draws_per_second": round(size / statistics.median(seconds)),
+            "draws_per_cpu_second": round(size / statistics.median(used)),
+        })  # fmt: skip
+    return found
 
 
 def bench_mixed(least: float, largest: float, draws: int, repeats: int) -> list[dict[str, Any]]:
@@ -87,12 +128,15 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--mixed", type=float, nargs=2, default=[0.3, 1e6])
     parser.add_argument("--draws", type=int, default=2_000_000, help="one-shot draws")
+    parser.add_argument("--cells", type=int, default=4_000_000, help="draws of tables")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
     runs = [bench(sigma, args.rows, args.nodes, args.repeats) for sigma in args.sigmas]
     mixed = bench_mixed(*args.mixed, args.draws, args.repeats)
-    emit({"benchmark": "sampler", **machine(), "runs": runs, "one_shot": mixed}, args.out)
+    cells = [row for nodes in (1, 47) for row in bench_cells(args.cells, nodes, args.repeats)]
+    result = {"runs": runs, "one_shot": mixed, "cells": cells}
+    emit({"benchmark": "sampler", **machine(), **result}, args.out)
 
 
 if __name__ == "__main__":

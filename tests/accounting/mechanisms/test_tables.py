@@ -2,12 +2,15 @@
 
 import bisect
 import hashlib
+import itertools
+import math
 
+import mpmath
 import numpy as np
 import pytest
 
 from dpstream.accounting.limits import MAX_SIGMA
-from dpstream.accounting.mechanisms.laws import settle
+from dpstream.accounting.mechanisms.laws import DiscreteGaussianLaw, DiscreteLaplaceLaw, settle
 from dpstream.accounting.mechanisms.tables import (
     FULL,
     LEAST_TABLE_SCALE,
@@ -84,6 +87,51 @@ def test_a_shifted_or_rounded_table_is_caught(table: Table) -> None:
     assert wrong(table, [t + 2 for t in lower] + upper) > 0
     assert wrong(table, lower + [t - 2 for t in upper]) > 0
     assert wrong(table, lower[1:] + upper[:-1]) > 0
+
+
+#: sigma and scale of levels of .05 to 5 (rho or epsilon) that nine groups share.
+SHARED = [
+    *(discrete_gaussian(math.sqrt(9 / (2 * rho))) for rho in (0.05, 0.5, 5.0)),
+    *(discrete_laplace(9 / epsilon) for epsilon in (0.2, 0.5, 5.0)),
+]
+
+
+def masses(table: Table) -> tuple[dict[int, mpmath.mpf], mpmath.mpf]:
+    """Chances of all integers of a table, and what is beyond, from the definition in 60 digits."""
+    far = -table.lowest
+    if isinstance(table.law, DiscreteLaplaceLaw):
+        q = mpmath.exp(-1 / mpmath.mpf(table.law.scale))
+        return {k: (1 - q) / (1 + q) * q ** abs(k) for k in range(-far, far + 1)}, 2 * q ** (
+            far + 1
+        ) / (1 + q)
+    assert isinstance(table.law, DiscreteGaussianLaw)
+    sigma = mpmath.mpf(table.law.sigma)
+    weight = {k: mpmath.exp(-(mpmath.mpf(k) ** 2) / (2 * sigma**2)) for k in range(2 * far)}
+    whole = 2 * mpmath.fsum(weight.values()) - 1
+    beyond = 2 * mpmath.fsum(weight[k] for k in range(far + 1, 2 * far)) / whole
+    return {k: weight[abs(k)] / whole for k in range(-far, far + 1)}, beyond
+
+
+def misplaced(table: Table, thresholds: list[int]) -> int:
+    """How many integers have another chance than the law's, beyond what open uniforms settle."""
+    with mpmath.workdps(60):
+        exact, beyond = masses(table)
+        edges = [0, *thresholds, FULL]
+        found = 0
+        for k, (begin, end) in enumerate(itertools.pairwise(edges), table.lowest):
+            chance = exact[k] + (beyond / 2 if k in (table.lowest, -table.lowest) else 0)
+            found += abs(mpmath.mpf(end - begin) - chance * FULL) > 1
+        assert beyond * FULL < 2
+        return found
+
+
+@pytest.mark.parametrize("table", SHARED, ids=lambda t: str(t.law))
+def test_every_chance_of_a_table(table: Table) -> None:
+    """Each integer has its chance to one open uniform on either side; a moved edge is seen."""
+    assert misplaced(table, table.thresholds) == 0
+    middle = len(table.thresholds) // 2
+    moved = [t + 3 * (i == middle) for i, t in enumerate(table.thresholds)]
+    assert misplaced(table, moved) == 2
 
 
 def test_the_rounded_gaussians_table_is_what_it_always_was() -> None:

@@ -61,7 +61,9 @@ def loaded(arguments: list[str]) -> set[str]:
     return set(json.loads(out.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["sql", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "--help"], ["sql", "--help"], ["tabulate", "plan", "--help"]]
+)
 def test_help_loads_no_library_that_works_on_data(arguments: list[str]) -> None:
     names = {name.partition(".")[0] for name in loaded(arguments)} - sys.stdlib_module_names
     public = {name for name in names if not name.startswith("_")}
@@ -90,3 +92,34 @@ def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
     explained, asked = loaded(["sql", path, text, "--explain"]), loaded(["sql", path, text])
     assert NOT_FOR_SQL & (explained | asked) == set()
     assert {"duckdb", "dpstream.dp_transforms.one_shot"} <= asked
+
+
+def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> None:
+    from tests.pipelines.tabulation.office import office
+
+    made = office(tmp_path)
+    for command in (
+        ["plan", *map(str, made), "--scale", "331000000"],
+        ["validate", *map(str, made)],
+    ):
+        names = loaded(["tabulate", *command])
+        assert set(TOO_SLOW) & names == set()
+        assert {"pyarrow", "dpstream.pipelines.tabulation.files"} <= names
+
+
+def test_tables_are_made_without_a_runner(tmp_path: Path) -> None:
+    from dpstream.pipelines.jobs.noise_key import new_key
+    from tests.pipelines.tabulation.office import office
+
+    made, key = office(tmp_path), tmp_path / "noise.key"
+    new_key(key)
+    command = [
+        "tabulate",
+        "execute",
+        *map(str, made),
+        str(tmp_path / "out"),
+        "--key-file",
+        str(key),
+    ]
+    names = loaded(command)
+    assert NOT_FOR_SQL & names == set() and (tmp_path / "out" / "manifest.json").exists()

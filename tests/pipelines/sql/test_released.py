@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.sql.spread import Runner
+from dpstream.pipelines.runners.bounded import Runner
 from tests.pipelines.sql.asking import COUNTED, OPTIONS, asked, data_set, dp
 
 

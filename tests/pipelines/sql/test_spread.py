@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
@@ -17,7 +18,6 @@ from dpstream.pipelines.sql.catalog import load_catalog
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
-from dpstream.pipelines.sql.spread import Runner
 from tests.pipelines.sql.asking import ALL, charges, data_set, dp, visits
 from tests.runners.engines import need_flink
 

@@ -1,0 +1,264 @@
+"""A plan for people and machines: budgets, noise and margins of every kind of figure, and epsilon
+by each accounting.  All of it is public; no data file is looked at."""
+
+import functools
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from dpstream.accounting.figures import up
+from dpstream.accounting.tabulation import combined, margins
+from dpstream.accounting.tabulation.guarantee import (
+    DELTA,
+    gaussian_epsilon,
+    mu_of_rho,
+    renyi_epsilon,
+    rounded_up,
+    total,
+    zcdp_epsilon,
+    zcdp_epsilon_analytic,
+)
+from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_losses
+from dpstream.accounting.tabulation.plan import TablePlan
+from dpstream.accounting.tabulation.scales import Draws, Noise
+from dpstream.accounting.tabulation.tables import Table
+
+_margin = functools.lru_cache(maxsize=4096)(margins.margin)
+_combined_margin = functools.lru_cache(maxsize=4096)(combined.margin)
+#: Below this delta float errors of composed losses would matter.
+LEAST_DELTA = 1e-12
+NO_GUARANTEE = "NO GUARANTEE: a budget is infinite, and counts are exact; for public data only"
+CLIPPED = (
+    "counts below 0 become 0 before they are summed: margins of sums are those of the worst case, "
+    "in which all their cells are truly 0"
+)
+SUPPRESSED = (
+    "totals below a limit are left out: a margin is that of all totals of its kind, and those that "
+    "are kept are too high more often than too low"
+)
+BIASED = (
+    "combined estimates are unbiased over all noise, but not for groups near a threshold, whose "
+    "detail the same step-1 total chose"
+)
+
+
+def describe(
+    plan: TablePlan, delta: float = DELTA, groups: Mapping[Level, int] | None = None
+) -> dict[str, Any]:
+    """Every public figure of a plan, JSON-able; figures of the guarantee are rounded up.
+
+    Args:
+        delta: that epsilon is stated for.
+        groups: how many groups each level has, if it shall be told.
+
+    Returns:
+        ``guarantee``, ``accountings`` (name, epsilon, whether it ``holds`` for this noise, note),
+        ``sides`` (budget of a record of Puerto Rico and of any other), ``levels`` (budget, s and
+        its rule, noise, thresholds, ``figures`` with their exact 95% margins) and ``notes``.
+    """
+    asked = plan.parameters
+    return {
+        "plan_hash": plan.hash,
+        "program": asked.program,
+        "noise": plan.law,
+        "definition": asked.definition,
+        "estimates": asked.estimates,
+        "unit": f"one {plan.unit}'s record, added or removed",
+        "guarantee": _guarantee(plan, delta),
+        "accountings": [] if plan.exact else accountings(plan, delta),
+        "sides": None if plan.exact else _sides(plan),
+        "levels": [
+            _level(plan, table, level, noise, groups or {})
+            for table, level, noise in plan.measured()
+        ],
+        "notes": _notes(plan),
+    }
+
+
+def _guarantee(plan: TablePlan, delta: float) -> dict[str, Any]:
+    if plan.exact:
+        return {"words": NO_GUARANTEE, "epsilon": None, "delta": None, "mu": None, "rho": None}
+    cost = plan.cost(delta)
+    words = f"({up(cost.epsilon)}, {up(cost.delta)})-differential privacy of all tables"
+    return {"words": f"{words}, for one {plan.unit}'s record", **cost._asdict()}
+
+
+def _sides(plan: TablePlan) -> dict[str, float]:
+    sums = {side: total(plan.spent(puerto_rico=side == "pr")) for side in ("us", "pr")}
+    return {side: rounded_up(budget) for side, budget in sums.items()}
+
+
+def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
+    """Epsilon of a record by each accounting, of US and of Puerto Rico the larger.
+
+    Raises:
+        PolicyError: a budget is infinite.
+    """
+    sides = [plan.spent(puerto_rico=side) for side in (False, True)]
+
+    def row(
+        name: str, epsilon: float, holds: bool, note: str, pure: bool = False
+    ) -> dict[str, Any]:
+        return {"name": name, "epsilon": epsilon, "delta": 0.0 if pure else delta, "holds": holds,
+                "note": note}  # fmt: skip
+
+    if plan.law == "discrete laplace":
+        integral = max(renyi_epsilon(side, delta, integral=True) for side in sides)
+        return [
+            row("sum", rounded_up(plan.budget), True, "pure: no delta", pure=True),
+            row("renyi", max(renyi_epsilon(s, delta) for s in sides), True, "exact divergences"),
+            row("renyi-integral", integral, False, "the published formula, which is no bound"),
+            row("losses", max(geometric_losses(s, delta) for s in sides), True, "composed exactly"),
+        ]
+    rho, rounded = plan.budget, plan.law == "rounded gauss"
+    note = f"mu = {up(mu_of_rho(rho))}: " + (
+        "one Gaussian mechanism" if rounded else "what rounded Gaussian noise of this rho costs"
+    )
+    rows = [row("gaussian", gaussian_epsilon(rho, delta), rounded, note)]
+    if not rounded and delta >= LEAST_DELTA:
+        losses = max(gaussian_losses(side, delta) for side in sides)
+        rows.append(row("losses", losses, True, "composed exactly; the ledger composes rho"))
+    return [
+        *rows,
+        row("zcdp", zcdp_epsilon(rho, delta), True, "best conversion"),
+        row("zcdp-analytic", zcdp_epsilon_analytic(rho, delta), True, "rho + 2 sqrt(rho ln 1/d)"),
+    ]
+
+
+def _level(
+    plan: TablePlan, table: Table, level: Level, noise: Draws, groups: Mapping[Level, int]
+) -> dict[str, Any]:
+    asked, stability = plan.parameters, plan.stability[level]
+    budget = asked.budget(table.name, level)
+    return {
+        "table": table.name,
+        "level": level.name,
+        "label": level.label,
+        "budget": rounded_up(budget) if isinstance(budget, Fraction) else None,
+        "stability": stability.groups,
+        "stability_rule": stability.words,
+        "scales": {kind: one and one.scale for kind, one in noise._asdict().items()},
+        "thresholds": list(asked.thresholds[table.name][level]),
+        "groups": groups.get(level),
+        "suppressed_at": _suppressed_at(plan, level, noise),
+        "figures": figures(plan, table, level, noise),
+    }
+
+
+def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
+    """The count that a total must exceed to be kept, if any is suppressed."""
+    chance = plan.parameters.zero_suppression
+    if plan.parameters.program == "h" or level.detailed or not chance:
+        return None
+    if noise.detail is None or not noise.detail.scale:
+        return None
+    return margins.quantile(noise.detail, chance)
+
+
+def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[dict[str, Any]]:
+    """Each kind of figure of a table at a level, with its exact 95% margin."""
+    assert noise.detail is not None
+    out = list[dict[str, Any]]()
+
+    def row(name: str, what: str, detail: int | None, cells: int, margin: int) -> None:
+        out.append({"table": name, "figure": what, "detail": detail, "cells": cells,
+                    "margin": margin})  # fmt: skip
+
+    if table.data_cells:
+        for detail in range(len(table.details)):
+            for cells in sorted({len(of) for _, of in table.published(detail)}):
+                alike = [str(cell) for cell, of in table.published(detail) if len(of) == cells]
+                margin = _of(plan, noise, noise.detail, 1, cells)
+                row(table.name, f"data cells {', '.join(alike)}", detail, cells, margin)
+        return out
+    if noise.total is not None:
+        row("t1", "total of a group of which only the total is measured", None, 1,
+            _margin(noise.total))  # fmt: skip
+    for detail, size in enumerate(each.size for each in table.details):
+        row("t1", "total", detail, size, _of(plan, noise, noise.detail, size, size))
+        if detail:
+            half = size // 2
+            row("t2", "sex", detail, half, _of(plan, noise, noise.detail, size, half))
+            row("t2", "sex by age", detail, 1, _of(plan, noise, noise.detail, size, 1))
+    return out
+
+
+def _of(plan: TablePlan, noise: Draws, detail: Noise, size: int, part: int) -> int:
+    """Margin of a figure that is the sum of ``part`` of ``size`` cells."""
+    asked = plan.parameters
+    if asked.estimates == "combined" and noise.first is not None:
+        return _combined_margin(noise.first, detail, size, part)
+    return _margin(detail, part, clipped=not asked.allow_negative)
+
+
+def _notes(plan: TablePlan) -> list[str]:
+    asked, out = plan.parameters, list[str]()
+    if plan.exact:
+        out.append(NO_GUARANTEE)
+    combines = asked.estimates == "combined" and asked.fraction is not None
+    if combines:
+        out.append(BIASED)
+    elif not asked.allow_negative:
+        out.append(CLIPPED)
+    if asked.program == "p" and asked.zero_suppression:
+        out.append(SUPPRESSED)
+    if asked.program == "h":
+        out.append("detail is chosen by published totals, at no further cost")
+    return out
+
+
+def text(figures: dict[str, Any]) -> str:
+    """The same for a person; figures of the guarantee are shortened upwards."""
+    lines = [
+        f"Guarantee   {figures['guarantee']['words']}",
+        f"Unit        {figures['unit']}; a household and its persons are two units",
+        f"Noise       {figures['noise']}, estimates {figures['estimates']}",
+    ]
+    name = "epsilon" if figures["definition"] == "puredp" else "rho"
+    if figures["sides"]:
+        us, pr = figures["sides"]["us"], figures["sides"]["pr"]
+        lines.append(f"Charged     {name} {up(max(us, pr))}: the larger of {up(us)} outside and "
+                     f"{up(pr)} inside of Puerto Rico")  # fmt: skip
+    for row in figures["accountings"]:
+        held = "" if row["holds"] else " (does not hold for this noise)"
+        lines.append(f"Epsilon     {up(row['epsilon']):<10} at delta {row['delta']:g}  "
+                     f"{row['name']}: {row['note']}{held}")  # fmt: skip
+    rules = {row["stability_rule"] for row in figures["levels"]}
+    lines += [f"Stability   {rule}" for rule in sorted(rules)]
+    for table in dict.fromkeys(row["table"] for row in figures["levels"]):
+        lines += ["", *_table([row for row in figures["levels"] if row["table"] == table], name)]
+    lines += [""] + [f"Note        {note}" for note in figures["notes"]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(levels: list[dict[str, Any]], budget: str) -> list[str]:
+    """95% margins of one table: a line for each level, a column for each kind of figure."""
+    kinds = dict.fromkeys(
+        (f["table"], f["figure"], f["detail"]) for row in levels for f in row["figures"]
+    )
+    heads = [_head(*kind) for kind in kinds]
+    widths = [max(len(head), 7) + 2 for head in heads]
+    start = f"{levels[0]['table']:<14}{budget:>10}{'s':>5}{'scale':>11}  "
+    lines = [f"{start}95% margins:", " " * len(start) + _cells(heads, widths)]
+    for row in levels:
+        found = {(f["table"], f["figure"], f["detail"]): f["margin"] for f in row["figures"]}
+        shown = "exact" if row["budget"] is None else up(row["budget"])
+        cells = [f"{found[kind]:,}" if kind in found else "-" for kind in kinds]
+        lines.append(
+            f"{row['label']:<14}{shown:>10}{row['stability']:>5}{row['scales']['detail']:>11.6g}  "
+            + _cells(cells, widths)
+        )
+    return [line.rstrip() for line in lines]
+
+
+def _head(table: str, figure: str, detail: int | None) -> str:
+    if detail is None:
+        return f"{table} only"
+    short = {"total": "total", "sex": "sex", "sex by age": "cell"}
+    what = short.get(figure, figure.removeprefix("data cells ").replace(", ", ","))
+    return f"{table}/{detail} {what}"
+
+
+def _cells(texts: list[str], widths: list[int]) -> str:
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))

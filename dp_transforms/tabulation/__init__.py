@@ -1,0 +1,1 @@
+"""Adaptive tables of counts by region and characteristic: pure functions over columns."""

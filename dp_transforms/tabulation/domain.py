@@ -1,0 +1,217 @@
+"""The public domain of every table: which regions and iterations there are, from public files.
+
+Nothing of a data file enters here, so the cells of a table, their order and with it the names of
+their noise are the same whatever the data are.  Regions are those that a block of the geography
+lies in, and of Puerto Rico or not by the state of the block; no block is of both.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.arrays import Bool, Int32, Int64
+from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.accounting.tabulation.stability import Stability, explained
+
+#: The state whose blocks are those of Puerto Rico's levels, and of no other.
+PUERTO_RICO = "72"
+#: Which column of the geography has the regions of a type; ``None``: one region, the nation.
+_COLUMN = {
+    "USA": None, "STATE": "state", "COUNTY": "county", "TRACT": "tract", "PLACE": "place",
+    "AIANNH": "aiannh",
+}  # fmt: skip
+_NATION = "1"
+
+
+class PublicFiles(NamedTuple):
+    """The public files of an execution, parsed and checked.
+
+    Attributes:
+        iterations: CODE (string, distinct), NAME (string), LEVEL (int8, 1 or 2), ALONE (bool, null
+            for ethnicities), DETAILED_ONLY, COARSE_ONLY, ETHNICITY (bool); those of level 0 are
+            left out.
+        codes: race and ethnicity codes, sorted.
+        members: (k, 2) int32, row of an iteration and index of a code that belongs to it.
+        geography: block (string of 15 digits, distinct), state (2), county (5), tract (11),
+            place (7, null: none), aiannh (4, null: none); only what is in the run.
+    """
+
+    iterations: pa.Table
+    codes: pa.StringArray
+    members: npt.NDArray[np.int32]
+    geography: pa.Table
+
+
+class Members(NamedTuple):
+    """Iterations of one kind by code, compressed by rows.
+
+    Attributes:
+        starts: (codes + 1,) where the iterations of a code begin.
+        iterations: indices of iterations in the level.
+    """
+
+    starts: Int64
+    iterations: Int32
+
+
+class LevelDomain(NamedTuple):
+    """Population groups of a level: each region with each iteration.
+
+    Group ``r * len(iterations) + i`` is region r with iteration i.
+
+    Attributes:
+        level: which one.
+        regions: sorted ids; iterations: sorted codes.
+        total_only: (iterations,) of which the total alone is measured (DETAILED_ONLY).
+        alone, combined, ethnicity: the iterations of a code, by kind.
+        stability: s, with what it follows from.
+    """
+
+    level: Level
+    regions: pa.StringArray
+    iterations: pa.StringArray
+    total_only: Bool
+    alone: Members
+    combined: Members
+    ethnicity: Members
+    stability: Stability
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return len(self.regions) * len(self.iterations)
+
+
+class Domain(NamedTuple):
+    """Population groups of an execution.
+
+    Attributes:
+        levels: those with a budget and a group, in public order.
+        regions_of: by type of region, (blocks,) index of the region that a block lies in, -1: none.
+        races: how many race codes of a record count, max_race_codes.
+    """
+
+    levels: tuple[LevelDomain, ...]
+    regions_of: dict[str, Int32]
+    races: int
+
+    def of(self, level: Level) -> LevelDomain | None:
+        """A level's groups, ``None`` if it has none or is off."""
+        return next((found for found in self.levels if found.level == level), None)
+
+
+def domain_of(files: PublicFiles, parameters: Parameters) -> Domain:
+    """The groups of all levels that run."""
+    levels, regions_of = list[LevelDomain](), dict[str, Int32]()
+    names = dict[str, pa.StringArray]()
+    for level in parameters.levels:
+        if all(parameters.budget(table.name, level) == 0 for table in parameters.tables):
+            continue
+        kind = level.region_type
+        if kind not in names:
+            names[kind], regions_of[kind] = _regions(files.geography, level)
+        found = _level(files, level, names[kind], parameters.max_race_codes)
+        if found.groups:
+            levels.append(found)
+    return Domain(tuple(levels), regions_of, parameters.max_race_codes)
+
+
+def _regions(geography: pa.Table, level: Level) -> tuple[pa.StringArray, Int32]:
+    """Sorted ids of a type's regions, and each block's."""
+    inside = pc.equal(geography.column("state"), PUERTO_RICO)
+    mine = inside if level.puerto_rico else pc.invert(inside)
+    column = _COLUMN[level.region_type.removeprefix("PR-")]
+    ids: pa.ChunkedArray | pa.Scalar = pa.scalar(_NATION)
+    if column is not None:
+        ids = geography.column(column)
+    region = pc.if_else(mine, ids, pa.scalar(None, pa.string()))
+    if isinstance(region, pa.ChunkedArray):
+        region = region.combine_chunks()
+    known = pc.unique(region).drop_null().sort()
+    place = pc.index_in(region, value_set=known).fill_null(-1)
+    return known, np.asarray(place.to_numpy(zero_copy_only=False), np.int32)
+
+
+def _level(files: PublicFiles, level: Level, regions: pa.StringArray, races: int) -> LevelDomain:
+    """A level over these regions."""
+    table = files.iterations
+    left_out = _flags(table, "COARSE_ONLY" if level.detailed else "DETAILED_ONLY")
+    taken = (np.asarray(table.column("LEVEL").to_numpy()) == level.iteration_level) & ~left_out
+    rows = np.flatnonzero(taken)
+    codes = table.column("CODE").combine_chunks().take(pa.array(rows))
+    order = np.asarray(pc.sort_indices(codes).to_numpy(), np.int64)
+    rows = rows[order]
+    index = np.full(table.num_rows, -1, np.int32)
+    index[rows] = np.arange(len(rows), dtype=np.int32)
+    race, whole = ~_flags(table, "ETHNICITY"), _flags(table, "ALONE")
+    alone, combined, ethnicity = (
+        _pairs(files.members, index, kind) for kind in (race & whole, race & ~whole, ~race)
+    )
+    size = len(files.codes)
+    return LevelDomain(
+        level,
+        regions,
+        codes.take(pa.array(order)),
+        _flags(table, "DETAILED_ONLY")[rows],
+        _members(alone, size),
+        _members(combined, size),
+        _members(ethnicity, size),
+        explained(alone, combined, ethnicity, races),
+    )
+
+
+def _flags(table: pa.Table, name: str) -> Bool:
+    """A column of truths; null is false."""
+    column = table.column(name).fill_null(False)
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _pairs(members: npt.NDArray[np.int32], index: Int32, kind: Bool) -> Int32:
+    """(k, 2) index of an iteration in the level and of a code, each once, sorted by code."""
+    of = np.where(kind, index, -1)[members[:, 0]]
+    pairs = np.stack([of, members[:, 1]], axis=1)[of >= 0]
+    pairs = np.unique(pairs, axis=0)
+    return np.asarray(pairs[np.argsort(pairs[:, 1], kind="stable")], np.int32)
+
+
+def _members(pairs: Int32, codes: int) -> Members:
+    starts = np.searchsorted(pairs[:, 1], np.arange(codes + 1)).astype(np.int64)
+    return Members(starts, np.ascontiguousarray(pairs[:, 0]))
+
+
+class Shard(NamedTuple):
+    """A range of a level's groups, by regions; work and output files are made by shards.
+
+    Attributes:
+        number: among all shards of an execution.
+        level: index of the level in the domain.
+        part: number among the shards of the level.
+        first, last: groups ``first .. last - 1``, whole regions.
+    """
+
+    number: int
+    level: int
+    part: int
+    first: int
+    last: int
+
+
+#: Groups of a shard, unless one region has more.
+SHARD_GROUPS = 500_000
+
+
+def shards_of(levels: Sequence[LevelDomain], groups: int = SHARD_GROUPS) -> tuple[Shard, ...]:
+    """All shards; they depend on public files alone."""
+    out = list[Shard]()
+    for number, level in enumerate(levels):
+        m, regions = len(level.iterations), len(level.regions)
+        step = max(1, groups // m)
+        for part, first in enumerate(range(0, regions, step)):
+            last = min(regions, first + step)
+            out.append(Shard(len(out), number, part, first * m, last * m))
+    return tuple(out)

@@ -1,0 +1,163 @@
+"""EXPAND: each record goes to its groups, at most s of a level; then equal ones are counted.
+
+What it must hold, because all noise rests on it: a record adds 1 to at most s groups of a level and
+to one leaf in each, whatever other records are there.  Which groups those are is a function of the
+record alone: its block has one region of a kind, and its codes are in some iterations,
+
+* *alone*: all race codes of the record are the iteration's (intersection of what each is in);
+* *in combination*: at least one is (union);
+* of ethnicity: its ethnicity code is.
+
+Only the first ``races`` race codes count, so a file with more cannot put a record into more groups.
+That there are at most s is proven from the public lists (`accounting.tabulation.stability`) and
+checked here for every record all the same: one too many ends the execution before any noise.
+
+Records with equal codes are in the same iterations, so these are found once for each distinct row
+of codes of a batch.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dpstream.accounting.arrays import Bool, Int32, Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.tabulation.tables import Table
+from dpstream.dp_transforms.tabulation.domain import Domain, LevelDomain, Members
+from dpstream.dp_transforms.tabulation.pairs import Pairs, counted
+from dpstream.dp_transforms.tabulation.records import RACES, Records
+
+Int16 = npt.NDArray[np.int16]
+
+
+class Profiles(NamedTuple):
+    """Distinct rows of codes of a batch.
+
+    Attributes:
+        of: (n,) profile of each record.
+        races: (p, races) race codes of each profile, each once, -1 elsewhere.
+        ethnicity: (p,) ethnicity code or -1.
+        known: iterations of the profiles that were found already, by what levels have in common.
+    """
+
+    of: Int64
+    races: Int16
+    ethnicity: Int16
+    known: dict[tuple[int, bool], tuple[Int64, Int32]]
+
+
+def profiles(domain: Domain, records: Records) -> Profiles:
+    """The profiles of a batch."""
+    codes = np.concatenate([records.codes[:, : domain.races], records.codes[:, RACES:]], axis=1)
+    width = int(codes.max(initial=-1)) + 2
+    key, size = np.zeros(len(codes), np.int64), 1
+    for column in codes.T:
+        if size * width >= 1 << 62:
+            key, size = _dense(key)
+        if int(column.max(initial=-1)) < 0:
+            continue  # nobody has one here
+        key, size = key * width + (column.astype(np.int64) + 1), size * width
+    of, _ = _dense(key)
+    first = np.zeros(int(of.max(initial=-1)) + 1, np.int64)
+    first[of[::-1]] = np.arange(len(of) - 1, -1, -1)
+    races = np.sort(codes[first, :-1], axis=1)
+    races[:, 1:][races[:, 1:] == races[:, :-1]] = -1  # a code that is given twice is one
+    return Profiles(of, races, codes[first, -1], {})
+
+
+def expand(domain: Domain, level: LevelDomain, table: Table, records: Records,
+           found: Profiles) -> Pairs:  # fmt: skip
+    """How many records of a batch are in each leaf of each group of a level.
+
+    Raises:
+        PolicyError: a record would be in more groups than its noise is for.
+    """
+    starts, iterations = iterations_of(level, found)
+    region = domain.regions_of[level.level.region_type][records.block]
+    leaf = records.leaf[table.name]
+    rows = np.flatnonzero((region >= 0) & (leaf >= 0))
+    profile = found.of[rows]
+    base = region[rows].astype(np.int64) * (len(level.iterations) * table.leaves) + leaf[rows]
+    counts: Int64 | None = None
+    size = len(found.ethnicity)
+    if level.level.detailed and len(rows) and (int(base.max()) + 1) * size < 1 << 62:
+        # Equal records of a region are one row with a count: few rows, where regions are large.
+        alike = counted(base * size + profile)
+        base, profile = np.divmod(alike.keys, size)
+        counts = alike.counts
+    many = starts[profile + 1] - starts[profile]
+    take = _ragged(starts[profile], many)
+    keys = np.repeat(base, many) + iterations[take].astype(np.int64) * table.leaves
+    return _summed(keys, None if counts is None else np.repeat(counts, many))
+
+
+def iterations_of(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
+    """Iterations of each profile, compressed by rows: (p + 1,) starts, and indices.
+
+    Raises:
+        PolicyError: a profile is in more than s.
+    """
+    common = level.level.iteration_level, level.level.detailed
+    if common not in found.known:
+        found.known[common] = _iterations(level, found)
+    starts, iterations = found.known[common]
+    if np.diff(starts).max(initial=0) > level.stability.groups:
+        raise PolicyError(
+            f"level {level.level.label}",
+            "a record would be in more groups than its noise is for",
+            "report this: the program's bound on groups is wrong for these public files",
+        )
+    return starts, iterations
+
+
+def _iterations(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
+    count, m = len(found.ethnicity), len(level.iterations)
+    alone, times = _of_codes(level.alone, found.races, m)
+    distinct = (found.races >= 0).sum(axis=1)
+    alone = alone[times == distinct[alone // max(m, 1)]]
+    combined, _ = _of_codes(level.combined, found.races, m)
+    ethnicity, _ = _of_codes(level.ethnicity, found.ethnicity[:, None], m)
+    keys = np.concatenate([alone, combined, ethnicity])
+    keys.sort()
+    profile, iteration = np.divmod(keys, max(m, 1))
+    starts = np.searchsorted(profile, np.arange(count + 1)).astype(np.int64)
+    return starts, iteration.astype(np.int32)
+
+
+def _of_codes(members: Members, codes: Int16, m: int) -> Pairs:
+    """Keys ``profile * m + iteration``, and how many codes of the profile are the iteration's."""
+    profile, at = np.nonzero(codes >= 0)
+    code = codes[profile, at].astype(np.int64)
+    begin = members.starts[code]
+    many = members.starts[code + 1] - begin
+    keys = np.repeat(profile.astype(np.int64) * m, many)
+    keys += members.iterations[_ragged(begin, many)]
+    return counted(keys)
+
+
+def _ragged(begin: Int64, many: Int64) -> Int64:
+    """``begin[i], begin[i] + 1, ...``, so many of each."""
+    ends = np.cumsum(many)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.asarray(np.arange(total) + np.repeat(begin - (ends - many), many), np.int64)
+
+
+def _summed(keys: Int64, counts: Int64 | None) -> Pairs:
+    """Pairs of keys, each with a count or once."""
+    if counts is None:
+        return counted(keys)
+    order = np.argsort(keys)
+    keys, counts = keys[order], counts[order]
+    new: Bool = np.empty(len(keys), np.bool_)
+    new[:1] = True
+    np.not_equal(keys[1:], keys[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    return Pairs(keys[starts], np.add.reduceat(counts, starts) if len(starts) else counts)
+
+
+def _dense(key: Int64) -> tuple[Int64, int]:
+    """Numbers 0, 1, ... of distinct keys in the order in which they come, and how many."""
+    encoded = pa.array(key).dictionary_encode()
+    return np.asarray(encoded.indices.to_numpy(), np.int64), max(1, len(encoded.dictionary))

@@ -1,0 +1,197 @@
+"""RELEASE: what is published of measured counts, as text; post-processing, nothing private is here.
+
+Persons (program p): ``t1`` has the total of every group: measured where it was, else the sum of its
+cells.  ``t2`` has the cells of groups with detail, and for each sex their sum.  Households (program
+h): each detail has a file of its own (``t3/T03001`` to ``T03004``, ``t4/T04001``, ``T04002``) with
+all data cells that it yields.
+
+Zero suppression takes totals out of ``t1`` that were measured as totals in regions below the state:
+kept are those above the quantile of their noise at the chance, so that a group without anybody is
+kept with at most 1 - chance.  It compares the measured figure, before one below 0 is set to 0, and
+before step 1 is combined with it: which groups are kept does not depend on how they are estimated.
+
+Figures are sums of measured counts, those below 0 set to 0 before where they may not be published;
+or, ``combined``, least-squares estimates over both steps (`accounting.tabulation.combined`).
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.tabulation.combined import combine, weight
+from dpstream.accounting.tabulation.margins import quantile
+from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.accounting.tabulation.scales import Noise
+from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST, Table
+from dpstream.dp_transforms.tabulation.domain import LevelDomain
+from dpstream.dp_transforms.tabulation.perturb import Measured
+
+GROUP_COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE")
+AGE_COLUMNS = ("AGESTART", "AGEEND", "SEX")
+ALL = "*"
+
+
+class Row(NamedTuple):
+    """A figure of a detail.
+
+    Attributes:
+        labels: what its columns say of it; cells: the measured cells that it is the sum of.
+    """
+
+    labels: tuple[str, ...]
+    cells: tuple[int, ...]
+
+
+class Output(NamedTuple):
+    """A table as it is published.
+
+    Attributes:
+        folder: that its files are in.
+        columns: of its header, without ``COUNT``, behind those of the group.
+        rows: by detail, what is published of a group; none of a detail that has no entry.
+    """
+
+    folder: str
+    columns: tuple[str, ...]
+    rows: dict[int, tuple[Row, ...]]
+
+    @property
+    def header(self) -> str:
+        """First line of each file."""
+        return "|".join((*GROUP_COLUMNS, *self.columns, "COUNT")) + "\n"
+
+
+def outputs(table: Table) -> tuple[Output, ...]:
+    """What is published of a table."""
+    details = range(len(table.details))
+    if not table.data_cells:
+        total = [Row((), tuple(range(detail.size))) for detail in table.details]
+        return (
+            Output("t1", (), {d: (total[d],) for d in details}),
+            Output("t2", AGE_COLUMNS, {d: _ages(table.details[d].size) for d in details if d}),
+        )
+    number = table.name.removeprefix("t")
+    return tuple(
+        Output(
+            f"{table.name}/T0{number}00{d + 1}",
+            (f"{table.name.upper()}_DATA_CELL",),
+            {d: tuple(Row((str(cell),), of) for cell, of in table.published(d))},
+        )
+        for d in details
+    )
+
+
+def _ages(size: int) -> tuple[Row, ...]:
+    """Sex by age, and the margin of each sex."""
+    bins = size // 2
+    starts = (0, *AGE_BINS[bins])
+    ends = (*(edge - 1 for edge in AGE_BINS[bins]), OLDEST)
+    out = []
+    for sex in (1, 2):
+        mine = range((sex - 1) * bins, sex * bins)
+        for cell, start, end in zip(mine, starts, ends, strict=True):
+            out.append(Row((str(start), str(end), str(sex)), (cell,)))
+        out.append(Row((ALL, ALL, str(sex)), tuple(mine)))
+    return tuple(out)
+
+
+def released(
+    level: LevelDomain, output: Output, parts: Sequence[Measured], parameters: Parameters
+) -> bytes:
+    """The text of a shard's part of a table; groups in public order, the header always."""
+    groups, labels, counts = list[Int64](), list[Int64](), list[Int64]()
+    names, known = list[tuple[str, ...]](), 0
+    for part in parts:
+        rows = output.rows.get(part.detail)
+        if rows is None:
+            continue
+        kept = _kept(level, output, part, parameters)
+        groups.append(np.repeat(kept.groups, len(rows)))
+        labels.append(np.tile(np.arange(known, known + len(rows)), len(kept.groups)))
+        counts.append(np.stack(_figures(kept, rows, parameters), axis=1).reshape(-1))
+        names += [row.labels for row in rows]
+        known += len(rows)
+    if not groups:
+        return output.header.encode()
+    group = np.concatenate(groups)
+    order = np.argsort(group, kind="stable")
+    label = np.concatenate(labels)[order]
+    return _text(level, output, group[order], label, names, np.concatenate(counts)[order])
+
+
+def _kept(level: LevelDomain, output: Output, part: Measured, parameters: Parameters) -> Measured:
+    """What is measured, without suppressed groups."""
+    chance = parameters.zero_suppression
+    suppressed = output.folder == "t1" and part.detail == 0 and not level.level.detailed
+    if not suppressed or chance == 0 or part.noise.scale == 0:
+        return part
+    kept = part.values[:, 0] > _quantile(part.noise, chance)
+    first = None if part.first is None else part.first[kept]
+    return part._replace(groups=part.groups[kept], values=part.values[kept], first=first)
+
+
+def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> list[Int64]:
+    """(groups,) figures of each row."""
+    values, negative = part.values, parameters.allow_negative
+    if parameters.estimates == "census" or part.first is None:
+        values = values if negative else np.maximum(values, 0)
+        return [values[:, list(row.cells)].sum(axis=1) for row in rows]
+    assert part.first_noise is not None, "step 1 has noise"
+    size = values.shape[1]
+    found = combine(
+        part.first, values, _weight(part.first_noise, part.noise, size), allow_negative=negative
+    )
+    out = list[Int64]()
+    for row in rows:
+        if len(row.cells) == size:
+            out.append(found.total)
+        elif len(row.cells) == 1:
+            out.append(found.cells[:, row.cells[0]])
+        else:
+            assert found.sexes is not None, "a margin is one of two"
+            out.append(found.sexes[:, row.cells[0] // (size // 2)])
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _weight(first: Noise, detail: Noise, cells: int) -> float:
+    return weight(first, detail, cells)
+
+
+@functools.lru_cache(maxsize=256)
+def _quantile(noise: Noise, chance: float) -> int:
+    return quantile(noise, chance)
+
+
+def _text(
+    level: LevelDomain,
+    output: Output,
+    groups: Int64,
+    labels: Int64,
+    names: Sequence[tuple[str, ...]],
+    counts: Int64,
+) -> bytes:
+    region, iteration = np.divmod(groups, len(level.iterations))
+    kind = pa.array([level.level.region_type])
+    columns = [
+        level.regions.take(pa.array(region)),
+        kind.take(pa.array(np.zeros(len(groups), np.int32))),
+        level.iterations.take(pa.array(iteration)),
+    ]
+    for number in range(len(output.columns)):
+        texts = pa.array([name[number] for name in names])
+        columns.append(texts.take(pa.array(labels)))
+    table = pa.table([*columns, pa.array(counts)], names=[str(i) for i in range(len(columns) + 1)])
+    out = pa.BufferOutputStream()
+    out.write(output.header.encode())
+    # Arrow's writer would quote the header, so it writes the rows alone.
+    options = pa_csv.WriteOptions(
+        include_header=False, delimiter="|", quoting_style="none", batch_size=1 << 16
+    )
+    pa_csv.write_csv(table, out, options)
+    return bytes(out.getvalue())

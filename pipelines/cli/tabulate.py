@@ -1,0 +1,312 @@
+"""``dpstream tabulate``: census tables from an office's own files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.accounting.figures import up
+from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+
+if TYPE_CHECKING:
+    from dpstream.dp_transforms.run import KeySource
+    from dpstream.pipelines.runners.bounded import Runner
+    from dpstream.pipelines.tabulation.book import LedgerPlace
+    from dpstream.pipelines.tabulation.config import Choice
+
+_FOLDER = click.Path(path_type=Path)
+PARAMETERS = click.argument("parameters", type=_FOLDER)
+DATA = click.argument("data", type=_FOLDER)
+PROGRAM = click.option(
+    "--program", type=click.Choice(["p", "h"]), default="p", show_default=True,
+    help="p: persons (t1, t2); h: households (t3, t4).",
+)  # fmt: skip
+CHOICE = options(
+    PROGRAM,
+    click.option(
+        "--noise", type=click.Choice(["census", "rounded"]), default="census", show_default=True,
+        help="census: discrete Gaussian (zcdp) or geometric (puredp), as published; rounded:"
+        " rounded Gaussian (zcdp), which costs less.",
+    ),
+    click.option(
+        "--estimates", type=click.Choice(["census", "combined"]), default="census",
+        show_default=True, help="combined: totals from both steps by least squares.",
+    ),
+)  # fmt: skip
+#: Exit code of files with faults, as of every unusable input.
+_FAULTY = 2
+
+
+@click.group()
+def tabulate() -> None:
+    """Census tables: adaptive detail for groups of people by region, race and ethnicity.
+
+    PARAMETERS is a folder with config.json and the lists of iterations and codes; DATA is one with
+    GRF-C.txt and person-records.txt, or household-records.txt and pop-group-totals.txt.
+    """
+
+
+def choice_of(program: str, noise: str, estimates: str) -> "Choice":
+    """What is asked for beside the files."""
+    from dpstream.pipelines.tabulation.config import Choice
+
+    return Choice(program, noise, estimates)  # type: ignore[arg-type]
+
+
+@tabulate.command(
+    epilog=examples(
+        "dpstream tabulate validate parameters data",
+        "dpstream tabulate validate parameters data --program h --json",
+    )
+)
+@PARAMETERS
+@DATA
+@CHOICE
+@AS_JSON
+def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None:
+    """List every fault of the public files; exit code 2 if there is one.
+
+    A fault has its file, row, column, rule and fix, and shows no value.  Of the records only the
+    header is looked at: what is wrong with a record is told to nobody but the operator, by the dead
+    letters of an execution.
+    """
+    from dpstream.pipelines.tabulation.files import validate as check
+
+    found = check(parameters, data, choice_of(**choice))
+    if as_json:
+        print_json({"faults": [fault.as_dict() for fault in found]})
+    else:
+        for fault in found:
+            click.echo(str(fault))
+        files = sorted({fault.file for fault in found})
+        said = f"Faults: {len(found):,} in {', '.join(files)}"
+        click.echo(said if found else "No fault.")
+    if found:
+        click.get_current_context().exit(_FAULTY)
+
+
+@tabulate.command(
+    epilog=examples(
+        "dpstream tabulate plan parameters data",
+        "dpstream tabulate plan parameters data --noise rounded --estimates combined --json",
+        "dpstream tabulate plan parameters data --scale 331000000",
+    )
+)
+@PARAMETERS
+@DATA
+@CHOICE
+@click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
+@click.option("--scale", type=int, metavar="RECORDS", help="What so many records would need.")
+@AS_JSON
+def plan(
+    parameters: Path, data: Path, delta: float | None, scale: int | None, as_json: bool,
+    **choice: str,
+) -> None:  # fmt: skip
+    """Say what the tables would cost, and the exact 95% margin of every kind of figure.
+
+    Only public files are read; the records need not be there.
+    """
+    from dpstream.pipelines.tabulation.public_plan import figures, words
+    from dpstream.pipelines.tabulation.public_plan import plan as planned
+
+    shown = figures(planned(parameters, data, choice_of(**choice)), delta, scale)
+    if as_json:
+        print_json(shown)
+    else:
+        click.echo(words(shown), nl=False)
+
+
+@tabulate.command(
+    epilog=examples(
+        "dpstream tabulate execute parameters data out --key-file noise.key --ledger ledger.db",
+        "    --data-set persons --limit-epsilon 30 --limit-delta 1e-9",
+        "dpstream tabulate execute parameters data out --key-file noise.key --noise rounded",
+        "    --estimates combined --runner FlinkRunner --parallelism 4",
+    )
+)
+@PARAMETERS
+@DATA
+@click.argument("out", type=_FOLDER)
+@CHOICE
+@click.option("--key-file", type=_FOLDER, help="The noise key; make one with `dpstream key new`.")
+@click.option("--key", metavar="REFERENCE", help="Or where it is: env:NAME or gcp:NAME.")
+@click.option("--ledger", type=_FOLDER, help="File of the account that is charged.")
+@click.option("--data-set", help="--ledger: whose records these are; households have their own.")
+@click.option("--limit-epsilon", type=float, help="--ledger: the most that all may spend.")
+@click.option("--limit-delta", type=float, help="--ledger: the same.")
+@click.option("--fresh", is_flag=True, help="Draw anew what was drawn before: a new charge.")
+@click.option("--strict", is_flag=True, help="Refuse a file with a record that breaks a rule.")
+@click.option(
+    "--dead-letter", type=_FOLDER,
+    help="Folder of refused records: position and rule.  [default: dead_letter/ beside OUT]",
+)  # fmt: skip
+@click.option("--runner", help="Beam runner whose workers do it; default: this process.")
+@click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
+@click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
+@AS_JSON
+def execute(
+    parameters: Path, data: Path, out: Path, strict: bool, dead_letter: Path | None, fresh: bool,
+    runner: str | None, parallelism: int, beam_flag: tuple[str, ...], as_json: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Make the tables of DATA in the new folder OUT.
+
+    The charge comes before the first record is parsed, and OUT appears whole or not at all.  An
+    execution that was cut off goes on under its run id, with the same noise and at no charge.
+    """
+    from dpstream.pipelines.tabulation.execute import Order, inputs_of
+    from dpstream.pipelines.tabulation.execute import execute as run
+
+    choice = choice_of(given["program"], given["noise"], given["estimates"])
+    key, ledger = _key(given["key_file"], given["key"]), _ledger(given)
+    order = Order(
+        inputs_of(parameters, data, choice), out.absolute(), key, ledger,
+        _runner(runner, parallelism, beam_flag), fresh, strict, dead_letter,
+    )  # fmt: skip
+    if ledger is None:
+        click.echo("Warning: no --ledger: nobody keeps account of what these records pay", err=True)
+    done = run(order)
+    manifest = done.manifest
+    cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}
+    told = {"out": out.name, "run_id": manifest.run_id, "charged": done.charged,
+            "drawn": done.drawn, "insecure": manifest.insecure, **cost}  # fmt: skip
+    if as_json:
+        print_json({**told, "files": len(manifest.files)})
+        return
+    click.echo(f"{len(manifest.files):,} files in {out.name}; run {manifest.run_id}")
+    if manifest.epsilon is not None:
+        shown = f"({up(manifest.epsilon)}, {up(manifest.delta)}) of every record"
+        said = "Charged" if done.charged else "Charged before" if ledger else "Costs"
+        click.echo(f"{said} {shown}", err=True)
+    if manifest.insecure:
+        click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
+
+
+def _key(file: Path | None, reference: str | None) -> "KeySource":
+    """Where the noise key is.
+
+    Raises:
+        UsageError: nowhere, or in two places.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.dp_transforms.run import KeySource
+
+    if (file is None) == (reference is None):
+        rule = "is required" if file is None else "is given twice"
+        raise UsageError("--key-file", rule, "give one; make it with `dpstream key new FILE`")
+    return KeySource(reference if file is None else f"file:{file.absolute()}")
+
+
+def _ledger(given: dict[str, Any]) -> "LedgerPlace | None":
+    """The account to charge.
+
+    Raises:
+        UsageError: a part of it is missing, or the limit is none.
+    """
+    from dpstream.accounting.errors import UsageError
+
+    names = ("ledger", "data_set", "limit_epsilon", "limit_delta")
+    missing = [name for name in names if given[name] is None]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        field = "--" + missing[0].replace("_", "-")
+        raise UsageError(field, "is required with a ledger", "give all four of its options")
+    from dpstream.pipelines.tabulation.book import LedgerPlace
+
+    epsilon, delta = given["limit_epsilon"], given["limit_delta"]
+    if not (0 < epsilon < float("inf") and 0 < delta < 1) or not given["data_set"]:
+        raise UsageError(
+            "--limit-epsilon", "and --limit-delta need a positive epsilon and 0 < delta < 1, "
+            "--data-set a name", "correct them",
+        )  # fmt: skip
+    return LedgerPlace(given["ledger"].absolute(), given["data_set"], (epsilon, delta))
+
+
+def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.runners.bounded import Runner
+
+    if name is None:
+        if flags or parallelism > 1:
+            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
+        return None
+    return Runner(name, flags, parallelism)
+
+
+@tabulate.command(
+    epilog=examples(
+        "dpstream tabulate report parameters data report --run out",
+        "dpstream tabulate report parameters data report --run first --run second --json",
+    )
+)
+@PARAMETERS
+@DATA
+@click.argument("out", type=_FOLDER)
+@CHOICE
+@click.option(
+    "--run", "runs", type=_FOLDER, multiple=True, required=True,
+    help="Output of an execution of these files; several for the report on many runs.",
+)  # fmt: skip
+@AS_JSON
+def report(
+    parameters: Path, data: Path, out: Path, runs: tuple[Path, ...], as_json: bool, **choice: str
+) -> None:
+    """Hold published tables against the truth: NOT private, for public or invented data.
+
+    Writes error_report.csv, multi_run_error_report.csv and report.html to the folder OUT, which
+    only its owner can read.
+    """
+    from dpstream.pipelines.tabulation.report import report as write
+
+    figures = write(parameters, data, choice_of(**choice), runs, out)
+    if as_json:
+        print_json(figures)
+        return
+    click.echo(figures["stamp"], err=True)
+    click.echo(f"Reports on {len(runs)} runs in {out.name}: open report.html")
+
+
+@tabulate.command(
+    epilog=examples(
+        "dpstream tabulate generate parameters data",
+        "dpstream tabulate generate parameters data --size production --persons 1000000",
+        "dpstream tabulate generate parameters data --states 01,02,72 --tracts 60 --places 30",
+    )
+)
+@PARAMETERS
+@DATA
+@click.option(
+    "--size", type=click.Choice(["small", "production"]), default="small", show_default=True,
+    help="Of the lists of iterations and codes, and of everything not said.",
+)  # fmt: skip
+@click.option("--persons", type=int, help="Records of persons; households are two for five.")
+@click.option("--states", help="FIPS codes with commas; 72 is Puerto Rico.")
+@click.option("--tracts", type=int, help="Over all states, of 40 blocks each.")
+@click.option("--places", type=int, help="Over all states.")
+@click.option("--aiannh", type=int, help="Over all states but Puerto Rico.")
+@click.option("--seed", type=int, help="Same seed, same files.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
+@AS_JSON
+def generate(
+    parameters: Path, data: Path, size: str, states: str | None, overwrite: bool, as_json: bool,
+    **numbers: Any,
+) -> None:  # fmt: skip
+    """Write a complete set of invented files, of nobody, in the format of production.
+
+    --size production writes as many iterations and codes as the tables of 2020 had, by default
+    with a million persons in three states.
+    """
+    from dpstream.pipelines.tabulation.generate import PRODUCTION, Size
+    from dpstream.pipelines.tabulation.generate import generate as write
+
+    asked = PRODUCTION if size == "production" else Size()
+    given = {name: value for name, value in numbers.items() if value is not None}
+    asked = asked._replace(**given)
+    if states is not None:
+        asked = asked._replace(states=tuple(states.split(",")))
+    rows = write(parameters, data, asked, overwrite)
+    if as_json:
+        print_json({"rows": rows})
+        return
+    for name, count in rows.items():
+        click.echo(f"{count:>13,}  {name}")

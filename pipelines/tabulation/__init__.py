@@ -1,0 +1,1 @@
+"""Census tables of an office's own files: reading, checking, running and reporting them."""

@@ -1,0 +1,289 @@
+"""``config.json``: the parameters of both programs, read with every fault named.
+
+Fields are those of the public production code.  A file may hold the fields of both programs: those
+of the program that runs must be there and right, the other's are not looked at.  A field that
+neither knows is a fault, because a misspelt option would be silently off.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dpstream.accounting.limits import MAX_EPSILON
+from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
+from dpstream.accounting.tabulation.parameters import Family, Parameters, Program
+from dpstream.accounting.tabulation.tables import TABLES
+from dpstream.pipelines.connectors.records.lines import BOM
+from dpstream.pipelines.jobs.text import closest
+from dpstream.pipelines.tabulation.faults import Faults
+
+CONFIG = "config.json"
+PUERTO_RICO = "72"
+#: FIPS codes of the states and the District of Columbia.
+STATES = tuple(f"{n:02d}" for n in range(1, 57) if n not in (3, 7, 14, 43, 52))
+MAX_CONFIG_BYTES = 1 << 20
+#: Race codes that a record has room for.
+MAX_RACE_CODES = 8
+_FRACTION = "privacy_budget_p_stage_1_fraction"
+#: Types of the fields that are not made from levels, and whether they must be there.
+_FIELDS: dict[str, tuple[type, bool]] = {
+    "max_race_codes": (int, True),
+    "privacy_defn": (str, True),
+    "allow_negative_counts": (bool, True),
+    "run_us": (bool, True),
+    "run_pr": (bool, True),
+    "reader": (str, True),
+    "state_filter_us": (list[str], False),
+    "zero_suppression_chance": (float, False),
+    _FRACTION: (float, True),
+}
+_OF_P = {"zero_suppression_chance", _FRACTION}
+_LEVELS = (*US_LEVELS, *PR_LEVELS)
+
+
+class Choice(NamedTuple):
+    """What is asked for beside the parameter files.
+
+    Attributes:
+        program: ``p`` or ``h``; noise, estimates: as `Parameters` has them.
+    """
+
+    program: Program
+    noise: Family = "census"
+    estimates: Any = "census"
+
+
+def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None:
+    """The parameters of a file.
+
+    Args:
+        faults: takes what is wrong; rows of JSON have no numbers, fields have names.
+
+    Returns:
+        ``None`` if there is a fault.
+    """
+    found = _decoded(path, faults)
+    if found is None:
+        return None
+    before = len(faults.found)
+    known = {name for program in ("p", "h") for name in fields_of(program)}
+    for name in found:
+        if name not in known:
+            faults.add("", "has a field that is not known", _known(name, known))
+    values = {
+        name: _typed(found, name, kind, required, faults)
+        for name, (kind, required) in fields_of(choice.program).items()
+    }
+    _check(values, choice.program, faults)
+    if choice.noise == "rounded" and values["privacy_defn"] == "puredp":
+        faults.add("privacy_defn", "is puredp, for which there is no rounded noise",
+                   "write zcdp, or choose --noise census")  # fmt: skip
+    return None if len(faults.found) > before else _parameters(values, choice)
+
+
+def fields_of(program: str) -> dict[str, tuple[type, bool]]:
+    """Type of each field that a program reads, and whether it must be there."""
+    out = {n: kind for n, kind in _FIELDS.items() if program == "p" or n not in _OF_P}
+    for prefix, thresholds in names_of(program).values():
+        out |= {f"{prefix}_{level.name}": (float, True) for level in _LEVELS}
+        out[thresholds] = (dict[str, list[float]], True)
+    return out
+
+
+def names_of(program: str) -> dict[str, tuple[str, str]]:
+    """By table: how the names of its budgets begin, and the field of its thresholds."""
+    if program == "p":
+        return {"t1t2": ("privacy_budget_p", "thresholds_p")}
+    return {t.name: (f"privacy_budget_h_{t.name}", f"thresholds_h_{t.name}") for t in TABLES["h"]}
+
+
+def _decoded(path: Path, faults: Faults) -> dict[str, Any] | None:
+    """The fields of a file as JSON has them; a field that is there twice is a fault."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        faults.add("", "is missing", "put it into its folder")
+        return None
+    except OSError:
+        faults.add("", "cannot be read", "check that it is a file, and its permissions")
+        return None
+    if len(data) > MAX_CONFIG_BYTES:
+        faults.add("", f"exceeds {MAX_CONFIG_BYTES} bytes", "give a parameter file")
+        return None
+    twice = list[str]()
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(pairs)
+        if len(out) < len(pairs):
+            twice.append("")
+        return out
+
+    try:
+        found = json.loads(data.removeprefix(BOM).decode("utf-8"), object_pairs_hook=once)
+    except (ValueError, RecursionError):
+        faults.add("", "is not JSON in UTF-8", "correct the file")
+        return None
+    if not isinstance(found, dict):
+        faults.add("", "is not one JSON object", "write fields in braces")
+        return None
+    if twice:
+        faults.add("", "has a field or a threshold twice", "keep one of them")
+        return None
+    return found
+
+
+def _known(name: str, known: set[str]) -> str:
+    """What to do about an unknown field; long names are not searched for likeness."""
+    likely = closest(name[:100], known).partition("? ")[0]
+    return f"{likely}?" if likely.startswith("did you mean") else "take it away"
+
+
+def _typed(found: dict[str, Any], name: str, kind: type, required: bool, faults: Faults) -> Any:
+    """The value of a field, ``None`` where it is missing or of another type."""
+    if name not in found:
+        if required:
+            faults.add(name, "is required", "add it")
+        return None
+    try:
+        return msgspec.convert(found[name], kind, strict=True)
+    except (msgspec.ValidationError, OverflowError, ValueError):
+        faults.add(name, f"is not {_WORDS[kind]}", "correct its type")
+        return None
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    float: "a number",
+    list[str]: "a list of texts",
+    dict[str, list[float]]: "an object of lists of numbers",
+}
+
+
+def _check(values: dict[str, Any], program: str, faults: Faults) -> None:
+    """Everything that a type does not say; what is ``None`` has its fault already."""
+    most = values["max_race_codes"]
+    if most is not None and not 1 <= most <= MAX_RACE_CODES:
+        faults.add("max_race_codes", f"is not 1 to {MAX_RACE_CODES}", "correct it")
+    choices = {"privacy_defn": ("zcdp", "puredp"), "reader": ("csv",)}
+    for name, allowed in choices.items():
+        if values[name] is not None and values[name] not in allowed:
+            rule = f"is not {' or '.join(allowed)}"
+            if name == "reader":
+                rule += ": files are read as texts, nothing else is"
+            faults.add(name, rule, f"write {allowed[0]}")
+    if values["run_us"] is False and values["run_pr"] is False:
+        faults.add("run_us", "and run_pr are both false: nothing would run", "set one of them")
+    if values["run_us"]:
+        _check_states(values["state_filter_us"], faults)
+    if program == "p":
+        _check_p(values, faults)
+    for table in TABLES[program]:
+        prefix, thresholds = names_of(program)[table.name]
+        for level in _LEVELS:
+            _check_budget(values, f"{prefix}_{level.name}", faults)
+        _check_thresholds(values, thresholds, len(table.details) - 1, table.name, faults)
+
+
+def _check_states(states: list[str] | None, faults: Faults) -> None:
+    """The states of a run of the United States."""
+    name = "state_filter_us"
+    fix = 'list the FIPS codes of states, such as "01", each once'
+    if not states:
+        faults.add(name, "is empty or missing, and run_us is true", fix)
+        return
+    if len(set(states)) < len(states):
+        faults.add(name, "has a state twice", fix)
+    if not set(states) <= set(STATES):
+        faults.add(name, "has what is no FIPS code of a state", fix)
+
+
+def _check_p(values: dict[str, Any], faults: Faults) -> None:
+    fraction, chance = values[_FRACTION], values["zero_suppression_chance"]
+    if fraction is not None and not 0 < fraction < 1:
+        faults.add(_FRACTION, "is not between 0 and 1", "correct it")
+    if chance is not None and not 0 <= chance < 1:
+        faults.add("zero_suppression_chance", "is not at least 0 and below 1", "correct it")
+
+
+def _check_budget(values: dict[str, Any], name: str, faults: Faults) -> None:
+    budget = values[name]
+    if budget is None:
+        return
+    if not math.isfinite(budget) or budget < 0:
+        faults.add(name, "is not a number of 0 or more", "0 switches a level off")
+    elif budget > MAX_EPSILON:
+        faults.add(name, f"exceeds {MAX_EPSILON:,.0f}, which protects nobody", "correct it")
+
+
+def _check_thresholds(
+    values: dict[str, Any], name: str, count: int, table: str, faults: Faults
+) -> None:
+    """Thresholds of each level of the run: enough, finite and not falling."""
+    found = values[name]
+    if found is None:
+        return
+    if not {level.label for level in _LEVELS}.issuperset(found):
+        faults.add(name, "names what is no level", 'name levels as "(USA, 1)", with one space')
+    for level in _running(values):
+        if level.label not in found:
+            faults.add(f"{name} {level.label}", "is missing", "add its thresholds")
+    for label in (level.label for level in _LEVELS if level.label in found):
+        some, where = found[label], f"{name} {label}"
+        if len(some) < count or (table == "t4" and len(some) != count):
+            least = f"exactly {count}" if table == "t4" else f"at least {count}"
+            faults.add(where, f"does not have {least} thresholds", "correct the list")
+        if not all(map(math.isfinite, some)):
+            faults.add(where, "has what is no number", "correct the list")
+        elif any(a > b for a, b in itertools.pairwise(some)):
+            faults.add(where, "has thresholds that fall", "sort them")
+
+
+def _running(values: dict[str, Any]) -> Iterator[Level]:
+    if values["run_us"]:
+        yield from US_LEVELS
+    if values["run_pr"]:
+        yield from PR_LEVELS
+
+
+def _parameters(values: dict[str, Any], choice: Choice) -> Parameters:
+    """The resolved parameters of values without fault, of the levels that run."""
+    levels = tuple(_running(values))
+    names = names_of(choice.program)
+    budgets = {
+        table: {level: values[f"{prefix}_{level.name}"] + 0.0 for level in levels}
+        for table, (prefix, _) in names.items()
+    }
+    sizes = {table.name: len(table.details) - 1 for table in TABLES[choice.program]}
+    thresholds = {
+        table: {level: tuple(values[field][level.label][: sizes[table]]) for level in levels}
+        for table, (_, field) in names.items()
+    }
+    return Parameters(
+        program=choice.program,
+        noise=choice.noise,
+        definition=values["privacy_defn"],
+        budgets=budgets,
+        fraction=values.get(_FRACTION),
+        thresholds=thresholds,
+        zero_suppression=values.get("zero_suppression_chance") or 0.0,
+        allow_negative=values["allow_negative_counts"],
+        run_us=values["run_us"],
+        run_pr=values["run_pr"],
+        max_race_codes=values["max_race_codes"],
+        state_filter=tuple(sorted(values["state_filter_us"])) if values["run_us"] else (),
+        estimates=choice.estimates,
+    )
+
+
+def states_of(parameters: Parameters) -> tuple[str, ...]:
+    """FIPS codes whose blocks and records count, sorted: Puerto Rico's too, if it runs."""
+    more = (PUERTO_RICO,) if parameters.run_pr else ()
+    return (*parameters.state_filter, *more)

@@ -1,0 +1,240 @@
+"""The output folder: made beside its place, whole, and put there at once.
+
+    .OUT.dpstream-table/     the draft: nobody but its owner can enter it
+        run.json             which execution it is of, written before the first draw
+        t1/..., t2/...       what is published
+        manifest.json        the receipt: the digest of every file; what is not in it is not in OUT
+
+Who works on a draft holds a lock on ``run.json`` as long as it lives.  A draft that is not locked
+is of an execution that was cut off: the same one goes on with it, any other is refused.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.tabulation.work import File
+from dpstream.state.durable import replacing, sync
+
+MANIFEST, RUN = "manifest.json", "run.json"
+_SUFFIX = ".dpstream-table"
+
+
+class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that was published."""
+
+    bytes: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an execution published; public.
+
+    Attributes:
+        program: ``p`` or ``h``.
+        run_id, plan: of the execution, and the hash of its public plan.
+        request: keyed fingerprint of the plan and of all input.
+        epsilon, delta, mu, rho: what it costs, ``epsilon`` null: nothing is promised.
+        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
+        files: by name below the folder.
+        format: of this file.
+    """
+
+    program: str
+    run_id: str
+    plan: str
+    request: str
+    epsilon: float | None
+    delta: float
+    mu: float | None
+    rho: float | None
+    insecure: bool
+    files: dict[str, Written]
+    format: int = 1
+
+    @property
+    def encoded(self) -> bytes:
+        """As it is kept."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+
+class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which execution a draft is of."""
+
+    run_id: str
+    request: str
+
+
+def decoded(data: bytes) -> Manifest:
+    """The manifest of its bytes.
+
+    Raises:
+        PolicyError: they are of another form.
+    """
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+        return msgspec.json.decode(data, type=Manifest)
+    raise PolicyError(MANIFEST, "is of another form", "use the program that wrote it")
+
+
+def standing(out: Path) -> Manifest | None:
+    """What stands at the output's place, ``None``: nothing.
+
+    Raises:
+        PolicyError: something else stands there.
+    """
+    if not out.exists() and not out.is_symlink():
+        return None
+    with contextlib.suppress(OSError):
+        return decoded((out / MANIFEST).read_bytes())
+    raise PolicyError("OUT", "exists and is no output of this command", "name a new folder")
+
+
+class Draft:
+    """The draft beside an output folder, locked.
+
+    Attributes:
+        path: of the draft.
+    """
+
+    def __init__(self, out: Path, path: Path, lock: IO[bytes]) -> None:
+        self._out, self.path, self._lock = out, path, lock
+
+    @property
+    def begun(self) -> Begun | None:
+        """Which execution it is of; ``None``: of none yet."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError):
+            return msgspec.json.decode((self.path / RUN).read_bytes(), type=Begun)
+        return None
+
+    def begin(self, begun: Begun) -> None:
+        """Empty it, for an execution."""
+        for path in sorted(self.path.iterdir()):
+            if path.name != RUN:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        # In place, because the lock is on the file: what is cut off here had drawn nothing yet.
+        self._lock.seek(0)
+        self._lock.truncate()
+        self._lock.write(msgspec.json.encode(begun))
+        self._lock.flush()
+        os.fsync(self._lock.fileno())
+        sync(self.path)
+        sync(self.path.parent)
+
+    def drop_if_empty(self) -> None:
+        """Remove it if it is of no execution: nothing was begun."""
+        if _same(self.path, self._lock) and self.begun is None and self.manifest is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The receipt, if it is whole: all that was left was to put it in its place."""
+        with contextlib.suppress(OSError):
+            return decoded((self.path / MANIFEST).read_bytes())
+        return None
+
+    def written(self, names: Iterable[str]) -> dict[str, Written]:
+        """The files of these names, flushed to disk; whatever else is there is removed.
+
+        Raises:
+            RunError: one is missing, or cannot be read or flushed.
+        """
+        wanted, out = set(names), {}
+        try:
+            for folder, _, found in sorted(os.walk(self.path)):
+                for path in sorted(Path(folder, name) for name in found):
+                    name = path.relative_to(self.path).as_posix()
+                    if name in wanted:
+                        out[name] = _flushed(path)
+                    elif path.parent != self.path:
+                        path.unlink()  # of a worker that was cut off
+                sync(Path(folder))
+        except OSError:
+            raise RunError("OUT", "cannot be read back", "check disk and permissions") from None
+        if wanted - out.keys():
+            raise RunError(
+                "runner",
+                "has not handed over a part of the tables",
+                "give workers and this process one folder: that of OUT",
+            )
+        return out
+
+    def publish(self, receipt: bytes) -> None:
+        """Put it in its place, with the receipt.
+
+        Raises:
+            PolicyError: something has come there meanwhile.
+        """
+        with replacing(self.path / MANIFEST, 0o666) as draft:
+            draft.write_bytes(receipt)
+        (self.path / RUN).unlink(missing_ok=True)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(self.path, 0o777 & ~mask)
+        sync(self.path)
+        if self._out.exists():
+            raise PolicyError("OUT", "has come into being meanwhile", "name a new folder")
+        os.rename(self.path, self._out)
+        sync(self._out.parent)
+
+
+def _flushed(path: Path) -> Written:
+    """A file's digest, once it is on disk."""
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+        os.fsync(file.fileno())
+        return Written(file.tell(), found.hexdigest())
+
+
+def path_of(out: Path) -> Path:
+    """Where the draft of an output is."""
+    return out.parent / f".{out.name}{_SUFFIX}"
+
+
+def write_file(folder: Path, file: File) -> None:
+    """Write a file of a draft; who writes it again writes the same."""
+    path = folder / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, 0o666) as draft:
+        draft.write_bytes(file.content)
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[Draft]:
+    """The draft of an output, for this process alone.
+
+    Raises:
+        RunError: another process works on it, or it cannot be made.
+    """
+    path = path_of(out)
+    while True:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path / RUN, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            raise RunError("OUT", "has a folder that cannot be written", "check it") from None
+        with os.fdopen(descriptor, "r+b") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError("OUT", "is being made by another process", "wait for it") from None
+            except OSError:
+                pass  # no locks on this file system
+            if _same(path, lock):  # else who had it has put it in its place
+                yield Draft(out, path, lock)
+                return
+
+
+def _same(path: Path, lock: IO[bytes]) -> bool:
+    """Whether a lock is on the draft that is there."""
+    try:
+        return os.path.samestat(os.stat(path / RUN), os.fstat(lock.fileno()))
+    except OSError:
+        return False

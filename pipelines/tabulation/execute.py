@@ -1,0 +1,226 @@
+"""An execution: charge, draw, commit, and only then anybody sees a table.
+
+The order is the guarantee, as for every answer (`state.ledger.answers`):
+
+1. The public files are read and checked, and the plan follows; a record's file is only hashed.
+2. Charge and request are one transaction: the run id is committed before a record is parsed.
+3. Records are counted and noise is drawn under that run id, into a folder that nobody else can
+   enter, beside OUT.
+4. The receipt, with the digest of every file, is committed, and the folder gets its place whole.
+
+Whoever is killed before 4 has published nothing: the same execution goes on under its run id, which
+is the same noise and the same bytes, at no charge.  After 4 it is answered from what stands; if OUT
+is gone it is drawn again, and must have the digests of the receipt.  Other input under a run id
+would be the same noise on other counts, so a draft that was begun with it is refused.
+"""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.accounting.tabulation.plan import Cost, TablePlan
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.tabulation.release import outputs
+from dpstream.pipelines.runners.bounded import Runner
+from dpstream.pipelines.tabulation import dead_letters
+from dpstream.pipelines.tabulation.book import Book, LedgerPlace, of_another_input, opened
+from dpstream.pipelines.tabulation.draft import (
+    Begun,
+    Draft,
+    Manifest,
+    Written,
+    locked,
+    standing,
+    write_file,
+)
+from dpstream.pipelines.tabulation.inputs import (
+    Inputs,
+    Prepared,
+    content_of,
+    inputs_of,
+    prepared,
+    stamps,
+)
+from dpstream.pipelines.tabulation.reading import read
+from dpstream.pipelines.tabulation.spread import check, spread
+from dpstream.pipelines.tabulation.work import (
+    counted,
+    finished,
+    name_of,
+    pairs_of,
+    parts_of,
+)
+from dpstream.state.ledger.charges import Charge
+
+
+class Order(NamedTuple):
+    """What is to be executed, and how.
+
+    Attributes:
+        inputs: the files; out: the folder that is made.
+        key: where the noise key is.
+        ledger: that is charged, ``None``: none is kept.
+        runner: whose workers do the work, ``None``: this process.  No byte depends on it.
+        fresh: a new charge also for what was answered before.
+        strict: refuse a file with a record that breaks a rule.
+        dead_letter: folder of refused records; ``None``: ``dead_letter/`` beside ``out``.
+    """
+
+    inputs: Inputs
+    out: Path
+    key: KeySource
+    ledger: LedgerPlace | None = None
+    runner: Runner | None = None
+    fresh: bool = False
+    strict: bool = False
+    dead_letter: Path | None = None
+
+    @property
+    def letters(self) -> Path | None:
+        """The folder of refused records; ``None``: they refuse the file."""
+        if self.strict:
+            return None
+        return self.dead_letter or dead_letters.dead_letter_folder(self.out)
+
+
+class Executed(NamedTuple):
+    """What came of it.
+
+    Attributes:
+        manifest: what stands in OUT.
+        charged: by this very call, if a ledger is kept.
+        drawn: now; else OUT stood already.
+    """
+
+    manifest: Manifest
+    charged: bool
+    drawn: bool
+
+
+def execute(order: Order) -> Executed:
+    """Make the tables.
+
+    Raises:
+        DpstreamError: the files have faults, the ledger's limit does not allow it, OUT is another
+            execution's, or the input changed; nothing is charged twice and nothing is half there.
+    """
+    found, before = prepared(order.inputs), stamps(order.inputs)
+    if order.runner is not None:
+        check(order.runner)
+    with order.key.ring() as keys:
+        request = _request(order.inputs, found.plan, keys)
+        out = standing(order.out)
+        with locked(order.out) as draft, opened(order.ledger, draft, charge_of(found.plan)) as book:
+            try:
+                if out is not None:
+                    return _stands(order, out, book, request)
+                return _made(order, found, keys, request, draft, book, before)
+            finally:
+                draft.drop_if_empty()
+
+
+def _made(
+    order: Order, found: Prepared, keys: KeyRing, request: str, draft: Draft, book: Book,
+    before: object,
+) -> Executed:  # fmt: skip
+    begun, kept = draft.begun, draft.manifest
+    others = any(of is not None and of.request != request for of in (begun, kept))
+    if others and not order.fresh:
+        raise of_another_input()
+    run_id, charged = book.begin(request, secrets.token_hex(16), order.fresh)
+    known = book.known(request)
+    receipt = known[1] if known is not None and known[0] == run_id else None
+    names = names_of(found)
+    if kept is not None and kept.run_id == run_id and draft.written(names) == kept.files:
+        manifest = kept  # all that was left was to put it in its place
+    else:
+        draft.begin(Begun(run_id, request))
+        draw = _here if order.runner is None else _spread
+        draw(order, found, keys, run_id, draft)
+        manifest = _manifest(order, found, run_id, request, draft.written(names))
+    if stamps(order.inputs) != before:
+        raise PolicyError(
+            "DATA", "has a file that changed while it was read", "run again: a new charge"
+        )
+    if receipt is not None and receipt.files != manifest.files:
+        raise RunError(
+            "OUT", "would not be what was published before under this run id",
+            "use the version of the program that made it",
+        )  # fmt: skip
+    book.commit(run_id, manifest.encoded)
+    draft.publish(manifest.encoded)
+    return Executed(manifest, charged and order.ledger is not None, True)
+
+
+def _stands(order: Order, out: Manifest, book: Book, request: str) -> Executed:
+    """The answer where OUT is there already: it must be this very one."""
+    if out.request == request and not order.fresh:
+        known = book.known(request)
+        if order.ledger is None or (known is not None and known[1] == out):
+            return Executed(out, False, False)
+    raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
+
+
+def _request(inputs: Inputs, plan: TablePlan, keys: KeyRing) -> str:
+    """Keyed fingerprint of what is asked of which input."""
+    parts = [b"table", plan.hash.encode(), inputs.digest.encode(), content_of(inputs.records)]
+    return keys.source_fingerprint(parts)
+
+
+def charge_of(plan: TablePlan) -> Callable[[str], Charge]:
+    """What a run of a plan costs a person, or a household."""
+
+    def charge(run_id: str) -> Charge:
+        cost = plan.cost()
+        return Charge(
+            run_id, plan.hash, f"{plan.unit} over the whole stream", cost.epsilon, cost.delta,
+            cost.mu, 0.0, kind="table", identity=UnitIdentity(plan.unit, "string").text,
+            rho=cost.rho,
+        )  # fmt: skip
+
+    return charge
+
+
+def _manifest(
+    order: Order, found: Prepared, run_id: str, request: str, files: dict[str, Written]
+) -> Manifest:
+    plan = found.plan
+    cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
+    insecure = order.key.insecure_test_key is not None
+    return Manifest(
+        plan.parameters.program, run_id, plan.hash, request,
+        None if plan.exact else cost.epsilon, cost.delta, cost.mu, cost.rho, insecure, files,
+    )  # fmt: skip
+
+
+def names_of(found: Prepared) -> list[str]:
+    """Every file of an execution, by public files alone."""
+    tables = found.plan.parameters.tables
+    return [
+        f"{output.folder}/{name_of(found, part)}.csv"
+        for part in parts_of(found)
+        for output in outputs(tables[part.table])
+    ]
+
+
+def _here(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draft) -> None:
+    """Count and draw in this process."""
+    tally = counted(found, read(order.inputs.records, found.lookup, order.letters))
+    for part in parts_of(found):
+        for file in finished(found, part, pairs_of(found, tally, part), keys, run_id):
+            write_file(draft.path, file)
+
+
+def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draft) -> None:
+    """Count and draw on a runner's workers."""
+    assert order.runner is not None, "a runner was asked for"
+    bound = order.key.of_run(run_id, keys.fingerprint)
+    letters = None if order.letters is None else str(order.letters)
+    spread(order.runner, order.inputs, found, bound, run_id, draft.path, letters)
+
+
+__all__ = ["Executed", "LedgerPlace", "Order", "execute", "inputs_of"]

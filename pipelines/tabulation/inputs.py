@@ -1,0 +1,151 @@
+"""What an execution reads, and everything that follows from its public files.
+
+Workers are told where the files are, and make of the public ones what the launcher made of them:
+the groups of a nation are too many to be sent about.  A digest of all files goes with it, so that
+nothing is taken from memory that was made of other files.
+"""
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.plan import TablePlan
+from dpstream.dp_transforms.tabulation.domain import Domain, Shard, domain_of, shards_of
+from dpstream.dp_transforms.tabulation.published import Published, published_of
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.files import Loaded, load, public_paths, records_path
+from dpstream.pipelines.tabulation.private import Lookup, lookup_of
+
+
+class Inputs(NamedTuple):
+    """The files of an execution.
+
+    Attributes:
+        parameters, data: folders.
+        choice: what is asked for beside them.
+        digest: of the public files, as `digest_of` gives it.
+    """
+
+    parameters: str
+    data: str
+    choice: Choice
+    digest: str
+
+    @property
+    def records(self) -> Path:
+        """The private file."""
+        return records_path(Path(self.data), self.choice.program)
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files."""
+        public = public_paths(Path(self.parameters), Path(self.data), self.choice.program)
+        return [*public, self.records]
+
+
+class Prepared(NamedTuple):
+    """What follows from the public files.
+
+    Attributes:
+        plan: of the execution.
+        domain: its groups; shards: ranges of them.
+        lookup: of its records.
+        published: totals that choose the detail of households, ``None`` for persons.
+    """
+
+    plan: TablePlan
+    domain: Domain
+    shards: tuple[Shard, ...]
+    lookup: Lookup
+    published: dict[Level, Published] | None
+
+
+def inputs_of(parameters: Path, data: Path, choice: Choice) -> Inputs:
+    """The files of an execution as they are now.
+
+    Raises:
+        UsageError: one is missing.
+        RunError: one cannot be read.
+    """
+    public = public_paths(parameters, data, choice.program)
+    found = digest_of(public)
+    return Inputs(os.path.abspath(parameters), os.path.abspath(data), choice, found)
+
+
+@functools.lru_cache(maxsize=1)
+def prepared(inputs: Inputs) -> Prepared:
+    """What follows from the public files; kept for the next one who asks on this machine.
+
+    Raises:
+        UsageError: a file has a fault.
+        RunError: the files are not those that the inputs were made of.
+    """
+    parameters, data = Path(inputs.parameters), Path(inputs.data)
+    found = prepared_of(load(parameters, data, inputs.choice), inputs.digest)
+    if digest_of(public_paths(parameters, data, inputs.choice.program)) != inputs.digest:
+        raise RunError(
+            "PARAMETERS", "have a file that changed while it was read", "run again when it is whole"
+        )
+    return found
+
+
+def prepared_of(loaded: Loaded, digest: str) -> Prepared:
+    """The same from files that are loaded."""
+    parameters, files, totals = loaded
+    domain = domain_of(files, parameters)
+    if not domain.levels:
+        raise UsageError(
+            "config.json", "leaves no level with a budget and a group", "give a level a budget"
+        )
+    stability = {level.level: level.stability for level in domain.levels}
+    return Prepared(
+        TablePlan(parameters, stability, digest),
+        domain,
+        shards_of(domain.levels),
+        lookup_of(files, parameters),
+        None if totals is None else published_of(domain, totals),
+    )
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """128-bit hex digest of the content of some files, by their names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        digest.update(content_of(path))
+    return digest.hexdigest()
+
+
+def content_of(path: Path) -> bytes:
+    """What tells a file's content from another's.
+
+    Raises:
+        UsageError: it is missing.
+        RunError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            return f"{path.name}\0{file.tell()}\0{found.hexdigest()}\0".encode()
+    except FileNotFoundError:
+        error: UsageError | RunError = UsageError(path.name, "is missing", "put it into its folder")
+    except OSError:
+        error = RunError(path.name, "cannot be read", "check its permissions and disk")
+    raise error
+
+
+def stamps(inputs: Inputs) -> list[tuple[str, int, int, int, int]]:
+    """(path, bytes, times of change, inode) of every file: cheap, to notice a change in a run."""
+    out = []
+    for path in inputs.paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            raise RunError(path.name, "is gone or cannot be read", "put it back") from None
+        own = status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+        out.append((str(path), status.st_size, *own))
+    return out

@@ -1,0 +1,1 @@
+"""Invented offices: parameter files, geography and records of people whom there are not."""

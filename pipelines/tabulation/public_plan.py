@@ -1,0 +1,81 @@
+"""The plan of an execution before it is one: from public files alone.
+
+The records need not be there.  Households need the published totals of persons to be executed; to
+plan them they may still be missing, and then the plan has no hash yet.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.tabulation.describe import describe, text
+from dpstream.accounting.tabulation.guarantee import DELTA
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.files import load, public_paths
+from dpstream.pipelines.tabulation.inputs import Prepared, digest_of, prepared_of
+from dpstream.pipelines.tabulation.scale import estimate
+from dpstream.pipelines.tabulation.scale import text as scale_text
+from dpstream.pipelines.tabulation.totals import TOTALS, total_files
+
+
+class Planned(NamedTuple):
+    """A plan as it can be known.
+
+    Attributes:
+        prepared: what follows from the public files; whole: whether none was missing.
+    """
+
+    prepared: Prepared
+    whole: bool
+
+
+def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
+    """What the public files mean.
+
+    Raises:
+        UsageError: there is a fault, or the choice is not possible.
+    """
+    if choice.program == "h" and choice.estimates == "combined":
+        raise UsageError(
+            "--estimates", "combined needs a first step, which households do not have", "omit it"
+        )
+    totals = choice.program != "h" or total_files(data)[0].exists()
+    loaded = load(parameters, data, choice, records=False, totals=totals)
+    paths = public_paths(parameters, data, choice.program)
+    paths = paths if totals else [path for path in paths if path.name != TOTALS]
+    return Planned(prepared_of(loaded, digest_of(paths)), totals)
+
+
+def figures(found: Planned, delta: float | None = None, units: int | None = None) -> dict[str, Any]:
+    """Every public figure; see `accounting.tabulation.describe`.
+
+    Args:
+        units: records to estimate a load for, ``None``: none.
+
+    Raises:
+        UsageError: a figure is beyond its range.
+    """
+    delta = DELTA if delta is None else delta
+    if not 0 < delta < 1:
+        raise UsageError("--delta", "must lie between 0 and 1", "write e.g. 1e-10")
+    prepared = found.prepared
+    groups = {level.level: level.groups for level in prepared.domain.levels}
+    out = describe(prepared.plan, delta, groups)
+    if not found.whole:
+        out["plan_hash"] = None
+        out["notes"] = [*out["notes"], f"the plan has no hash before {TOTALS} is there"]
+    if units is not None:
+        out["scale"] = estimate(prepared, units)
+    return out
+
+
+def words(shown: dict[str, Any]) -> str:
+    """The same for a person."""
+    known = shown["plan_hash"] or "none yet"
+    groups = {row["label"]: row["groups"] for row in shown["levels"]}
+    lines = [
+        f"Plan        {known}",
+        f"Groups      {sum(groups.values()):,} in {len(groups)} levels",
+    ]
+    more = scale_text(shown["scale"]) if "scale" in shown else ""
+    return "\n".join([*lines, text(shown)]) + more

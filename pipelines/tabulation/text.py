@@ -1,0 +1,222 @@
+"""Public text files: columns separated by ``|`` below a header that is not quoted.
+
+One line is one row; a quote is a character like any other.  Lines end in a line feed, or in
+carriage return and line feed; a carriage return anywhere else is a fault.  A byte order mark at
+the head of the file is none of its header's, as in every file that the engine reads; anywhere else
+it is text.  Blank lines are no rows, and are counted in the rows' numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as pacsv
+
+from dpstream.accounting.arrays import Bool, Int64
+from dpstream.pipelines.connectors.records.lines import BOM, MAX_LINE_BYTES, split, too_long
+from dpstream.pipelines.tabulation.faults import Faults
+
+SEPARATOR = "|"
+#: Text that is parsed at once.
+BLOCK_BYTES = 8 << 20
+
+
+class Rows(NamedTuple):
+    """Rows of a file that have as many fields as its header.
+
+    Attributes:
+        table: columns of strings, those that were asked for; numbers: (n,) int64, each row's line
+            in the file, the header's is 1.
+    """
+
+    table: pa.Table
+    numbers: Int64
+
+
+def read_rows(
+    path: Path, columns: Sequence[str], faults: Faults, more: bool = False
+) -> Rows | None:
+    """All rows of a public file; see `read_blocks`.
+
+    Returns:
+        ``None`` where the file cannot be read or its header is not usable.
+    """
+    before = len(faults.found)
+    blocks = list(read_blocks(path, columns, faults, more))
+    if not blocks and len(faults.found) > before:
+        return None
+    empty = pa.table({column: pa.array([], pa.string()) for column in columns})
+    tables = [block.table for block in blocks] or [empty]
+    numbers = [block.numbers for block in blocks] or [np.zeros(0, np.int64)]
+    return Rows(pa.concat_tables(tables).combine_chunks(), np.concatenate(numbers))
+
+
+def read_blocks(
+    path: Path, columns: Sequence[str], faults: Faults, more: bool = False
+) -> Iterator[Rows]:
+    """The rows of a public file, some megabytes at a time.
+
+    Args:
+        columns: that the header must have, in this order.
+        faults: takes what is wrong: the file, its header, its lines.
+        more: whether further columns are allowed, anywhere; they are ignored.
+    """
+    try:
+        with open(path, "rb", buffering=0) as raw:
+            head, rest = first_line(raw)
+            names = usable_header(head, columns, faults, more)
+            if names is None:
+                return
+            row = 2
+            for block in _whole_lines(raw, rest):
+                rows, many = _rows(block, row, names, columns, faults)
+                row += many
+                yield rows
+    except FileNotFoundError:
+        faults.add("", "is missing", "put it into its folder")
+    except OSError:
+        faults.add("", "cannot be read", "check that it is a file, and its permissions")
+
+
+def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:
+    """The first line of a file without byte order mark and line feed, and what was read behind it.
+
+    A line that is longer than any may be comes out cut.
+    """
+    data = b""
+    while b"\n" not in data and len(data) <= MAX_LINE_BYTES and (part := raw.read(1 << 16)):
+        data += part
+    head, _, rest = data.partition(b"\n")
+    return head.removeprefix(BOM), rest
+
+
+def _whole_lines(raw: BinaryIO, carry: bytes) -> Iterator[bytes]:
+    """The rest of a file in blocks that end with a line; the last one gets its line feed."""
+    while data := raw.read(BLOCK_BYTES):
+        data = carry + data
+        body, feed, carry = data.rpartition(b"\n")
+        if feed:
+            yield body + feed
+    if carry:
+        yield carry if carry.endswith(b"\n") else carry + b"\n"
+
+
+def _rows(
+    block: bytes, row: int, names: list[str], columns: Sequence[str], faults: Faults
+) -> tuple[Rows, int]:
+    """The rows of a block whose first line has a number, and how many lines it has."""
+    lines, blank = split(block)
+    numbers = np.arange(len(lines), dtype=np.int64) + row
+    good = ~blank
+    for bad, rule, fix in line_faults(lines, len(names)):
+        faults.rows(bad & ~blank, numbers, "", rule, fix)
+        good &= ~bad
+    kept = lines if good.all() else lines.filter(pa.array(good))
+    return Rows(parse(kept, names, columns), numbers[good]), len(lines)
+
+
+def usable_header(
+    line: bytes, columns: Sequence[str], faults: Faults, more: bool = False
+) -> list[str] | None:
+    """The names of a header that has the columns, in their order; the others are never shown."""
+    expected = f"begin the file with {SEPARATOR.join(columns)}"
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if not text:
+        faults.add("", "has no header in UTF-8", expected, 1)
+        return None
+    names, before = text.split(SEPARATOR), len(faults.found)
+    for column in columns:
+        if names.count(column) != 1:
+            rule = "is missing" if column not in names else "is there more than once"
+            faults.add(column, f"{rule} in the header", expected, 1)
+    extra = [number for number, name in enumerate(names, 1) if name not in columns]
+    if extra and not more:
+        places = ", ".join(map(str, extra[:20]))
+        faults.add("", f"has columns that are not its own (number {places})", expected, 1)
+    if len(faults.found) == before and [name for name in names if name in columns] != [*columns]:
+        faults.add("", "has its columns in another order", expected, 1)
+    return names if len(faults.found) == before else None
+
+
+def line_faults(lines: pa.BinaryArray, width: int) -> list[tuple[Bool, str, str]]:
+    """(which lines, rule, fix) for each thing that can be wrong with a line; no line has two."""
+    longer = too_long(lines)
+    broken = stray_returns(lines) & ~longer
+    counted = field_counts(lines) != width
+    foreign = np.zeros(len(lines), np.bool_)
+    if not is_utf8(lines):
+        foreign = np.array([not _decodes(line.as_py()) for line in lines], np.bool_)
+    miscounted = counted & ~longer & ~broken
+    return [
+        (longer, f"is longer than {MAX_LINE_BYTES:,} bytes", "shorten the line"),
+        (broken, "has a carriage return inside", "end lines in a line feed"),
+        (miscounted, f"does not have {width} fields, as the header has", "correct the line"),
+        (foreign & ~longer & ~broken & ~miscounted, "is not UTF-8", "write the file in UTF-8"),
+    ]
+
+
+def field_counts(lines: pa.BinaryArray) -> Int64:
+    """How many fields each line has."""
+    return np.asarray(pc.count_substring(lines, SEPARATOR).to_numpy() + 1, np.int64)
+
+
+def stray_returns(lines: pa.BinaryArray) -> Bool:
+    """Which lines have a carriage return that is not the one before their line feed."""
+    returns = pc.count_substring(lines, "\r").to_numpy()
+    if not returns.any():
+        return np.zeros(len(lines), np.bool_)
+    return np.asarray(returns != pc.ends_with(lines, "\r\n").to_numpy(zero_copy_only=False))
+
+
+def is_utf8(lines: pa.BinaryArray) -> bool:
+    """Whether all lines are, each of them."""
+    try:
+        lines.view(pa.string()).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _decodes(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def parse(lines: pa.BinaryArray, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
+    """Columns of lines that all have as many fields as ``names`` and no stray carriage return.
+
+    Args:
+        lines: without a gap between two of them, each with its line feed.
+        names: of all fields, those of ``columns`` once each; others may repeat.
+    """
+    if len(lines) == 0:
+        return pa.table({column: pa.array([], pa.string()) for column in columns})
+    _, offsets, text = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    data = text.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    if data[:3].to_pybytes() == BOM:
+        data = pa.py_buffer(BOM + data.to_pybytes())  # Arrow drops one, which was the row's own
+    places = [str(number) for number in range(len(names))]
+    needed = [places[list(names).index(column)] for column in columns]
+    table = pacsv.read_csv(
+        pa.BufferReader(data),
+        pacsv.ReadOptions(use_threads=False, block_size=data.size + 1, column_names=places),
+        pacsv.ParseOptions(delimiter=SEPARATOR, quote_char=False, ignore_empty_lines=False),
+        pacsv.ConvertOptions(
+            check_utf8=False,
+            column_types=dict.fromkeys(needed, pa.string()),
+            include_columns=needed,
+            strings_can_be_null=False,
+        ),
+    )
+    assert table.num_rows == len(lines), "well-formed lines are rows"
+    return table.combine_chunks().rename_columns(list(columns))

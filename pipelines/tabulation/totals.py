@@ -1,0 +1,155 @@
+"""``pop-group-totals.txt``: the published t1 of persons, by which households choose their detail.
+
+It may be one file, or a folder of the ``*.csv`` files of a t1.  A group is there at most once.
+Groups that no level of the run counts are skipped: of region types that do not run, and of
+iterations that their region type does not take.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.dp_transforms.tabulation.domain import PublicFiles
+from dpstream.pipelines.tabulation.faults import Fault, Faults
+from dpstream.pipelines.tabulation.text import Rows, read_blocks
+
+TOTALS = "pop-group-totals.txt"
+COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "COUNT")
+#: A count has at most so many digits, a sign apart.
+_COUNT = "^-?[0-9]{1,15}$"
+#: Column of the geography of each region type; the nation has none.
+_OF_TYPE = {
+    "STATE": "state", "COUNTY": "county", "TRACT": "tract", "PLACE": "place", "AIANNH": "aiannh",
+}  # fmt: skip
+NATION = "1"
+
+
+def total_files(data: Path) -> list[Path]:
+    """The files of a t1 in a data folder, sorted; where there is none, the place it must have."""
+    path = data / TOTALS
+    return sorted(path.glob("*.csv")) or [path] if path.is_dir() else [path]
+
+
+def read_totals(
+    data: Path, files: PublicFiles, parameters: Parameters, found: list[Fault]
+) -> pa.Table | None:
+    """Totals of the groups that levels of the run count.
+
+    Args:
+        data: folder of the data files.
+        files: whose regions and iterations there are.
+        found: takes faults.
+
+    Returns:
+        REGION_TYPE and REGION_ID (dictionary of string), ITERATION_CODE (the same) and COUNT
+        (int64), in the order of the files; ``None`` if there is a fault.
+    """
+    before, domain = len(found), _Domain(files, parameters)
+    tables, groups = list[pa.Table](), list[Int64]()
+    where = list[tuple[Faults, Int64]]()
+    for path in total_files(data):
+        faults = Faults(path.name)
+        for rows in read_blocks(path, COLUMNS, faults):
+            table, group, numbers = domain.counted(rows, faults)
+            tables.append(table)
+            groups.append(group)
+            where.append((faults, numbers))
+        found += faults.found
+    found += _again(groups, where)
+    if not tables and len(found) == before:
+        found.append(Fault(TOTALS, None, "", "has no rows", "give the t1 of the same geography"))
+    if len(found) > before:
+        return None
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _again(groups: list[Int64], where: list[tuple[Faults, Int64]]) -> Iterator[Fault]:
+    """Faults of groups that are there before, in whichever file."""
+    every = np.concatenate([*groups, np.zeros(0, np.int64)])
+    order = np.argsort(every, kind="stable")
+    ordered = every[order]
+    again = np.zeros(len(every), np.bool_)
+    again[order[1:]] = ordered[1:] == ordered[:-1]
+    begin = 0
+    for group, (faults, numbers) in zip(groups, where, strict=True):
+        own = Faults(faults.file)
+        own.rows(again[begin : begin + len(group)], numbers, "", "is a group that is there before",
+                 "keep one of the rows")  # fmt: skip
+        yield from own.found
+        begin += len(group)
+
+
+class _Domain:
+    """Groups of the levels of a run, by number."""
+
+    def __init__(self, files: PublicFiles, parameters: Parameters) -> None:
+        levels = parameters.levels
+        self.types = pa.array(list(dict.fromkeys(level.region_type for level in levels)))
+        self.all_types = pa.array(["USA", *_OF_TYPE, *(f"PR-{name}" for name in _PR)])
+        self.codes = files.iterations["CODE"].combine_chunks()
+        self.taken = _taken(files.iterations, levels, self.types)
+        self.regions = [_regions(files.geography, name) for name in self.types.to_pylist()]
+
+    def counted(self, rows: Rows, faults: Faults) -> tuple[pa.Table, Int64, Int64]:
+        """The rows that levels count, the number of each one's group, and its line."""
+        table, numbers = rows
+        known = _bool(pc.is_in(table["REGION_TYPE"], self.all_types))
+        faults.rows(~known, numbers, "REGION_TYPE", "is no region type", "correct it")
+        code = pc.index_in(table["ITERATION_CODE"], self.codes).fill_null(-1).to_numpy()
+        faults.rows(code < 0, numbers, "ITERATION_CODE", "is no iteration of level 1 or 2",
+                    "give the t1 of the same iterations")  # fmt: skip
+        well = _bool(pc.match_substring_regex(table["COUNT"], _COUNT))
+        faults.rows(~well, numbers, "COUNT", "is not a whole number", "correct it")
+        kind = pc.index_in(table["REGION_TYPE"], self.types).fill_null(-1).to_numpy()
+        region = np.full(len(kind), -1, np.int64)
+        for number, regions in enumerate(self.regions):
+            of = np.flatnonzero(kind == number)
+            some = table["REGION_ID"].take(pa.array(of))
+            region[of] = pc.index_in(some, regions).fill_null(-1).to_numpy()
+        faults.rows((kind >= 0) & (region < 0), numbers, "REGION_ID",
+                    "is no region of the run", "give the t1 of the same geography")  # fmt: skip
+        counted = (region >= 0) & (code >= 0) & well
+        counted &= self.taken[kind, code]
+        group = (region * len(self.types) + kind) * len(self.codes) + code
+        return _encoded(table.filter(pa.array(counted))), group[counted], numbers[counted]
+
+
+_PR = ("STATE", "COUNTY", "TRACT", "PLACE")
+
+
+def _taken(
+    iterations: pa.Table, levels: tuple[Level, ...], types: pa.StringArray
+) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    """(region types, iterations) which iteration is counted in regions of which type."""
+    detailed = ~_bool(iterations["COARSE_ONLY"])
+    coarse = ~_bool(iterations["DETAILED_ONLY"])
+    large = {level.region_type: level.detailed for level in levels}
+    rows = [detailed if large[name] else coarse for name in types.to_pylist()]
+    return np.stack(rows)
+
+
+def _regions(geography: pa.Table, region_type: str) -> pa.StringArray:
+    """Ids of the regions of a type."""
+    if region_type == "USA":
+        return pa.array([NATION])
+    puerto_rico = region_type.startswith("PR-")
+    own = pc.equal(geography["state"], "72")
+    some = geography.filter(own if puerto_rico else pc.invert(own))
+    ids = some[_OF_TYPE[region_type.removeprefix("PR-")]].drop_null()
+    return pc.unique(ids)
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    """Texts as dictionaries, counts as numbers."""
+    columns = {name: table[name].dictionary_encode() for name in COLUMNS[:3]}
+    return pa.table({**columns, "COUNT": table["COUNT"].cast(pa.int64())})
+
+
+def _bool(column: pa.ChunkedArray) -> Bool:
+    return np.asarray(column.to_numpy(), np.bool_)

@@ -1,0 +1,151 @@
+"""What is done with pieces of records and with shards of groups, wherever it is done.
+
+`counted` is done for each piece of the private file, `finished` for each shard once all pieces are
+counted.  Between the two exact counts travel, as pairs (group and leaf, count).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from dpstream.accounting.tabulation.scales import draws
+from dpstream.accounting.tabulation.tables import Table
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.tabulation.aggregate import aggregated
+from dpstream.dp_transforms.tabulation.domain import Domain, Shard
+from dpstream.dp_transforms.tabulation.expand import expand, profiles
+from dpstream.dp_transforms.tabulation.noise import CellNoise
+from dpstream.dp_transforms.tabulation.pairs import NONE, Pairs, summed
+from dpstream.dp_transforms.tabulation.perturb import perturbed
+from dpstream.dp_transforms.tabulation.records import Records
+from dpstream.dp_transforms.tabulation.release import outputs, released
+from dpstream.pipelines.tabulation.inputs import Prepared
+
+#: Pairs that come together before they are summed.
+_PAIRS_AT_ONCE = 4_000_000
+
+
+class Part(NamedTuple):
+    """A shard of a table: what is worked on at once.
+
+    Attributes:
+        number: among all parts.
+        table: index among the program's tables.
+        shard: of which groups.
+    """
+
+    number: int
+    table: int
+    shard: Shard
+
+
+class File(NamedTuple):
+    """A part of a published table: name below the output folder, and content."""
+
+    name: str
+    content: bytes
+
+
+def parts_of(found: Prepared) -> list[Part]:
+    """All parts, in public order: of tables and levels that have a budget."""
+    plan, out = found.plan, list[Part]()
+    on = {(table.name, level) for table, level, _ in plan.measured()}
+    for number, table in enumerate(plan.parameters.tables):
+        for shard in found.shards:
+            if (table.name, found.domain.levels[shard.level].level) in on:
+                out.append(Part(len(out), number, shard))
+    return out
+
+
+class Tally:
+    """Sums of pairs by table and level, as more and more come.
+
+    Args:
+        tables: whose records are counted.
+    """
+
+    def __init__(self, domain: Domain, tables: tuple[Table, ...]) -> None:
+        self._domain, self._tables = domain, tables
+        self._pairs: dict[tuple[int, int], list[Pairs]] = {}
+        self._sizes: dict[tuple[int, int], int] = {}
+
+    def add(self, records: Records) -> None:
+        """Count a batch of records.
+
+        Raises:
+            PolicyError: a record is in more groups than its noise is for.
+        """
+        if not len(records):
+            return
+        known = profiles(self._domain, records)
+        for place, level in enumerate(self._domain.levels):
+            for number, table in enumerate(self._tables):
+                found = expand(self._domain, level, table, records, known)
+                if len(found.keys):
+                    self._put((number, place), found)
+
+    def of(self, table: int, level: int) -> Pairs:
+        """All pairs of a table and level."""
+        key = table, level
+        if key not in self._pairs:
+            return NONE
+        whole = summed(self._pairs[key])
+        self._pairs[key] = [whole]
+        return whole
+
+    def _put(self, key: tuple[int, int], found: Pairs) -> None:
+        parts = self._pairs.setdefault(key, [])
+        parts.append(found)
+        size = self._sizes.get(key, 0) + len(found.keys)
+        # What is summed already is summed again only when as much has come.
+        if size > max(_PAIRS_AT_ONCE, 2 * len(parts[0].keys)):
+            parts[:] = [summed(parts)]
+            size = len(parts[0].keys)
+        self._sizes[key] = size
+
+
+def counted(found: Prepared, batches: Iterable[Records]) -> Tally:
+    """Exact counts of batches of records."""
+    tally = Tally(found.domain, found.plan.parameters.tables)
+    for records in batches:
+        tally.add(records)
+    return tally
+
+
+def pairs_of(found: Prepared, tally: Tally, part: Part) -> Pairs:
+    """The pairs of a part."""
+    leaves = found.plan.parameters.tables[part.table].leaves
+    whole = tally.of(part.table, part.shard.level)
+    return whole.within(part.shard.first * leaves, part.shard.last * leaves)
+
+
+def finished(
+    found: Prepared, part: Part, pairs: Pairs, keys: KeyRing, run_id: str
+) -> Iterator[File]:
+    """Measure a part, with noise, and publish it.
+
+    Args:
+        pairs: of the part, of all pieces together.
+        run_id: that was charged.
+    """
+    parameters = found.plan.parameters
+    table, level = parameters.tables[part.table], found.domain.levels[part.shard.level]
+    kinds = draws(parameters, table, level.level, level.stability.groups)
+    assert kinds is not None, "a part is of a level that is on"
+    measured = perturbed(
+        level,
+        table,
+        aggregated(part.shard, table, pairs),
+        kinds,
+        parameters.thresholds[table.name][level.level],
+        CellNoise(keys, run_id),
+        None if found.published is None else found.published[level.level],
+    )
+    for output in outputs(table):
+        content = released(level, output, measured, parameters)
+        yield File(f"{output.folder}/{name_of(found, part)}.csv", content)
+
+
+def name_of(found: Prepared, part: Part) -> str:
+    """Of a part among those of its table: ``tract-2-003``."""
+    level = found.domain.levels[part.shard.level].level
+    return f"{level.region_type.lower()}-{level.iteration_level}-{part.shard.part:03d}"

@@ -1,0 +1,1 @@
+"""Tests of the mathematics of tables of population groups."""

@@ -1,0 +1,117 @@
+"""Figures of a plan: complete, margins those of the laws, and words that never promise too much."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.tabulation import combined, margins
+from dpstream.accounting.tabulation.describe import (
+    NO_GUARANTEE,
+    SUPPRESSED,
+    accountings,
+    describe,
+    text,
+)
+from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS
+from dpstream.accounting.tabulation.scales import Noise
+from tests.accounting.tabulation.examples import COUNTY, USA, households, persons, planned
+
+
+def of_level(figures: dict[str, Any], table: str, label: str) -> dict[Any, int]:
+    [row] = [r for r in figures["levels"] if (r["table"], r["label"]) == (table, label)]
+    return {(f["table"], f["figure"], f["detail"]): f["margin"] for f in row["figures"]}
+
+
+def test_every_kind_of_figure_of_persons() -> None:
+    found = of_level(describe(planned(persons())), "t1t2", USA.label)
+    detail = Noise("discrete gauss", math.sqrt(10))
+    assert found == {
+        ("t1", "total of a group of which only the total is measured", None): margins.margin(
+            Noise("discrete gauss", 3.0)
+        ),
+        ("t1", "total", 0): margins.margin(detail),
+        **{("t1", "total", d): margins.margin(detail, n) for d, n in ((1, 8), (2, 18), (3, 46))},
+        **{("t2", "sex", d): margins.margin(detail, n) for d, n in ((1, 4), (2, 9), (3, 23))},
+        **{("t2", "sex by age", d): margins.margin(detail) for d in (1, 2, 3)},
+    }
+    assert len(of_level(describe(planned(persons())), "t1t2", COUNTY.label)) == len(found) - 1
+
+
+def test_every_kind_of_figure_of_households() -> None:
+    found = describe(planned(households()))
+    detail = Noise("discrete gauss", math.sqrt(18))
+    t3 = of_level(found, "t3", COUNTY.label)
+    assert t3["t3", "data cells 0", 3] == margins.margin(detail, 5)
+    assert t3["t3", "data cells 3, 6", 3] == margins.margin(detail, 2)
+    assert of_level(found, "t4", COUNTY.label) == {
+        ("t4", "data cells 0", 0): margins.margin(detail),
+        ("t4", "data cells 1, 2, 3", 1): margins.margin(detail),
+        ("t4", "data cells 0", 1): margins.margin(detail, 3),
+    }
+    assert "no further cost" in found["notes"][-1]
+
+
+def test_margins_follow_the_estimates_and_the_options() -> None:
+    detail, first = Noise("discrete gauss", math.sqrt(10)), Noise("discrete gauss", math.sqrt(90))
+    both = of_level(describe(planned(persons(estimates="combined"))), "t1t2", USA.label)
+    assert both["t1", "total", 3] == combined.margin(first, detail, 46, 46)
+    clipped = of_level(describe(planned(persons(allow_negative=False))), "t1t2", USA.label)
+    assert clipped["t1", "total", 3] == margins.margin(detail, 46, clipped=True)
+    plain = of_level(describe(planned(persons())), "t1t2", USA.label)
+    assert both["t1", "total", 3] < plain["t1", "total", 3] < clipped["t1", "total", 3]
+
+
+def test_suppression_is_below_the_state_only() -> None:
+    found = describe(planned(persons(zero_suppression=0.9)))
+    kept = {row["label"]: row["suppressed_at"] for row in found["levels"]}
+    assert kept[USA.label] is None and kept["(STATE, 2)"] is None
+    assert kept[COUNTY.label] == margins.quantile(Noise("discrete gauss", math.sqrt(10)), 0.9)
+    assert describe(planned(persons()))["levels"][-1]["suppressed_at"] is None
+    assert SUPPRESSED in found["notes"] and SUPPRESSED not in describe(planned(persons()))["notes"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "held"),
+    [
+        ({}, ["gaussian", "losses", "zcdp", "zcdp-analytic"], [False, True, True, True]),
+        ({"noise": "rounded"}, ["gaussian", "zcdp", "zcdp-analytic"], [True, True, True]),
+        (
+            {"definition": "puredp"},
+            ["sum", "renyi", "renyi-integral", "losses"],
+            [True, True, False, True],
+        ),
+    ],
+)
+def test_accountings(changes: dict[str, Any], names: list[str], held: list[bool]) -> None:
+    rows = accountings(planned(persons(**changes)))
+    assert [row["name"] for row in rows] == names
+    assert [row["holds"] for row in rows] == held
+    said = describe(planned(persons(**changes)))["guarantee"]
+    assert any(row["epsilon"] == said["epsilon"] and row["holds"] for row in rows)
+
+
+def test_for_machines_and_for_people() -> None:
+    both = {"run_pr": True, "thresholds": {"t1t2": dict.fromkeys(US_LEVELS + PR_LEVELS, (0, 1, 2))},
+            "budgets": {"t1t2": dict.fromkeys(US_LEVELS + PR_LEVELS, 0.5)}}  # fmt: skip
+    for parameters in (persons(**both), households(), persons(definition="puredp", **both)):
+        found = describe(planned(parameters), groups={USA: 12})
+        assert json.loads(json.dumps(found)) == found
+        words = text(found)
+        assert found["guarantee"]["words"] in words and "s = 9" in words
+        assert all(row["label"] in words for row in found["levels"])
+    assert describe(planned(persons()), groups={USA: 12})["levels"][0]["groups"] == 12
+
+
+def test_words_round_the_guarantee_up() -> None:
+    found = describe(planned(persons()))
+    shown = float(found["guarantee"]["words"].split("(")[1].split(",")[0])
+    assert found["guarantee"]["epsilon"] <= shown <= found["guarantee"]["epsilon"] + 1e-4
+
+
+def test_exact_counts_have_no_guarantee() -> None:
+    found = describe(planned(persons(budgets={"t1t2": {USA: math.inf}})))
+    assert found["guarantee"]["words"] == NO_GUARANTEE and found["accountings"] == []
+    assert NO_GUARANTEE in text(found) and "exact" in text(found)
+    assert json.loads(json.dumps(found)) == found

@@ -1,0 +1,79 @@
+"""The float that noise is drawn with costs no more than the budget, and hardly less."""
+
+from fractions import Fraction
+
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.tabulation.levels import US_LEVELS, Level
+from dpstream.accounting.tabulation.scales import Noise, draws, scale_of
+from dpstream.accounting.tabulation.tables import PERSONS, T3
+from tests.accounting.tabulation.examples import COUNTY, USA, households, persons
+
+
+def cost(noise: Noise) -> Fraction:
+    """rho or epsilon of one release, of the float taken exactly."""
+    scale = Fraction(noise.scale)
+    return 1 / scale if noise.law == "discrete laplace" else 1 / (2 * scale**2)
+
+
+@pytest.mark.parametrize("law", ["zcdp census", "zcdp rounded", "puredp census"])
+def test_a_level_costs_no_more_than_its_budget(law: str) -> None:
+    definition, noise = law.split()
+    for n in range(1, 200):
+        budget = n / 97
+        found = persons(
+            definition=definition, noise=noise, budgets={"t1t2": dict.fromkeys(US_LEVELS, budget)}
+        )
+        drawn = draws(found, PERSONS, USA, 9)
+        assert drawn is not None and drawn.total and drawn.first and drawn.detail
+        written = Fraction(repr(budget))
+        for spent in (9 * cost(drawn.total), 9 * (cost(drawn.first) + cost(drawn.detail))):
+            assert written * (1 - Fraction(1, 2**48)) < spent <= written
+
+
+def test_a_float_one_step_smaller_costs_more() -> None:
+    """Rounding to the nearest would be too weak about every other time."""
+    import math
+
+    weaker = 0
+    for n in range(1, 200):
+        budget = Fraction(n, 97)
+        nearest = math.sqrt(float(1 / (2 * budget)))
+        weaker += cost(Noise("discrete gauss", nearest)) > budget
+        assert cost(Noise("discrete gauss", scale_of("discrete gauss", budget))) <= budget
+    assert weaker > 20
+
+
+def test_shares_of_the_two_steps() -> None:
+    drawn = draws(persons(), PERSONS, COUNTY, 9)
+    assert drawn is not None and drawn.total is None and drawn.first and drawn.detail
+    assert drawn.detail.scale == pytest.approx((9 / (2 * 0.45)) ** 0.5, rel=1e-15)
+    assert drawn.first.scale == pytest.approx((9 / (2 * 0.05)) ** 0.5, rel=1e-15)
+    whole = draws(persons(), PERSONS, USA, 9)
+    assert whole is not None and whole.total == Noise("discrete gauss", 3.0)
+
+
+def test_households_have_one_step() -> None:
+    drawn = draws(households(definition="puredp"), T3, COUNTY, 9)
+    assert drawn is not None and drawn.total is None and drawn.first is None
+    assert drawn.detail == Noise("discrete laplace", 36.0)
+
+
+def test_levels_that_are_off() -> None:
+    assert draws(persons(budgets={"t1t2": {USA: 0.0}}), PERSONS, USA, 9) is None
+    assert draws(persons(), PERSONS, Level(1, "PR-STATE"), 9) is None
+
+
+def test_an_infinite_budget_has_no_noise() -> None:
+    drawn = draws(persons(budgets={"t1t2": {USA: float("inf")}}), PERSONS, USA, 9)
+    assert drawn is not None and drawn.detail == Noise("discrete gauss", 0.0)
+
+
+def test_a_small_scale_is_raised_and_a_large_one_refused() -> None:
+    assert scale_of("discrete gauss", Fraction(10**6)) == 2.0**-3
+    assert scale_of("rounded gauss", Fraction(10**6)) == 2.0**-3
+    assert scale_of("discrete laplace", Fraction(10**6)) == 2.0**-6
+    for law in ("discrete gauss", "rounded gauss", "discrete laplace"):
+        with pytest.raises(UsageError, match="scale above"):
+            scale_of(law, Fraction(1, 10**11))  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""Each record is in the groups that the definition says, and in no more than s."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.tabulation.tables import TABLES, Table
+from dpstream.dp_transforms.tabulation.domain import domain_of
+from dpstream.dp_transforms.tabulation.expand import expand, iterations_of, profiles
+from dpstream.dp_transforms.tabulation.pairs import summed
+from dpstream.dp_transforms.tabulation.records import Records
+from tests.dp_transforms.tabulation.worlds import (
+    World,
+    exact,
+    groups_of,
+    parameters,
+    public_files,
+    records,
+    world,
+)
+
+
+def found(w: World, table: Table, batches: int = 1) -> Counter[Any]:
+    """What `expand` counts, by the names of groups."""
+    out: Counter[Any] = Counter()
+    for level in w.domain.levels:
+        parts = []
+        for rows in np.array_split(np.arange(len(w.records)), batches):
+            some = taken(w.records, rows)
+            parts.append(expand(w.domain, level, table, some, profiles(w.domain, some)))
+        pairs = summed(parts)
+        assert (np.diff(pairs.keys) > 0).all() and (pairs.counts > 0).all()
+        group, leaf = np.divmod(pairs.keys, table.leaves)
+        region, iteration = np.divmod(group, len(level.iterations))
+        for r, i, at, count in zip(region, iteration, leaf, pairs.counts, strict=True):
+            name = (level.level, level.regions[int(r)].as_py(), level.iterations[int(i)].as_py())
+            out[name, int(at)] = int(count)
+    return out
+
+
+def taken(records: Records, rows: Any) -> Records:
+    leaf = {name: column[rows] for name, column in records.leaf.items()}
+    return Records(records.block[rows], records.codes[rows], leaf)
+
+
+@pytest.mark.parametrize("program", ["p", "h"])
+@pytest.mark.parametrize("races", [1, 2, 8])
+def test_groups_are_those_of_the_definition(program: str, races: int) -> None:
+    w = world(200, races, program, max_race_codes=races)
+    for table in TABLES[program]:
+        if table.name == "t3":
+            w.records.leaf["t3"][::7] = -1  # not in the table's universe
+        assert found(w, table) == exact(w, table)
+
+
+def test_batches_add_up() -> None:
+    w = world(200, 3)
+    [table] = TABLES["p"]
+    assert found(w, table, 7) == found(w, table)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_record_is_in_more_groups_than_s(shared: bool, seed: int) -> None:
+    files, settings = public_files(seed, shared=shared), parameters(max_race_codes=2 + 3 * seed)
+    domain = domain_of(files, settings)
+    some = records(files, 150, seed)
+    most = {level.level: level.stability.groups for level in domain.levels}
+    for block, codes in zip(some.block.tolist(), some.codes.tolist(), strict=True):
+        of = Counter(level for level, _, _ in groups_of(files, settings, block, codes))
+        assert all(count <= most[level] for level, count in of.items())
+
+
+def test_one_group_more_than_planned_is_refused() -> None:
+    w = world(2_000, 1)
+    [table] = TABLES["p"]
+    level = w.domain.levels[0]
+    known = profiles(w.domain, w.records)
+    starts, _ = iterations_of(level, known)
+    reached = int(np.diff(starts).max())
+    tight = level._replace(stability=level.stability._replace(groups=reached - 1))
+    with pytest.raises(PolicyError, match="more groups") as refused:
+        expand(w.domain, tight, table, w.records, known)
+    assert not any(character.isdigit() for character in str(refused.value).split(":", 1)[1])
+    fits = level._replace(stability=level.stability._replace(groups=reached))
+    expand(w.domain, fits, table, w.records, known)
+
+
+def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
+    w = world(4, max_race_codes=2)
+    codes = np.full((4, 9), -1, np.int16)
+    codes[0, :2], codes[1, 0] = 3, 3  # twice the same, once
+    codes[2, :3], codes[3, :2] = (3, 4, 12), (3, 4)  # a third one, none
+    codes[:, 8] = 15
+    same = Records(np.zeros(4, np.int32), codes, w.records.leaf)
+    known = profiles(w.domain, same)
+    for level in w.domain.levels:
+        starts, iterations = iterations_of(level, known)
+        of = [set(iterations[starts[p] : starts[p + 1]].tolist()) for p in known.of]
+        assert of[0] == of[1] and of[2] == of[3]
+
+
+def test_no_records_are_no_counts() -> None:
+    w = world(0)
+    assert found(w, TABLES["p"][0]) == Counter()

@@ -1,0 +1,86 @@
+"""Noise is named by run, table, level, step and cell, and by nothing else."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpstream.accounting.tabulation.levels import US_LEVELS
+from dpstream.accounting.tabulation.scales import LawName, Noise
+from dpstream.dp_transforms.tabulation import noise as module
+from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, detail_step
+from tests.dp_transforms.tabulation.worlds import RUN, ring
+
+LEVEL = US_LEVELS[0]
+WIDE = Noise("discrete gauss", 1_000.0)
+
+
+def test_a_cell_has_the_same_noise_whoever_draws_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_GROUPS", 100)
+    with ring() as keys:
+        noise = CellNoise(keys, RUN)
+        groups = np.arange(450)
+        whole = noise.draw(WIDE, "t1t2", LEVEL, FIRST, groups, 3)
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            begin, end = np.sort(rng.integers(0, 450, 2))
+            some = groups[begin:end][rng.random(end - begin) < rng.random()]
+            assert (noise.draw(WIDE, "t1t2", LEVEL, FIRST, some, 3) == whole[some]).all()
+    assert len(np.unique(whole)) > 900  # of 1,350: no cell has another's noise
+
+
+def test_no_two_names_share_noise() -> None:
+    groups = np.arange(200)
+    steps = (FIRST, TOTAL, *(detail_step(d) for d in range(4)))
+    found = {}
+    with ring() as keys, ring(8) as other:
+        for ring_, run, table, level, step in itertools.product(
+            (keys, other), (RUN, "6b" * 16), ("t1t2", "t3"), US_LEVELS[:2], steps
+        ):
+            drawn = CellNoise(ring_, run).draw(WIDE, table, level, step, groups, 1)[:, 0]
+            found[id(ring_), run, table, level, step] = drawn
+    for (_, a), (_, b) in itertools.combinations(found.items(), 2):
+        assert (a == b).sum() < 5
+
+
+def test_a_name_has_its_scale_and_law() -> None:
+    groups = np.arange(400)
+    laws: tuple[LawName, ...] = ("discrete gauss", "rounded gauss", "discrete laplace")
+    with ring() as keys:
+        noise = CellNoise(keys, RUN)
+        drawn = [noise.draw(Noise(law, scale), "t1t2", LEVEL, FIRST, groups, 1)[:, 0]
+                 for law in laws for scale in (500.0, 500.5)]  # fmt: skip
+    for a, b in itertools.combinations(drawn, 2):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.25  # fresh, not the same uniforms scaled
+
+
+@pytest.mark.parametrize("law", ["discrete gauss", "rounded gauss", "discrete laplace"])
+def test_noise_has_its_law(law: LawName) -> None:
+    scale = 3.0
+    with ring() as keys:
+        drawn = CellNoise(keys, RUN).draw(
+            Noise(law, scale), "t1t2", LEVEL, FIRST, np.arange(50_000), 2
+        ).reshape(-1)  # fmt: skip
+    k = np.arange(-14, 15)
+    if law == "discrete laplace":
+        chances = np.exp(-np.abs(k) / scale)
+        chances *= np.tanh(0.5 / scale)
+    elif law == "rounded gauss":
+        chances = np.diff(stats.norm.cdf(np.append(k - 0.5, 14.5), scale=scale))
+    else:
+        chances = np.exp(-(k**2) / (2 * scale**2))
+        chances /= np.exp(-(np.arange(-90, 91) ** 2) / (2 * scale**2)).sum()
+    inside = drawn[np.abs(drawn) <= 14]
+    seen = np.bincount(inside + 14, minlength=29)
+    expected = chances / chances.sum() * len(inside)
+    assert stats.chisquare(seen, expected).pvalue > 1e-4
+    assert abs(len(inside) / len(drawn) - chances.sum()) < 0.005
+
+
+def test_without_a_scale_there_is_no_noise() -> None:
+    with ring() as keys:
+        drawn = CellNoise(keys, RUN).draw(
+            Noise("discrete gauss", 0.0), "t1t2", LEVEL, FIRST, np.arange(5), 3
+        )  # fmt: skip
+    assert drawn.shape == (5, 3) and not drawn.any()

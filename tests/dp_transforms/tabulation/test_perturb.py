@@ -1,0 +1,163 @@
+"""Which cells are measured, with which noise, and that sabotaged variants are caught."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpstream.accounting.tabulation.scales import Draws
+from dpstream.accounting.tabulation.tables import TABLES
+from dpstream.dp_transforms.tabulation import perturb
+from dpstream.dp_transforms.tabulation.noise import CellNoise
+from dpstream.dp_transforms.tabulation.perturb import perturbed
+from tests.dp_transforms.tabulation.measuring import exact_counts, measured, totals_as_published
+from tests.dp_transforms.tabulation.worlds import World, world
+
+[PERSONS] = TABLES["p"]
+
+
+def test_without_noise_counts_are_exact_and_choose_the_detail() -> None:
+    w = world(1_500, budget=float("inf"))
+    steps = np.array((4.0, 15.0, 60.0))
+    details = set[int]()
+    for (level, counts), (_, parts) in zip(
+        exact_counts(w, PERSONS), measured(w, PERSONS), strict=True
+    ):
+        seen = list[int]()
+        for part in parts:
+            only = level.total_only[part.groups % len(level.iterations)]
+            assert only.all() if part.first is None else not only.any()
+            assert (part.values == counts.cells(part.groups, PERSONS.details[part.detail])).all()
+            totals = counts.totals[part.groups - counts.shard.first]
+            if part.first is not None:
+                assert (part.first == totals).all()
+                assert (np.searchsorted(steps, totals, side="right") == part.detail).all()
+                details.add(part.detail)
+            else:
+                assert part.detail == 0
+            seen += part.groups.tolist()
+        assert sorted(seen) == list(range(counts.shard.first, counts.shard.last))
+    assert details == {0, 1, 2, 3}
+
+
+def test_shards_do_not_change_what_is_measured() -> None:
+    w = world(800)
+
+    def by_group(most: int) -> dict[Any, Any]:
+        return {
+            (level.level, group): (part.detail, values)
+            for level, parts in measured(w, PERSONS, most=most)
+            for part in parts
+            for group, values in zip(part.groups.tolist(), part.values.tolist(), strict=True)
+        }
+
+    assert by_group(30) == by_group(10**6)
+
+
+def test_households_take_their_detail_from_what_is_published() -> None:
+    w = world(800, program="h")
+    known = totals_as_published(w)
+    for table in TABLES["h"]:
+        steps = np.array((4.0, 15.0, 60.0)[: len(table.details) - 1])
+        seen = 0
+        for level, parts in measured(w, table, published=known):
+            of = known[level.level]
+            for part in parts:
+                assert part.first is None
+                only = level.total_only[part.groups % len(level.iterations)]
+                totals = of.totals[np.searchsorted(of.groups, part.groups)]
+                wanted = np.searchsorted(steps, totals, side="right")
+                assert (np.where(only, 0, wanted) == part.detail).all()
+                seen += len(part.groups)
+        assert seen == sum(len(of.groups) for of in known.values())
+
+
+def scores(w: World, measure: Any = perturbed, scaled: Any = lambda d: d) -> dict[str, Any]:
+    """Errors of an execution in units of the planned scales, and what they have in common."""
+    exact = exact_counts(w, PERSONS)
+    plan = [p for _, parts in measured(w, PERSONS, measure=perturbed) for p in parts]
+    found = measured(w, PERSONS, measure=measure, scaled=scaled)
+    kinds = {(p.detail, p.first is None): p.noise.scale for p in plan}
+    errors, firsts, same, known = [], [], [], []
+    for (_, counts), (_, parts) in zip(exact, found, strict=True):
+        for part in parts:
+            truth = counts.cells(part.groups, PERSONS.details[part.detail])
+            scale = kinds[part.detail, part.first is None]
+            errors.append(((part.values - truth) / scale).reshape(-1))
+            if part.first is not None:
+                totals = counts.totals[part.groups - counts.shard.first]
+                firsts.append(part.first - totals)
+                same.append(part.first - totals == (part.values - truth)[:, 0])
+                steps = np.searchsorted(np.array((4.0, 15.0, 60.0)), totals, side="right")
+                known.append(steps == part.detail)
+    flat = np.concatenate(errors)
+    return {
+        "sd": flat.std(), "count": len(flat), "same": np.concatenate(same).mean(),
+        "known": np.concatenate(known).mean(),
+    }  # fmt: skip
+
+
+def sound(found: dict[str, Any]) -> bool:
+    """What a sound execution shows: noise as large as planned, steps apart, details not exact."""
+    lower, upper = stats.chi2.ppf((1e-5, 1 - 1e-5), found["count"] - 1) / (found["count"] - 1)
+    # The discrete Gaussian's variance is at most sigma^2 and, from sigma 2 on, that to 8 digits.
+    large = lower <= found["sd"] ** 2 <= upper
+    return bool(large and found["same"] < 0.1 and found["known"] < 0.9)
+
+
+def _smaller(draws: Draws) -> Draws:
+    return Draws(*(None if n is None else n._replace(scale=n.scale / 1.25) for n in draws))
+
+
+def _one_less(draws: Draws) -> Draws:
+    """The scales of s - 1 groups where there are s = 9."""
+    part = float(np.sqrt(8 / 9))
+    return Draws(*(None if n is None else n._replace(scale=n.scale * part) for n in draws))
+
+
+class _Reused(CellNoise):
+    """Step 1's draws again for the detail."""
+
+    def draw(self, noise, table, level, step, groups, cells):  # type: ignore[no-untyped-def]
+        return super().draw(noise, table, level, "step 1", groups, cells)
+
+
+def _reusing(level: Any, table: Any, counts: Any, draws: Any, thresholds: Any, noise: Any,
+             published: Any) -> Any:  # fmt: skip
+    reused = _Reused(noise._keys, noise._run_id.decode())
+    same = draws._replace(first=draws.detail)
+    return perturbed(level, table, counts, same, thresholds, reused, published)
+
+
+def _from_exact(level: Any, table: Any, counts: Any, draws: Any, thresholds: Any, noise: Any,
+                published: Any) -> Any:  # fmt: skip
+    none = draws._replace(first=draws.first._replace(scale=0.0))
+    return perturbed(level, table, counts, none, thresholds, noise, published)
+
+
+def test_a_sound_execution_passes_and_sabotaged_ones_do_not() -> None:
+    w = world(1_500, budget=0.4)
+    assert sound(scores(w))
+    assert not sound(scores(w, scaled=_smaller))
+    assert not sound(scores(w, scaled=_one_less))
+    assert not sound(scores(w, measure=_reusing))
+    assert not sound(scores(w, measure=_from_exact))
+
+
+def test_detail_is_how_many_thresholds_are_reached() -> None:
+    totals = np.array([-5, 3, 4, 14, 15, 60, 1000])
+    assert perturb._detail(totals, (4.0, 15.0, 60.0)).tolist() == [0, 0, 1, 1, 2, 3, 3]
+    assert perturb._detail(totals, ()).tolist() == [0] * 7
+
+
+@pytest.mark.parametrize("noise", ["census", "rounded"])
+def test_each_step_has_the_noise_of_its_share(noise: str) -> None:
+    w = world(100, noise=noise)
+    for level, parts in measured(w, PERSONS):
+        s = level.stability.groups
+        for part in parts:
+            rho = 1 / (2 * part.noise.scale**2)
+            share = 1.0 if part.first is None else 0.9
+            assert rho == pytest.approx(share / s)
+            assert rho <= share / s

@@ -1,0 +1,194 @@
+"""Columns, sums, suppression and order of what is published."""
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS
+from dpstream.accounting.tabulation.margins import quantile
+from dpstream.accounting.tabulation.tables import AGE_BINS, TABLES
+from dpstream.dp_transforms.tabulation.release import outputs, released
+from tests.dp_transforms.tabulation.measuring import measured, texts, totals_as_published
+from tests.dp_transforms.tabulation.worlds import exact, parameters, world
+
+[PERSONS] = TABLES["p"]
+INF = float("inf")
+
+
+def test_headers_and_folders() -> None:
+    found = {o.folder: o.header for table in (*TABLES["p"], *TABLES["h"]) for o in outputs(table)}
+    group = "REGION_ID|REGION_TYPE|ITERATION_CODE|"
+    assert found == {
+        "t1": f"{group}COUNT\n",
+        "t2": f"{group}AGESTART|AGEEND|SEX|COUNT\n",
+        **{f"t3/T0300{d}": f"{group}T3_DATA_CELL|COUNT\n" for d in (1, 2, 3, 4)},
+        **{f"t4/T0400{d}": f"{group}T4_DATA_CELL|COUNT\n" for d in (1, 2)},
+    }
+
+
+def test_without_noise_tables_of_persons_are_exact_counts() -> None:
+    w = world(700, budget=INF, allow_negative=False, zero_suppression=0.9)
+    found = texts(w, PERSONS)
+    truth: Counter[Any] = Counter()
+    leaves: Counter[Any] = Counter()
+    for (group, leaf), count in exact(w, PERSONS).items():
+        truth[group] += count
+        leaves[group, leaf] += count
+    t1, t2 = list[list[str]](), list[list[str]]()
+    edges = (0, *AGE_BINS[23], 116)
+    for level in w.domain.levels:
+        for region in level.regions.to_pylist():
+            for code, only in zip(level.iterations.to_pylist(), level.total_only, strict=True):
+                group = (level.level, region, code)
+                name = [region, level.level.region_type, code]
+                t1.append([*name, str(truth[group])])
+                bins = 0 if only else (0, 4, 9, 23)[
+                    sum(truth[group] >= step for step in (4, 15, 60))
+                ]  # fmt: skip
+                if not bins:
+                    continue
+                coarse = (0, *AGE_BINS[bins], 116)
+                for sex in (1, 2):
+                    ages = Counter(
+                        {
+                            start: leaves[group, (sex - 1) * 23 + i]
+                            for i, start in enumerate(edges[:-1])
+                        }
+                    )
+                    t2.append([*name, "*", "*", str(sex), str(ages.total())])
+                    for low, high in itertools.pairwise(coarse):
+                        count = sum(ages[age] for age in range(low, high))
+                        t2.append([*name, str(low), str(high - 1), str(sex), str(count)])
+    assert found["t1"] == sorted(t1)
+    assert found["t2"] == sorted(t2)
+
+
+def test_without_noise_tables_of_households_are_exact_counts() -> None:
+    w = world(700, program="h", budget=INF)
+    known = totals_as_published(w)
+    measured_cells = {
+        "t3": ((0,), (0, 1, 6), (0, 1, 2, 3, 6, 7, 8), tuple(range(9))),
+        "t4": ((0,), (0, 1, 2, 3)),
+    }
+    for table in TABLES["h"]:
+        found = texts(w, table, published=known)
+        truth = exact(w, table)
+        wanted: dict[str, list[list[str]]] = {o.folder: [] for o in outputs(table)}
+        for level in w.domain.levels:
+            of = known[level.level]
+            m = len(level.iterations)
+            for group, total in zip(of.groups.tolist(), of.totals.tolist(), strict=True):
+                region, i = level.regions[group // m].as_py(), group % m
+                code = level.iterations[i].as_py()
+                detail = sum(total >= step for step in (4, 15, 60)[: len(table.details) - 1])
+                if level.total_only[i]:
+                    detail = 0
+                for cell in measured_cells[table.name][detail]:
+                    count = sum(truth[(level.level, region, code), leaf]
+                                for leaf in table.data_cells[cell])  # fmt: skip
+                    folder = outputs(table)[detail].folder
+                    wanted[folder].append(
+                        [region, level.level.region_type, code, str(cell), str(count)]
+                    )
+        assert found == {folder: sorted(rows) for folder, rows in wanted.items()}
+        assert all(found.values())
+
+
+def test_what_is_summed_is_the_sum_of_what_is_published() -> None:
+    for negative in (True, False):
+        w = world(700, allow_negative=negative)
+        found = texts(w, PERSONS)
+        cells, margins = Counter[Any](), Counter[Any]()
+        for *group, start, _, sex, count in found["t2"]:
+            (margins if start == "*" else cells)[*group, sex] += int(count)
+            assert negative or int(count) >= 0
+        assert cells == margins and cells
+        by_group = Counter[Any]()
+        for (*group, _), count in cells.items():
+            by_group[tuple(group)] += count
+        totals = {tuple(group): int(count) for *group, count in found["t1"]}
+        assert all(totals[group] == count for group, count in by_group.items())
+        assert (min(totals.values()) < 0) == negative
+
+
+@pytest.mark.parametrize("negative", [True, False])
+def test_combined_figures_are_nearer_and_of_the_same_groups(negative: bool) -> None:
+    w = world(900, allow_negative=negative, zero_suppression=0.6, budget=0.2)
+    both = w._replace(parameters=parameters(
+        budget=0.2, allow_negative=negative, zero_suppression=0.6, estimates="combined"
+    ))  # fmt: skip
+    plain, combined = texts(w, PERSONS), texts(both, PERSONS)
+    truth: Counter[Any] = Counter()
+    for ((level, region, code), _), count in exact(w, PERSONS).items():
+        truth[region, level.region_type, code] += count
+    detailed = {tuple(row[:3]) for row in plain["t2"]}
+    errors = {}
+    for name, found in (("plain", plain), ("combined", combined)):
+        errors[name] = np.mean(
+            [(int(row[3]) - truth[tuple(row[:3])]) ** 2 for row in found["t1"]
+             if tuple(row[:3]) in detailed]
+        )  # fmt: skip
+    assert errors["combined"] < 0.7 * errors["plain"]
+    for folder in ("t1", "t2"):
+        assert [row[:-1] for row in plain[folder]] == [row[:-1] for row in combined[folder]]
+    if negative:
+        cells, margins = Counter[Any](), Counter[Any]()
+        for *group, start, _, sex, count in combined["t2"]:
+            (margins if start == "*" else cells)[*group, sex] += int(count)
+        assert cells == margins
+        totals = {tuple(row[:3]): int(row[3]) for row in combined["t1"]}
+        for group in detailed:
+            assert totals[group] == margins[*group, "1"] + margins[*group, "2"]
+    else:
+        assert min(int(row[-1]) for found in combined.values() for row in found) == 0
+
+
+def test_suppression_is_of_measured_totals_below_the_state() -> None:
+    w = world(400, zero_suppression=0.8)
+    [t1, t2] = outputs(PERSONS)
+    without = parameters()
+    below = {x for x in (*US_LEVELS, *PR_LEVELS) if not x.detailed}
+    dropped = zeros = 0
+    for level, parts in measured(w, PERSONS):
+        rows = released(level, t1, parts, w.parameters).decode().splitlines()[1:]
+        kept = {tuple(row.split("|")[:3]) for row in rows}
+        m = len(level.iterations)
+        for part in parts:
+            for group, values in zip(part.groups.tolist(), part.values.tolist(), strict=True):
+                name = (level.regions[group // m].as_py(), level.level.region_type,
+                        level.iterations[group % m].as_py())  # fmt: skip
+                tested = part.detail == 0 and level.level in below
+                stays = not tested or values[0] > quantile(part.noise, 0.8)
+                assert (name in kept) == stays
+                dropped += not stays
+                zeros += tested
+        all_of_t2 = released(level, t2, parts, w.parameters)
+        assert all_of_t2 == released(level, t2, parts, without)
+    assert 0.5 < dropped / zeros < 1
+
+
+def test_a_group_without_anybody_is_kept_at_most_so_often() -> None:
+    """Also where figures below 0 are set to 0, and the quantile itself is below 0."""
+    never = {"t1t2": dict.fromkeys((*US_LEVELS, *PR_LEVELS), (1e6, 2e6, 3e6))}
+    for chance in (0.3, 0.9):
+        w = world(0, zero_suppression=chance, allow_negative=False, thresholds=never)
+        rows = texts(w, PERSONS)["t1"]
+        below = [row for row in rows if row[1] in ("COUNTY", "TRACT", "PLACE", "AIANNH")]
+        all_ = sum(x.groups for x in w.domain.levels if x.level.region_type
+                   in ("COUNTY", "TRACT", "PLACE", "AIANNH"))  # fmt: skip
+        spread = 4 * (all_ * chance * (1 - chance)) ** 0.5
+        assert len(below) <= all_ * (1 - chance) + spread
+
+
+def test_keys_do_not_depend_on_the_data_but_for_suppression() -> None:
+    """The same groups are in t1 whoever is counted; what has detail follows step 1 alone."""
+    keys = [[row[:-1] for row in texts(world(count, 0), PERSONS)["t1"]] for count in (0, 40, 900)]
+    assert keys[0] == keys[1] == keys[2]
+    known = totals_as_published(world(0, program="h"))
+    for table in TABLES["h"]:
+        found = [texts(world(count, 0, "h"), table, published=known) for count in (0, 700)]
+        rows = [{f: [row[:-1] for row in rows] for f, rows in t.items()} for t in found]
+        assert rows[0] == rows[1]

@@ -1,0 +1,47 @@
+"""Executions of a small office, with a ledger."""
+
+from pathlib import Path
+from typing import Any
+
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.tabulation.book import LedgerPlace
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.execute import Executed, Order, execute
+from dpstream.pipelines.tabulation.inputs import inputs_of
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import read_ledger
+from tests.pipelines.tabulation.office import Office
+
+KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
+
+
+def ledger_of(folder: Path, epsilon: float = 1e3) -> LedgerPlace:
+    return LedgerPlace(folder / "ledger.db", "people", (epsilon, 1e-9))
+
+
+def order(made: Office, out: Path, choice: Choice | None = None, **more: Any) -> Order:
+    inputs = inputs_of(made.parameters, made.data, choice or Choice("p"))
+    return Order(inputs, out, KeySource(None, KEY), **more)
+
+
+def executed(made: Office, out: Path, choice: Choice | None = None, **more: Any) -> Executed:
+    return execute(order(made, out, choice, **more))
+
+
+def charges(folder: Path) -> list[Charge]:
+    path = folder / "ledger.db"
+    return [entry.charge for entry in read_ledger(path)] if path.exists() else []
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """Every file of an output, and the manifest's."""
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+
+
+def left_over(folder: Path) -> list[str]:
+    """Hidden things that nobody took away."""
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]

@@ -1,0 +1,160 @@
+"""The configuration: resolved parameters, and every fault of a field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
+from dpstream.pipelines.tabulation.config import Choice, fields_of, read_config, states_of
+from dpstream.pipelines.tabulation.faults import Faults
+from tests.pipelines.tabulation.office import Office
+
+
+def faults_of(office: Office, choice: Choice = Choice("p")) -> list[tuple[str, str]]:  # noqa: B008
+    faults = Faults("config.json")
+    resolved = read_config(office.parameters / "config.json", choice, faults)
+    assert (resolved is None) == bool(faults.found)
+    return [(fault.column, fault.rule) for fault in faults.found]
+
+
+def test_parameters_of_persons(made: Office) -> None:
+    found = made.load().parameters
+    assert found.program == "p" and found.definition == "zcdp" and found.fraction == 0.1
+    assert set(found.budgets["t1t2"]) == {*US_LEVELS, *PR_LEVELS}
+    assert found.budgets["t1t2"][Level(2, "USA")] == 2.134
+    assert found.budgets["t1t2"][Level(1, "AIANNH")] == 0.0
+    assert found.thresholds["t1t2"][Level(1, "TRACT")] == (20.0, 100.0, 400.0)
+    assert found.state_filter == ("01", "02") and states_of(found) == ("01", "02", "72")
+    assert found.zero_suppression == 0.5 and found.allow_negative and found.max_race_codes == 8
+
+
+def test_parameters_of_households(spoilt: Office) -> None:
+    faults = Faults("config.json")
+    found = read_config(spoilt.parameters / "config.json", Choice("h", "rounded"), faults)
+    assert found is not None and faults.found == [] and found.noise == "rounded"
+    assert set(found.budgets) == {"t3", "t4"} and found.fraction is None
+    assert found.zero_suppression == 0.0
+    assert len(found.thresholds["t3"][Level(1, "USA")]) == 3
+    assert len(found.thresholds["t4"][Level(1, "USA")]) == 1
+
+
+def test_only_levels_of_the_run(spoilt: Office) -> None:
+    spoilt.configure(run_pr=False)
+    assert set(spoilt.load().parameters.budgets["t1t2"]) == {*US_LEVELS}
+    spoilt.configure(run_us=False, run_pr=True, state_filter_us=None)
+    found = spoilt.load().parameters
+    assert set(found.thresholds["t1t2"]) == {*PR_LEVELS} and states_of(found) == ("72",)
+
+
+_BUDGET, _STATES, _T = "privacy_budget_p_level_1_usa", "state_filter_us", "thresholds_p"
+
+
+@pytest.mark.parametrize(
+    ("fields", "column", "rule"),
+    [
+        ({"max_race_codes": 0}, "max_race_codes", "is not 1 to 8"),
+        ({"max_race_codes": 9}, "max_race_codes", "is not 1 to 8"),
+        ({"max_race_codes": 1.5}, "max_race_codes", "is not a whole number"),
+        ({"max_race_codes": True}, "max_race_codes", "is not a whole number"),
+        ({"privacy_defn": "dp"}, "privacy_defn", "is not zcdp or puredp"),
+        ({"reader": "cef"}, "reader", "is not csv: files are read as texts, nothing else is"),
+        ({"run_us": False, "run_pr": False}, "run_us", "and run_pr are both false"),
+        ({"run_us": "yes"}, "run_us", "is not true or false"),
+        ({"allow_negative_counts": None}, "allow_negative_counts", "is required"),
+        ({_BUDGET: None}, _BUDGET, "is required"),
+        ({_BUDGET: -0.1}, _BUDGET, "is not a number of 0 or more"),
+        ({_BUDGET: float("nan")}, _BUDGET, "is not a number of 0 or more"),
+        ({_BUDGET: float("inf")}, _BUDGET, "is not a number of 0 or more"),
+        ({_BUDGET: 10**400}, _BUDGET, "is not a number"),
+        ({_BUDGET: 1e9}, _BUDGET, "exceeds 1,000, which protects nobody"),
+        ({_BUDGET: "0.1"}, _BUDGET, "is not a number"),
+        ({"privacy_budget_p_stage_1_fraction": 1}, "privacy_budget_p_stage_1_fraction", "between"),
+        ({"privacy_budget_p_stage_1_fraction": 0}, "privacy_budget_p_stage_1_fraction", "between"),
+        ({"zero_suppression_chance": 1.0}, "zero_suppression_chance", "is not at least 0"),
+        ({_STATES: []}, _STATES, "is empty or missing"),
+        ({_STATES: None}, _STATES, "is empty or missing"),
+        ({_STATES: ["01", "01"]}, _STATES, "has a state twice"),
+        ({_STATES: ["72"]}, _STATES, "has what is no FIPS code of a state"),
+        ({_STATES: ["1"]}, _STATES, "has what is no FIPS code of a state"),
+        ({_STATES: [1]}, _STATES, "is not a list of texts"),
+        ({_STATES: "01"}, _STATES, "is not a list of texts"),
+        ({_T: {}}, f"{_T} (PR-PLACE, 2)", "is missing"),
+        ({_T: []}, _T, "is not an object of lists of numbers"),
+        ({"runus": True}, "", "has a field that is not known"),
+    ],
+)
+def test_faults_of_a_field(spoilt: Office, fields: dict[str, Any], column: str, rule: str) -> None:
+    spoilt.configure(**fields)
+    assert any(c == column and rule in r for c, r in faults_of(spoilt))
+
+
+@pytest.mark.parametrize(
+    ("program", "field", "some", "rule"),
+    [
+        ("p", "thresholds_p", [1, 2], "does not have at least 3 thresholds"),
+        ("p", "thresholds_p", [3, 2, 4], "has thresholds that fall"),
+        ("p", "thresholds_p", [1, 2, float("nan")], "has what is no number"),
+        ("h", "thresholds_h_t3", [1, 2], "does not have at least 3 thresholds"),
+        ("h", "thresholds_h_t4", [], "does not have exactly 1 thresholds"),
+        ("h", "thresholds_h_t4", [1, 2], "does not have exactly 1 thresholds"),
+    ],
+)
+def test_faults_of_thresholds(
+    spoilt: Office, program: Any, field: str, some: list[float], rule: str
+) -> None:
+    path = spoilt.parameters / "config.json"
+    own = json.loads(path.read_text())[field]
+    spoilt.configure(**{field: own | {"(USA, 1)": some}})
+    assert (f"{field} (USA, 1)", rule) in faults_of(spoilt, Choice(program))
+    spoilt.configure(**{field: own | {"(USA,1)": [1, 2, 3]}})
+    assert (field, "names what is no level") in faults_of(spoilt, Choice(program))
+
+
+def test_all_faults_are_listed_at_once(spoilt: Office) -> None:
+    spoilt.configure(max_race_codes=0, reader="cef", run_su=True, **{_BUDGET: -1})
+    faults = Faults("config.json")
+    read_config(spoilt.parameters / "config.json", Choice("p"), faults)
+    assert [fault.column for fault in faults.found] == ["", "max_race_codes", "reader", _BUDGET]
+    assert faults.found[0].fix == "did you mean 'run_us'?"
+
+
+def test_fields_of_the_other_program_are_not_looked_at(spoilt: Office) -> None:
+    spoilt.configure(thresholds_h_t3=7, privacy_budget_h_t4_level_1_usa="much")
+    assert faults_of(spoilt) == []
+    assert len(faults_of(spoilt, Choice("h"))) == 2
+    assert not set(fields_of("h")) & {"thresholds_p", "zero_suppression_chance"}
+
+
+def test_rounded_noise_needs_zcdp(spoilt: Office) -> None:
+    spoilt.configure(privacy_defn="puredp")
+    assert faults_of(spoilt) == []
+    [(column, _)] = faults_of(spoilt, Choice("p", "rounded"))
+    assert column == "privacy_defn"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (b"{", "is not JSON in UTF-8"),
+        (b"\xff{}", "is not JSON in UTF-8"),
+        (b"[" * 100_000, "is not JSON in UTF-8"),
+        (b"[1]", "is not one JSON object"),
+        (b'{"run_us": true, "run_us": false}', "has a field or a threshold twice"),
+        (b" " * (1 << 20) + b"{}", "exceeds 1048576 bytes"),
+    ],
+)
+def test_files_that_are_no_configuration(spoilt: Office, text: bytes, rule: str) -> None:
+    (spoilt.parameters / "config.json").write_bytes(text)
+    assert faults_of(spoilt) == [("", rule)]
+
+
+def test_no_file_and_a_byte_order_mark(spoilt: Office, tmp_path: Path) -> None:
+    path = spoilt.parameters / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert faults_of(spoilt) == []
+    path.unlink()
+    assert faults_of(spoilt) == [("", "is missing")]
+    path.mkdir()
+    assert faults_of(spoilt) == [("", "cannot be read")]

@@ -1,0 +1,216 @@
+"""Charge, draw, commit, publish: once, whole, and the same bytes again."""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.tabulation import execute as module
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.draft import MANIFEST, decoded, path_of
+from dpstream.pipelines.tabulation.execute import execute
+from dpstream.pipelines.tabulation.inputs import prepared
+from tests.pipelines.tabulation.executing import (
+    charges,
+    content,
+    executed,
+    ledger_of,
+    left_over,
+    order,
+)
+from tests.pipelines.tabulation.office import Office
+
+
+def test_an_execution_is_charged_once_and_answered_from_what_stands(
+    made: Office, tmp_path: Path
+) -> None:
+    place, out = ledger_of(tmp_path), tmp_path / "out"
+    first = executed(made, out, ledger=place)
+    assert first.charged and first.drawn and left_over(tmp_path) == []
+    [charge] = charges(tmp_path)
+    plan = prepared(order(made, out).inputs).plan
+    assert charge.kind == "table" and charge.plan_hash == plan.hash == first.manifest.plan
+    assert charge.run_id == first.manifest.run_id and charge.rho == plan.cost().rho is not None
+    assert first.manifest.insecure and decoded((out / MANIFEST).read_bytes()) == first.manifest
+    files = content(out)
+    assert {name for name in files if name != MANIFEST} == set(first.manifest.files)
+    assert stat.S_IMODE(os.stat(out).st_mode) & 0o500 == 0o500
+    again = executed(made, out, ledger=place)
+    assert not again.charged and not again.drawn and again.manifest == first.manifest
+    # Gone, or wanted elsewhere: the same bytes, at no charge.
+    shutil.rmtree(out)
+    for where in (out, tmp_path / "further" / "out"):
+        redone = executed(made, where, ledger=place)
+        assert redone.drawn and not redone.charged and content(where) == files
+    assert charges(tmp_path) == [charge]
+
+
+def test_fresh_is_other_noise_and_another_charge(made: Office, tmp_path: Path) -> None:
+    place = ledger_of(tmp_path)
+    executed(made, tmp_path / "a", ledger=place)
+    with pytest.raises(PolicyError, match="another execution"):
+        executed(made, tmp_path / "a", ledger=place, fresh=True)
+    assert len(charges(tmp_path)) == 1
+    fresh = executed(made, tmp_path / "b", ledger=place, fresh=True)
+    assert fresh.charged and len(charges(tmp_path)) == 2
+    a, b = content(tmp_path / "a"), content(tmp_path / "b")
+    assert a.keys() == b.keys() and a["t1/tract-2-000.csv"] != b["t1/tract-2-000.csv"]
+
+
+def test_without_a_ledger_the_output_is_what_is_kept(made: Office, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = executed(made, out)
+    assert first.drawn and not first.charged and not executed(made, out).drawn
+    other = executed(made, tmp_path / "other")  # nobody knows of the first one
+    assert other.manifest.run_id != first.manifest.run_id
+
+
+def test_what_costs_too_much_is_refused_and_leaves_nothing(made: Office, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(PolicyError, match=r"ledger\.limit"):
+        executed(made, out, ledger=ledger_of(tmp_path, epsilon=0.5))
+    assert not out.exists() and left_over(tmp_path) == [] and charges(tmp_path) == []
+
+
+def test_nothing_is_parsed_before_the_charge(
+    made: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, out = ledger_of(tmp_path), tmp_path / "out"
+    read = module.read
+
+    def fails(*_: Any) -> Any:
+        assert len(charges(tmp_path)) == 1
+        raise RunError("disk", "is full", "make room")
+
+    monkeypatch.setattr(module, "read", fails)
+    with pytest.raises(RunError, match="is full"):
+        executed(made, out, ledger=place)
+    [charge] = charges(tmp_path)
+    assert not out.exists()
+    monkeypatch.setattr(module, "read", read)
+    found = executed(made, out, ledger=place)
+    assert found.manifest.run_id == charge.run_id and not found.charged
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_input_that_changed_in_between_is_refused(
+    kept: bool, spoilt: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a draft of a cut-off execution, other records must not meet its noise."""
+    place, out = ledger_of(tmp_path) if kept else None, tmp_path / "out"
+    read = module.read
+
+    def cut_off(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "read", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        executed(spoilt, out, ledger=place)
+    monkeypatch.setattr(module, "read", read)
+    assert stat.S_IMODE(os.stat(path_of(out)).st_mode) == 0o700
+    was = spoilt.path("person-records.txt").read_text()
+    spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
+    with pytest.raises(PolicyError, match="begun with other input"):
+        executed(spoilt, out, ledger=place)
+    spoilt.path("person-records.txt").write_text(was)
+    first = executed(spoilt, out, ledger=place)
+    assert first.drawn and not first.charged
+    assert len(charges(tmp_path) if kept else [1]) == 1
+    spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
+    with pytest.raises(PolicyError, match="another execution"):
+        executed(spoilt, out, ledger=place)
+    other = executed(spoilt, tmp_path / "other", ledger=place)
+    assert other.charged == kept and other.manifest.run_id != first.manifest.run_id
+
+
+def test_fresh_takes_the_place_of_what_was_cut_off(
+    spoilt: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, out = ledger_of(tmp_path), tmp_path / "out"
+    real = module.Draft.written
+    monkeypatch.setattr(module.Draft, "written", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        executed(spoilt, out, ledger=place)
+    monkeypatch.setattr(module.Draft, "written", real)
+    spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
+    found = executed(spoilt, out, ledger=place, fresh=True)
+    assert found.charged and len(charges(tmp_path)) == 2
+    assert set(content(out)) == {*found.manifest.files, MANIFEST}
+
+
+def test_a_file_that_changes_during_the_run_is_noticed(
+    spoilt: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.Draft.written
+
+    def late(self: Any, names: Any) -> Any:
+        path = spoilt.path("person-records.txt")
+        path.write_text(path.read_text() + "\n")
+        return real(self, names)
+
+    monkeypatch.setattr(module.Draft, "written", late)
+    with pytest.raises(PolicyError, match="changed while it was read"):
+        executed(spoilt, tmp_path / "out", ledger=ledger_of(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
+def test_something_else_at_the_place_is_not_touched(made: Office, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("dear to me")
+    with pytest.raises(PolicyError, match="no output of this command"):
+        executed(made, out, ledger=ledger_of(tmp_path))
+    assert (out / "mine").read_text() == "dear to me" and charges(tmp_path) == []
+
+
+def test_other_keys_are_other_executions(made: Office, tmp_path: Path) -> None:
+    place = ledger_of(tmp_path)
+    executed(made, tmp_path / "a", ledger=place)
+    other = order(made, tmp_path / "a", ledger=place)._replace(key=KeySource(None, "1f" * 32))
+    with pytest.raises(PolicyError, match="another execution"):
+        execute(other)
+
+
+def test_faults_of_files_are_refused_before_the_charge(spoilt: Office, tmp_path: Path) -> None:
+    spoilt.configure(max_race_codes=9)
+    with pytest.raises(UsageError, match="max_race_codes"):
+        executed(spoilt, tmp_path / "out", ledger=ledger_of(tmp_path))
+    assert not (tmp_path / "ledger.db").exists() and left_over(tmp_path) == []
+
+
+def test_records_with_a_fault_are_set_aside_or_refuse_the_file(
+    spoilt: Office, tmp_path: Path
+) -> None:
+    def age(lines: list[str]) -> None:
+        lines[3] = "|".join(["200", *lines[3].split("|")[1:]])
+
+    spoilt.spoil("person-records.txt", age)
+    place = ledger_of(tmp_path)
+    with pytest.raises(PolicyError, match="depends on the data") as refused:
+        executed(spoilt, tmp_path / "out", ledger=place, strict=True)
+    assert "200" not in str(refused.value)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "dead_letter").exists()
+    found = executed(spoilt, tmp_path / "out", ledger=place)
+    assert not found.charged  # the refusal was what the charge bought so far
+    [letter] = (tmp_path / "dead_letter" / "out").iterdir()
+    assert stat.S_IMODE(os.stat(letter).st_mode) == 0o600
+    assert not any("dead" in name for name in content(tmp_path / "out"))
+
+
+def test_households_take_the_published_totals_of_persons(made: Office, tmp_path: Path) -> None:
+    own = Office(made.parameters, tmp_path / "data")
+    shutil.copytree(made.data, own.data)
+    executed(made, tmp_path / "persons")
+    shutil.copytree(tmp_path / "persons" / "t1", own.data / "pop-group-totals.txt")
+    found = executed(own, tmp_path / "homes", Choice("h"), ledger=ledger_of(tmp_path))
+    [charge] = charges(tmp_path)
+    assert "household" in charge.identity and charge.run_id == found.manifest.run_id
+    folders = {name.rpartition("/")[0] for name in found.manifest.files}
+    assert folders == {*(f"t3/T0300{d}" for d in (1, 2, 3, 4)), "t4/T04001", "t4/T04002"}
+    with pytest.raises(PolicyError):  # a unit of another kind: another data set
+        executed(made, tmp_path / "more", ledger=ledger_of(tmp_path))

@@ -1,0 +1,117 @@
+"""kill -9 at every commit point: one charge, and the bytes of an undisturbed execution."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines.tabulation.executing import charges, content, executed, ledger_of, left_over
+from tests.pipelines.tabulation.office import Office
+
+_CHILD = """
+import os, pathlib, signal, sys
+from dpstream.pipelines.tabulation import draft, execute as home
+from dpstream.state.ledger.answers import Register
+from tests.pipelines.tabulation.executing import executed, ledger_of
+from tests.pipelines.tabulation.office import Office
+parameters, data, folder, point, kept = sys.argv[1:]
+folder = pathlib.Path(folder)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def instead(home, name, when="after", skip=0):
+    real, left = getattr(home, name), [skip]
+    def call(*args, **more):
+        left[0] -= 1
+        if when == "before" and left[0] < 0:
+            stop()
+        out = real(*args, **more)
+        if left[0] < 0:
+            stop()
+        return out
+    setattr(home, name, call)
+
+if point == "before the charge":
+    instead(home, "_request")
+elif point == "after the charge":
+    if kept == "yes":
+        instead(Register, "begin")
+    instead(draft.Draft, "begin")
+elif point == "before the run is named":
+    instead(draft.Draft, "begin", "before")
+elif point == "half of the files":
+    instead(home, "write_file", skip=9)
+elif point == "after the draw":
+    instead(draft.Draft, "written")
+elif point == "after the receipt":
+    if kept == "yes":
+        instead(Register, "commit")
+    instead(draft.Draft, "publish", "before")
+elif point == "before the first file":
+    instead(draft, "replacing", "before")
+elif point == "after the manifest":
+    instead(os, "chmod", "before")
+elif point == "before the rename":
+    instead(os, "rename", "before")
+elif point == "after the rename":
+    instead(os, "rename")
+place = ledger_of(folder) if kept == "yes" else None
+executed(Office(pathlib.Path(parameters), pathlib.Path(data)), folder / "out", ledger=place)
+"""
+
+POINTS = (
+    "before the charge",
+    "after the charge",
+    "before the run is named",
+    "half of the files",
+    "after the draw",
+    "after the receipt",
+    "before the first file",
+    "after the manifest",
+    "before the rename",
+    "after the rename",
+)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("kept", ["yes", "no"])
+def test_whoever_is_killed_is_charged_once_and_publishes_once(
+    point: str, kept: str, made: Office, tmp_path: Path
+) -> None:
+    place, out = ledger_of(tmp_path) if kept == "yes" else None, tmp_path / "out"
+    killed = subprocess.run(
+        [sys.executable, "-c", _CHILD, made.parameters, made.data, tmp_path, point, kept],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -9, killed.stderr
+    assert out.exists() == (point == "after the rename")
+    charged = charges(tmp_path)
+    assert len(charged) == (kept == "yes" and point != "before the charge")
+    found = executed(made, out, ledger=place)
+    assert found.drawn == (point != "after the rename")
+    assert left_over(tmp_path) == []
+    if kept == "yes":
+        [charge] = charges(tmp_path)
+        assert charged in ([], [charge]) and charge.run_id == found.manifest.run_id
+        # An undisturbed execution under this run id is one that draws everything again.
+        elsewhere = executed(made, tmp_path / "again", ledger=place)
+        assert elsewhere.drawn and content(tmp_path / "again") == content(out)
+        assert charges(tmp_path) == [charge]
+    assert not executed(made, out, ledger=place).drawn
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_comes_to_its_end(made: Office, tmp_path: Path) -> None:
+    """Each attempt is killed a little later; none is charged again."""
+    for point in POINTS[1:]:
+        subprocess.run(
+            [sys.executable, "-c", _CHILD, made.parameters, made.data, tmp_path, point, "yes"],
+            capture_output=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert len(charges(tmp_path)) == 1
+    found = executed(made, tmp_path / "out", ledger=ledger_of(tmp_path))
+    assert [charge.run_id for charge in charges(tmp_path)] == [found.manifest.run_id]
+    again = executed(made, tmp_path / "again", ledger=ledger_of(tmp_path))
+    assert again.drawn and content(tmp_path / "again") == content(tmp_path / "out")

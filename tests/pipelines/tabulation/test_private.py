@@ -1,0 +1,248 @@
+"""Private files: records against a reader of single lines, and dead letters."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.tabulation.tables import AGE_BINS
+from dpstream.pipelines.tabulation.layouts import LAYOUTS, RACE_COLUMNS, Rule
+from dpstream.pipelines.tabulation.pieces import pieces
+from dpstream.pipelines.tabulation.private import Lookup, lookup_of, read_piece, strict_refusal
+from tests.pipelines.tabulation.office import Office
+
+PERSON = "028|1|True|01|001|000100|1000|01|1000|Null|Null|Null|Null|Null|Null|Null|1130"
+HOUSEHOLD = "01|001|000100|1000|63|1000|1005|Null|Null|Null|Null|Null|Null|1130|5|4"
+BLOCKS = ["010010001001000", "010010001001001", "720010001001000"]
+CODES = ["1000", "1005", "1010", "1130"]
+
+
+def lookup(program: str) -> Lookup:
+    blocks = np.array([int(block) for block in BLOCKS])
+    return Lookup(program, blocks, np.array([1, 72]), pa.array(CODES))
+
+
+class Found(NamedTuple):
+    """What lines have become, as Python's values: by position, records or rules."""
+
+    records: dict[int, tuple[int, list[int], dict[str, int]]]
+    rules: dict[int, str]
+
+
+def read(path: Path, own: Lookup, size: int = 1 << 24) -> Found:
+    """Everything in a file."""
+    found = Found({}, {})
+    for piece in pieces(path, size):
+        for part in read_piece(piece, own):
+            records = part.records
+            assert len(records) == len(part.positions) == len(records.codes)
+            for row, at in enumerate(part.positions.tolist()):
+                leaf = {name: int(values[row]) for name, values in records.leaf.items()}
+                found.records[at] = int(records.block[row]), records.codes[row].tolist(), leaf
+            refused = zip(part.refused.offsets.tolist(), part.refused.reasons, strict=True)
+            found.rules.update(refused)
+    return found
+
+
+def one(tmp_path: Path, program: str, line: str) -> tuple[
+    tuple[int, list[int], dict[str, int]] | None, str | None
+]:  # fmt: skip
+    """The record of a line, or the rule that it breaks."""
+    path = tmp_path / "records.txt"
+    path.write_text("|".join(LAYOUTS[program].columns) + "\n" + line + "\n")
+    found = read(path, lookup(program))
+    assert len(found.records) + len(found.rules) <= 1
+    return next(iter(found.records.values()), None), next(iter(found.rules.values()), None)
+
+
+def test_a_person(tmp_path: Path) -> None:
+    record, rule = one(tmp_path, "p", PERSON)
+    assert rule is None
+    assert record == (0, [0, -1, -1, -1, -1, -1, -1, -1, 3], {"t1t2": 8})
+    record, _ = one(tmp_path, "p", PERSON.replace("028|1|True|01", "115|2|False|72"))
+    assert record is not None and record[0] == 2 and record[2] == {"t1t2": 45}
+
+
+def test_a_household(tmp_path: Path) -> None:
+    record, rule = one(tmp_path, "h", HOUSEHOLD)
+    assert rule is None
+    assert record == (0, [0, 1, -1, -1, -1, -1, -1, -1, 3], {"t3": 4, "t4": 2})
+    for tenure, leaf in ((1, 0), (2, 1), (3, 2)):
+        record, _ = one(tmp_path, "h", f"{HOUSEHOLD[:-3]}1|{tenure}")
+        assert record is not None and record[2] == {"t3": 0, "t4": leaf}
+
+
+@pytest.mark.parametrize("age", range(116))
+def test_ages_zero_padded_or_not(tmp_path: Path, age: int) -> None:
+    leaves = set()
+    for text in {f"{age}", f"{age:02d}", f"{age:03d}"}:
+        record, _ = one(tmp_path, "p", text + PERSON[3:])
+        assert record is not None
+        leaves.add(record[2]["t1t2"])
+    assert leaves == {sum(edge <= age for edge in AGE_BINS[23])}
+
+
+def person(**fields: str) -> str:
+    """The line of a person with other fields."""
+    values = dict(zip(LAYOUTS["p"].columns, PERSON.split("|"), strict=True)) | fields
+    return "|".join(values.values())
+
+
+def household(**fields: str) -> str:
+    """The same of a household."""
+    values = dict(zip(LAYOUTS["h"].columns, HOUSEHOLD.split("|"), strict=True)) | fields
+    return "|".join(values.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        (PERSON + "|", Rule.FIELD_COUNT),
+        (PERSON[:-5], Rule.FIELD_COUNT),
+        ("x", Rule.FIELD_COUNT),
+        (PERSON.replace("|01|", "|0\r1|"), Rule.MALFORMED),
+        (person(QAGE="x" * (1 << 20)), Rule.LINE_TOO_LONG),
+        (person(TABBLKST="1"), Rule.BLOCK_FORM),
+        (person(TABBLKST="Nul"), Rule.BLOCK_FORM),
+        (person(TABBLKCOU="01"), Rule.BLOCK_FORM),
+        (person(TABTRACTCE="+00100"), Rule.BLOCK_FORM),
+        (person(TABBLK=""), Rule.BLOCK_FORM),
+        (person(TABBLK="9999"), Rule.BLOCK_UNKNOWN),
+        (person(QAGE="116"), Rule.AGE),
+        (person(QAGE="200"), Rule.AGE),
+        (person(QAGE="-1"), Rule.AGE),
+        (person(QAGE="0028"), Rule.AGE),
+        (person(QAGE=""), Rule.AGE),
+        (person(QAGE="28.0"), Rule.AGE),
+        (person(QSEX="3"), Rule.SEX),
+        (person(QSEX="01"), Rule.SEX),
+        (person(HOUSEHOLDER="true"), Rule.HOUSEHOLDER),
+        (person(CENRACE="00"), Rule.RACE_GROUP),
+        (person(CENRACE="64"), Rule.RACE_GROUP),
+        (person(CENRACE="1"), Rule.RACE_GROUP),
+        (person(QRACE1="Null"), Rule.NO_RACE_CODE),
+        (person(QRACE1="Null", QRACE2="1000"), Rule.NO_RACE_CODE),
+        (person(QRACE1="9999"), Rule.RACE_CODE_UNKNOWN),
+        (person(QRACE1="null"), Rule.RACE_CODE_UNKNOWN),
+        (person(QRACE8="9999"), Rule.RACE_CODE_UNKNOWN),
+        (person(QRACE3="1005"), Rule.RACE_CODE_AFTER_NULL),
+        (person(QRACE8="1005"), Rule.RACE_CODE_AFTER_NULL),
+        (person(QSPAN="Null"), Rule.ETHNICITY_CODE_UNKNOWN),
+        (person(QSPAN="9999"), Rule.ETHNICITY_CODE_UNKNOWN),
+        (household(HOUSEHOLD_TYPE="6"), Rule.HOUSEHOLD_TYPE),
+        (household(HOUSEHOLD_TYPE="0"), Rule.HOUSEHOLD_TYPE),
+        (household(TEN="5"), Rule.TENURE),
+        (household(HHRACE="64"), Rule.RACE_GROUP),
+        (household(QRACE1="Null"), Rule.NO_RACE_CODE),
+        (person(QAGE="200", QSEX="3", TABBLK="9999"), Rule.BLOCK_UNKNOWN),
+    ],
+)
+def test_rules(tmp_path: Path, line: str, rule: Rule) -> None:
+    program = "h" if line.count("|") == 15 and line.startswith("01") else "p"
+    assert one(tmp_path, program, line) == (None, rule.value)
+
+
+@pytest.mark.parametrize("line", [
+    "", person(TABBLKST="02"), person(TABBLKST="02", QAGE="200", TABBLK="x"),
+])  # fmt: skip
+def test_states_that_do_not_run_are_left_out_without_a_word(tmp_path: Path, line: str) -> None:
+    assert one(tmp_path, "p", line) == (None, None)
+
+
+def test_all_eight_codes(tmp_path: Path) -> None:
+    every = dict(zip(RACE_COLUMNS, itertools.cycle(CODES[:3]), strict=False))
+    record, _ = one(tmp_path, "p", person(**every))
+    assert record is not None and record[1] == [0, 1, 2, 0, 1, 2, 0, 1, 3]
+
+
+def by_hand(line: str, own: Lookup, columns: tuple[str, ...]) -> tuple[int, list[int]] | str | None:
+    """Block and codes of a well-formed line, the rule that it breaks, or nothing: one at a time."""
+    fields = line.removesuffix("\r").split("|")
+    if not fields[0] and len(fields) == 1:
+        return None
+    if "\r" in line.removesuffix("\r"):
+        return "malformed"
+    if len(fields) != len(columns):
+        return "field_count"
+    of = dict(zip(columns, fields, strict=True))
+    parts = [of[name] for name in ("TABBLKST", "TABBLKCOU", "TABTRACTCE", "TABBLK")]
+    if re.fullmatch("[0-9]{2}", parts[0]) and int(parts[0]) not in own.states:
+        return None
+    if not re.fullmatch("[0-9]{2}/[0-9]{3}/[0-9]{6}/[0-9]{4}", "/".join(parts)):
+        return "block_form"
+    if int("".join(parts)) not in own.blocks:
+        return "block_unknown"
+    if not re.fullmatch("[0-9]{1,3}", of["QAGE"]) or int(of["QAGE"]) > 115:
+        return "age"
+    if of["QSEX"] not in ("1", "2"):
+        return "sex"
+    if of["HOUSEHOLDER"] not in ("True", "False"):
+        return "householder"
+    if not re.fullmatch("[0-9]{2}", of["CENRACE"]) or not 1 <= int(of["CENRACE"]) <= 63:
+        return "race_group"
+    races, known = [of[name] for name in RACE_COLUMNS], own.codes.to_pylist()
+    if races[0] == "Null":
+        return "no_race_code"
+    if not set(races) <= {*known, "Null"}:
+        return "race_code_unknown"
+    given = list(itertools.takewhile(lambda code: code != "Null", races))
+    if any(code != "Null" for code in races[len(given) :]):
+        return "race_code_after_null"
+    if of["QSPAN"] not in known:
+        return "ethnicity_code_unknown"
+    codes = [known.index(code) for code in given] + [-1] * (8 - len(given))
+    block = int(np.flatnonzero(own.blocks == int("".join(parts)))[0])
+    return block, [*codes, known.index(of["QSPAN"])]
+
+
+_SPOILERS = ("", "Null", "9999", "1005", "01", "3", "02", "\r", "|", "x", "٣", "115", "72")
+
+
+def test_spoilt_lines_against_one_at_a_time(spoilt: Office) -> None:
+    """Generated records of which most are spoilt somewhere, in pieces of several sizes."""
+    loaded = spoilt.load()
+    own = lookup_of(loaded.files, loaded.parameters)
+    rng = np.random.default_rng(7)
+    path = spoilt.data / LAYOUTS["p"].file
+    lines = path.read_text().splitlines()
+    for number in range(1, len(lines)):
+        if rng.random() < 0.6:
+            fields = lines[number].split("|")
+            for _ in range(rng.integers(1, 3)):
+                fields[rng.integers(len(fields))] = _SPOILERS[rng.integers(len(_SPOILERS))]
+            lines[number] = "|".join(fields)
+        if rng.random() < 0.1:
+            lines[number] += "\r"
+    path.write_bytes("\n".join(lines).encode())
+    whole = read(path, own)
+    at, seen = len(lines[0]) + 1, set[str]()
+    for line in lines[1:]:
+        expected = by_hand(line, own, LAYOUTS["p"].columns)
+        if isinstance(expected, tuple):
+            assert whole.records[at][:2] == expected
+        elif expected is None:
+            assert at not in whole.records and at not in whole.rules
+        else:
+            assert whole.rules[at] == expected, line
+            seen.add(expected)
+        at += len(line.encode()) + 1
+    assert len(seen) >= 10 and len(whole.records) > 50
+    for size in (100, 1_009, 5_000):
+        assert read(path, own, size) == whole
+
+
+def test_generated_records_are_right(made: Office) -> None:
+    for program in ("p", "h"):
+        loaded = made.load("p")
+        own = lookup_of(loaded.files, loaded.parameters)._replace(program=program)
+        found = read(made.data / LAYOUTS[program].file, own)
+        assert found.rules == {} and len(found.records) == {"p": 300, "h": 120}[program]
+
+
+def test_a_strict_refusal_says_that_it_depends_on_data() -> None:
+    error = strict_refusal("person-records.txt")
+    assert "depends on the data" in str(error) and error.exit_code == 3

@@ -1,0 +1,58 @@
+"""The plan from public files alone."""
+
+import json
+
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.inputs import inputs_of, prepared
+from dpstream.pipelines.tabulation.public_plan import figures, plan, words
+from tests.pipelines.tabulation.office import Office
+
+
+def test_the_plan_is_that_of_the_execution(made: Office) -> None:
+    found = plan(*made, Choice("p"))
+    assert found.whole
+    assert found.prepared.plan.hash == prepared(inputs_of(*made, Choice("p"))).plan.hash
+    shown = figures(found)
+    assert json.loads(json.dumps(shown)) == shown
+    assert shown["guarantee"]["rho"] == pytest.approx(4.944)
+    assert sum(row["groups"] for row in shown["levels"]) == 593
+    assert "Groups      593 in 19 levels" in words(shown)
+
+
+def test_no_record_is_needed(spoilt: Office) -> None:
+    before = figures(plan(*spoilt, Choice("p")))
+    (spoilt.data / "person-records.txt").unlink()
+    assert figures(plan(*spoilt, Choice("p"))) == before
+
+
+def test_a_public_file_changes_the_hash(made: Office, spoilt: Office) -> None:
+    spoilt.spoil("race-and-ethnicity-codes.txt", lambda lines: [lines[0], *reversed(lines[1:])])
+    hashes = {plan(*office, Choice("p")).prepared.plan.hash for office in (made, spoilt)}
+    assert len(hashes) == 2
+
+
+def test_households_before_their_totals_are_there(made: Office) -> None:
+    found = plan(*made, Choice("h"))
+    shown = figures(found)
+    assert not found.whole and shown["plan_hash"] is None and shown["unit"].startswith("one house")
+    assert "Plan        none yet" in words(shown) and "before pop-group-totals" in words(shown)
+
+
+def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
+    with pytest.raises(UsageError, match="--estimates"):
+        plan(*made, Choice("h", estimates="combined"))
+    for delta in (0.0, 1.0, float("nan")):
+        with pytest.raises(UsageError, match="--delta"):
+            figures(plan(*made, Choice("p")), delta)
+    spoilt.configure(reader="cef")
+    with pytest.raises(UsageError, match=r"config.json reader"):
+        plan(*spoilt, Choice("p"))
+
+
+def test_the_scale_of_a_load(made: Office) -> None:
+    shown = figures(plan(*made, Choice("p")), 1e-9, 331_000_000)
+    assert shown["scale"]["units"] == 331_000_000
+    assert "Scale       331,000,000 records" in words(shown)

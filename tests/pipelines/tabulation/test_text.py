@@ -1,0 +1,89 @@
+"""Public texts: one line is one row, and every fault has its line's number."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpstream.pipelines.tabulation import text
+from dpstream.pipelines.tabulation.faults import Faults
+
+
+def read(path: Path, data: bytes, columns: str = "A|B", more: bool = False) -> tuple[
+    dict[str, list[str]] | None, list[int], list[tuple[int | None, str, str]]
+]:  # fmt: skip
+    path = path / "file.txt"
+    path.write_bytes(data)
+    faults = Faults(path.name)
+    rows = text.read_rows(path, columns.split("|"), faults, more)
+    found = [(fault.row, fault.column, fault.rule) for fault in faults.found]
+    if rows is None:
+        return None, [], found
+    return rows.table.to_pydict(), rows.numbers.tolist(), found
+
+
+def test_every_fault_of_a_line(tmp_path: Path) -> None:
+    data = b'\xef\xbb\xbfA|B\r\n1|"x\r\n\n2|\xef\xbb\xbfy\r\n3\n4|\xff\n5|a\rb\n6|' + b"z" * 3
+    rows, numbers, faults = read(tmp_path, data)
+    assert rows == {"A": ["1", "2", "6"], "B": ['"x', "\ufeffy", "zzz"]}
+    assert numbers == [2, 4, 8]
+    assert sorted(faults, key=str) == [
+        (5, "", "does not have 2 fields, as the header has"),
+        (6, "", "is not UTF-8"),
+        (7, "", "has a carriage return inside"),
+    ]
+
+
+def test_a_line_that_is_too_long(tmp_path: Path) -> None:
+    data = b"A|B\n1|" + b"x" * (text.MAX_LINE_BYTES + 1) + b"\n2|y\n"
+    rows, numbers, [(row, _, rule)] = read(tmp_path, data)
+    assert rows == {"A": ["2"], "B": ["y"]} and numbers == [3]
+    assert row == 2 and "longer" in rule
+
+
+@pytest.mark.parametrize(
+    ("header", "rule"),
+    [
+        (b"A\n", "is missing in the header"),
+        (b"A|B|B\n", "is there more than once in the header"),
+        (b"B|A\n", "has its columns in another order"),
+        (b"A|B|secret\n", "has columns that are not its own (number 3)"),
+        (b"\xff|B\n", "has no header in UTF-8"),
+        (b"\n", "has no header in UTF-8"),
+    ],
+)
+def test_headers(tmp_path: Path, header: bytes, rule: str) -> None:
+    rows, _, faults = read(tmp_path, header + b"1|2\n")
+    assert rows is None
+    assert rule in [found for _, _, found in faults] and "secret" not in str(faults)
+    assert all(row == 1 for row, _, _ in faults)
+
+
+def test_further_columns_are_ignored_where_they_may_be(tmp_path: Path) -> None:
+    rows, _, faults = read(tmp_path, b"X|A|Y|B|X\n1|2|3|4|5\n", more=True)
+    assert rows == {"A": ["2"], "B": ["4"]} and faults == []
+    _, _, faults = read(tmp_path, b"X|B|A\n1|2|3\n", more=True)
+    assert faults == [(1, "", "has its columns in another order")]
+
+
+def test_a_header_alone_and_no_file(tmp_path: Path) -> None:
+    assert read(tmp_path, b"A|B") == ({"A": [], "B": []}, [], [])
+    faults = Faults("x")
+    assert text.read_rows(tmp_path / "no.txt", ["A"], faults) is None
+    assert text.read_rows(tmp_path, ["A"], faults) is None
+    assert [fault.rule for fault in faults.found] == ["is missing", "cannot be read"]
+
+
+def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{n}|{'x' * (n % 7)}" for n in range(500)]
+    data = ("A|B\n" + "\n".join(lines)).encode()
+    whole = read(tmp_path, data)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 13)
+    parts = read(tmp_path, data)
+    assert whole == parts and whole[1] == list(range(2, 502))
+
+
+def test_values_stay_as_they_are(tmp_path: Path) -> None:
+    rows, _, faults = read(tmp_path, b"A|B\n007|\n|NULL\n")
+    assert rows == {"A": ["007", ""], "B": ["", "NULL"]} and faults == []
+    assert np.array(rows["A"]).dtype.kind == "U"

@@ -1,0 +1,104 @@
+"""Published totals of persons, for households."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.pipelines.tabulation.faults import Fault
+from dpstream.pipelines.tabulation.totals import TOTALS, read_totals
+from tests.pipelines.tabulation.office import Office
+
+HEADER = "REGION_ID|REGION_TYPE|ITERATION_CODE|COUNT"
+
+
+@pytest.fixture
+def rows(made: Office) -> list[str]:
+    """Groups that are counted: of a race, a place, and Puerto Rico."""
+    files = made.load("p").files
+    table = files.iterations.to_pylist()
+    of_all = next(r["CODE"] for r in table if not (r["DETAILED_ONLY"] or r["COARSE_ONLY"]))
+    place = next(p for p in files.geography["place"].to_pylist() if p and p[:2] == "01")
+    tract = next(t for t in files.geography["tract"].to_pylist() if t[:2] == "72")
+    return [
+        f"1|USA|{of_all}|120",
+        f"{place}|PLACE|{of_all}|-3",
+        f"{tract}|PR-TRACT|{of_all}|000",
+    ]
+
+
+def read(
+    office: Office, *files: list[str], folder: bool = False
+) -> tuple[list[dict[str, object]] | None, list[Fault]]:
+    path = office.data / TOTALS
+    if folder:
+        path.mkdir()
+    for number, lines in enumerate(files):
+        own = path / f"part-{number}.csv" if folder else path
+        own.write_text("\n".join([HEADER, *lines]) + "\n")
+    loaded = office.load("p")
+    found = list[Fault]()
+    table = read_totals(office.data, loaded.files, loaded.parameters, found)
+    return None if table is None else table.to_pylist(), found
+
+
+def test_totals_of_groups(spoilt: Office, rows: list[str]) -> None:
+    table, found = read(spoilt, rows)
+    assert found == [] and table is not None
+    code = rows[0].split("|")[2]
+    assert [tuple(str(row[name]) for name in HEADER.split("|")) for row in table] == [
+        ("1", "USA", code, "120"),
+        (rows[1].split("|")[0], "PLACE", code, "-3"),
+        (rows[2].split("|")[0], "PR-TRACT", code, "0"),
+    ]
+
+
+def test_a_folder_is_as_one_file(spoilt: Office, rows: list[str], tmp_path: Path) -> None:
+    whole, _ = read(spoilt, rows)
+    (spoilt.data / TOTALS).unlink()
+    parts, found = read(spoilt, rows[:1], rows[1:], folder=True)
+    assert parts == whole and found == []
+
+
+def test_groups_of_no_level_are_skipped(spoilt: Office, made: Office, rows: list[str]) -> None:
+    table = made.load("p").files.iterations.to_pylist()
+    large = next(r["CODE"] for r in table if r["DETAILED_ONLY"])
+    spoilt.configure(run_pr=False)
+    counted, found = read(spoilt, [*rows, f"01|STATE|{large}|5", f"01001|COUNTY|{large}|6"])
+    assert found == [] and counted is not None
+    assert [row["COUNT"] for row in counted] == [120, -3, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "rule"),
+    [
+        (("USA", "WORLD"), "REGION_TYPE", "is no region type"),
+        (("1|USA", "2|USA"), "REGION_ID", "is no region of the run"),
+        (("1|USA", "02|COUNTY"), "REGION_ID", "is no region of the run"),
+        (("|120", "|12.5"), "COUNT", "is not a whole number"),
+        (("|120", "|1" + "0" * 15), "COUNT", "is not a whole number"),
+        (("|120", "|"), "COUNT", "is not a whole number"),
+    ],
+)
+def test_faults(spoilt: Office, rows: list[str], change: tuple[str, str], column: str, rule: str) \
+        -> None:  # fmt: skip
+    table, found = read(spoilt, [rows[0].replace(*change), *rows[1:]])
+    assert table is None
+    assert [(f.file, f.row, f.column, f.rule) for f in found] == [(TOTALS, 2, column, rule)]
+
+
+def test_unknown_iterations(spoilt: Office, rows: list[str]) -> None:
+    _, [fault] = read(spoilt, ["1|USA|9999|1", *rows[1:]])
+    assert fault.column == "ITERATION_CODE" and fault.row == 2
+
+
+def test_a_group_twice_in_two_files(spoilt: Office, rows: list[str]) -> None:
+    _, found = read(spoilt, rows, [rows[1]], folder=True)
+    assert [(f.file, f.row, f.rule) for f in found] == [
+        ("part-1.csv", 2, "is a group that is there before")
+    ]
+
+
+def test_no_rows_and_no_file(spoilt: Office) -> None:
+    assert [fault.rule for fault in read(spoilt, [])[1]] == ["has no rows"]
+    (spoilt.data / TOTALS).unlink()
+    assert [fault.rule for fault in read(spoilt)[1]] == ["is missing"]

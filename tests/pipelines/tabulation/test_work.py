@@ -1,0 +1,202 @@
+"""Files become tables: every cell equals that of an oracle, and one record changes few counts."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.files import load, records_path
+from dpstream.pipelines.tabulation.generate import Size
+from dpstream.pipelines.tabulation.inputs import Prepared, prepared_of
+from dpstream.pipelines.tabulation.reading import read
+from dpstream.pipelines.tabulation.work import (
+    Tally,
+    counted,
+    finished,
+    pairs_of,
+    parts_of,
+)
+from tests.pipelines.tabulation.executing import KEY
+from tests.pipelines.tabulation.office import Office, office
+from tests.pipelines.tabulation.oracle import CELLS, Oracle, age_rows, published
+
+_STATES = ["01", "02", "72"]
+
+
+def with_budget(made: Office, program: Any, budget: float, **changed: Any) -> Prepared:
+    """An office whose budgets are other than a file may have."""
+    loaded = load(made.parameters, made.data, Choice(program))
+    asked = loaded.parameters
+    values = {name: getattr(asked, name) for name in asked.__struct_fields__}
+    values["budgets"] = {
+        table: dict.fromkeys(levels, budget) for table, levels in asked.budgets.items()
+    }
+    return prepared_of(loaded._replace(parameters=Parameters(**values | changed)), "")
+
+
+def tables(found: Prepared, made: Office, out: Path, run_id: str = "5a" * 16) -> Path:
+    """Make the tables of an office in a folder."""
+    path = records_path(made.data, found.plan.parameters.program)
+    tally = counted(found, read(path, found.lookup, None))
+    with KeyRing(bytearray.fromhex(KEY)) as keys:
+        for part in parts_of(found):
+            for file in finished(found, part, pairs_of(found, tally, part), keys, run_id):
+                (out / file.name).parent.mkdir(parents=True, exist_ok=True)
+                (out / file.name).write_bytes(file.content)
+    return out
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Office:
+    """An office with groups of every detail."""
+    return office(tmp_path_factory.mktemp("larger"), Size(persons=4_000, seed=3))
+
+
+@pytest.fixture(scope="module")
+def persons(larger: Office, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exact tables of its persons."""
+    found = with_budget(larger, "p", math.inf, zero_suppression=0.99)
+    return tables(found, larger, tmp_path_factory.mktemp("persons"))
+
+
+def details_of(total: int, steps: tuple[float, ...]) -> int:
+    return sum(total >= step for step in steps)
+
+
+def test_without_noise_every_cell_of_persons_is_the_oracle_s(larger: Office, persons: Path) -> None:
+    asked = load(larger.parameters, larger.data, Choice("p")).parameters
+    steps = {(level.region_type, str(level.iteration_level)): thresholds
+             for level, thresholds in asked.thresholds["t1t2"].items()}  # fmt: skip
+    oracle = Oracle(larger, "p", _STATES)
+    totals = oracle.totals()
+    assert published(persons / "t1") == {key: row[0] for key, row in totals.items()}
+    ages = {bins: oracle.ages(bins) for bins in (4, 9, 23)}
+    wanted, seen = dict[tuple[str, ...], int](), set[int]()
+    for key, (total, level, only) in totals.items():
+        detail = 0 if only else details_of(total, steps[key[1], level])
+        seen.add(detail)
+        if detail:
+            bins = (4, 9, 23)[detail - 1]
+            wanted |= {(*key, *row): ages[bins].get((*key, *row), 0) for row in age_rows(bins)}
+    assert published(persons / "t2") == wanted
+    assert seen == {0, 1, 2, 3}
+
+
+def test_without_noise_every_cell_of_households_is_the_oracle_s(
+    larger: Office, persons: Path, tmp_path: Path
+) -> None:
+    own = Office(larger.parameters, tmp_path / "data")
+    shutil.copytree(larger.data, own.data)
+    (own.data / "pop-group-totals.txt").mkdir()
+    skipped = 0
+    for path in sorted((persons / "t1").glob("*.csv")):  # every third group is not published
+        head, *rows = path.read_text().splitlines(keepends=True)
+        kept = [row for i, row in enumerate(rows) if i % 3]
+        skipped += len(rows) - len(kept)
+        (own.data / "pop-group-totals.txt" / path.name).write_text(head + "".join(kept))
+    asked = load(own.parameters, own.data, Choice("h")).parameters
+    out = tables(with_budget(own, "h", math.inf), own, tmp_path / "homes")
+    oracle = Oracle(own, "h", _STATES)
+    known, all_ = published(own.data / "pop-group-totals.txt"), oracle.totals()
+    assert len(known) + skipped == len(all_)
+    for table, details in CELLS.items():
+        steps = {(level.region_type, str(level.iteration_level)): thresholds
+                 for level, thresholds in asked.thresholds[table].items()}  # fmt: skip
+        cells = oracle.data_cells(table)
+        wanted: list[dict[tuple[str, ...], int]] = [{} for _ in details]
+        for key, total in known.items():
+            _, level, only = all_[key]
+            detail = 0 if only else details_of(total, steps[key[1], level])
+            for cell in details[detail]:
+                row = (*key, str(cell))
+                wanted[detail][row] = cells.get(row, 0)
+        number = table.removeprefix("t")
+        found = [published(out / table / f"T0{number}00{d + 1}") for d in range(len(details))]
+        assert found == wanted
+        assert all(found)
+
+
+def audited(found: Prepared, path: Path, sample: int) -> int:
+    """Take records away one by one; the most groups of a level that one of them changed.
+
+    Raises:
+        AssertionError: one changed a count by more than one, or two cells of a group.
+    """
+    everyone = list(read(path, found.lookup, None))
+    tables_ = found.plan.parameters.tables
+    most, seen = 0, 0
+    for batch in everyone:
+        for row in range(len(batch)):
+            alone = type(batch)(
+                batch.block[row : row + 1],
+                batch.codes[row : row + 1],
+                {name: leaf[row : row + 1] for name, leaf in batch.leaf.items()},
+            )
+            tally = Tally(found.domain, tables_)
+            tally.add(alone)
+            for place, level in enumerate(found.domain.levels):
+                for number, table in enumerate(tables_):
+                    pairs = tally.of(number, place)
+                    assert (pairs.counts == 1).all()
+                    groups = pairs.keys // table.leaves
+                    assert len(np.unique(groups)) == len(groups)  # one leaf, so one cell
+                    assert len(groups) <= level.stability.groups
+                    most = max(most, len(groups))
+            seen += 1
+            if seen == sample:
+                return most
+    return most
+
+
+def test_a_record_changes_at_most_s_groups_of_a_level_and_one_cell_each(larger: Office) -> None:
+    """Counts are sums over records, so what a record alone adds is what its removal takes away."""
+    found = with_budget(larger, "p", 1.0)
+    path = records_path(larger.data, "p")
+    assert 2 < audited(found, path, 150) <= 9
+    whole = counted(found, read(path, found.lookup, None))
+    singles = Tally(found.domain, found.plan.parameters.tables)
+    for batch in read(path, found.lookup, None):
+        for rows in np.array_split(np.arange(len(batch)), 40):
+            leaf = {name: column[rows] for name, column in batch.leaf.items()}
+            singles.add(type(batch)(batch.block[rows], batch.codes[rows], leaf))
+    for place in range(len(found.domain.levels)):
+        a, b = whole.of(0, place), singles.of(0, place)
+        assert (a.keys == b.keys).all() and (a.counts == b.counts).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["p", "h"])
+def test_ten_thousand_records_change_at_most_s_groups(program: str, tmp_path: Path) -> None:
+    made = office(tmp_path / "office", Size(persons=10_000 if program == "p" else 25_000, seed=9))
+    if program == "h":
+        exact = with_budget(made, "p", math.inf)
+        shutil.copytree(tables(exact, made, tmp_path / "p") / "t1",
+                        made.data / "pop-group-totals.txt")  # fmt: skip
+    found = with_budget(made, program, 1.0)
+    assert 4 < audited(found, records_path(made.data, program), 10_000) <= 9
+
+
+def test_what_is_published_of_whom_does_not_depend_on_the_records(
+    larger: Office, spoilt: Office, tmp_path: Path
+) -> None:
+    """The same files, rows of t1 and columns, whoever is counted."""
+    shutil.copy(larger.data / "GRF-C.txt", spoilt.data / "GRF-C.txt")
+    rows = []
+    for number, count in enumerate((0, 1, 4_000)):
+        head, *lines = larger.path("person-records.txt").read_text().splitlines(keepends=True)
+        spoilt.path("person-records.txt").write_text(head + "".join(lines[:count]))
+        out = tables(
+            with_budget(spoilt, "p", 0.5, zero_suppression=0.0), spoilt, tmp_path / str(number)
+        )
+        rows.append({
+            path.relative_to(out).as_posix(): [line.rpartition("|")[0] for line in
+                                               path.read_text().splitlines()]
+            for path in sorted((out / "t1").glob("*.csv"))
+        })  # fmt: skip
+    assert rows[0] == rows[1] == rows[2] and len(rows[0]) > 10
