@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import secrets
 from datetime import UTC, datetime
+from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.query.plan import QueryPlan
@@ -19,6 +20,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.handed import sweep
 from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
@@ -72,6 +74,7 @@ def ask(
             return receipt
 
         ledger = catalog.ledger
+        sweep(Path(ledger.path).parent)
         with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
             register = Register(book, "sql")
             charge = question.charge(catalog, secrets.token_hex(16))

@@ -7,8 +7,6 @@ asks again, under the same run id and at no charge.
 
 import contextlib
 import dataclasses
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,13 +25,12 @@ from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.files import Piece, rows_of
-from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
+from dpstream.pipelines.sql.handed import hand_over, place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import MAX_SHARDS, ROWS_AT_ONCE, Sums
 from dpstream.pipelines.sql.work import Work
 
-_FOLDER, _DAY = ".dpstream-sql-", 86_400.0
 _LOOK_SECONDS = 0.2
 #: Looks between two at the engine's ports.
 _CHECK_EVERY = 10
@@ -155,23 +152,10 @@ class Spread:
         """How many there are."""
         return self._shards
 
-    @contextlib.contextmanager
-    def folder(self) -> Iterator[Path]:
-        """A folder that only its owner can enter, beside the ledger, gone at the end."""
-        with contextlib.suppress(OSError):
-            for old in self._folder.glob(f"{_FOLDER}*"):  # of one that was killed
-                if time.time() - old.stat().st_mtime > _DAY:
-                    shutil.rmtree(old, ignore_errors=True)
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=self._folder))
-        except OSError:
-            raise RunError(
-                "ledger.path", "has a folder that cannot be written", "check its permissions"
-            ) from None
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    @property
+    def beside(self) -> Path:
+        """Where workers hand over: the ledger's folder."""
+        return self._folder
 
     def public(self) -> Engine:
         """The public tables."""
@@ -213,7 +197,7 @@ class Workers:
         """Run and read; with more shards if a worker's memory does not suffice."""
         while True:
             try:
-                with self._spread.folder() as folder:
+                with hand_over(self._spread.beside) as folder:
                     self._spread.run(
                         str(folder), self._keys, work, weights, design, self._shards
                     )  # fmt: skip

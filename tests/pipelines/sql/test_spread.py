@@ -189,7 +189,7 @@ def test_what_workers_hand_over_is_private_and_without_units(
     read = spread.read_sums
 
     def look(folder: Path, *more: Any) -> Any:
-        files = sorted(folder.iterdir())
+        files = sorted(folder.glob("shard-*"))
         modes = {stat.S_IMODE(file.stat().st_mode) for file in files}
         seen.append((stat.S_IMODE(folder.stat().st_mode), modes, [file.name for file in files]))
         for file in files:
