@@ -1,4 +1,4 @@
-"""Locks between processes: the kernel's (``flock``), let go of when a process ends, however it ends.
+"""Locks between processes: the kernel's (``flock``), which end with a process, however it ends.
 
 They hold between the processes of a machine, and between machines where the file system says so
 (NFS does, unless it is mounted with ``nolock`` or ``local_lock``).  Where it has no locks at all

@@ -20,6 +20,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.handed import sweep
 from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
@@ -77,6 +78,8 @@ def ask(
         sweep(Path(ledger.path).parent)
         with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
             register = Register(book, "sql")
+            if fresh or register.find(request) is None:
+                require_fitting(catalog, tables)
             charge = question.charge(catalog, secrets.token_hex(16))
             limit = (ledger.limit.epsilon, ledger.limit.delta)
             run_id, charged = register.begin(charge, request, limit, fresh)

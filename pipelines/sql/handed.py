@@ -4,8 +4,8 @@ PRIVATE: a file is for its owner alone, in a folder that nobody else can enter, 
 when the answer is drawn.  Sums are exact and by group; no unit is in them.  The rows that
 quantiles are read from are (group, value, weight).
 
-A folder has a lock, which the launcher holds as long as it lives: one whose lock is free is nobody's,
-and every question of that data set removes it, whatever its age.
+A folder has a lock, which the launcher holds as long as it lives: one whose lock is free is
+nobody's, and every question of that data set removes it, whatever its age.
 """
 
 import contextlib

@@ -37,6 +37,7 @@ from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.databases import kept_unique
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.inputs import stamps, table_parts
 from dpstream.pipelines.sql.keys import check_keys
 from dpstream.pipelines.sql.wellformed import check_files
@@ -71,6 +72,7 @@ def register(catalog: Catalog) -> Registered:
     """
     keys = catalog.declared_keys
     names = {table for table, _ in keys}
+    require_fitting(catalog, catalog.tables)
     for table in catalog.tables.values():
         check_files(catalog, table)
     with _ring(catalog) as ring:

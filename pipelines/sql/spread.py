@@ -24,7 +24,7 @@ from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
-from dpstream.pipelines.sql.files import Piece, rows_of
+from dpstream.pipelines.sql.files import Piece, divisible, rows_of
 from dpstream.pipelines.sql.handed import hand_over, place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
@@ -255,7 +255,7 @@ def _check(table: Table) -> None:
 def _pieces(table: Table) -> Iterator[Piece]:
     """Files; large ones of Parquet by row groups."""
     for path in files_of(table):
-        if table.kind != "parquet":
+        if table.kind != "parquet" or not divisible(table, path):
             yield Piece(table.name, path)
             continue
         footer, first, rows = pq.read_metadata(path), 0, 0

@@ -145,7 +145,7 @@ def test_rows_that_miss_their_unit_s_shard_are_caught(
         def process(self, rows: Any) -> Any:
             for owned in super().process(rows):
                 turns = np.arange(owned.num_rows) % self._task.shards
-                place = owned.schema.get_field_index("_shard")
+                place = owned.schema.get_field_index(flow._SHARD)
                 yield owned.set_column(place, "_shard", pa.array(turns))
 
     monkeypatch.setattr(flow, "Own", Own)
@@ -180,6 +180,21 @@ def test_groups_without_rows_are_no_pieces(
     pieces = [piece for piece in spread._pieces(table) if piece.path == str(path)]
     assert sum(piece.rows for piece in pieces) == sum(groups)
     assert all(piece.rows for piece in pieces) or len(pieces) == 1
+
+
+def test_columns_may_be_called_as_those_on_the_way(tmp_path: Path) -> None:
+    """A file with numbers of its own for rows is read as a whole."""
+    path, names = shop(tmp_path), ["file_row_number", "_id", "_shard", "filename"]
+    for file in tmp_path.glob("visits-*.parquet"):
+        table = pq.read_table(file)
+        for name in names:
+            table = table.append_column(name, table.column("n"))
+        pq.write_table(table, file, row_group_size=300)
+    sums = ", ".join(f"SUM({n}, contribution_bounds_per_group => (0, 9)) AS s{n}" for n in names)
+    text = dp(sums, "FROM visits", "epsilon = 60, delta = 1e-9")
+    found = answered(path, text, shards=3, runner=DIRECT)
+    assert found.receipt == answered(path, text).receipt
+    assert len(list(spread._pieces(load_catalog(path).tables["visits"]))) == 2
 
 
 def test_what_workers_hand_over_is_private_and_without_units(
