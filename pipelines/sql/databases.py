@@ -18,8 +18,8 @@ from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.inputs import sqlite_path
 
-#: A first row that fixes the types of SQLite's columns, which have none of their own, in a column that
-#: no table has (a space).
+#: A first row fixes the types of SQLite's columns, which have none of their own; it is told by a
+#: column that no table has (a space).
 SENTINEL = '"dpstream first"'
 _SQLITE: dict[str, tuple[str, str]] = {
     "INT64": ("CASE WHEN typeof({c}) = 'integer' THEN {c} END", "0"),

@@ -104,11 +104,12 @@ def test_postgresql_types(server: str, tmp_path: Path) -> None:  # noqa: F811
     import adbc_driver_postgresql.dbapi as postgresql
 
     def made(columns: str, **declared: Any) -> Catalog:
+        person = "numeric(9, 0)" if declared.get("key") else "int"
         with postgresql.connect(server) as connection, connection.cursor() as cursor:
             for text in ("DROP TABLE IF EXISTS people", "DROP TABLE IF EXISTS orders",
                          "DROP DOMAIN IF EXISTS d", "CREATE DOMAIN d AS numeric(9, 2)",
-                         f"CREATE TABLE people ({columns})", "CREATE TABLE orders (person numeric(9, 0))" if declared.get("key") else
-                         "CREATE TABLE orders (person int)"):  # fmt: skip
+                         f"CREATE TABLE people ({columns})",
+                         f"CREATE TABLE orders (person {person})"):  # fmt: skip
                 cursor.execute(text)
             connection.commit()
         return database(tmp_path, server, **declared)
