@@ -26,9 +26,9 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.sql.catalog import Table
-from dpstream.pipelines.sql.inputs import files_of
+from dpstream.pipelines.sql.inputs import files_of, no_file
 
 #: Bytes of the longest row of CSV, and of the longest line of JSON; longer ones are dropped.
 MAX_ROW, MAX_LINE = 2_000_000, 1 << 24
@@ -128,13 +128,22 @@ def footer_columns(table: Table, path: str) -> set[str]:
     try:
         return {name.lower() for name in pq.read_schema(path).names}
     except (OSError, pa.ArrowException):
-        found = RunError(f"table {table.name}", "has a file that is not Parquet", "correct it")
+        found = _is_not(table, "Parquet")
     raise found
 
 
 def divisible(table: Table, path: str) -> bool:
     """Whether a Parquet file can be read in pieces: rows have a number in a column of that name."""
     return _NUMBER not in footer_columns(table, path)
+
+
+def errors_of(table: Table) -> list[DpstreamError]:
+    """All that this module says of a table's files."""
+    return [no_file(table), _without(table), _is_not(table, "CSV"), _is_not(table, "Parquet")]
+
+
+def _is_not(table: Table, kind: str) -> RunError:
+    return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
 
 
 def _without(table: Table) -> RunError:
@@ -225,7 +234,7 @@ def _header(table: Table, path: str) -> tuple[str, ...]:
             lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
             return tuple(next(csv.reader(lines), ()))
     except (OSError, EOFError, csv.Error):
-        found = RunError(f"table {table.name}", "has a file that is not CSV", "correct it")
+        found = _is_not(table, "CSV")
     raise found
 
 

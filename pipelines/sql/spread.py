@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 from sqlglot import exp
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
-from dpstream.pipelines.sql.files import Piece, divisible, rows_of
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
+from dpstream.pipelines.sql.files import Piece, divisible, errors_of, rows_of
 from dpstream.pipelines.sql.handed import hand_over, place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
@@ -143,9 +143,14 @@ class Spread:
                     started.cancel()
             if not isinstance(error, Exception):
                 raise
-            raise coded(error) from None
+            raise coded(error, self._known()) from None
         finally:
             engine.close()
+
+    def _known(self) -> list[DpstreamError]:
+        """What workers may say of files and of memory; less memory is the last of it."""
+        tables = self._catalog.tables.values()
+        return [*(one for table in tables for one in errors_of(table)), not_run(), too_large()]
 
     @property
     def shards(self) -> int:

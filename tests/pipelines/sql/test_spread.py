@@ -14,7 +14,7 @@ from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import load_catalog
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.spread import Runner
@@ -280,6 +280,42 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
     found = ask(load_catalog(path), TOTAL)  # here or there: it is one run
     assert not found.charged and len(charges(tmp_path)) == 1
     assert found.receipt == answered(path, TOTAL).receipt
+
+
+@pytest.mark.parametrize(
+    ("error", "match"),
+    [(too_large(), "more memory"), (not_run(), "rewritten form"),
+     (RunError("table visits", "has a file that is not Parquet", "correct it"), "not Parquet")],
+    ids=["memory", "duckdb", "file"],
+)  # fmt: skip
+def test_a_remote_worker_s_error_keeps_its_words(
+    error: RunError, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a worker elsewhere a runner gives the text of its error, among other texts."""
+    real, shards = flow.build, list[int]()
+
+    def elsewhere(pipeline: Any, task: Any, pieces: Any) -> Any:
+        shards.append(task.shards)
+        if len(shards) > 1:
+            return real(pipeline, task, pieces)
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        raise_ = RuntimeError(f"job 7 failed: user 77 ...\n{name}: {error} [while running 'Work']")
+        monkeypatch.setattr(pipeline, "run", lambda: _raise(raise_))
+        return None
+
+    monkeypatch.setattr(flow, "build", elsewhere)
+    path = shop(tmp_path)
+    if isinstance(error, MemoryLimitError):  # fewer units at once
+        found = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
+        assert shards == [1, 4, 4] and found.table.num_rows == 1  # bounds, then sums
+        return
+    with pytest.raises(RunError, match=match) as failed:
+        ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
+    assert "77" not in str(failed.value) and failed.value.fix == error.fix
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.slow
