@@ -6,6 +6,11 @@ request are one transaction before a row is read; noise is drawn under the run i
 the receipt is committed before it is seen.  What is cut off goes on under its run id.  The
 same statement on the same input is answered with the same bytes, at no charge; ``fresh`` asks
 anew.  HAVING, ORDER BY, LIMIT, arithmetic and public tables come after the noise.
+
+An outer query that fails (memory, or a public table that went away) does not undo the draw: what
+it was asked about, the released rows, is committed as the receipt, and whoever asks again asks the
+outer query alone.  Otherwise the same noise would be drawn again for a server's rows, which may
+have changed meanwhile, by somebody who has seen that the first rows made it fail.
 """
 
 import contextlib
@@ -14,7 +19,7 @@ import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
@@ -85,7 +90,13 @@ def ask(
             run_id, charged = register.begin(charge, request, limit, fresh)
             answer = register.finish(run_id, draw)
     insecure = catalog.key.insecure_test_key is not None
-    told = decoded(answer.receipt, answer.digest, charged, insecure)
+    told = decoded(
+        answer.receipt,
+        answer.digest,
+        charged,
+        insecure,
+        lambda rows: outer(question, catalog, rows),
+    )
     return told._replace(uncompared=uncompared(catalog, tables))
 
 
@@ -127,8 +138,12 @@ def drawn(
         if place is None:
             place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
         found = Stage(question, catalog, place, ring, run_id).run()
-    rows = outer(question, catalog, released(question, found))
-    return encoded(_header(question, catalog, run_id, found.nulls, found.plan), rows)
+    header = _header(question, catalog, run_id, found.nulls, found.plan)
+    rows = released(question, found)
+    try:
+        return encoded(header, outer(question, catalog, rows))
+    except DpstreamError:
+        return encoded(header, rows, outer=False)
 
 
 def _header(
