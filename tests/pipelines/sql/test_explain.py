@@ -45,8 +45,11 @@ def test_what_is_promised_is_what_is_drawn(tmp_path: Path) -> None:
 def test_noise_without_bounds_says_what_it_is_to_be_multiplied_by(tmp_path: Path) -> None:
     """Against the noise for the bounds that a query may choose."""
     catalog = load_catalog(data_set(tmp_path))
-    text = dp("COUNT(*) AS n, SUM(seconds) AS s, AVG(seconds) AS a, VAR(seconds) AS v, "
-              "STDDEV(n) AS d, MEDIAN(seconds) AS m, COUNT(DISTINCT uid) AS u", "FROM visits")  # fmt: skip
+    items = (
+        "COUNT(*) AS n, SUM(seconds) AS s, AVG(seconds) AS a, VAR(seconds) AS v, "
+        "STDDEV(n) AS d, MEDIAN(seconds) AS m, COUNT(DISTINCT uid) AS u"
+    )
+    text = dp(items, "FROM visits")
     found, question = explain(catalog, text).statements[0], question_of(text, catalog)
     for low, high in ((-3.0, 8.0), (20.0, 25.0)):
         factors = {
