@@ -347,7 +347,11 @@ def casts(
 
 
 def _timely(table: Table, column: str, item: str) -> str:
-    """NULL for what is no time: a file may hold any bits, and DuckDB fails where it uses them."""
+    """NULL for what is no time: a file may hold any bits, and DuckDB fails where it uses them.
+
+    So a filter by time skips no row groups: 0.06 CPU s more for 5M rows.  The bare predicate beside
+    it would be evaluated on those bits.
+    """
     first = _FIRST.get(table.columns[column])
     if first is None or table.kind in ("csv", "jsonl"):
         return item
