@@ -41,6 +41,38 @@ class Tree(NamedTuple):
     factor: Float64
 
 
+class Windows(NamedTuple):
+    """Means of ``size`` neighbouring prefixes, from each cell on and before each cell.
+
+    Attributes:
+        means: two (cells, cells) matrices over prefixes; a prefix before the first is 0, and those
+            behind the last are the last.
+        variances: two (cells,), of the means; totals: two (cells,), covariances with the last
+            prefix; all for node noise of sd 1.
+    """
+
+    means: tuple[Float64, Float64]
+    variances: tuple[Float64, Float64]
+    totals: tuple[Float64, Float64]
+
+
+@functools.lru_cache(maxsize=16)
+def windows_of(cells: int, size: int) -> Windows:
+    """The windows of a tree's prefixes."""
+    factor = tree_of(cells).factor
+    start, of = np.divmod(np.arange(cells * size), size)
+    ahead, behind = np.zeros((cells, cells)), np.zeros((cells, cells))
+    np.add.at(ahead, (start, np.minimum(start + of, cells - 1)), 1 / size)
+    there = start - 1 - of >= 0
+    np.add.at(behind, (start[there], (start - 1 - of)[there]), 1 / size)
+    both = ahead, behind
+    variances = [((w @ factor) * w).sum(axis=1) for w in both]
+    totals = [w @ factor[:, -1] for w in both]
+    for part in (*both, *variances, *totals):
+        part.setflags(write=False)
+    return Windows(both, (variances[0], variances[1]), (totals[0], totals[1]))
+
+
 @functools.lru_cache(maxsize=16)
 def tree_of(cells: int) -> Tree:
     """The tree over ``cells`` cells."""

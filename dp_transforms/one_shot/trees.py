@@ -7,18 +7,27 @@ the first cell whose noise is above 0 is mostly the first of all.  Ranks are kep
 prefix away from both ends (or in the middle where a group is smaller), so MIN and MAX are values
 that are seldom passed, not the extremes of one unit.
 
-The interval of a quantile (Woodruff's) is where prefix - q total is within the noise of 0, cell
-by cell: at least 95% for the cell of the bounded rows' quantile, more where cells are full.
+The interval of a quantile (Woodruff's) holds all cells that noise does not rule out.  If the
+bounded rows' quantile is in cell c, prefixes less q times the total are 0 or more from c on, and
+below 0 before c.  So are their means over some neighbouring prefixes, from c on and before c: c is
+ruled out if one of the two means is on the wrong side by more than 1.96 of its sds, which noise
+does to the quantile's own cell with 5% at most.  A tree's noise goes up and down from cell to cell,
+and the interval goes from the first cell that is left to the last: where a cell has few rows,
+single prefixes would leave one far away by chance.  Means over as many cells as half a sd of a
+prefix has rows (on average over the range; by the noisy total) leave fewer, and cost nothing where
+cells are full.  Measured, 97% to 99.9% are covered, never less than 95%: the rest is due to
+those ups and downs, and to whole cells, which are 1/256 of the range, or single values.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.query.calibration import PartNoise
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.query.tree import Tree, cells_of, tree_of, value_at
+from dpstream.accounting.query.tree import Tree, Windows, cells_of, tree_of, value_at, windows_of
 from dpstream.dp_transforms.one_shot.aggregation import histograms
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.partials import Bounded
@@ -28,6 +37,16 @@ Draw = Callable[[Ids, float], Int64]
 _FAR = 2.0
 #: Groups that are worked on together: their nodes and cells stay in a few MiB.
 _AT_ONCE = 1_024
+
+
+class _Smoothed(NamedTuple):
+    """Means of prefixes of some groups: their numbers, totals, and means by cell."""
+
+    groups: Int64
+    windows: Windows
+    total: Float64
+    ahead: Float64
+    behind: Float64
 
 
 def quantiles(
@@ -83,7 +102,8 @@ def read_off(column: QueryColumn, prefixes: Float64, sd: float, quantile: float)
     falling = np.minimum.accumulate(prefixes[:, ::-1], axis=1)[:, ::-1]
     level = (rising + falling) / 2
     far = _FAR * sd * float(np.sqrt(tree.factor.diagonal().max()))
-    columns = [_one(column, tree, prefixes, level, q, (sd, quantile, far)) for q in column.at]
+    smoothed = _smoothed(tree, prefixes, sd)
+    columns = [_one(tree, smoothed, level, q, (sd, quantile, far)) for q in column.at]
     # Two quantiles of one level curve are in order; their intervals are put so.
     order = np.argsort(column.at, kind="stable")
     out = [np.stack(part, axis=1) for part in zip(*columns, strict=True)]
@@ -97,9 +117,8 @@ def read_off(column: QueryColumn, prefixes: Float64, sd: float, quantile: float)
 
 
 def _one(
-    column: QueryColumn,
     tree: Tree,
-    prefixes: Float64,
+    smoothed: Sequence[_Smoothed],
     level: Float64,
     q: float,
     noise: tuple[float, float, float],
@@ -116,15 +135,39 @@ def _one(
     inside = level[row, cell] - before
     part = np.clip((rank - before) / np.where(inside > 0, inside, 1.0), 0.0, 1 - 2.0**-30)
     position = cell + part
-    # sd of prefix - q total, per cell.
-    factor = tree.factor
-    spread = factor.diagonal() - 2 * q * factor[:, -1] + q * q * factor[-1, -1]
-    far_off = quantile * sd * np.sqrt(np.maximum(spread, 0))
-    ahead = prefixes - q * prefixes[:, -1:]
-    may_start = ahead >= -far_off
-    low = np.where(may_start.any(axis=1), may_start.argmax(axis=1), cells - 1)
-    not_over = np.empty_like(may_start)
-    not_over[:, 0] = True
-    not_over[:, 1:] = ahead[:, :-1] < far_off[:-1]
-    high = cells - np.argmax(not_over[:, ::-1], axis=1) - 2.0**-30
-    return position, low.astype(np.float64), high
+    low, high = _ends(tree, smoothed, q, (sd, quantile))
+    return position, low.astype(np.float64), np.asarray(high + 1 - 2.0**-30, np.float64)
+
+
+def _ends(
+    tree: Tree, smoothed: Sequence[_Smoothed], q: float, noise: tuple[float, float]
+) -> tuple[Int64, Int64]:
+    """(groups,) first and last cell that may have a quantile."""
+    sd, quantile = noise
+    groups = sum(len(some.groups) for some in smoothed)
+    low, high = np.zeros(groups, np.int64), np.zeros(groups, np.int64)
+    for some in smoothed:
+        margins = []
+        for variance, with_total in zip(*some.windows[1:], strict=True):
+            spread = variance - 2 * q * with_total + q * q * tree.factor[-1, -1]
+            margins.append(quantile * sd * np.sqrt(np.maximum(spread, 0)))
+        total, last = q * some.total[:, None], some.ahead.shape[1] - 1
+        left = some.ahead - total >= -margins[0]
+        low[some.groups] = np.where(left.any(axis=1), left.argmax(axis=1), last)
+        left = some.behind - total < margins[1]
+        left[:, 0] = True  # nothing is before it
+        high[some.groups] = last - np.argmax(left[:, ::-1], axis=1)
+    return low, high
+
+
+def _smoothed(tree: Tree, prefixes: Float64, sd: float) -> list[_Smoothed]:
+    """Means over a power of two of prefixes, at most a quarter of them."""
+    cells, found = len(tree.factor), []
+    most = sd * float(np.sqrt(tree.factor.diagonal().max()))
+    wanted = most / 2 * cells / np.maximum(prefixes[:, -1], 1.0)
+    sizes = 1 << np.floor(np.log2(np.clip(wanted, 1, max(1, cells // 4)))).astype(np.int64)
+    for size in np.unique(sizes):
+        windows, mine = windows_of(cells, int(size)), np.flatnonzero(sizes == size)
+        ahead, behind = (prefixes[mine] @ means.T for means in windows.means)
+        found.append(_Smoothed(mine, windows, prefixes[mine, -1], ahead, behind))
+    return found

@@ -223,9 +223,10 @@ def _words(found: "Explanation") -> str:
 def _column(column: dict[str, Any]) -> list[str]:
     """Noise of a column's parts: of a median's or quantile's rank, of squares for a variance."""
     of = {"tree": "rank", "square": "sum of squares", "sum": "sum", "count": "count"}
-    note = ", for bounds (0, 1): the query chooses them" if column["automatic"] else ""
+    note = ", of the bounds that the query chooses" if column["automatic"] else ""
     parts = [
         f"{of[part['what']]} sd {part['sd']:.4g}, 95% within {part['within']:.4g}"
+        + ("" if part["times"] is None else f", both times {part['times']}")
         for part in column["parts"]
     ]
     return [f"  Noise      {column['name']} ({column['kind']}): {'; '.join(parts)}{note}"]

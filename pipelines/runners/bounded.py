@@ -6,8 +6,10 @@ pipeline has done is known by the files, because Flink's pipelines do not end by
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from dpstream.accounting.errors import DpstreamError
 
 #: Engines whose workers read and write files where the launcher does.
 RUNNERS = ("DirectRunner", "PrismRunner", "FlinkRunner")
@@ -48,13 +50,17 @@ class Runner(NamedTuple):
 
 
 def run_to_end(
-    runner: Runner, build: Callable[[Any], object], handed_over: Callable[[], bool]
+    runner: Runner,
+    build: Callable[[Any], object],
+    handed_over: Callable[[], bool],
+    known: Callable[[], Sequence[DpstreamError]] = tuple,
 ) -> None:
     """Build a pipeline and run it until all is handed over.
 
     Args:
         build: puts the transforms into the pipeline that it is given.
         handed_over: whether everything is there.
+        known: errors of workers elsewhere, as `runners.errors.coded` takes them.
 
     Raises:
         DpstreamError: it failed.
@@ -84,7 +90,7 @@ def run_to_end(
                 started.cancel()
         if not isinstance(error, Exception):
             raise
-        raise coded(error) from None
+        raise coded(error, known()) from None
     finally:
         engine.close()
 

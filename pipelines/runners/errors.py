@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error
@@ -13,7 +13,7 @@ _FIELDS = (
 )  # fmt: skip
 _CODED = re.compile(
     rf"accounting\.errors\.(UsageError|PolicyError|RunError): ((?:{'|'.join(_FIELDS)})"
-    r"(?:\.[a-z]{1,12})?): "
+    r"(?:\.[a-z_]{1,16})?): "
 )
 _KINDS: dict[str, type[DpstreamError]] = {
     "UsageError": UsageError,
@@ -22,12 +22,16 @@ _KINDS: dict[str, type[DpstreamError]] = {
 }
 
 
-def coded(error: BaseException) -> DpstreamError:
+def coded(error: BaseException, known: Iterable[DpstreamError] = ()) -> DpstreamError:
     """The coded error behind a runner's exception; else its class only, never its text.
 
     It is inside the exception (FnApiRunner), or was raised by a worker of this process (Prism,
     Flink with LOOPBACK), or a worker elsewhere raised it: then only its kind and the public name
     of its field are taken from the runner's text, because a rule could not be told from data.
+
+    Args:
+        known: errors that workers may raise, all of whose words are public: one that stands in the
+            text as it is, class and all, is the error; the first of several.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -37,7 +41,11 @@ def coded(error: BaseException) -> DpstreamError:
     told = first_error()
     if told is not None:
         return told
-    named = _CODED.search(str(error))
+    text = str(error)
+    for one in known:
+        if f".{type(one).__qualname__}: {one}" in text:
+            return one
+    named = _CODED.search(text)
     if named is not None:
         return _KINDS[named[1]](named[2], "failed on a worker", "read that worker's log")
     return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")

@@ -6,20 +6,28 @@ request are one transaction before a row is read; noise is drawn under the run i
 the receipt is committed before it is seen.  What is cut off goes on under its run id.  The
 same statement on the same input is answered with the same bytes, at no charge; ``fresh`` asks
 anew.  HAVING, ORDER BY, LIMIT, arithmetic and public tables come after the noise.
+
+An outer query that fails (memory, or a public table that went away) does not undo the draw: what
+it was asked about, the released rows, is committed as the receipt, and whoever asks again asks the
+outer query alone.  Otherwise the same noise would be drawn again for a server's rows, which may
+have changed meanwhile, by somebody who has seen that the first rows made it fail.
 """
 
 import contextlib
 import itertools
 import secrets
 from datetime import UTC, datetime
+from pathlib import Path
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.fitting import require_fitting
+from dpstream.pipelines.sql.handed import sweep
 from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
 from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
@@ -73,14 +81,23 @@ def ask(
             return receipt
 
         ledger = catalog.ledger
+        sweep(Path(ledger.path).parent)
         with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
             register = Register(book, "sql")
+            if fresh or register.find(request) is None:
+                require_fitting(catalog, tables)
             charge = question.charge(catalog, secrets.token_hex(16))
             limit = (ledger.limit.epsilon, ledger.limit.delta)
             run_id, charged = register.begin(charge, request, limit, fresh)
             answer = register.finish(run_id, draw)
     insecure = catalog.key.insecure_test_key is not None
-    told = decoded(answer.receipt, answer.digest, charged, insecure)
+    told = decoded(
+        answer.receipt,
+        answer.digest,
+        charged,
+        insecure,
+        lambda rows: outer(question, catalog, rows),
+    )
     return told._replace(uncompared=uncompared(catalog, tables))
 
 
@@ -122,8 +139,12 @@ def drawn(
         if place is None:
             place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
         found = Stage(question, catalog, place, ring, run_id).run()
-    rows = outer(question, catalog, released(question, found))
-    return encoded(_header(question, catalog, run_id, found.nulls, found.plan), rows)
+    header = _header(question, catalog, run_id, found.nulls, found.plan)
+    rows = released(question, found)
+    try:
+        return encoded(header, outer(question, catalog, rows))
+    except DpstreamError:
+        return encoded(header, rows, outer=False)
 
 
 def _header(

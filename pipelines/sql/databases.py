@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -18,14 +18,26 @@ from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.inputs import sqlite_path
 
-#: A first row that fixes the types of SQLite's columns, which have none of their own.
-SENTINEL = "_sentinel"
+#: A first row fixes the types of SQLite's columns, which have none of their own; it is told by a
+#: column that no table has (a space).
+SENTINEL = '"dpstream first"'
 _SQLITE: dict[str, tuple[str, str]] = {
     "INT64": ("CASE WHEN typeof({c}) = 'integer' THEN {c} END", "0"),
     "FLOAT64": ("CASE WHEN typeof({c}) IN ('integer', 'real') THEN CAST({c} AS REAL) END", "0.5"),
     "BYTES": ("CASE WHEN typeof({c}) = 'blob' THEN {c} END", "x'00'"),
 }
 _TEXT = ("CAST({c} AS TEXT)", "''")
+_AFFINITIES = (
+    ("integer", ("INT",)), ("text", ("CHAR", "CLOB", "TEXT")), ("blob", ("BLOB",)),
+    ("real", ("REAL", "FLOA", "DOUB")),
+)  # fmt: skip
+_COLUMNS = (
+    "SELECT a.attname::text, COALESCE(b.typname, t.typname)::text, "
+    "(CASE WHEN b.oid IS NULL THEN a.atttypmod ELSE t.typtypmod END)::bigint "
+    "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+    "LEFT JOIN pg_type b ON b.oid = t.typbasetype AND t.typtype = 'd' "
+    "WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped"
+)
 _AS_TEXT = ("NUMERIC", "FLOAT64", "STRING")
 
 
@@ -100,6 +112,60 @@ def kept_unique(table: Table, columns: tuple[str, ...]) -> bool:
         except Exception as error:
             raise _failed(table, error) from None
     return any(names <= set(columns) for names in found)
+
+
+class ServerColumn(NamedTuple):
+    """A column as its database describes it.
+
+    Attributes:
+        type: PostgreSQL's name of it (of a domain, of what it is made of); SQLite's affinity in
+            lower case, which is what becomes of values.
+        digits: most of them behind the point of a ``numeric``; ``None``: as many as it likes.
+    """
+
+    type: str
+    digits: int | None = None
+
+
+def server_columns(table: Table) -> dict[str, ServerColumn]:
+    """The columns of a database's table by name; no row is read.
+
+    Raises:
+        RunError: the database cannot be reached or read.
+    """
+    of: tuple[str, ...]
+    if table.kind == "sqlite":
+        schema, _, name = (table.remote or table.name).rpartition(".")
+        query, of = "SELECT name, type FROM pragma_table_xinfo(?, ?)", (name, schema or "main")
+    else:
+        query, of = _COLUMNS, (_remote(table),)
+    with contextlib.ExitStack() as stack:
+        connection = _connected(table, stack)
+        try:
+            cursor = stack.enter_context(connection.cursor())
+            cursor.execute(query, of)
+            rows = cursor.fetchall()
+        except Exception as error:
+            raise _failed(table, error) from None
+    if table.kind == "sqlite":  # its names have no case
+        return {column.lower(): ServerColumn(_affinity(kind)) for column, kind in rows}
+    return {column: ServerColumn(kind, _digits(modifier)) for column, kind, modifier in rows}
+
+
+def _affinity(declared: str | None) -> str:
+    """SQLite's own rules."""
+    kind = (declared or "").upper()
+    for affinity, words in _AFFINITIES:
+        if any(word in kind for word in words):
+            return affinity
+    return "numeric" if kind else "blob"
+
+
+def _digits(modifier: int) -> int | None:
+    if modifier < 4:
+        return None
+    digits = (modifier - 4) & 0x7FF
+    return digits - 0x800 if digits & 0x400 else digits
 
 
 def _remote(table: Table) -> str:

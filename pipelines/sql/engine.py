@@ -197,21 +197,31 @@ class MemoryLimitError(RunError):
     """DuckDB reached its limit of memory; fewer units at once may fit."""
 
 
+def too_large() -> MemoryLimitError:
+    """What DuckDB's limit of memory is told as."""
+    return MemoryLimitError(
+        "statement", "needs more memory than it may have", "select fewer columns or rows"
+    )
+
+
+def not_run() -> RunError:
+    """What every other error of DuckDB is told as."""
+    return RunError(
+        "statement",
+        "cannot be run by DuckDB in its rewritten form",
+        "give operands one type by CAST, check patterns and the files of the tables",
+    )
+
+
 @contextlib.contextmanager
 def _coded() -> Iterator[None]:
     """DuckDB's errors as coded ones, without their texts and causes."""
     try:
         yield
     except duckdb.OutOfMemoryException:
-        found: DpstreamError = MemoryLimitError(
-            "statement", "needs more memory than it may have", "select fewer columns or rows"
-        )
+        found: DpstreamError = too_large()
     except (duckdb.Error, pa.ArrowException, UnicodeError):
-        found = RunError(
-            "statement",
-            "cannot be run by DuckDB in its rewritten form",
-            "give operands one type by CAST, check patterns and the files of the tables",
-        )
+        found = not_run()
     else:
         return
     raise found from None

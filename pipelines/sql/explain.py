@@ -1,8 +1,9 @@
 """What statements would cost and how good their answers would be; reads no data, charges nothing.
 
 All of it is public: plans, noise and thresholds are fixed before a row is read, and the ledger
-holds figures of guarantees only.  Bounds that the query would choose are not known yet: figures of
-such a column are for bounds (0, 1), and grow with them.
+holds figures of guarantees only.  Bounds that the query would choose are not known yet: the noise
+of such a column is that for bounds (0, 1), and each part says by what of the bounds it is to be
+multiplied (``times``).
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,17 @@ from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.calibration import QueryBudget, expected
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.query_plan import Question, grids_of, question_of
+from dpstream.pipelines.sql.query_plan import ASSUMED, Question, grids_of, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_ledger
+
+#: What noise grows with, by kind of column and part; that of others is the same for all bounds.
+_TIMES = {
+    ("count", "count"): "high", ("sum", "sum"): "max(|low|, |high|)", ("mean", "sum"): "high - low",
+    ("var", "sum"): "high - low", ("var", "square"): "(high - low)^2",
+    ("stddev", "sum"): "high - low", ("stddev", "square"): "(high - low)^2",
+}  # fmt: skip
 
 
 class Explained(NamedTuple):
@@ -27,8 +35,9 @@ class Explained(NamedTuple):
 
     Attributes:
         plan: what DuckDB would run, in its dialect.
-        columns: name, kind, whether bounds are automatic, and each part's noise: ``sd`` and
-            ``within``, the half-width of its 95% interval.
+        columns: name, kind, whether bounds are ``automatic``, which were ``assumed`` then, and each
+            part's noise: ``sd`` and ``within``, the half-width of its 95% interval; both times
+            ``times``, if that is not ``None``, of the bounds that the query will choose.
         cost: epsilon, delta, mu and threshold_delta of its charge.
         selection: tau in units, and how many units a group needs for an even chance to be shown,
             each in one group or in as many as may be; ``None`` if no groups are selected.
@@ -108,10 +117,13 @@ def _explained(question: Question, charge: Charge, catalog: Catalog) -> Explaine
     labels: dict[str, list[str]] = {}
     for label, output in question.outputs.items():
         labels.setdefault(output.column, []).append(label)
-    columns = [
-        {**row, "name": ", ".join(labels[row["name"]]), "automatic": row["name"] in automatic}
-        for row in expected(plan, found)
-    ]
+    columns = []
+    for row in expected(plan, found):
+        open_ = row["name"] in automatic
+        for part in row["parts"]:
+            part["times"] = _TIMES.get((row["kind"], part["what"])) if open_ else None
+        names, assumed = ", ".join(labels[row["name"]]), list(ASSUMED) if open_ else None
+        columns.append({**row, "name": names, "automatic": open_, "assumed": assumed})
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     return Explained(
         query.sql("duckdb", pretty=True, comments=False), columns, cost, _selection(question, found)

@@ -26,9 +26,9 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.sql.catalog import Table
-from dpstream.pipelines.sql.inputs import files_of
+from dpstream.pipelines.sql.inputs import files_of, no_file
 
 #: Bytes of the longest row of CSV, and of the longest line of JSON; longer ones are dropped.
 MAX_ROW, MAX_LINE = 2_000_000, 1 << 24
@@ -43,6 +43,8 @@ _FIRST = {
     "DATE": "5877642-06-25 (BC)", "TIMESTAMP": "290309-12-22 (BC) 00:00:00+00",
     "DATETIME": "290309-12-22 (BC) 00:00:00",
 }  # fmt: skip
+#: A column that DuckDB's reader of Parquet adds: the number of a row in its file.
+_NUMBER = "file_row_number"
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
 #: No line of JSON has it, but escaped: a line is one column.
 _NEVER = "\x1f"
@@ -82,15 +84,15 @@ def view(table: Table, piece: Piece | None, strict: bool = False) -> str:
         strict: fail at a row of CSV that would be dropped.
 
     Raises:
-        RunError: a file of CSV has no usable header.
+        RunError: a file has not the columns of the catalog, or none that can be read.
     """
     paths = files_of(table) if piece is None else [piece.path]
     if table.kind == "parquet":
+        _check_columns(table, paths)
         some = "" if piece is None or not piece.rows else (
-            f" WHERE file_row_number >= {piece.first} "
-            f"AND file_row_number < {piece.first + piece.rows}"
+            f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}"
         )  # fmt: skip
-        more = ", file_row_number = true" if some else ""
+        more = f", {_NUMBER} = true" if some else ""
         read = f"read_parquet({_list(paths)}, union_by_name = true{more})"
         return f"SELECT {casts(table)} FROM {read}{some}"
     alike: dict[tuple[Any, ...], list[str]] = defaultdict(list)
@@ -103,6 +105,53 @@ def view(table: Table, piece: Piece | None, strict: bool = False) -> str:
     )
 
 
+def _check_columns(table: Table, paths: list[str]) -> None:
+    """Every column is in one of the files, by their footers.
+
+    DuckDB has columns of its own for what no file has, among them a row's number in its file: that
+    one depends on the rows of other units.
+    """
+    missing = set(table.columns)
+    for path in paths:
+        missing -= footer_columns(table, path)
+        if not missing:
+            return
+    raise _without(table)
+
+
+def footer_columns(table: Table, path: str) -> set[str]:
+    """Names of the columns of a Parquet file, in lower case.
+
+    Raises:
+        RunError: it is none.
+    """
+    try:
+        return {name.lower() for name in pq.read_schema(path).names}
+    except (OSError, pa.ArrowException):
+        found = _is_not(table, "Parquet")
+    raise found
+
+
+def divisible(table: Table, path: str) -> bool:
+    """Whether a Parquet file can be read in pieces: rows have a number in a column of that name."""
+    return _NUMBER not in footer_columns(table, path)
+
+
+def errors_of(table: Table) -> list[DpstreamError]:
+    """All that this module says of a table's files."""
+    return [no_file(table), _without(table), _is_not(table, "CSV"), _is_not(table, "Parquet")]
+
+
+def _is_not(table: Table, kind: str) -> RunError:
+    return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
+
+
+def _without(table: Table) -> RunError:
+    return RunError(
+        f"table {table.name}", "has a file without one of its columns", "correct its header"
+    )
+
+
 def _csv(
     table: Table, header: tuple[str, ...], paths: list[str], packing: str, strict: bool
 ) -> str:
@@ -111,9 +160,7 @@ def _csv(
     places = {name.lower(): f"c{i}" for i, name in enumerate(header)}
     missing = [c for c in table.columns if c not in places]
     if missing:
-        raise RunError(
-            f"table {table.name}", "has a file without one of its columns", "correct its header"
-        )
+        raise _without(table)
     return (
         f"SELECT {casts(table, places)} FROM read_csv({_list(paths)}, columns = {{{names}}}, "
         "auto_detect = false, header = true, delim = ',', quote = '\"', escape = '\"', "
@@ -187,7 +234,7 @@ def _header(table: Table, path: str) -> tuple[str, ...]:
             lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
             return tuple(next(csv.reader(lines), ()))
     except (OSError, EOFError, csv.Error):
-        found = RunError(f"table {table.name}", "has a file that is not CSV", "correct it")
+        found = _is_not(table, "CSV")
     raise found
 
 
@@ -300,7 +347,11 @@ def casts(
 
 
 def _timely(table: Table, column: str, item: str) -> str:
-    """NULL for what is no time: a file may hold any bits, and DuckDB fails where it uses them."""
+    """NULL for what is no time: a file may hold any bits, and DuckDB fails where it uses them.
+
+    So a filter by time skips no row groups: 0.06 CPU s more for 5M rows.  The bare predicate beside
+    it would be evaluated on those bits.
+    """
     first = _FIRST.get(table.columns[column])
     if first is None or table.kind in ("csv", "jsonl"):
         return item

@@ -33,7 +33,8 @@ from dpstream.state.idtable import shard_of
 
 #: Rows of a batch between stages.
 BATCH_ROWS = 50_000
-_SHARD, _ID = "_shard", "_id"
+#: Columns on the way; no column of a table is called so (a space).
+_SHARD, _ID = "dpstream shard", "dpstream id"
 #: (shard or bucket, (number of a table or side, rows)).
 Routed = tuple[int, tuple[int, pa.RecordBatch]]
 

@@ -7,7 +7,8 @@ made, because how much memory is used would tell of a row.
 
 * CAST: TRY_CAST; floats to whole numbers round halves away from zero; 5.0 is the text ``5``.
 * ``/``, ``%``, DIV: NULL for a divisor of 0, in parentheses.
-* Comparisons of floats: NaN is not equal to, above or below anything.
+* Comparisons of floats: NaN is not equal to, above or below anything.  IN, BETWEEN, NULLIF and CASE
+  with an operand compare alike.  LEAST and GREATEST with a NaN are NaN, with a NULL they are NULL.
 * CONCAT, ``||``, REPLACE: NULL beyond MAX_TEXT bytes.
 * LIKE: a backslash escapes.  SUBSTR: from the first character if it begins before; NULL, as LEFT
   and RIGHT, for a length below 0.
@@ -100,15 +101,112 @@ def _compared(node: exp.Expr) -> exp.Expr:
         return node
     otherwise = "TRUE" if isinstance(node, exp.NEQ) else "FALSE"
     sign = _SIGNS[type(node)]
-    simple = all(isinstance(of, exp.Column) or _literal(of) for of in sides.values())
-    a, b = (":a", ":b") if simple else ("it_.a", "it_.b")
-    names = {"a": a, "b": b}
-    absent = [
-        f"ISNAN(TRY_CAST({names[s]} AS DOUBLE)) AND NOT {names['b' if s == 'a' else 'a']} IS NULL"
-        for s in floats
+
+    def form(names: dict[str, str]) -> str:
+        absent = _unlike(names["a"], names["b"], "a" in floats, "b" in floats)
+        return f"CASE WHEN {absent} THEN {otherwise} ELSE {names['a']} {sign} {names['b']} END"
+
+    return _named(form, sides)
+
+
+def _unlike(a: str, b: str, *floats: bool) -> str:
+    """Whether one of two names, of which some are floats, is NaN and the other is there."""
+    sides = [pair for pair, is_float in zip(((a, b), (b, a)), floats, strict=True) if is_float]
+    return " OR ".join(f"({_nan(x)} AND NOT {y} IS NULL)" for x, y in sides) or "FALSE"
+
+
+def _nan(name: str) -> str:
+    return f"ISNAN(TRY_CAST({name} AS DOUBLE))"
+
+
+def _named(make: Callable[[dict[str, str]], str], parts: dict[str, exp.Expr]) -> exp.Expr:
+    """A form by the names of its parts: themselves if they are short."""
+    if all(isinstance(of, exp.Column) or _literal(of) for of in parts.values()):
+        return duckdb(make({name: f":{name}" for name in parts}), **parts)
+    return _once(make({name: f"it_.{name}" for name in parts}), **parts)
+
+
+def _may_be_nan(node: exp.Expr) -> bool:
+    return kind_of(node) in FLOATS and not _literal(node)
+
+
+def _within(node: exp.Expr) -> exp.Expr:
+    """IN: DuckDB finds NaN among others."""
+    if not (_may_be_nan(node.this) and any(map(_may_be_nan, node.expressions))):
+        return node
+    parts = {f"e{i}": of for i, of in enumerate(node.expressions)}
+
+    def form(names: dict[str, str]) -> str:
+        x, others = names["x"], [names[name] for name in parts]
+        null = " OR ".join(f"{of} IS NULL" for of in others)
+        return (
+            f"CASE WHEN {_nan(x)} THEN CASE WHEN {null} THEN NULL ELSE FALSE END "
+            f"ELSE {x} IN ({', '.join(others)}) END"
+        )
+
+    return _named(form, {"x": node.this, **parts})
+
+
+def _between(node: exp.Expr) -> exp.Expr:
+    parts = {"x": node.this, "l": node.args["low"], "h": node.args["high"]}
+    may = {name: _may_be_nan(of) for name, of in parts.items()}
+    if not any(may.values()):
+        return node
+
+    def side(names: dict[str, str], end: str, sign: str) -> str:
+        x, of = names["x"], names[end]
+        return f"CASE WHEN {_unlike(x, of, may['x'], may[end])} THEN FALSE ELSE {x} {sign} {of} END"
+
+    def form(names: dict[str, str]) -> str:
+        return f"({side(names, 'l', '>=')}) AND ({side(names, 'h', '<=')})"
+
+    return exp.Paren(this=_named(form, parts))
+
+
+def _null_if(node: exp.Expr) -> exp.Expr:
+    if not (_may_be_nan(node.this) and _may_be_nan(node.expression)):
+        return node
+    return _named(
+        lambda names: (
+            f"CASE WHEN {_nan(names['a'])} THEN {names['a']} "
+            f"ELSE NULLIF({names['a']}, {names['b']}) END"
+        ),
+        {"a": node.this, "b": node.expression},
+    )
+
+
+def _case(node: exp.Expr) -> exp.Expr:
+    """CASE with an operand: the number of the first that is equal, and CASE of that."""
+    of, whens = node.this, node.args["ifs"]
+    if of is None or not (_may_be_nan(of) and any(_may_be_nan(when.this) for when in whens)):
+        return node
+    parts = {f"w{i}": when.this for i, when in enumerate(whens)}
+
+    def form(names: dict[str, str]) -> str:
+        tests = (f"WHEN {names['x']} = {names[f'w{i}']} THEN {i}" for i in range(len(whens)))
+        return f"CASE WHEN {_nan(names['x'])} THEN -1 {' '.join(tests)} ELSE -1 END"
+
+    number = _named(form, {"x": of, **parts})
+    ifs = [
+        exp.If(this=exp.Literal.number(i), true=when.args["true"]) for i, when in enumerate(whens)
     ]
-    form = f"CASE WHEN {' OR '.join(absent)} THEN {otherwise} ELSE {a} {sign} {b} END"
-    return duckdb(form, **sides) if simple else _once(form, **sides)
+    return exp.Case(this=number, ifs=ifs, default=node.args.get("default"))
+
+
+def _extreme(node: exp.Expr) -> exp.Expr:
+    """LEAST and GREATEST: DuckDB leaves NULL out, and takes NaN for the largest of all."""
+    operands = [node.this, *node.expressions]
+    parts = {f"p{i}": of for i, of in enumerate(operands)}
+    floats = [name for name, of in parts.items() if _may_be_nan(of)]
+    name = "LEAST" if isinstance(node, exp.Least) else "GREATEST"
+
+    def form(names: dict[str, str]) -> str:
+        null = " OR ".join(f"{names[part]} IS NULL" for part in parts)
+        nan = " OR ".join(_nan(names[part]) for part in floats)
+        absent = f"WHEN {nan} THEN CAST('nan' AS DOUBLE) " if floats else ""
+        return f"CASE WHEN {null} THEN NULL {absent}ELSE {name}({', '.join(names.values())}) END"
+
+    return _named(form, parts)
 
 
 def _literal(node: exp.Expr) -> bool:
@@ -200,5 +298,7 @@ _FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
     exp.Cast: _cast, exp.TryCast: _cast, exp.Extract: _extracted, exp.TimestampDiff: _difference,
     exp.Div: _divided, exp.Mod: _divided, exp.IntDiv: _divided, exp.DateAdd: _in_parentheses,
     exp.DateSub: _in_parentheses, exp.Concat: _joined, exp.DPipe: _joined, exp.Replace: _replaced,
-    exp.Like: _alike, exp.Substring: _part, exp.Left: _end, exp.Right: _end,
+    exp.In: _within, exp.Between: _between, exp.Nullif: _null_if, exp.Case: _case,
+    exp.Least: _extreme, exp.Greatest: _extreme, exp.Like: _alike, exp.Substring: _part,
+    exp.Left: _end, exp.Right: _end,
 }  # fmt: skip

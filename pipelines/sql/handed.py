@@ -3,8 +3,15 @@
 PRIVATE: a file is for its owner alone, in a folder that nobody else can enter, and both are gone
 when the answer is drawn.  Sums are exact and by group; no unit is in them.  The rows that
 quantiles are read from are (group, value, weight).
+
+A folder has a lock, which the launcher holds as long as it lives: one whose lock is free is
+nobody's, and every question of that data set removes it, whatever its age.
 """
 
+import contextlib
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,8 +23,50 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.pipelines.sql.groups import Groups, numbers
 from dpstream.state.durable import replacing
+from dpstream.state.locks import free, held
 
 _NONE = np.zeros(0, np.int64)
+_FOLDER, _MAKING, _LOCK = ".dpstream-sql-", "making", "lock"
+#: Where there are no locks, or none yet, a folder is nobody's after a day.
+_DAY = 86_400.0
+
+
+@contextlib.contextmanager
+def hand_over(beside: Path) -> Iterator[Path]:
+    """A new folder that only its owner can enter, gone at the end.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=beside))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(held(folder / _MAKING))
+            (folder / _MAKING).rename(folder / _LOCK)  # from here on it may be looked at
+        except OSError:
+            raise RunError(
+                "ledger.path", "has a folder that cannot be written", "check its permissions"
+            ) from None
+        yield folder
+
+
+def sweep(beside: Path) -> None:
+    """Remove the folders of launchers that are gone; what cannot be removed stays."""
+    for folder in beside.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            if (folder / _LOCK).exists():
+                with free(folder / _LOCK) as nobodys:
+                    _remove(folder, nobodys)
+            else:
+                _remove(folder, None)
+
+
+def _remove(folder: Path, nobodys: bool | None) -> None:
+    if nobodys is None:
+        nobodys = time.time() - folder.stat().st_mtime > _DAY
+    if nobodys:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def place_of(folder: Path, shard: int) -> Path:

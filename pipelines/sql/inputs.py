@@ -36,10 +36,15 @@ def files_of(table: Table) -> list[str]:
     found = sorted(path for path in glob.glob(table.place, recursive=True))
     found = [path for path in found if not os.path.isdir(path)]
     if not found or not all(_regular(path) for path in found):
-        raise UsageError(
-            f"table {table.name}", "matches no file, or something that is none", "correct its path"
-        )
+        raise no_file(table)
     return [os.path.realpath(path) for path in found]
+
+
+def no_file(table: Table) -> UsageError:
+    """Where its path leads to nothing."""
+    return UsageError(
+        f"table {table.name}", "matches no file, or something that is none", "correct its path"
+    )
 
 
 def sqlite_path(table: Table) -> str:

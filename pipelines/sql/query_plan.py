@@ -36,6 +36,8 @@ from dpstream.state.ledger.charges import Charge
 #: log2 of the steps that bounds are cut into.
 BITS, FEW_BITS, LEAST_BITS = 24, 16, 8
 _VALUE_BITS = 32
+#: Bounds for estimates of columns whose bounds are the query's to choose.
+ASSUMED = (0.0, 1.0)
 _AUTOMATIC, _AUTOMATIC_SQUARED = 2.0**-8, 2.0**-5
 _FEW = ("var", "stddev", "quantiles")
 _SQUARED = ("var", "stddev")
@@ -153,7 +155,7 @@ def _bounded(column: QueryColumn, low: float, high: float, bits: int) -> QueryCo
 
 
 def _placed(plan: QueryPlan) -> dict[str, tuple[float, float]]:
-    return {column.name: (0.0, 1.0) for column in plan.columns if column.automatic}
+    return {column.name: ASSUMED for column in plan.columns if column.automatic}
 
 
 def _plan(statement: Statement, bits: int) -> QueryPlan:

@@ -1,6 +1,7 @@
 """The committed bytes of an answer: a small public header (JSON), then the rows as Arrow IPC."""
 
 import io
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,7 +10,9 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.sql.released import MARK, PARTS
 
-_MAGIC = b"dpsql\x01"
+#: Of the rows that the statement asks for, and of released rows that its outer query is still to
+#: be asked about.
+_MAGIC, _RELEASED = b"dpsql\x01", b"dpsql\x02"
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,25 +70,40 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
         return list(column.cast(width).to_pylist())
 
 
-def encoded(header: Header, rows: pa.Table) -> bytes:
-    """The bytes of an answer."""
+def encoded(header: Header, rows: pa.Table, outer: bool = True) -> bytes:
+    """The bytes of an answer.
+
+    Args:
+        outer: rows are what the outer query gave; else what it is to be asked about when they are
+            read.
+    """
     out = io.BytesIO()
     with pa.ipc.new_stream(out, rows.schema) as stream:
         stream.write_table(rows.combine_chunks())
     head = msgspec.json.encode(header, order="sorted")
-    return _MAGIC + len(head).to_bytes(4, "little") + head + out.getvalue()
+    magic = _MAGIC if outer else _RELEASED
+    return magic + len(head).to_bytes(4, "little") + head + out.getvalue()
 
 
-def decoded(receipt: bytes, digest: str, charged: bool, insecure: bool) -> SqlAnswer:
+def decoded(
+    receipt: bytes,
+    digest: str,
+    charged: bool,
+    insecure: bool,
+    outer: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+) -> SqlAnswer:
     """The answer of committed bytes.
 
+    Args:
+        outer: the statement's outer query, for rows that were committed before it.
+
     Raises:
-        PolicyError: they are of another form.
+        PolicyError: they are of another form; what ``outer`` raises.
     """
-    size = len(_MAGIC)
+    size, magic = len(_MAGIC), receipt[: len(_MAGIC)]
     end = size + 4 + int.from_bytes(receipt[size : size + 4], "little")
     try:
-        if receipt[:size] != _MAGIC:
+        if magic not in (_MAGIC, _RELEASED):
             raise ValueError
         header = msgspec.json.decode(receipt[size + 4 : end], type=Header)
         rows = pa.ipc.open_stream(pa.py_buffer(receipt)[end:]).read_all()
@@ -93,6 +111,8 @@ def decoded(receipt: bytes, digest: str, charged: bool, insecure: bool) -> SqlAn
         raise PolicyError(
             "ledger.path", "holds an answer of another form", "use the program that wrote it"
         ) from None
+    if magic == _RELEASED:
+        rows = outer(rows)
     columns: dict[str, pa.ChunkedArray] = {}
     intervals: dict[str, pa.Table] = {}
     for name in rows.column_names:

@@ -37,10 +37,12 @@ from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.databases import kept_unique
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.inputs import stamps, table_parts
 from dpstream.pipelines.sql.keys import check_keys
 from dpstream.pipelines.sql.wellformed import check_files
 from dpstream.state.durable import replacing
+from dpstream.state.locks import held
 
 #: Notes that are kept, the newest: of the catalogs of a data set, and of states of their files.
 MAX_NOTES = 10_000
@@ -70,6 +72,7 @@ def register(catalog: Catalog) -> Registered:
     """
     keys = catalog.declared_keys
     names = {table for table, _ in keys}
+    require_fitting(catalog, catalog.tables)
     for table in catalog.tables.values():
         check_files(catalog, table)
     with _ring(catalog) as ring:
@@ -77,7 +80,7 @@ def register(catalog: Catalog) -> Registered:
         contents = {name: table_parts(catalog.tables[name]) for name in names}
         notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
     notebook = _notebook(catalog)
-    _write(notebook, [note for note in _read(notebook) if note not in notes.values()])
+    _noted(notebook, set(notes.values()), [])
     for of, columns in keys:
         if not _kept(catalog.tables[of], columns):
             raise PolicyError(
@@ -89,7 +92,7 @@ def register(catalog: Catalog) -> Registered:
         check_keys(catalog, lambda name: _batches(engine, catalog, name))
     if stamps(catalog, names) != before:
         raise RunError("table", "has a file that changed while it was read", "check again")
-    _write(notebook, [*_read(notebook), *notes.values()])
+    _noted(notebook, set(), list(notes.values()))
     return Registered([_told(catalog, table) for table in catalog.tables.values()], keys)
 
 
@@ -160,10 +163,13 @@ def _read(path: Path) -> list[str]:
     return []
 
 
-def _write(path: Path, notes: list[str]) -> None:
+def _noted(path: Path, less: set[str], more: list[str]) -> None:
+    """Take notes away and add some; of two checks at once neither loses the other's."""
     try:
-        with replacing(path, 0o600) as draft:
-            draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")
+        with held(Path(f"{path}.lock")):
+            notes = [note for note in _read(path) if note not in less] + more
+            with replacing(path, 0o600) as draft:
+                draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")
     except OSError:
         raise RunError(
             "ledger.path", "has a folder that cannot be written", "check its permissions and disk"

@@ -9,8 +9,13 @@ for each function i, in order of `Statement.functions`:
 * mean: ``value_i`` and ``count_i``, the sum of (x - middle) and the number of x, with middle =
   ``Grid.middle``; both scaled down where the unit has more than r rows: (sum r) div count and r,
   with r = 1 where bounds hold for a group (the unit adds its own mean), else max_rows_contributed;
-* var, stddev and quantiles: ``rows_i``, all the unit's values in grid steps, clamped and sorted;
-  the caller takes at most r of them by a keyed function of the unit's own rows;
+* var, stddev and quantiles: ``rows_i``, the unit's values in grid steps, clamped and sorted; the
+  caller takes at most r of them by a keyed function of the unit's own rows.  Behind a join, of more
+  than ``MAX_ROWS`` those with the smallest hashes of (unit, group, value): joins that multiply a
+  unit's rows do not fill the memory.  This choice is no secret and need not be: it
+  is a function of that unit's rows in that group, so that others' stay as they are, and r bounds
+  what the unit adds whatever is chosen from.  Equal values have equal hashes, so that no order of
+  rows decides; that some values come with all their rows and others with none evens out over units;
 * units: nothing: each row is one.
 
 ``value_i`` is 0 and ``rows_i`` empty where the unit has rows but no usable argument.
@@ -28,8 +33,8 @@ fails, and NaN and infinity, is NULL: left out of functions, not passed by WHERE
 own in GROUP BY.  TRY alone is not enough: `engine` turns off the optimizers that take expressions
 out of it, and `forms` keeps from DuckDB what TRY does not catch.  Computed columns are cast to the
 types that the validator found, so that a type it did not foresee cannot make a float of a group,
-nor two decimals fail where they meet.  Texts that are put together are bounded; the lists of VAR
-and quantiles, and how long a query runs, are not.
+nor two decimals fail where they meet.  Texts that are put together and lists of values are bounded;
+how many groups one unit has, and how long a query runs, are not.
 
 **What the caller relies on** to register: tables under their catalog names with columns of the
 catalog's types; time zone UTC.
@@ -47,6 +52,8 @@ from dpstream.pipelines.sql.statement import Statement
 
 #: Grid steps that a row is limited to before it is added.
 MAX_STEPS = 1 << 62
+#: Rows of a unit in a group that a list holds; far above r.
+MAX_ROWS = 65_536
 
 
 class Grid(NamedTuple):
@@ -78,12 +85,13 @@ def stage_one(
     for key, group in zip(keys, statement.groups, strict=True):
         rows.append(exp.alias_(tried(group.expression.copy(), group.type), key, quoted=True))
     partials: list[exp.Expr] = []
+    listed = _listed(source, ["unit", *keys])
     for i, function in enumerate(statement.functions):
         if function.kind == "units":
             continue
         grid = Grid(*grids[function.name])
         rows.append(exp.alias_(_per_row(function, grid), f"x_{i}", quoted=True))
-        partials += _partials(i, function, grid, statement.options.rows)
+        partials += _partials(i, function, grid, statement.options.rows, listed)
     source.set("expressions", rows)
     inner = exp.Subquery(this=source, alias=exp.TableAlias(this=exp.to_identifier("rows_of_units")))
     by = [exp.column(name, quoted=True) for name in ("unit", *keys)]
@@ -133,11 +141,19 @@ def _per_row(function: Function, grid: Grid) -> exp.Expr:
     return _sql(text, v=value)
 
 
-def _partials(i: int, function: Function, grid: Grid, rows: int) -> list[exp.Expr]:
+def _listed(source: exp.Select, by: list[str]) -> str:
+    """The aggregate that gives a column's values as a list."""
+    if source.find(exp.Join) is None:  # as many as a file has
+        return "LIST(CAST({x} AS BIGINT))"
+    key = ", ".join(f'"{name}"' for name in by)
+    return f"ARG_MIN(CAST({{x}} AS BIGINT), HASH({key}, {{x}}), {MAX_ROWS})"
+
+
+def _partials(i: int, function: Function, grid: Grid, rows: int, listed: str) -> list[exp.Expr]:
     x, low, high = f'"x_{i}"', grid.low, grid.high
     if function.kind in ("var", "stddev", "quantiles"):
-        texts = {f"rows_{i}": f"COALESCE(LIST_SORT(LIST(CAST({x} AS BIGINT)) "
-                              f"FILTER(WHERE NOT {x} IS NULL)), CAST([] AS BIGINT[]))"}  # fmt: skip
+        values = f"LIST_SORT({listed.format(x=x)} FILTER(WHERE NOT {x} IS NULL))"
+        texts = {f"rows_{i}": f"COALESCE({values}, CAST([] AS BIGINT[]))"}
     elif function.kind == "mean":
         n, most = f"COUNT({x})", 1 if function.per == "group" else rows
         # In a group's sum a value beyond the bounds counts with its own size, as in its mean.

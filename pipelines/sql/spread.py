@@ -5,11 +5,7 @@ here under the run id, committed before it is seen.  A pipeline that fails is ru
 asks again, under the same run id and at no charge.
 """
 
-import contextlib
 import dataclasses
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -19,22 +15,21 @@ import pyarrow.parquet as pq
 from sqlglot import exp
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
-from dpstream.pipelines.sql.files import Piece, rows_of
-from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
+from dpstream.pipelines.sql.files import Piece, divisible, errors_of, rows_of
+from dpstream.pipelines.sql.handed import hand_over, place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import MAX_SHARDS, ROWS_AT_ONCE, Sums
 from dpstream.pipelines.sql.work import Work
 
-_FOLDER, _DAY = ".dpstream-sql-", 86_400.0
 T = TypeVar("T")
 
 
@@ -89,30 +84,27 @@ class Spread:
         def handed_over() -> bool:
             return all(place_of(Path(folder), shard).exists() for shard in range(shards))
 
-        run_to_end(self._runner, lambda pipeline: build(pipeline, task, self._pieces), handed_over)
+        run_to_end(
+            self._runner,
+            lambda pipeline: build(pipeline, task, self._pieces),
+            handed_over,
+            self._known,
+        )
+
+    def _known(self) -> list[DpstreamError]:
+        """What workers may say of files and of memory; less memory is the last of it."""
+        tables = self._catalog.tables.values()
+        return [*(one for table in tables for one in errors_of(table)), not_run(), too_large()]
 
     @property
     def shards(self) -> int:
         """How many there are."""
         return self._shards
 
-    @contextlib.contextmanager
-    def folder(self) -> Iterator[Path]:
-        """A folder that only its owner can enter, beside the ledger, gone at the end."""
-        with contextlib.suppress(OSError):
-            for old in self._folder.glob(f"{_FOLDER}*"):  # of one that was killed
-                if time.time() - old.stat().st_mtime > _DAY:
-                    shutil.rmtree(old, ignore_errors=True)
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=self._folder))
-        except OSError:
-            raise RunError(
-                "ledger.path", "has a folder that cannot be written", "check its permissions"
-            ) from None
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    @property
+    def beside(self) -> Path:
+        """Where workers hand over: the ledger's folder."""
+        return self._folder
 
     def public(self) -> Engine:
         """The public tables."""
@@ -154,7 +146,7 @@ class Workers:
         """Run and read; with more shards if a worker's memory does not suffice."""
         while True:
             try:
-                with self._spread.folder() as folder:
+                with hand_over(self._spread.beside) as folder:
                     self._spread.run(
                         str(folder), self._keys, work, weights, design, self._shards
                     )  # fmt: skip
@@ -192,7 +184,7 @@ def _check(table: Table) -> None:
 def _pieces(table: Table) -> Iterator[Piece]:
     """Files; large ones of Parquet by row groups."""
     for path in files_of(table):
-        if table.kind != "parquet":
+        if table.kind != "parquet" or not divisible(table, path):
             yield Piece(table.name, path)
             continue
         footer, first, rows = pq.read_metadata(path), 0, 0

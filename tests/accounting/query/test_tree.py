@@ -12,6 +12,7 @@ from dpstream.accounting.query.tree import (
     rank_factor,
     tree_of,
     value_at,
+    windows_of,
 )
 
 
@@ -67,3 +68,20 @@ def test_rank_factor_is_a_sd() -> None:
     noise = np.random.default_rng(2).normal(size=(100_000, len(tree.matrix))) @ tree.prefixes.T
     seen = (noise - noise[:, -1:] / 2).std(axis=0).max()
     assert np.isclose(rank_factor(column), seen, rtol=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_windows_are_means_of_prefixes(size: int) -> None:
+    """By their definition, prefix by prefix; and of noise by its own draws."""
+    tree, windows = tree_of(16), windows_of(16, size)
+    prefix = np.cumsum(np.random.default_rng(3).integers(0, 9, 16)).astype(float)
+    ahead, behind = (means @ prefix for means in windows.means)
+    for cell in range(16):
+        on = [prefix[min(cell + k, 15)] for k in range(size)]
+        before = [prefix[cell - 1 - k] if cell > k else 0 for k in range(size)]
+        assert np.isclose(ahead[cell], np.mean(on)) and np.isclose(behind[cell], np.mean(before))
+    noise = np.random.default_rng(2).normal(size=(200_000, len(tree.matrix))) @ tree.prefixes.T
+    for means, variance, total in zip(*windows, strict=True):
+        smooth = noise @ means.T
+        assert np.allclose(smooth.var(axis=0), variance, atol=0.03)
+        assert np.allclose((smooth * noise[:, -1:]).mean(axis=0), total, atol=0.03)

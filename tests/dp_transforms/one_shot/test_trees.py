@@ -5,10 +5,12 @@ import pytest
 
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.query.tree import cells_of, tree_of
+from dpstream.accounting.query.tree import cells_of, tree_of, windows_of
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import trees
 from dpstream.dp_transforms.one_shot.bounding import bounded
+from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.trees import noisy_prefixes, quantiles, read_off
 from tests.queries import QUANTILES, RUN, generated, ids, query, stage_one
 
@@ -81,6 +83,50 @@ def test_intervals_hold_the_quantile(ring: KeyRing) -> None:
     wanted = np.sort(values)[[500, 1_000, 1_800]]
     inside = ((found.low <= wanted) & (wanted <= found.high)).mean(axis=0)
     assert (inside > 0.94).all() and (inside < 0.999).all()
+
+
+def of_values(
+    values: np.ndarray, epsilon: float, at: tuple[float, ...], ring: KeyRing, draws: int
+) -> tuple[Estimate, np.ndarray]:
+    """So many answers about values between 0 and 1, and which hold the values' own quantiles."""
+    column = QueryColumn("q", "quantiles", 0, 1, grid=0.001, rows=1, at=at)
+    [noise] = allocate_query(query(column, groups=1, selects=False, epsilon=epsilon)).parts
+    tree = tree_of(256)
+    exact = np.histogram(values, np.linspace(0, 1, 257))[0] @ tree.matrix.T
+    drawn = OneShot(ring, (b"test",)).rounded_gaussian(numbered(draws * len(exact)), noise.scale)
+    prefixes = (exact + drawn.reshape(draws, -1)) @ tree.prefixes.T
+    found = read_off(column, prefixes, noise.sd, 1.96)
+    wanted = np.floor(np.quantile(values, at, method="inverted_cdf") * 1_000) / 1_000
+    return found, (found.low <= wanted + 1e-9) & (wanted - 1e-9 <= found.high)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "epsilon"), [(40, 1.0), (200, 1.0), (2_000, 1.0), (2_000, 0.3),
+                                              (200, 4.0)])  # fmt: skip
+def test_intervals_cover_whatever_the_values(rows: int, epsilon: float, ring: KeyRing) -> None:
+    at, random = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95), np.random.default_rng(rows)
+    for values in (random.beta(2, 5, rows), random.uniform(0, 1, rows),
+                   random.integers(0, 20, rows) / 20 + 0.001,
+                   random.choice([0.1, 0.5, 0.9], rows),
+                   np.maximum(random.uniform(0, 1, rows), 0.4)):  # fmt: skip
+        _, inside = of_values(values, epsilon, at, ring, 2_000)
+        assert (inside.mean(axis=0) > 0.94).all(), inside.mean(axis=0)
+
+
+def test_means_of_prefixes_make_intervals_shorter(
+    ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of single prefixes some are on the other side by chance, far away."""
+    values = np.random.default_rng(4).beta(2, 5, 200)
+
+    def widths() -> np.ndarray:
+        found, inside = of_values(values, 1.0, (0.25, 0.5, 0.75), ring, 500)
+        assert (inside.mean(axis=0) > 0.95).all()
+        return np.asarray((found.high - found.low).mean(axis=0))
+
+    shorter = widths()
+    monkeypatch.setattr(trees, "windows_of", lambda cells, size: windows_of(cells, 1))
+    assert (shorter < 0.87 * widths()).all()
 
 
 def test_noise_is_drawn_once_for_each_node(ring: KeyRing) -> None:

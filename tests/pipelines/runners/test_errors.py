@@ -37,6 +37,26 @@ def test_of_text_the_class_alone_is_shown() -> None:
     assert coded(RuntimeError(text)).field == "runner"
 
 
+class _OfAModule(RunError):
+    """A class that is defined elsewhere."""
+
+
+def test_an_error_of_a_remote_worker_is_one_that_is_known_word_for_word() -> None:
+    known = [RunError("table visits", "has no row", "add one"), _OfAModule("x", "is y", "do z")]
+    for one in known:
+        text = (
+            f"java.lang.Error: ...\ndpstream.some.where.{type(one).__name__}: {one} [while running"
+        )
+        assert coded(RuntimeError(text), known) is one
+    for text in ("dpstream.RunError: table SECRET: has no row. Fix: add one.",
+                 "dpstream.RunError: table visits: has no SECRET. Fix: add one.",
+                 "dpstream.PolicyError: table visits: has no row. Fix: add one."):  # fmt: skip
+        found = coded(RuntimeError(text), known)
+        assert found.field == "runner" and "SECRET" not in str(found)
+    text = "dpstream.accounting.errors.PolicyError: privacy.key_file: is not the key. Fix: no."
+    assert coded(RuntimeError(text)).field == "privacy.key_file"
+
+
 def test_a_warning_is_one_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     say("plain words")
     assert capsys.readouterr() == ("", "warning: plain words\n")

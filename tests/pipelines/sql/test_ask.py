@@ -8,6 +8,8 @@ import duckdb
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.sql import ask as asking
+from dpstream.pipelines.sql.engine import too_large
 from tests.pipelines.sql.asking import (
     ALL,
     COUNTED,
@@ -136,3 +138,44 @@ def test_ugly_data_never_raises(tmp_path: Path) -> None:
         "AVG(seconds * 1e300, contribution_bounds_per_group => (0, 9)) AS a"
     )
     assert asked(tmp_path, dp(items)).table.num_rows >= 5
+
+
+def test_an_outer_query_that_fails_does_not_undo_the_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_set(tmp_path)
+    text = f"SELECT page, n + 1 AS m FROM ({dp(f'page, {COUNTED} AS n')}) AS t ORDER BY n"
+    real, draws = asking.outer, list[str]()
+    drawn = asking.drawn
+
+    def fails(question: Any, catalog: Any, rows: Any, check: bool = False) -> Any:
+        if check:
+            return real(question, catalog, rows, check)
+        raise too_large()
+
+    def counted(*of: Any) -> bytes:
+        draws.append("")
+        return drawn(*of)
+
+    monkeypatch.setattr(asking, "drawn", counted)
+    monkeypatch.setattr(asking, "outer", fails)
+    for _ in range(2):
+        with pytest.raises(RunError, match="more memory"):
+            asked(tmp_path, text)
+    assert len(charges(tmp_path)) == len(draws) == 1
+    monkeypatch.setattr(asking, "outer", real)
+    first = asked(tmp_path, text)
+    assert not first.charged and len(draws) == 1
+    counts = first.table["m"].to_pylist()
+    assert len(counts) >= 8 and counts == sorted(counts)
+    assert first.table.column_names == ["page", "m"]
+    assert asked(tmp_path, text).receipt == first.receipt
+
+
+def test_a_run_without_a_runner_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    left = tmp_path / ".dpstream-sql-abc"
+    left.mkdir()
+    (left / "lock").touch()
+    asked(tmp_path, dp(f"page, {COUNTED} AS n"))
+    assert not left.exists()

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.accounting.query.calibration import expected
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import load_catalog
 from dpstream.pipelines.sql.explain import as_builtins, budget, explain
+from dpstream.pipelines.sql.query_plan import question_of, regridded
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
 
 _TEXT = dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u, AVG(seconds) AS a")
@@ -38,6 +40,31 @@ def test_what_is_promised_is_what_is_drawn(tmp_path: Path) -> None:
         low, high = (answer.intervals[name][end][0].as_py() for end in ("low", "high"))
         assert answer.intervals[name]["sd"][0].as_py() == part["sd"]
         assert (high - low) / 2 == part["within"]
+
+
+def test_noise_without_bounds_says_what_it_is_to_be_multiplied_by(tmp_path: Path) -> None:
+    """Against the noise for the bounds that a query may choose."""
+    catalog = load_catalog(data_set(tmp_path))
+    items = (
+        "COUNT(*) AS n, SUM(seconds) AS s, AVG(seconds) AS a, VAR(seconds) AS v, "
+        "STDDEV(n) AS d, MEDIAN(seconds) AS m, COUNT(DISTINCT uid) AS u"
+    )
+    text = dp(items, "FROM visits")
+    found, question = explain(catalog, text).statements[0], question_of(text, catalog)
+    for low, high in ((-3.0, 8.0), (20.0, 25.0)):
+        factors = {
+            None: 1.0, "high": high, "max(|low|, |high|)": max(-low, high),
+            "high - low": high - low, "(high - low)^2": (high - low) ** 2,
+        }  # fmt: skip
+        bounds = {c.name: (low, high) for c in question.plan.columns if c.automatic}
+        bounds["n"] = (0.0, high)
+        plan = regridded(question.plan, bounds, question.bits)
+        for shown, real in zip(found.columns, expected(plan, question.budget(plan)), strict=True):
+            assert shown["automatic"] == (shown["name"] != "u")
+            assert shown["assumed"] == ([0.0, 1.0] if shown["automatic"] else None)
+            for one, other in zip(shown["parts"], real["parts"], strict=True):
+                wanted = one["sd"] * factors[one["times"]]
+                assert math.isclose(wanted, other["sd"], rel_tol=0.01), (shown["name"], one)
 
 
 def test_the_account(tmp_path: Path) -> None:

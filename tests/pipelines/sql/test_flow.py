@@ -102,9 +102,9 @@ def test_rows_get_the_shard_of_whoever_owns_them(tmp_path: Path) -> None:
             buckets.setdefault(bucket, []).append(pair)
     found = [row for met in buckets.items() for batch in Owners().process(met)
              for row in batch.to_pylist()]  # fmt: skip
-    shard = dict(zip(routed.column("uid").to_pylist(), routed.column("_shard").to_pylist(),
+    shard = dict(zip(routed.column("uid").to_pylist(), routed.column(flow._SHARD).to_pylist(),
                      strict=True))  # fmt: skip
-    assert sorted((row["id"], row["_shard"]) for row in found) == [
+    assert sorted((row["id"], row[flow._SHARD]) for row in found) == [
         (0, shard[2]), (1, shard[1]), (5, shard[1]),
     ]  # fmt: skip
     for stage in (own, up, down):

@@ -30,6 +30,14 @@ def test_round_trip_with_and_without_report() -> None:
     assert encoded(answer.header, ROWS) == answer.receipt
 
 
+def test_released_rows_go_through_the_outer_query_when_they_are_read() -> None:
+    receipt = encoded(HEADER, ROWS, outer=False)
+    answer = decoded(receipt, "", False, False, lambda rows: rows.slice(1))
+    assert answer.table.column("m").to_pylist() == [1.5] and answer.receipt == receipt
+    whole = decoded(encoded(HEADER, ROWS), "", False, False, lambda rows: rows.slice(1))
+    assert whole.table.num_rows == 2
+
+
 def test_other_bytes_are_refused() -> None:
     receipt = encoded(HEADER, ROWS)
     other = encoded(HEADER, ROWS).replace(b'"question"', b'"questiom"')

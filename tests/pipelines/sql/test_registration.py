@@ -1,12 +1,15 @@
 """Declared keys are checked by the owner, before anybody asks, and again when files changed."""
 
+import contextlib
 import json
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.sql import registration
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog, load_catalog
 from dpstream.pipelines.sql.registration import Registered, register
@@ -118,3 +121,28 @@ def test_a_note_is_of_these_keys_only_and_cannot_be_made_up(tmp_path: Path) -> N
         with pytest.raises(PolicyError, match="was not checked"):
             ask(catalog(tmp_path), _TEXT)
     assert charges(tmp_path) == []
+
+
+def test_of_two_checks_at_once_neither_loses_the_other_s_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have read the notes before either writes, unless one waits for the other."""
+    both, real = threading.Barrier(2), registration._read
+
+    def read(path: Path) -> list[str]:
+        found = real(path)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.3)
+        return found
+
+    monkeypatch.setattr(registration, "_read", read)
+    notes = tmp_path / "ledger.db.keys"
+    checks = [
+        threading.Thread(target=registration._noted, args=(notes, set(), [letter * 32]))
+        for letter in "ab"
+    ]
+    for check in checks:
+        check.start()
+    for check in checks:
+        check.join()
+    assert sorted(real(notes)) == ["a" * 32, "b" * 32]

@@ -5,13 +5,20 @@ import decimal
 import math
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
+from dpstream.pipelines.sql import rewrite
+from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.query_plan import grids_of, question_of
 from dpstream.pipelines.sql.rewrite import Grid, columns, stage_one
 from dpstream.pipelines.sql.statement import Statement, statement_of
+from tests.pipelines.sql.asking import data_set, dp
 from tests.pipelines.sql.rows import Rows, answers, database, stage_text, ugly_rows
 from tests.pipelines.sql.shop import shop
 
@@ -214,3 +221,57 @@ def test_the_middle_is_a_whole_step() -> None:
     statement = _asked("COUNT(*) AS n", "FROM users")
     with pytest.raises(KeyError):
         stage_one(statement, _CATALOG, {})
+
+
+_MULTIPLIED = _asked(
+    "MEDIAN(v.n * p.uid, contribution_bounds_per_row => (0, 90)) AS m, "
+    "VAR(v.n, contribution_bounds_per_row => (0, 9)) AS w, p.title",
+    "FROM visits AS v JOIN pages AS p ON v.uid < p.uid + 7 GROUP BY p.title",
+)
+
+
+def _multiplied(units: range, many: int = 40) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Visits of some units meet many rows of a public table."""
+    rows: Rows = {name: [] for name in _CATALOG.tables}
+    rows["visits"] = [
+        (u, "p", 1.0, None, None, None, None, (u * 7 + i) % 23) for u in units for i in range(5)
+    ]
+    rows["pages"] = [(f"p{i}", f"t{i % 2}", 1.0, i) for i in range(many)]
+    return _ran(_MULTIPLIED, rows)
+
+
+def test_of_rows_that_a_join_multiplies_a_unit_s_own_are_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By that unit's rows alone, some whole values, other ones for other units."""
+    whole = _multiplied(range(6))
+    assert max(len(of["rows_0"]) for of in whole.values()) == 100
+    monkeypatch.setattr(rewrite, "MAX_ROWS", 30)
+    few = _multiplied(range(6))
+    chosen = set()
+    for key, of in whole.items():
+        for name in ("rows_0", "rows_1"):
+            some = collections.Counter(few[key][name])
+            assert sum(some.values()) == min(30, len(of[name]))
+            assert not some - collections.Counter(of[name])
+        chosen.add(tuple(collections.Counter(few[key]["rows_1"])))
+    assert len(chosen) > 4
+    alone = _multiplied(range(2, 4))
+    assert alone == {key: of for key, of in few.items() if key[0] in (2, 3)}
+
+
+@pytest.mark.slow
+def test_joins_that_multiply_rows_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """30 million values of one unit, of which a list would need 240 MB."""
+    size = 3_000
+    columns = {"uid": [1] * size, "page": ["a"] * size, "seconds": [i / 8 for i in range(size)]}
+    path = data_set(tmp_path, pa.table({**columns, "n": [1] * size}))
+    (tmp_path / "pages.csv").write_text("page,title\n" + "a,x\n" * 10_000)
+    catalog = load_catalog(path)
+    text = dp("MEDIAN(seconds, contribution_bounds_per_row => (0, 400)) AS m",
+              "FROM visits AS v JOIN pages AS p ON v.page = p.page")  # fmt: skip
+    question = question_of(text.replace(", max_groups_contributed = 12", ""), catalog)
+    query = stage_one(question.asked, catalog, grids_of(question.sketched()))
+    with Engine(catalog, ["visits", "pages"], memory="200MB", threads=2) as engine:
+        [row] = engine.run(query).to_pylist()
+    assert len(row["rows_0"]) == rewrite.MAX_ROWS and len(set(row["rows_0"])) >= 6

@@ -15,7 +15,7 @@ from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import load_catalog
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
 from tests.pipelines.sql.asking import ALL, charges, data_set, dp, visits
@@ -145,7 +145,7 @@ def test_rows_that_miss_their_unit_s_shard_are_caught(
         def process(self, rows: Any) -> Any:
             for owned in super().process(rows):
                 turns = np.arange(owned.num_rows) % self._task.shards
-                place = owned.schema.get_field_index("_shard")
+                place = owned.schema.get_field_index(flow._SHARD)
                 yield owned.set_column(place, "_shard", pa.array(turns))
 
     monkeypatch.setattr(flow, "Own", Own)
@@ -182,6 +182,21 @@ def test_groups_without_rows_are_no_pieces(
     assert all(piece.rows for piece in pieces) or len(pieces) == 1
 
 
+def test_columns_may_be_called_as_those_on_the_way(tmp_path: Path) -> None:
+    """A file with numbers of its own for rows is read as a whole."""
+    path, names = shop(tmp_path), ["file_row_number", "_id", "_shard", "filename"]
+    for file in tmp_path.glob("visits-*.parquet"):
+        table = pq.read_table(file)
+        for name in names:
+            table = table.append_column(name, table.column("n"))
+        pq.write_table(table, file, row_group_size=300)
+    sums = ", ".join(f"SUM({n}, contribution_bounds_per_group => (0, 9)) AS s{n}" for n in names)
+    text = dp(sums, "FROM visits", "epsilon = 60, delta = 1e-9")
+    found = answered(path, text, shards=3, runner=DIRECT)
+    assert found.receipt == answered(path, text).receipt
+    assert len(list(spread._pieces(load_catalog(path).tables["visits"]))) == 2
+
+
 def test_what_workers_hand_over_is_private_and_without_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +204,7 @@ def test_what_workers_hand_over_is_private_and_without_units(
     read = spread.read_sums
 
     def look(folder: Path, *more: Any) -> Any:
-        files = sorted(folder.iterdir())
+        files = sorted(folder.glob("shard-*"))
         modes = {stat.S_IMODE(file.stat().st_mode) for file in files}
         seen.append((stat.S_IMODE(folder.stat().st_mode), modes, [file.name for file in files]))
         for file in files:
@@ -265,6 +280,42 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
     found = ask(load_catalog(path), TOTAL)  # here or there: it is one run
     assert not found.charged and len(charges(tmp_path)) == 1
     assert found.receipt == answered(path, TOTAL).receipt
+
+
+@pytest.mark.parametrize(
+    ("error", "match"),
+    [(too_large(), "more memory"), (not_run(), "rewritten form"),
+     (RunError("table visits", "has a file that is not Parquet", "correct it"), "not Parquet")],
+    ids=["memory", "duckdb", "file"],
+)  # fmt: skip
+def test_a_remote_worker_s_error_keeps_its_words(
+    error: RunError, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a worker elsewhere a runner gives the text of its error, among other texts."""
+    real, shards = flow.build, list[int]()
+
+    def elsewhere(pipeline: Any, task: Any, pieces: Any) -> Any:
+        shards.append(task.shards)
+        if len(shards) > 1:
+            return real(pipeline, task, pieces)
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        raise_ = RuntimeError(f"job 7 failed: user 77 ...\n{name}: {error} [while running 'Work']")
+        monkeypatch.setattr(pipeline, "run", lambda: _raise(raise_))
+        return None
+
+    monkeypatch.setattr(flow, "build", elsewhere)
+    path = shop(tmp_path)
+    if isinstance(error, MemoryLimitError):  # fewer units at once
+        found = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
+        assert shards == [1, 4, 4] and found.table.num_rows == 1  # bounds, then sums
+        return
+    with pytest.raises(RunError, match=match) as failed:
+        ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
+    assert "77" not in str(failed.value) and failed.value.fix == error.fix
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.slow
