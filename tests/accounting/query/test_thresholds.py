@@ -204,3 +204,20 @@ def test_tau_finds_its_own_tails() -> None:
     found = thresholds.tau_of(alone, 2.0, 0.5, 1e-6)
     assert found == thresholds.tau_of(alone, 2.0, 0.5, 1e-6, thresholds.tails(1e-6, 3))
     assert found > thresholds.tau_of(alone, 2.0, 0.5, 1e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS[:3])
+def test_no_cut_of_the_weights_has_a_lower_tau(plan: QueryPlan) -> None:
+    budget, chosen = selection(plan)
+    parts, shares = parts_of(plan), [noise.share for noise in budget.parts]
+    whole = thresholds.weights_of(chosen.share, parts, shares, plan.most_groups)
+    part = None if chosen.tested is None else parts[chosen.tested]
+    part_sigma = 0.0 if chosen.tested is None else budget.parts[chosen.tested].scale
+    taus = []
+    for cap in (1, 2, 3, 4):
+        weights = [min(w, whole[cap - 1]) for w in whole]
+        d = 0 if part is None else thresholds.coefficient(weights, chosen.sigma, part, part_sigma)
+        sd = math.hypot(256 * chosen.sigma, d * part_sigma)
+        alone = thresholds.alone_of(weights, 256, d, part)
+        taus.append(thresholds.tau_of(alone, sd, (256 + d) / 2, budget.threshold_delta))
+    assert chosen.tau == pytest.approx(min(taus), rel=1e-9)
