@@ -345,3 +345,21 @@ def test_a_large_vector_is_never_above_its_norm() -> None:
         for less in (0.0, 1.0, 3.0):
             factor = bounding._factor(np.zeros(1, np.int64), np.array([-size]), size - less)
             assert abs(int(bounding._times(np.array([size]), factor)[0])) <= size - less
+
+
+def test_codes_decide_nothing_about_rows(ring: KeyRing) -> None:
+    """Other slots and codes for the same ids: the same rows of each unit and group are drawn."""
+    random = np.random.default_rng(9)
+    table = Rows(*(random.integers(0, most, 600) for most in (20, 5, 7)))
+    slots, codes = random.permutation(20), random.permutation(5)
+    other = Rows(slots[table.unit], codes[table.group], table.value)
+    unit_ids, group_ids = ids(20, 1), ids(5, 2)
+    one = bounding.smallest(
+        Partials(*table[:2], unit_ids, group_ids), table, table.unit, 3, ring, RUN
+    )
+    two = bounding.smallest(
+        Partials(*other[:2], unit_ids[np.argsort(slots)], group_ids[np.argsort(codes)]),
+        other, other.unit, 3, ring, RUN,
+    )  # fmt: skip
+    rows = [sorted(zip(*(p[at].tolist() for p in table), strict=True)) for at in (one, two)]
+    assert rows[0] == rows[1] and len(one) == 60
