@@ -102,3 +102,29 @@ def test_noise_is_drawn_once_for_each_node(ring: KeyRing) -> None:
         assert len(np.unique(every, axis=0)) == len(every) == 64 * 31
     prefixes = noisy_prefixes(QUANTILES, noise, [rows], np.arange(3), ids(64, 2), draw)
     assert np.allclose(prefixes, np.round(prefixes)) and prefixes[0, -1] > 10
+
+
+def test_a_rank_at_the_end_of_a_cell_is_in_it() -> None:
+    """Half of two values is the first of them, as the inverse of the distribution says."""
+    ages = QueryColumn("q", "quantiles", 0, 15, at=(0.25, 0.5, 0.75, 1.0))
+    exact = np.cumsum(np.bincount([3, 9], minlength=16))[None].astype(float)
+    assert read_off(ages, exact, 0.0, 1.96).value[0].tolist() == [3, 3, 9, 9]
+
+
+def test_a_sd_is_its_intervals_half_width_over_the_quantile() -> None:
+    noisy = np.cumsum(np.full((3, 256), 40.0), axis=1)
+    found = read_off(WIDE, noisy, 30.0, 1.5)
+    assert (found.high > found.low).all() and (found.low > 0).any()
+    assert np.allclose(found.sd, (found.high - found.low) / 3.0)
+
+
+def test_a_groups_quantiles_are_of_its_own_tree() -> None:
+    random = np.random.default_rng(7)
+    noisy = random.normal(0, 20, (6, 256)) + np.linspace(0, 1, 256) * [
+        [20 * 3**n] for n in range(6)
+    ]
+    whole = read_off(WIDE, noisy, 20.0, 1.96)
+    for row in range(6):
+        alone = read_off(WIDE, noisy[row : row + 1], 20.0, 1.96)
+        for one, other in zip(whole, alone, strict=True):
+            assert np.array_equal(one[row], other[0], equal_nan=True)
