@@ -128,3 +128,21 @@ def test_a_groups_quantiles_are_of_its_own_tree() -> None:
         alone = read_off(WIDE, noisy[row : row + 1], 20.0, 1.96)
         for one, other in zip(whole, alone, strict=True):
             assert np.array_equal(one[row], other[0], equal_nan=True)
+
+
+def test_scaled_trees_have_noise_in_counts_of_rows(ring: KeyRing) -> None:
+    plan = query(QUANTILES, groups=None, norm=3.0, selects=False, epsilon=20.0)
+    [noise] = allocate_query(plan).parts
+    assert noise.part.unit == 1 << 16
+    partials = stage_one(plan, generated(1))
+    rows, asked = [bounded(plan, partials, ring, RUN)], np.arange(9)
+
+    def draw(items: np.ndarray, scale: float) -> np.ndarray:
+        return OneShot(ring, (b"test",)).rounded_gaussian(items, scale)
+
+    found = quantiles(QUANTILES, noise, rows, asked, partials.group_ids, draw, 1.96)
+    prefixes = noisy_prefixes(QUANTILES, noise, rows, asked, partials.group_ids, draw)
+    assert 1 < prefixes[:, -1].max() < 100
+    wanted = read_off(QUANTILES, prefixes, noise.sd / (1 << 16), 1.96)
+    for one, other in zip(found, wanted, strict=True):
+        assert np.array_equal(one, other, equal_nan=True)
