@@ -53,6 +53,8 @@ def test_a_public_relation_adds_no_unit() -> None:
         ("RIGHT JOIN b ON a.x = b.x", PUBLIC, "outer-join-public"),
         ("JOIN b ON a.uid = b.y", PUBLIC, "unknown-column"),
         ("JOIN b USING (uid)", PRIVATE, "join-kind"),
+        ("LEFT JOIN b", PUBLIC, "join-kind"),
+        ("JOIN b ON a.uid = b.uid AND SUM(a.x) > 1", PRIVATE, "aggregate-place"),
     ],
 )
 def test_joins_that_are_refused(sql: str, right: Relation, code: str) -> None:
