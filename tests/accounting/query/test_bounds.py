@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.bounds import (
     BoundsDesign,
     candidates,
@@ -115,3 +116,29 @@ def test_every_range_of_candidates_can_be_a_plan() -> None:
 
 def test_nothing_to_choose() -> None:
     assert design_bounds(query(COUNT, SUM)) is None
+
+
+def test_a_refused_plan_has_no_design() -> None:
+    with pytest.raises(UsageError, match="epsilon"):
+        design_bounds(query(AUTO, epsilon=0.0))
+
+
+def test_accuracy_is_stated_alike_for_both_laws() -> None:
+    """Rank error over the sd of a node; L1 of a unit is its levels, L2 their root."""
+    [gaussian] = designed(query(AUTO)).histograms
+    [laplace] = designed(query(AUTO, mechanism="laplace")).histograms
+    assert laplace.sensitivity == laplace.col2 == pytest.approx(gaussian.sensitivity**2)
+    assert laplace.rank_error / (2**0.5 * laplace.sigma) == pytest.approx(
+        gaussian.rank_error / (gaussian.sigma**2 + 1 / 12) ** 0.5
+    )
+
+
+def test_every_edge_has_its_cell_and_what_lies_beyond_the_last() -> None:
+    [of] = designed(query(AUTO)).histograms
+    edges = np.array(of.candidates)
+    assert cells_of_values(of, edges).tolist() == list(range(of.cells))
+    beyond = np.array([edges[0] - 1, edges[-1] + 1])
+    assert cells_of_values(of, beyond).tolist() == [0, of.cells - 1]
+    # Between two edges: the one away from 0.
+    assert of.candidates[cells_of_values(of, np.array([9]))[0]] == 10
+    assert of.candidates[cells_of_values(of, np.array([-9]))[0]] == -10

@@ -16,8 +16,11 @@ from dpstream.accounting.query.calibration import (
     allocate_query,
     expected,
 )
+from dpstream.accounting.query.laplace import threshold
+from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, query
+from dpstream.accounting.query.tree import rank_factor
+from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, query
 
 PLANS = [
     query(*ALL),
@@ -28,6 +31,7 @@ PLANS = [
     query(MEAN, QUANTILES, mechanism="laplace"),
     query(UNITS, SUM, mechanism="laplace"),
     query(SUM, mechanism="laplace", selects=False, delta=0.0),
+    query(SUM, COUNT, mechanism="laplace", epsilon=0.25),
 ]
 
 
@@ -74,7 +78,7 @@ def test_budgets_are_spends_of_an_account() -> None:
     assert not total_of(spends).within(1.0, 1e-6) and total_of(spends).within(2.5, 1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.3, 2.0, 17.5])
+@pytest.mark.parametrize("scale", [0.2, 0.3, 2.0, 17.5])
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_margins_are_exact_quantiles(law: str, scale: float) -> None:
     part = allocate_query(query(COUNT)).parts[0].part
@@ -88,6 +92,9 @@ def test_margins_are_exact_quantiles(law: str, scale: float) -> None:
 
     assert beyond(noise.margin) <= 0.05 + 1e-12
     assert noise.margin == 0 or beyond(noise.margin - 1) > 0.05
+    if law == "gaussian" and scale >= 2:
+        variance = sum(k * k * (beyond(k - 1) - beyond(k)) for k in range(1, 1000))
+        assert math.isclose(noise.sd, math.sqrt(variance), rel_tol=1e-9)
     if law == "laplace":
         masses = [(1 - math.exp(-1 / scale)) / (1 + math.exp(-1 / scale)) * math.exp(-k / scale)
                   for k in range(1000)]  # fmt: skip
@@ -117,3 +124,48 @@ def test_expected_errors_are_in_the_columns_units() -> None:
     [part] = row["parts"]
     noise = allocate_query(plan).parts[0]
     assert math.isclose(part["sd"], noise.sd * 0.5 / 65536) and part["within"] > 1.9 * part["sd"]
+
+
+def test_a_laplace_threshold_is_of_plain_counts() -> None:
+    plan = query(SUM, mechanism="laplace", groups=3)
+    budget = allocate_query(plan)
+    chosen, last = budget.selection, budget.parts[-1]
+    assert chosen is not None and budget.delta == plan.delta and budget.weights == ()
+    assert last.part == QueryPart("", "count", 0, 1, 1, None, 0, last.part.share)
+    assert chosen.tested == len(budget.parts) - 1
+    assert (chosen.share, chosen.sigma, chosen.weighted, chosen.sd) == (0, 0, 0, 0)
+    assert (chosen.counted, chosen.most, chosen.tau) == (1, 1, chosen.threshold)
+    assert chosen.threshold == threshold(last.scale, plan.delta, 3)
+    public = allocate_query(query(SUM, mechanism="laplace", selects=False, delta=1e-6))
+    assert public.selection is None and public.delta == 0 and public.weights == ()
+
+
+def test_the_count_of_units_is_tested_before_one_of_rows() -> None:
+    for mechanism in ("gaussian", "laplace"):
+        chosen = allocate_query(query(COUNT, UNITS, mechanism=mechanism)).selection
+        assert chosen is not None and chosen.tested == 1
+
+
+def test_half_widths_in_sds() -> None:
+    assert allocate_query(query(COUNT)).quantile == pytest.approx(stats.norm.isf(0.025))
+    # P[|X| > q sd] = exp(-sqrt(2) q) of a Laplace variable.
+    quantile = allocate_query(query(COUNT, mechanism="laplace")).quantile
+    assert math.exp(-math.sqrt(2) * quantile) == pytest.approx(0.05)
+
+
+def test_a_threshold_beyond_integers_is_refused() -> None:
+    with pytest.raises(UsageError, match="too small for any group") as caught:
+        allocate_query(query(COUNT, epsilon=1e-12, delta=1e-12))
+    assert caught.value.field == "epsilon"
+
+
+def test_expected_errors_of_every_part() -> None:
+    var = msgspec.structs.replace(VAR, grid=0.5)
+    plan = query(COUNT, SUM, var, QUANTILES)
+    budget = allocate_query(plan)
+    steps = [1.0, 0.5, 0.5, 0.25, 1.0, rank_factor(QUANTILES)]
+    found = [part for row in expected(plan, budget) for part in row["parts"]]
+    assert [part["what"] for part in found] == [noise.part.what for noise in budget.parts]
+    for part, noise, step in zip(found, budget.parts, steps, strict=True):
+        assert part["sd"] == pytest.approx(noise.sd * step)
+        assert part["within"] == pytest.approx(noise.margin * step)

@@ -88,3 +88,12 @@ def test_a_tiny_delta_has_a_threshold_too(delta: float, scale: float, groups: in
         ratio = mpmath.exp(-1 / mpmath.mpf(scale))
         tails = [ratio**at / (1 + ratio) for at in (tau, tau - 1)]
         assert tails[0] <= chance < tails[1]
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("delta", [0.2, 0.6, 0.9])
+def test_both_branches_release_with_exactly_their_chance(delta: float, groups: int) -> None:
+    """P[1 + Laplace >= tau] = per_group(delta, groups), on either side of 1."""
+    at = (theorem_12(2.0, delta, groups) - 1) / (groups / 2.0)
+    chance = math.exp(-at) / 2 if at >= 0 else 1 - math.exp(at) / 2
+    assert math.isclose(chance, per_group(delta, groups), rel_tol=1e-12)

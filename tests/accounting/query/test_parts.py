@@ -5,7 +5,14 @@ import math
 
 import pytest
 
-from dpstream.accounting.query.parts import centre_of, half_of, middle_of, parts_of
+from dpstream.accounting.query.parts import (
+    QueryPart,
+    centre_of,
+    half_of,
+    middle_of,
+    parts_by_column,
+    parts_of,
+)
 from dpstream.accounting.query.plan import QueryColumn
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, ROW_SUM, ROWS, STDDEV, SUM, UNITS, VAR, query
 
@@ -55,3 +62,45 @@ def test_effects_of_a_unit() -> None:
     assert [count.squared(n) for n in (1, 2, 9)] == [9, 16, 16]
     assert total.squared(100) == (4 * 20) ** 2
     assert count.alone == 3 * count.unit and total.unit == 1 << 16
+
+
+def test_norms_are_of_what_one_row_adds() -> None:
+    """R' = R times the most of one row, or of one unit of value: in grid units of the part."""
+    fine = QueryColumn("f", "sum", -3, 1, rows=2, grid=0.25)
+    wanted = {
+        (COUNT, "count"): 1, (ROWS, "count"): 1, (UNITS, "count"): 1, (QUANTILES, "tree"): 1,
+        (SUM, "sum"): 2, (fine, "sum"): 4, (MEAN, "sum"): 20, (MEAN, "count"): 1,
+        (VAR, "sum"): 5, (VAR, "square"): 13, (STDDEV, "square"): 41,
+    }  # fmt: skip
+    for (column, what), row in wanted.items():
+        found = parts_of(query(column, groups=None, norm=1.5))
+        [norm] = [part.norm for part in found if part.what == what]
+        assert norm == 1.5 * row, (column, what)
+        assert all(part.norm is None for part in parts_of(query(column)))
+
+
+def test_ranges_of_either_sign() -> None:
+    assert ranges(QueryColumn("m", "mean", 10, 20, per="group")) == [
+        ("sum", -5, 5, 1), ("count", 0, 1, 1),
+    ]  # fmt: skip
+    assert ranges(QueryColumn("n", "count", 2, 9, per="group")) == [("count", 2, 9, 1)]
+    assert ranges(QueryColumn("s", "sum", -4, -1, rows=3)) == [("sum", -12, 0, 1)]
+    low = parts_of(query(QueryColumn("s", "sum", -9, 2, per="group")))[0]
+    assert low.most == 9 and low.squared(2) == 2 * 81 and low.alone == 9
+
+
+def test_scaled_vectors_of_coarse_grids_are_refined() -> None:
+    def refined(low: int, high: int) -> int:
+        column = QueryColumn("s", "sum", low, high, per="group")
+        return parts_of(query(column, groups=None, norm=2.0))[0].refine
+
+    assert refined(0, (1 << 16) - 1) == refined(1 - (1 << 16), 0) == 16
+    assert refined(0, 1 << 16) == refined(-(1 << 16), 0) == refined(-(1 << 17), 1) == 0
+    assert parts_of(query(SUM))[0].refine == 0
+
+
+def test_parts_by_column() -> None:
+    plan = query(MEAN, QUANTILES, UNITS)
+    lone = QueryPart("", "count", 0, 1, 1, None, 0, 1.0)
+    found = parts_by_column(plan, (*parts_of(plan), lone))
+    assert found == {"m": [0, 1], "q": [2], "u": [3]}

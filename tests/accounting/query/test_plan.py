@@ -101,3 +101,67 @@ def test_which_bounds_are_chosen() -> None:
     assert QueryColumn("a", "count", per="group").automatic
     assert not QueryColumn("a", "count").automatic
     assert not any(column.automatic for column in ALL)
+
+
+def columns(count: int) -> tuple[QueryColumn, ...]:
+    return tuple(QueryColumn(f"c{i}", "units") for i in range(count))
+
+
+WIDE = QueryColumn("w", "sum", 0, 1 << 32, per="group")
+#: Each at its limit, and what is refused where it is one step further.
+LIMITS: list[tuple[QueryPlan, QueryPlan, str]] = [
+    (query(COUNT, epsilon=1_000.0), query(COUNT, epsilon=1_000.1), "epsilon"),
+    (query(*columns(16)), query(*columns(17)), "columns"),
+    (query(COUNT, groups=1), query(COUNT, groups=0), "max_groups_contributed"),
+    (query(COUNT, groups=4_096), query(COUNT, groups=4_097), "max_groups_contributed"),
+    (query(COUNT, norm=0.5), query(COUNT, norm=float("inf")), "contribution_norm"),
+    (query(COUNT, min_units=1 << 22), query(COUNT, min_units=(1 << 22) + 1),
+     "min_privacy_units_per_group"),
+    (query(COUNT, min_units=1, selects=False), query(COUNT, min_units=2, selects=False),
+     "min_privacy_units_per_group"),
+    (query(COUNT, mechanism="laplace", selects=False, delta=0.0),
+     query(COUNT, mechanism="laplace", delta=0.0), "delta"),
+    (query(COUNT, selects=False), query(COUNT, selects=False, delta=0.0), "delta"),
+    (query(COUNT, mechanism="laplace", selects=False, delta=0.5),
+     query(COUNT, mechanism="laplace", selects=False, delta=1.0), "delta"),
+    (replaced(MEAN, rows=1), replaced(MEAN, rows=0), "column[0].max_rows_contributed"),
+    (replaced(MEAN, rows=1_024), replaced(MEAN, rows=1_025), "column[0].max_rows_contributed"),
+    (replaced(MEAN, share=1e-9), replaced(MEAN, share=float("inf")), "column[0].share"),
+    (replaced(SUM, grid=5.0), replaced(SUM, grid=float("inf")), "column[0].grid"),
+    (replaced(QUANTILES, at=(0.5,) * 1_000), replaced(QUANTILES, at=(0.5,) * 1_001),
+     "column[0].at"),
+    (replaced(QUANTILES, at=(1.0,)), replaced(QUANTILES, at=(1.5, 0.5)), "column[0].at"),
+    (query(WIDE), replaced(WIDE, high=(1 << 32) + 1.0), "column[0].grid"),
+    (replaced(MEAN, kind="var", low=0.0, high=65_536.0, grid=1.0),
+     replaced(MEAN, kind="var", low=0.0, high=65_537.0, grid=1.0), "column[0].grid"),
+    (replaced(MEAN, low=0.0, high=65_537.0, grid=1.0),
+     replaced(MEAN, low=0.2, high=1.2, grid=1.0), "column[0].grid"),
+    (replaced(COUNT, low=0.5, high=1.5), replaced(COUNT, low=0.0, high=2.0, grid=0.5),
+     "column[0].bounds"),
+    (query(COUNT), replaced(COUNT, low=0.2, high=0.8), "column[0].grid"),
+    (query(COUNT), replaced(COUNT, low=-0.5, high=0.5), "column[0].grid"),
+    (replaced(WIDE, per="row", rows=1), replaced(WIDE, per="row", rows=2), "column[0].grid"),
+    (replaced(WIDE, low=-1.0, high=0.0), replaced(WIDE, low=-1.0), "column[0].grid"),
+    (replaced(WIDE, low=-(2.0**32), high=-1.0),
+     replaced(WIDE, low=-(2.0**32) - 1, high=-(2.0**32)), "column[0].grid"),
+    (query(SUM), replaced(SUM, low=float("-inf")), "column[0].bounds"),
+    (query(SUM), replaced(SUM, high=None), "column[0].bounds"),
+    (query(UNITS), replaced(UNITS, low=1.0), "column[0].bounds"),
+    (query(UNITS), replaced(UNITS, high=1.0), "column[0].bounds"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fine", "refused", "field"), LIMITS)
+def test_limits(fine: QueryPlan, refused: QueryPlan, field: str) -> None:
+    fine.check()
+    with pytest.raises(UsageError) as caught:
+        refused.check()
+    assert caught.value.field == field
+
+
+def test_what_one_unit_may_bring() -> None:
+    assert query(COUNT).most_groups == 4 and query(COUNT, groups=None).most_groups == 4_096
+    assert SUM.most_rows == 1 and MEAN.most_rows == 3
+    assert not QueryColumn("u", "units", per="group").automatic
+    half = QueryColumn("a", "mean", low=1.0)
+    assert not half.automatic and not QueryColumn("a", "mean", high=1.0).automatic

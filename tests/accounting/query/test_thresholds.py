@@ -170,3 +170,54 @@ def test_with_a_norm_a_count_is_whole_in_one_group() -> None:
     )
     small = query(COUNT, groups=None, norm=0.5, epsilon=6.0, delta=1e-9)
     assert parts_of(small)[0].alone == 0.5 * (1 << 16)
+
+
+def test_a_sum_of_zeros_and_ones_does_not_join() -> None:
+    bit = QueryColumn("b", "sum", 0, 1, per="group")
+    assert count_tested(parts_of(query(bit)), frozenset()) is None
+    assert count_tested(parts_of(query(bit, COUNT)), frozenset()) == 1
+
+
+def test_the_counts_coefficient_is_by_precision() -> None:
+    """d / a = (alone / part sd^2) / (typical weight / sd^2), of units of up to 32 groups."""
+    part = parts_of(query(COUNT))[0]
+    weights = [90] * 16 + [60] * 16 + [1] * 1_000
+    assert thresholds.coefficient(weights, 6.0, part, 0.5) == round(256 * 6.0**2 / 75 / 0.5**2)
+    assert thresholds.coefficient(weights, 6.0, part, 5e5) == 1
+    assert thresholds.coefficient([0, 0], 6.0, part, 0.5) == 1
+    _, alone = selection(query(SUM))
+    assert alone.tested is None and alone.counted == 0
+
+
+def test_even_chance_is_where_the_statistic_reaches_what_it_needs() -> None:
+    plan = query(COUNT, epsilon=6.0, delta=1e-9, groups=32)
+    _, chosen = selection(plan)
+    each = chosen.weighted * chosen.weights[4] + chosen.counted
+    assert chosen.even_chance(5) == pytest.approx(chosen.threshold / each)
+    assert chosen.even_chance(5, 3) == pytest.approx((chosen.threshold + 2 * chosen.most) / each)
+    halves = chosen.weighted * chosen.weights[4] + 0.5 * chosen.counted
+    assert chosen.even_chance(5, count=0.5) == pytest.approx(chosen.threshold / halves)
+
+
+def test_tau_finds_its_own_tails() -> None:
+    alone = (9, 7, 5)
+    found = thresholds.tau_of(alone, 2.0, 0.5, 1e-6)
+    assert found == thresholds.tau_of(alone, 2.0, 0.5, 1e-6, thresholds.tails(1e-6, 3))
+    assert found > thresholds.tau_of(alone, 2.0, 0.5, 1e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS[:3])
+def test_no_cut_of_the_weights_has_a_lower_tau(plan: QueryPlan) -> None:
+    budget, chosen = selection(plan)
+    parts, shares = parts_of(plan), [noise.share for noise in budget.parts]
+    whole = thresholds.weights_of(chosen.share, parts, shares, plan.most_groups)
+    part = None if chosen.tested is None else parts[chosen.tested]
+    part_sigma = 0.0 if chosen.tested is None else budget.parts[chosen.tested].scale
+    taus = []
+    for cap in (1, 2, 3, 4):
+        weights = [min(w, whole[cap - 1]) for w in whole]
+        d = 0 if part is None else thresholds.coefficient(weights, chosen.sigma, part, part_sigma)
+        sd = math.hypot(256 * chosen.sigma, d * part_sigma)
+        alone = thresholds.alone_of(weights, 256, d, part)
+        taus.append(thresholds.tau_of(alone, sd, (256 + d) / 2, budget.threshold_delta))
+    assert chosen.tau == pytest.approx(min(taus), rel=1e-9)

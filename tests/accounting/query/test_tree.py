@@ -85,3 +85,30 @@ def test_windows_are_means_of_prefixes(size: int) -> None:
         smooth = noise @ means.T
         assert np.allclose(smooth.var(axis=0), variance, atol=0.03)
         assert np.allclose((smooth * noise[:, -1:]).mean(axis=0), total, atol=0.03)
+
+
+def test_cells_follow_the_width_of_the_range_wherever_it_lies() -> None:
+    for low in (-1_000_000, -8, 0, 500):
+        for width, cells in ((2, 2), (16, 16), (27, 32), (129, 256), (5_000, 256)):
+            column = QueryColumn("q", "quantiles", low, low + width - 1)
+            assert cells_of(column) == cells == 1 << (levels_of(column) - 1)
+            steps = np.arange(width)
+            wanted = steps * cells // max(width, cells)
+            assert cell_at(column, low + steps).tolist() == wanted.tolist()
+            assert cell_at(column, low + steps).dtype == np.int64
+        column = QueryColumn("q", "quantiles", low, low + 15)
+        assert (cell_at(column, low + np.arange(16)) == np.arange(16)).all()
+        assert (value_at(column, np.arange(16) + 0.5) == low + np.arange(16)).all()
+
+
+def test_rank_factor_is_of_the_rows_of_the_inverse() -> None:
+    for cells in (2, 16, 256):
+        prefixes = tree_of(cells).prefixes
+        wanted = np.linalg.norm(prefixes - prefixes[-1] / 2, axis=1).max()
+        found = rank_factor(QueryColumn("q", "quantiles", 0, cells - 1))
+        assert np.isclose(found, wanted, rtol=1e-9)
+
+
+def test_a_tree_that_all_share_is_read_only() -> None:
+    tree = tree_of(16)
+    assert not tree.prefixes.flags.writeable and not tree.factor.flags.writeable

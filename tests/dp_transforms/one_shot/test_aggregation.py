@@ -70,3 +70,9 @@ def test_shards_of_units_add_up(ring: KeyRing) -> None:
             assert (totals.sums[index] == s[:known]).all()
         one, other = (histograms(x, QUANTILES, asked, 64) for x in ([whole], shards))
         assert (one == other).all() and one.any()
+
+
+def test_sums_just_beyond_whole_floats_are_exact() -> None:
+    values = np.full(3, (1 << 52) + 1)
+    for sign in (1, -1):
+        assert per_group(np.zeros(3, np.int64), sign * values, 1)[0] == sign * 3 * ((1 << 52) + 1)

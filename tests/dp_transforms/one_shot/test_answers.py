@@ -277,3 +277,20 @@ def test_a_unit_alone_is_seldom_seen(mechanism: str, ring: KeyRing) -> None:
     chosen = allocate_query(plan).selection
     assert chosen is not None
     assert released_alone(plan, 4, ring, 2 * chosen.most) > most + error
+
+
+def test_the_tested_count_is_the_published_one(ring: KeyRing) -> None:
+    """With noise of its own a second count of the same units would be released, unpaid."""
+    plan = query(UNITS, mechanism="laplace", groups=1)
+    chosen = allocate_query(plan).selection
+    assert chosen is not None
+    table = crowd([chosen.threshold] * 40)
+    found = asked(plan, stage_one(plan, table, units=40 * chosen.threshold), ring)
+    assert 5 < len(found.group) < 35
+    assert (found.columns["u"].value > chosen.threshold).all()
+
+
+def test_columns_come_in_any_order(ring: KeyRing) -> None:
+    plan = query(QUANTILES, COUNT, selects=False)
+    found = asked(plan, stage_one(plan, generated(1)), ring)
+    assert set(found.columns) == {"q", "n"} and found.columns["n"].value.shape == (64,)

@@ -21,7 +21,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import bounding, partials
 from dpstream.dp_transforms.one_shot.aggregation import aggregated, histograms
 from dpstream.dp_transforms.one_shot.bounding import bounded
-from dpstream.dp_transforms.one_shot.partials import Bounded, Partials
+from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
 from tests.queries import (
     ALL,
     COUNT,
@@ -277,9 +277,9 @@ def test_equal_upper_bits_are_decided_by_the_lower() -> None:
 def test_factors_are_exact_and_never_too_large() -> None:
     random = np.random.default_rng(2)
     unit = np.repeat(np.arange(50), 9)
-    for most in (1, 100, 1 << 32):
+    for most in (1, 100, 1 << 25, 1 << 32):
         vector = random.integers(-most, most, 450, endpoint=True)
-        for norm in (0.5, most * 1.0, most * 2.5):
+        for norm in (0.5, most * 1.0, most * 1.7, most * 2.5):
             scaled = bounding._times(vector, bounding._factor(unit, vector, norm))
             for u in range(50):
                 mine = [int(v) for v in scaled[unit == u]]
@@ -310,3 +310,56 @@ def test_rows_are_sampled_within_a_pair(ring: KeyRing) -> None:
 
 def test_ids_of_the_helper_are_a_codes_own() -> None:
     assert (ids(5, 1)[3] == ids(9, 1)[3]).all() and partials.MAX_PARTIALS == 1 << 30
+
+
+def test_a_choice_of_rows_is_a_function_of_its_units_own(ring: KeyRing) -> None:
+    """Neighbours in the sorted order that agree in a group or a value change nothing."""
+    random = np.random.default_rng(8)
+    table = Rows(*(random.integers(0, most, 600) for most in (20, 2, 3)))
+    known = Partials(table.unit, table.group, ids(20, 1), ids(2, 2))
+    slot = 2 * table.unit + table.group
+    chosen = bounding.smallest(known, table, slot, 2, ring, RUN)
+    assert np.bincount(slot[chosen]).tolist() == np.minimum(np.bincount(slot), 2).tolist()
+    for unit in range(20):
+        mine = np.flatnonzero(table.unit == unit)
+        alone = bounding.smallest(known, Rows(*(p[mine] for p in table)), slot[mine], 2, ring, RUN)
+        rows = [sorted(zip(*(p[of].tolist() for p in table), strict=True))
+                for of in (mine[alone], chosen[table.unit[chosen] == unit])]  # fmt: skip
+        assert rows[0] == rows[1]
+
+
+def test_equal_rows_have_chances_of_their_own(ring: KeyRing) -> None:
+    """One of ten rows is drawn in about a tenth of the runs, though there are two values."""
+    zero = np.zeros(10, np.int64)
+    table = Rows(zero, zero, np.array([0] * 9 + [1]))
+    known = Partials(zero, zero, ids(1, 1), ids(1, 2))
+    drawn = [
+        table.value[bounding.smallest(known, table, zero, 1, ring, (run.to_bytes(2, "little"),))]
+        for run in range(400)
+    ]
+    assert all(len(value) == 1 for value in drawn) and 20 < int(np.concatenate(drawn).sum()) < 65
+
+
+def test_a_large_vector_is_never_above_its_norm() -> None:
+    for size in (1 << 40, 1 << 47):
+        for less in (0.0, 1.0, 3.0):
+            factor = bounding._factor(np.zeros(1, np.int64), np.array([-size]), size - less)
+            assert abs(int(bounding._times(np.array([size]), factor)[0])) <= size - less
+
+
+def test_codes_decide_nothing_about_rows(ring: KeyRing) -> None:
+    """Other slots and codes for the same ids: the same rows of each unit and group are drawn."""
+    random = np.random.default_rng(9)
+    table = Rows(*(random.integers(0, most, 600) for most in (20, 5, 7)))
+    slots, codes = random.permutation(20), random.permutation(5)
+    other = Rows(slots[table.unit], codes[table.group], table.value)
+    unit_ids, group_ids = ids(20, 1), ids(5, 2)
+    one = bounding.smallest(
+        Partials(*table[:2], unit_ids, group_ids), table, table.unit, 3, ring, RUN
+    )
+    two = bounding.smallest(
+        Partials(*other[:2], unit_ids[np.argsort(slots)], group_ids[np.argsort(codes)]),
+        other, other.unit, 3, ring, RUN,
+    )  # fmt: skip
+    rows = [sorted(zip(*(p[at].tolist() for p in table), strict=True)) for at in (one, two)]
+    assert rows[0] == rows[1] and len(one) == 60

@@ -8,6 +8,8 @@ import pytest
 from dpstream.accounting.query.bounds import BoundsDesign, Settled, design_bounds
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.tuning.question import encoder_matrix
+from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Rows, bounds, choose_bounds
 from dpstream.dp_transforms.one_shot.bounds import counted
@@ -93,3 +95,21 @@ def test_rows_of_no_public_group_are_not_counted(ring: KeyRing) -> None:
     some = rows._replace(group=np.where(rows.group > 0, rows.group, -1))
     listed = Rows(*(part[rows.group > 0] for part in rows))
     assert (histograms(some, ring) == histograms(listed, ring)).all()
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_noise_is_of_the_law_that_the_budget_is_for(
+    mechanism: str, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[str, int, float]] = []
+    for law, method in (("gaussian", "rounded_gaussian"), ("laplace", "discrete_laplace")):
+
+        def draw(self: OneShot, items: np.ndarray, scale: float, law: str = law) -> np.ndarray:
+            drawn.append((law, len(items), scale))
+            return np.zeros(len(items), np.int64)
+
+        monkeypatch.setattr(OneShot, method, draw)
+    plan = query(AUTO, mechanism=mechanism)
+    asked({"a": table(1)}, ring, plan)
+    [of] = designed(plan).histograms
+    assert drawn == [(mechanism, len(encoder_matrix(of.cells)), of.sigma)]

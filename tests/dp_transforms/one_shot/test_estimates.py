@@ -1,5 +1,9 @@
 """Estimates of quotients: NULL, bounds, first-order errors."""
 
+import itertools
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,9 +13,10 @@ from dpstream.accounting.query.plan import QueryColumn
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
-from tests.queries import MEAN, STDDEV, SUM, VAR, query
+from tests.queries import COUNT, MEAN, STDDEV, SUM, VAR, query
 
 Z = 1.96
+SETTINGS: tuple[dict[str, Any], ...] = ({}, {"groups": None, "norm": 9.0})
 
 
 def parts(column: QueryColumn) -> list:  # type: ignore[type-arg]
@@ -130,3 +135,43 @@ def test_a_count_that_may_be_none_says_little() -> None:
         many = [*noisy, noisy[1]] if made is variance else noisy
         found = made(column, parts(column), many, Z)
         assert (found.low <= found.value).all() and (found.value <= found.high).all()
+
+
+def test_values_and_sds_are_those_of_the_definitions() -> None:
+    m, o, n = 40 / 20, 90 / 20, 20
+    var = msgspec.structs.replace(VAR, low=0, high=4.5, grid=0.5)
+    for column, settings in itertools.product((MEAN, var, STDDEV), SETTINGS):
+        noises = list(allocate_query(query(column, **settings)).parts)
+        unit = noises[0].part.unit
+        assert unit == (1 if not settings else 1 << 16)
+        sds = [noise.sd / unit for noise in noises]
+        if column is MEAN:
+            made = mean(MEAN, noises, whole(40 * unit, n * unit), Z)
+            sd = np.hypot(sds[0], m * sds[1]) / n * 0.25
+            assert made.value[0] == (60 + m) * 0.25 and np.isclose(made.sd[0], sd)
+            continue
+        made = variance(column, noises, whole(40 * unit, 90 * unit, n * unit), Z)
+        squared = o + (12 if column is var else 40) - m * m
+        sd = np.sqrt(sds[1] ** 2 + (2 * m * sds[0]) ** 2 + ((2 * m * m - o) * sds[2]) ** 2) / n
+        if column is var:
+            assert np.isclose(made.value[0], squared / 4) and np.isclose(made.sd[0], sd / 4)
+        else:
+            assert np.isclose(made.value[0], np.sqrt(squared) / 2)
+        assert not np.isnan(variance(column, noises, whole(0, 5 * unit, unit), Z)).any()
+
+
+def test_a_count_in_its_own_units() -> None:
+    for settings in SETTINGS:
+        [count] = allocate_query(query(COUNT, **settings)).parts
+        unit = count.part.unit
+        plain = direct(COUNT, count, np.array([7 * unit]))
+        assert plain.value[0] == 7 and plain.sd[0] == count.sd / unit
+        assert plain.low[0] == 7 - count.margin / unit
+
+
+def test_a_standard_deviation_near_0_has_half_of_its_interval() -> None:
+    for square in (-40 * 100, -40 * 100 + 1):
+        found = variance(STDDEV, parts(STDDEV), whole(0, square, 100), Z)
+        half = (found.high[0] - found.low[0]) / 2
+        assert found.low[0] == 0 < found.high[0] and np.isclose(found.sd[0], half)
+    assert found.value[0] > 0

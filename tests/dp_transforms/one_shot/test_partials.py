@@ -5,6 +5,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.query.parts import centre_of, half_of, parts_of
+from dpstream.dp_transforms.one_shot import partials
 from dpstream.dp_transforms.one_shot.partials import Partials, merged, stored_parts
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, generated, query, stage_one
 
@@ -120,3 +121,51 @@ def test_columns_that_do_not_fit() -> None:
         assert caught.value.field == "query.partials"
     with pytest.raises(RunError):
         merged(query(UNITS, QUANTILES), parts_of(query(UNITS, QUANTILES)), given)
+
+
+@pytest.mark.parametrize(("name", "value"), [("group", 64), ("unit", 64), ("unit", -1)])
+def test_one_row_that_does_not_fit_is_enough(name: str, value: int) -> None:
+    plan = query(COUNT, QUANTILES)
+    given = stage_one(plan, generated(1))
+    rows = given.rows["q"]
+    merged(plan, parts_of(plan), given)
+    pair, row = getattr(given, name).copy(), getattr(rows, name).copy()
+    pair[3] = row[3] = value
+    table = {"q": rows._replace(**{name: row})}
+    for bad in (given._replace(**{name: pair}), given._replace(rows=table)):
+        with pytest.raises(RunError):
+            merged(plan, parts_of(plan), bad)
+
+
+def test_sums_are_held_to_their_counts_in_every_column() -> None:
+    plan = query(SUM, UNITS, MEAN)
+    given = stage_one(plan, generated(1))
+    wild = given._replace(
+        sums=tuple(s * 0 + n for s, n in zip(given.sums, (9, 99, 1), strict=True))
+    )
+    assert set(merged(plan, parts_of(plan), wild).sums[1].tolist()) == {half_of(MEAN)}
+
+
+def test_pairs_beyond_64_bits_and_too_many_rows_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = stage_one(PLAN, generated(1))
+    few, many = (np.broadcast_to(np.uint64(0), (size, 2)) for size in ((1 << 31) - 1, 1 << 31))
+    merged(PLAN, parts_of(PLAN), given._replace(unit_ids=few, group_ids=many))
+    with pytest.raises(RunError):
+        merged(PLAN, parts_of(PLAN), given._replace(unit_ids=many, group_ids=many))
+    monkeypatch.setattr(partials, "MAX_PARTIALS", len(given.unit))
+    merged(PLAN, parts_of(PLAN), given)
+    monkeypatch.setattr(partials, "MAX_PARTIALS", len(given.unit) - 1)
+    with pytest.raises(RunError):
+        merged(PLAN, parts_of(PLAN), given)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_rows_out_of_order_keep_the_first_pair(first: int) -> None:
+    group = np.array([5, first, 5])
+    zero = np.zeros(3, np.int64)
+    given = Partials(zero, group, np.zeros((1, 2), np.uint64), np.zeros((9, 2), np.uint64),
+                     (zero + 1, np.array([1, 2, 3])))  # fmt: skip
+    found = merged(PLAN, parts_of(PLAN), given)
+    assert found.group.tolist() == [first, 5] and found.sums[1].tolist() == [2, 4]

@@ -148,3 +148,47 @@ def test_noise_is_drawn_once_for_each_node(ring: KeyRing) -> None:
         assert len(np.unique(every, axis=0)) == len(every) == 64 * 31
     prefixes = noisy_prefixes(QUANTILES, noise, [rows], np.arange(3), ids(64, 2), draw)
     assert np.allclose(prefixes, np.round(prefixes)) and prefixes[0, -1] > 10
+
+
+def test_a_rank_at_the_end_of_a_cell_is_in_it() -> None:
+    """Half of two values is the first of them, as the inverse of the distribution says."""
+    ages = QueryColumn("q", "quantiles", 0, 15, at=(0.25, 0.5, 0.75, 1.0))
+    exact = np.cumsum(np.bincount([3, 9], minlength=16))[None].astype(float)
+    assert read_off(ages, exact, 0.0, 1.96).value[0].tolist() == [3, 3, 9, 9]
+
+
+def test_a_sd_is_its_intervals_half_width_over_the_quantile() -> None:
+    noisy = np.cumsum(np.full((3, 256), 40.0), axis=1)
+    found = read_off(WIDE, noisy, 30.0, 1.5)
+    assert (found.high > found.low).all() and (found.low > 0).any()
+    assert np.allclose(found.sd, (found.high - found.low) / 3.0)
+
+
+def test_a_groups_quantiles_are_of_its_own_tree() -> None:
+    random = np.random.default_rng(7)
+    noisy = random.normal(0, 20, (6, 256)) + np.linspace(0, 1, 256) * [
+        [20 * 3**n] for n in range(6)
+    ]
+    whole = read_off(WIDE, noisy, 20.0, 1.96)
+    for row in range(6):
+        alone = read_off(WIDE, noisy[row : row + 1], 20.0, 1.96)
+        for one, other in zip(whole, alone, strict=True):
+            assert np.array_equal(one[row], other[0], equal_nan=True)
+
+
+def test_scaled_trees_have_noise_in_counts_of_rows(ring: KeyRing) -> None:
+    plan = query(QUANTILES, groups=None, norm=3.0, selects=False, epsilon=20.0)
+    [noise] = allocate_query(plan).parts
+    assert noise.part.unit == 1 << 16
+    partials = stage_one(plan, generated(1))
+    rows, asked = [bounded(plan, partials, ring, RUN)], np.arange(9)
+
+    def draw(items: np.ndarray, scale: float) -> np.ndarray:
+        return OneShot(ring, (b"test",)).rounded_gaussian(items, scale)
+
+    found = quantiles(QUANTILES, noise, rows, asked, partials.group_ids, draw, 1.96)
+    prefixes = noisy_prefixes(QUANTILES, noise, rows, asked, partials.group_ids, draw)
+    assert 1 < prefixes[:, -1].max() < 100
+    wanted = read_off(QUANTILES, prefixes, noise.sd / (1 << 16), 1.96)
+    for one, other in zip(found, wanted, strict=True):
+        assert np.array_equal(one, other, equal_nan=True)

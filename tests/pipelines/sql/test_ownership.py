@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.sql import (
@@ -101,3 +102,21 @@ def test_validation_is_fast() -> None:
         statement_of(text, _CATALOG)
         spent.append(time.process_time() - start)
     assert statistics.median(spent) <= 0.020
+
+
+_DP = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
+       "max_groups_contributed = 4) COUNT(*) AS n FROM ")  # fmt: skip
+
+
+def test_a_column_is_no_key_because_of_its_name() -> None:
+    """pages.uid is called as the key of users is, and says nothing of who owns a row."""
+    paged = "(SELECT v.uid, p.uid AS k FROM visits AS v JOIN pages AS p ON v.page = p.page) AS a"
+    for key, rule in (("k", "join-without-unit"), ("uid", None)):
+        text = f"{_DP} {paged} JOIN users AS u ON a.{key} = u.uid"
+        assert code_of(text) == rule
+    assert code_of(f"{_DP} {paged} JOIN orders AS o ON a.k = o.customer_id") == "join-without-unit"
+
+
+def test_an_order_within_is_dropped() -> None:
+    found = statement_of(f"{_DP} (SELECT uid, n FROM visits ORDER BY n) AS a", _CATALOG)
+    assert found.source.find(exp.Order) is None

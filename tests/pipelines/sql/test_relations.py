@@ -53,6 +53,8 @@ def test_a_public_relation_adds_no_unit() -> None:
         ("RIGHT JOIN b ON a.x = b.x", PUBLIC, "outer-join-public"),
         ("JOIN b ON a.uid = b.y", PUBLIC, "unknown-column"),
         ("JOIN b USING (uid)", PRIVATE, "join-kind"),
+        ("LEFT JOIN b", PUBLIC, "join-kind"),
+        ("JOIN b ON a.uid = b.uid AND SUM(a.x) > 1", PRIVATE, "aggregate-place"),
     ],
 )
 def test_joins_that_are_refused(sql: str, right: Relation, code: str) -> None:
@@ -64,3 +66,11 @@ def test_joins_that_are_refused(sql: str, right: Relation, code: str) -> None:
 def test_only_what_must_hold_is_an_equality() -> None:
     found = equalities(column("(a.x = b.x) AND a.y = (b.y) AND (a.z = b.z OR TRUE)"))
     assert [(one.name, other.name) for one, other in found] == [("x", "x"), ("y", "y")]
+
+
+def test_two_relations_have_two_names() -> None:
+    scope = Scope("a", PRIVATE)
+    [join] = parse_one("SELECT 1 FROM a JOIN a ON a.uid = a.uid").args["joins"]
+    with pytest.raises(DpstreamError) as error:
+        scope.joined("a", PRIVATE, join)
+    assert RULES["duplicate-column"].text in str(error.value)
