@@ -113,7 +113,8 @@ class TablePlan(msgspec.Struct, frozen=True):
                 )
             if level.puerto_rico == puerto_rico:
                 groups = self.stability[level].groups
-                out.append(Spent(groups, budget, self.parameters.gamma, level.detailed))
+                gamma, kind = self.parameters.gamma, level.iteration_level
+                out.append(Spent(groups, budget, gamma, level.detailed, kind))
         return out
 
     @property

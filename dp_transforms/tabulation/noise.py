@@ -42,15 +42,9 @@ def detail_step(detail: int) -> str:
     return f"detail {detail}"
 
 
-@functools.lru_cache(maxsize=256)
-def law_table(law: LawName, scale: float) -> tables.Table:
-    """The table of a law."""
-    return _TABLES[law](scale)
-
-
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def _sampler(law: LawName, scale: float) -> TableSampler:
-    return TableSampler(law_table(law, scale))
+    return TableSampler(_TABLES[law](scale))
 
 
 class CellNoise:

@@ -14,10 +14,8 @@ Figures are sums of measured counts, those below 0 set to 0 before where they ma
 or, ``combined``, least-squares estimates over both steps (`accounting.tabulation.combined`).
 """
 
-import bisect
 import functools
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -25,13 +23,12 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.mechanisms.tables import FULL
 from dpstream.accounting.tabulation.combined import combine, weight
-from dpstream.accounting.tabulation.parameters import Parameters, written
+from dpstream.accounting.tabulation.margins import quantile
+from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.scales import Noise
 from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST, Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
-from dpstream.dp_transforms.tabulation.noise import law_table
 from dpstream.dp_transforms.tabulation.perturb import Measured
 
 GROUP_COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE")
@@ -133,7 +130,7 @@ def _kept(level: LevelDomain, output: Output, part: Measured, parameters: Parame
     suppressed = output.folder == "t1" and part.detail == 0 and not level.level.detailed
     if not suppressed or chance == 0 or part.noise.scale == 0:
         return part
-    kept = part.values[:, 0] > quantile(part.noise, chance)
+    kept = part.values[:, 0] > _quantile(part.noise, chance)
     first = None if part.first is None else part.first[kept]
     return part._replace(groups=part.groups[kept], values=part.values[kept], first=first)
 
@@ -166,11 +163,9 @@ def _weight(first: Noise, detail: Noise, cells: int) -> float:
     return weight(first, detail, cells)
 
 
-def quantile(noise: Noise, chance: float) -> int:
-    """Least k with P[noise <= k] >= chance."""
-    table = law_table(noise.law, noise.scale)
-    wanted = Fraction(written(chance)) * FULL
-    return table.lowest + bisect.bisect_left(table.thresholds, wanted)
+@functools.lru_cache(maxsize=256)
+def _quantile(noise: Noise, chance: float) -> int:
+    return quantile(noise, chance)
 
 
 def _text(

@@ -6,6 +6,12 @@ Exact counts of a piece are summed before they are shuffled.  Every part of ever
 element of its own, so that parts without a record are published like the others.  Workers get the
 place of the key, never the key, and write files of the draft folder; the pipeline itself has no
 output but the numbers of parts that are done.
+
+Of the engine's own stages it takes the coder of batches, the place of the key, the table sampler,
+dead letters, durable files and the one way out for errors.  Three it does not take, each for a
+reason: BOUND, because a record's groups follow from the record alone, so there is nothing to
+remember of a unit; ``split_by_shard``, because counts are sorted by group and a shard is a slice of
+them; RELEASE, because a table is there once, not by window and trigger.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

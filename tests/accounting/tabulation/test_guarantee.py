@@ -1,19 +1,15 @@
 """Published and corrected figures, and each accounting against an exact one of another kind."""
 
-import itertools
 import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy import optimize, stats
 
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
     Spent,
     gaussian_epsilon,
-    loss_epsilon,
     mu_of_rho,
     renyi_epsilon,
     renyi_integral,
@@ -34,7 +30,6 @@ MARGINS = (6, 6, 11, 11, 50, 50, 50)
 TENTH = Fraction(1, 10)
 PURE = [Spent(9, level_budget(published_epsilon(m), 9, 0.1), TENTH) for m in MARGINS]
 ZCDP = [Spent(9, level_budget(published_rho(m), 9, 0.1), TENTH) for m in MARGINS]
-ONCE = [each._replace(gamma=Fraction()) for each in PURE]
 TWICE = [each._replace(whole=False) for each in PURE]
 
 
@@ -89,73 +84,15 @@ def test_the_sum_is_the_divergence_and_the_integral_is_below_it(epsilon: float) 
 def test_large_budgets_do_not_overflow() -> None:
     large = [Spent(1, Fraction(3000), TENTH)]
     assert renyi_epsilon(large, DELTA) == pytest.approx(3000)
-    assert loss_epsilon(large, DELTA) == pytest.approx(3000)
-
-
-def exact_epsilon(parts: list[tuple[float, int]], delta: float) -> float:
-    """Of some geometric releases, from every combination of their two-valued losses."""
-    losses, chances = np.zeros(1), np.ones(1)
-    for epsilon, times in parts:
-        plus = np.arange(times + 1)
-        chance = stats.binom.pmf(plus, times, 1 / (1 + math.exp(-epsilon)))
-        losses = (losses[:, None] + epsilon * (2 * plus - times)).ravel()
-        chances = (chances[:, None] * chance).ravel()
-
-    def excess(at: float) -> float:
-        over = losses > at
-        return float((chances[over] * -np.expm1(at - losses[over])).sum()) - delta
-
-    return float(optimize.brentq(excess, 0, losses.max(), xtol=1e-12))
-
-
-def test_losses_themselves() -> None:
-    """All groups measured once: every combination is enumerated; the grid is above, and near."""
-    exact = exact_epsilon([(float(PURE[i].budget) / 9, n) for i, n in ((0, 18), (2, 18), (4, 27))],
-                          DELTA)  # fmt: skip
-    found = loss_epsilon(ONCE, DELTA)
-    assert exact <= found <= exact + 2e-4
-    assert found == pytest.approx(14.0455, abs=5e-4)
-    assert loss_epsilon(PURE, DELTA) == found  # the worse kind of group
-
-
-def test_losses_of_two_steps() -> None:
-    found = loss_epsilon(TWICE, DELTA)
-    assert found == pytest.approx(12.7415, abs=1e-3)
-    parts = [part for each, n in zip(PURE[::2], (2, 2, 3), strict=False) for part in
-             ((float(each.budget) / 90, 9 * n), (float(each.budget) / 10, 9 * n))]  # fmt: skip
-    composed = None
-    for epsilon, times in parts:
-        one = pld.from_discrete_laplace_mechanism(
-            epsilon, 1, value_discretization_interval=1e-4
-        ).self_compose(times)
-        composed = one if composed is None else composed.compose(one)
-    assert composed is not None
-    assert found - 1e-3 < composed.get_epsilon_for_delta(DELTA) < found + 0.02
-
-
-def test_every_bound_is_above_the_losses_themselves() -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(10):
-        spent = [
-            Spent(int(rng.integers(1, 10)), Fraction(float(e)), TENTH)
-            for e in rng.uniform(0.05, 3, 3)
-        ]
-        delta = 10.0 ** -rng.integers(3, 12)
-        found = loss_epsilon(spent, delta)
-        assert found <= renyi_epsilon(spent, delta) <= float(total(spent)) * 1.001
-        kinds = [[(float(x) / 1, e.groups) for x in e.releases[0]] for e in spent]
-        exact = exact_epsilon(list(itertools.chain(*kinds)), delta)
-        assert exact <= found <= exact + 1e-3
 
 
 def test_only_kinds_of_groups_that_exist_count() -> None:
-    assert loss_epsilon(TWICE, DELTA) < loss_epsilon(PURE, DELTA)
     assert renyi_epsilon(TWICE, DELTA) < renyi_epsilon(PURE, DELTA)
     assert Spent(3, Fraction(3), Fraction(0), False).releases == [(Fraction(1),)]
 
 
 def test_nothing_spent() -> None:
-    assert loss_epsilon([], DELTA) == renyi_epsilon([], DELTA) == 0.0
+    assert renyi_epsilon([], DELTA) == 0.0
     assert gaussian_epsilon(Fraction(), DELTA) == 0.0
 
 

@@ -36,7 +36,7 @@ def exact_tail(noise: Noise, m: int) -> float:
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("scale", [0.2, 1.0, 3.3, 25.0, 400.0])
+@pytest.mark.parametrize("scale", [0.2, 1.0, 3.3, 25.0, 90.0])
 def test_margins_of_one_count(law: LawName, scale: float) -> None:
     noise = Noise(law, scale)
     found = margin(noise)

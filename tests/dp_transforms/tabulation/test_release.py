@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS
-from dpstream.accounting.tabulation.scales import LawName, Noise
+from dpstream.accounting.tabulation.margins import quantile
 from dpstream.accounting.tabulation.tables import AGE_BINS, TABLES
-from dpstream.dp_transforms.tabulation.release import outputs, quantile, released
+from dpstream.dp_transforms.tabulation.release import outputs, released
 from tests.dp_transforms.tabulation.measuring import measured, texts, totals_as_published
 from tests.dp_transforms.tabulation.worlds import exact, parameters, world
 
@@ -168,23 +168,6 @@ def test_suppression_is_of_measured_totals_below_the_state() -> None:
         all_of_t2 = released(level, t2, parts, w.parameters)
         assert all_of_t2 == released(level, t2, parts, without)
     assert 0.5 < dropped / zeros < 1
-
-
-@pytest.mark.parametrize("law", ["discrete gauss", "rounded gauss", "discrete laplace"])
-@pytest.mark.parametrize("chance", [0.2, 0.5, 0.9, 0.999])
-def test_quantile_is_the_least_value_that_reaches_the_chance(law: LawName, chance: float) -> None:
-    scale = 2.5
-    k = np.arange(-60, 61)
-    if law == "discrete laplace":
-        weights = np.exp(-np.abs(k) / scale)
-    elif law == "discrete gauss":
-        weights = np.exp(-(k**2) / (2 * scale**2))
-    else:
-        from scipy import stats
-
-        weights = stats.norm.cdf(k + 0.5, scale=scale) - stats.norm.cdf(k - 0.5, scale=scale)
-    cdf = np.cumsum(weights / weights.sum())
-    assert quantile(Noise(law, scale), chance) == k[np.searchsorted(cdf, chance)]
 
 
 def test_a_group_without_anybody_is_kept_at_most_so_often() -> None:
