@@ -16,16 +16,23 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.pipelines.tabulation.work import File
+from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.state.durable import replacing, sync
 
 MANIFEST, RUN = "manifest.json", "run.json"
 _SUFFIX = ".dpstream-table"
+
+
+class File(NamedTuple):
+    """A part of a published table: name below the output folder, and content."""
+
+    name: str
+    content: bytes
 
 
 class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +71,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def encoded(self) -> bytes:
         """As it is kept."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+
+def manifest_of(
+    plan: TablePlan, run_id: str, request: str, insecure: bool, files: dict[str, Written]
+) -> Manifest:
+    """The receipt of an execution."""
+    cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
+    epsilon = None if plan.exact else cost.epsilon
+    figures = epsilon, cost.delta, cost.mu, cost.rho
+    return Manifest(plan.parameters.program, run_id, plan.hash, request, *figures, insecure, files)
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.accounting.tabulation.plan import Cost, TablePlan
+from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
-from dpstream.dp_transforms.tabulation.release import outputs
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.book import Book, LedgerPlace, of_another_input, opened
@@ -32,8 +31,8 @@ from dpstream.pipelines.tabulation.draft import (
     Begun,
     Draft,
     Manifest,
-    Written,
     locked,
+    manifest_of,
     standing,
     write_file,
 )
@@ -50,7 +49,7 @@ from dpstream.pipelines.tabulation.spread import check, spread
 from dpstream.pipelines.tabulation.work import (
     counted,
     finished,
-    name_of,
+    names_of,
     pairs_of,
     parts_of,
 )
@@ -141,7 +140,9 @@ def _made(
         draft.begin(Begun(run_id, request))
         draw = _here if order.runner is None else _spread
         draw(order, found, keys, run_id, draft)
-        manifest = _manifest(order, found, run_id, request, draft.written(names))
+        insecure = order.key.insecure_test_key is not None
+        written = draft.written(names)
+        manifest = manifest_of(found.plan, run_id, request, insecure, written)
     if stamps(order.inputs) != before:
         raise PolicyError(
             "DATA", "has a file that changed while it was read", "run again: a new charge"
@@ -183,28 +184,6 @@ def charge_of(plan: TablePlan) -> Callable[[str], Charge]:
         )  # fmt: skip
 
     return charge
-
-
-def _manifest(
-    order: Order, found: Prepared, run_id: str, request: str, files: dict[str, Written]
-) -> Manifest:
-    plan = found.plan
-    cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
-    insecure = order.key.insecure_test_key is not None
-    return Manifest(
-        plan.parameters.program, run_id, plan.hash, request,
-        None if plan.exact else cost.epsilon, cost.delta, cost.mu, cost.rho, insecure, files,
-    )  # fmt: skip
-
-
-def names_of(found: Prepared) -> list[str]:
-    """Every file of an execution, by public files alone."""
-    tables = found.plan.parameters.tables
-    return [
-        f"{output.folder}/{name_of(found, part)}.csv"
-        for part in parts_of(found)
-        for output in outputs(tables[part.table])
-    ]
 
 
 def _here(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draft) -> None:

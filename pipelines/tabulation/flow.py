@@ -5,7 +5,7 @@
 Exact counts of a piece are summed before they are shuffled.  Every part of every table has an
 element of its own, so that parts without a record are published like the others.  Workers get the
 place of the key, never the key, and write files of the draft folder; the pipeline itself has no
-output but the numbers of parts that are done.
+output but the names and digests of the files that are there.
 
 Of the engine's own stages it takes the coder of batches, the place of the key, the table sampler,
 dead letters, durable files and the one way out for errors.  Three it does not take, each for a
@@ -23,15 +23,17 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import numbers
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
-from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.tabulation.draft import write_file
+from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.pipelines.tabulation.draft import MANIFEST, File, Written, manifest_of
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.pieces import Piece
 from dpstream.pipelines.tabulation.reading import read_one
-from dpstream.pipelines.tabulation.work import counted, finished, pairs_of, parts_of
+from dpstream.pipelines.tabulation.remote import put, stamp_of
+from dpstream.pipelines.tabulation.work import counted, finished, names_of, pairs_of, parts_of
 
 #: (number of a part, pairs of keys and counts).
 Routed = tuple[int, pa.RecordBatch]
@@ -44,9 +46,10 @@ class Task(NamedTuple):
     Attributes:
         inputs: where the files are.
         run_id: that was charged.
-        folder: the draft.
+        folder: the draft, or the URL of a folder in a store.
         letters: folder of refused records, ``None``: they refuse the file.
         keys: where a worker finds the key.
+        request: fingerprint of what was asked; for `Seal`.
     """
 
     inputs: Inputs
@@ -54,12 +57,13 @@ class Task(NamedTuple):
     folder: str
     letters: str | None
     keys: KeySource
+    request: str = ""
 
 
 def build(
     pipeline: beam.Pipeline, task: Task, pieces: Sequence[Piece], parts: int
 ) -> beam.PCollection:
-    """The pipeline; its output are the numbers of the parts that are done."""
+    """The pipeline; its output are the files of each part that is done."""
     every = (
         pipeline
         | "Parts" >> beam.Create(list(range(parts)))
@@ -75,7 +79,7 @@ def build(
         [every, counts]
         | "All" >> beam.Flatten()
         | "ByPart" >> beam.GroupByKey()
-        | "Publish" >> beam.ParDo(Publish(task)).with_output_types(int)
+        | "Publish" >> beam.ParDo(Publish(task)).with_output_types(str)
     )
 
 
@@ -93,6 +97,10 @@ class Begin(beam.DoFn):
         yield part, _batch(Pairs(none, none))
 
 
+def _told(letters: int) -> None:
+    count("operator_dead_letters", letters)
+
+
 class Count(beam.DoFn):
     """Exact counts of a piece, by part."""
 
@@ -105,7 +113,7 @@ class Count(beam.DoFn):
         piece, found = msgspec.json.decode(encoded, type=Piece), prepared(self._task.inputs)
         letters = self._task.letters
         folder = None if letters is None else Path(letters)
-        tally = counted(found, read_one(piece, found.lookup, folder))
+        tally = counted(found, read_one(piece, found.lookup, folder, _told))
         for part in parts_of(found):
             pairs = pairs_of(found, tally, part)
             if len(pairs.keys):
@@ -128,11 +136,57 @@ class Publish(beam.DoFn):
         self.__dict__.pop("_ring", None)
 
     @guarded("release")
-    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[int]:
-        """Write the files; the number of the part says that they are there."""
+    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[str]:
+        """Write the files, and say which (``Written`` by name, as JSON)."""
         task, (number, batches) = self._task, met
         found = prepared(task.inputs)
         pairs = summed([Pairs(*(numbers(column) for column in batch)) for batch in batches])
+        written = {}
         for file in finished(found, parts_of(found)[number], pairs, self._ring, task.run_id):
-            write_file(Path(task.folder), file)
-        yield number
+            written[file.name] = put(task.folder, file)
+        yield msgspec.json.encode(written).decode()
+
+
+class Seal(beam.DoFn):
+    """Puts the manifest beside the tables, once all of them are there: what makes them an output.
+
+    Args:
+        stamp: of the records when the execution began; others would have met its noise.
+    """
+
+    def __init__(self, task: Task, stamp: tuple[str, int, int], insecure: bool) -> None:
+        self._task, self._stamp, self._insecure = task, stamp, insecure
+
+    @guarded("release")
+    def process(self, met: tuple[int, Iterable[str]]) -> Iterator[str]:
+        """The name of the manifest.
+
+        Raises:
+            RunError: a file is not there.
+            PolicyError: the records changed.
+        """
+        task, files = self._task, dict[str, Written]()
+        for encoded in met[1]:
+            files |= msgspec.json.decode(encoded, type=dict[str, Written])
+        found = prepared(task.inputs)
+        if files.keys() != set(names_of(found)):
+            raise RunError("runner", "has not handed over a part of the tables", "run again")
+        if stamp_of(task.inputs.data, task.inputs.choice.program) != self._stamp:
+            raise PolicyError(
+                self._stamp[0], "changed while it was read", "make another output: a new charge"
+            )
+        receipt = manifest_of(found.plan, task.run_id, task.request, self._insecure, files)
+        put(task.folder, File(MANIFEST, receipt.encoded))
+        yield MANIFEST
+
+
+def sealed(
+    published: beam.PCollection, task: Task, stamp: tuple[str, int, int], insecure: bool
+) -> beam.PCollection:
+    """What follows where nobody waits: the manifest, behind all tables."""
+    return (
+        published
+        | "Together" >> beam.WithKeys(0).with_output_types(tuple[int, str])
+        | "ByOutput" >> beam.GroupByKey()
+        | "Seal" >> beam.ParDo(Seal(task, stamp, insecure)).with_output_types(str)
+    )

@@ -20,13 +20,14 @@ from dpstream.dp_transforms.tabulation.published import Published, published_of
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.files import Loaded, load, public_paths, records_path
 from dpstream.pipelines.tabulation.private import Lookup, lookup_of
+from dpstream.pipelines.tabulation.remote import fetched
 
 
 class Inputs(NamedTuple):
     """The files of an execution.
 
     Attributes:
-        parameters, data: folders.
+        parameters, data: folders, by their paths or by URLs of a store.
         choice: what is asked for beside them.
         digest: of the public files, as `digest_of` gives it.
     """
@@ -85,12 +86,13 @@ def prepared(inputs: Inputs) -> Prepared:
         UsageError: a file has a fault.
         RunError: the files are not those that the inputs were made of.
     """
-    parameters, data = Path(inputs.parameters), Path(inputs.data)
-    found = prepared_of(load(parameters, data, inputs.choice), inputs.digest)
-    if digest_of(public_paths(parameters, data, inputs.choice.program)) != inputs.digest:
-        raise RunError(
-            "PARAMETERS", "have a file that changed while it was read", "run again when it is whole"
-        )
+    with fetched(inputs.parameters, inputs.data, inputs.choice.program) as (parameters, data):
+        found = prepared_of(load(parameters, data, inputs.choice), inputs.digest)
+        if digest_of(public_paths(parameters, data, inputs.choice.program)) != inputs.digest:
+            raise RunError(
+                "PARAMETERS", "have a file that changed while it was read",
+                "run again when it is whole",
+            )  # fmt: skip
     return found
 
 

@@ -1,6 +1,6 @@
 """Records of the private file in batches; those that break a rule go to the dead letter."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpstream.accounting.errors import RunError
@@ -24,8 +24,17 @@ def read(path: Path, lookup: Lookup, letters: Path | None) -> Iterator[Records]:
         yield from read_one(piece, lookup, letters)
 
 
-def read_one(piece: Piece, lookup: Lookup, letters: Path | None) -> Iterator[Records]:
-    """The same of a piece; its dead letters are one file, whoever reads it."""
+def read_one(
+    piece: Piece,
+    lookup: Lookup,
+    letters: Path | None,
+    told: Callable[[int], None] = lambda _: None,
+) -> Iterator[Records]:
+    """The same of a piece; its dead letters are one file, whoever reads it.
+
+    Args:
+        told: how many there are, for the operator.
+    """
     name, refused = Path(piece.path).name, []
     try:
         for parsed in read_piece(piece, lookup):
@@ -36,7 +45,7 @@ def read_one(piece: Piece, lookup: Lookup, letters: Path | None) -> Iterator[Rec
     except OSError:
         raise _unreadable(name) from None
     if letters is not None:
-        dead_letters.write(letters, refused)
+        told(dead_letters.write(letters, refused))
 
 
 def _pieces(path: Path) -> list[Piece]:

@@ -18,6 +18,7 @@ from dpstream.dp_transforms.tabulation.pairs import NONE, Pairs, summed
 from dpstream.dp_transforms.tabulation.perturb import perturbed
 from dpstream.dp_transforms.tabulation.records import Records
 from dpstream.dp_transforms.tabulation.release import outputs, released
+from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.inputs import Prepared
 
 #: Pairs that come together before they are summed.
@@ -36,13 +37,6 @@ class Part(NamedTuple):
     number: int
     table: int
     shard: Shard
-
-
-class File(NamedTuple):
-    """A part of a published table: name below the output folder, and content."""
-
-    name: str
-    content: bytes
 
 
 def parts_of(found: Prepared) -> list[Part]:
@@ -149,3 +143,13 @@ def name_of(found: Prepared, part: Part) -> str:
     """Of a part among those of its table: ``tract-2-003``."""
     level = found.domain.levels[part.shard.level].level
     return f"{level.region_type.lower()}-{level.iteration_level}-{part.shard.part:03d}"
+
+
+def names_of(found: Prepared) -> list[str]:
+    """Every file of an execution, by public files alone."""
+    tables = found.plan.parameters.tables
+    return [
+        f"{output.folder}/{name_of(found, part)}.csv"
+        for part in parts_of(found)
+        for output in outputs(tables[part.table])
+    ]

@@ -12,6 +12,7 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.tabulation.draft import (
     MANIFEST,
     Begun,
+    File,
     Manifest,
     decoded,
     locked,
@@ -19,7 +20,6 @@ from dpstream.pipelines.tabulation.draft import (
     standing,
     write_file,
 )
-from dpstream.pipelines.tabulation.work import File
 
 BEGUN = Begun("5a" * 16, "1b" * 16)
 FILES = [File("t1/a.csv", b"one\n"), File("t3/T03001/b.csv", b"two\n")]

@@ -1,0 +1,150 @@
+"""Files of an execution in a store (``gs://``): public ones are fetched, tables are put there.
+
+Workers of a service share no disk.  Each fetches the public files once; a piece of the records is
+read as a range of its object (`pieces`); a table is put as an object, whole or not at all.
+"""
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.tabulation import characteristics, geography
+from dpstream.pipelines.tabulation.config import CONFIG
+from dpstream.pipelines.tabulation.draft import File, Written, write_file
+from dpstream.pipelines.tabulation.layouts import LAYOUTS
+from dpstream.pipelines.tabulation.totals import TOTALS
+
+#: Enough for a header.
+_HEAD_BYTES = 1 << 16
+
+
+def is_remote(place: str) -> bool:
+    """Whether a place is a URL."""
+    return "://" in place
+
+
+@contextlib.contextmanager
+def fetched(parameters: str, data: str, program: str) -> Iterator[tuple[Path, Path]]:
+    """The folders of parameters and data, with all public files and the header of the records.
+
+    Raises:
+        UsageError: a file is missing.
+        RunError: the store cannot be read.
+    """
+    if not is_remote(parameters) and not is_remote(data):
+        yield Path(parameters), Path(data)
+        return
+    with tempfile.TemporaryDirectory(prefix="dpstream-tables-") as folder:
+        here = Path(folder, "parameters"), Path(folder, "data")
+        for name in (CONFIG, *characteristics.COLUMNS):
+            _fetch(parameters, name, here[0])
+        _fetch(data, geography.GEOGRAPHY, here[1])
+        records = LAYOUTS[program].file
+        head = _read(data, records, _HEAD_BYTES)
+        (here[1] / records).write_bytes(head[: head.find(b"\n") + 1] or head)
+        if program == "h":
+            for name in _totals(data):
+                _fetch(data, name, here[1])
+        yield here
+
+
+def _totals(data: str) -> list[str]:
+    """The file, or the files of the folder, of published totals."""
+    from dpstream.pipelines.connectors.folder.store import Folder
+
+    folder = Folder(data)
+    try:
+        if folder.info(TOTALS) is not None:
+            return [TOTALS]
+        inside = [found.name for found in folder.list(TOTALS, recursive=False)]
+    except OSError:
+        raise _unreadable(TOTALS) from None
+    return sorted(name for name in inside if name.endswith(".csv")) or [TOTALS]
+
+
+def stamp_of(data: str, program: str) -> tuple[str, int, int]:
+    """Name, bytes and time of change of the records: what tells an object from a later one.
+
+    Raises:
+        UsageError: they are missing.
+        RunError: the store cannot be read.
+    """
+    from dpstream.pipelines.connectors.folder.store import Folder
+
+    name = LAYOUTS[program].file
+    try:
+        found = Folder(data).info(name)
+    except OSError:
+        raise _unreadable(name) from None
+    if found is None:
+        raise UsageError(name, "is missing", "put it into its folder")
+    return name, found.size, found.changed
+
+
+def put(folder: str, file: File) -> Written:
+    """Write a file of a draft, or an object; who writes it again writes the same.
+
+    Raises:
+        RunError: the store cannot be written.
+    """
+    if not is_remote(folder):
+        write_file(Path(folder), file)
+        return _written(file)
+    from dpstream.pipelines.connectors.folder.store import Folder
+
+    place = Folder(folder)
+    system, path = place.open(), place.path(file.name)
+    try:
+        if place.local:
+            system.create_dir(path.rpartition("/")[0], recursive=True)
+        with system.open_output_stream(path) as out:
+            out.write(file.content)
+    except OSError:
+        raise RunError("out_folder", "cannot be written", "check the store and rights") from None
+    return _written(file)
+
+
+def get(folder: str, name: str) -> bytes | None:
+    """An object, ``None``: there is none.
+
+    Raises:
+        RunError: the store cannot be read.
+    """
+    from dpstream.pipelines.connectors.folder.store import Folder
+
+    try:
+        if Folder(folder).info(name) is None:
+            return None
+        return _read(folder, name)
+    except OSError:
+        raise _unreadable(name) from None
+
+
+def _written(file: File) -> Written:
+    digest = hashlib.blake2b(file.content, digest_size=16).hexdigest()
+    return Written(len(file.content), digest)
+
+
+def _fetch(folder: str, name: str, here: Path) -> None:
+    (here / name).parent.mkdir(parents=True, exist_ok=True)
+    (here / name).write_bytes(_read(folder, name))
+
+
+def _read(folder: str, name: str, most: int = -1) -> bytes:
+    from dpstream.pipelines.connectors.folder.store import Folder
+
+    try:
+        with Folder(folder).stream(name) as file:
+            return file.read(most)
+    except FileNotFoundError:
+        error: UsageError | RunError = UsageError(name, "is missing", "put it into its folder")
+    except OSError:
+        error = _unreadable(name)
+    raise error
+
+
+def _unreadable(name: str) -> RunError:
+    return RunError(name, "cannot be read", "check the store and rights")
