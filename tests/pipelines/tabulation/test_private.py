@@ -232,7 +232,7 @@ def test_spoilt_lines_against_one_at_a_time(spoilt: Office) -> None:
             seen.add(expected)
         at += len(line.encode()) + 1
     assert len(seen) >= 10 and len(whole.records) > 50
-    for size in (100, 1_009, 5_000):
+    for size in (1_009, 5_000):
         assert read(path, own, size) == whole
 
 
