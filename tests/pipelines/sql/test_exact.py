@@ -60,3 +60,48 @@ def test_tables_are_their_rows_that_have_a_unit() -> None:
     text = tables_by_unit(query, shop()).sql("duckdb")
     assert '"t2"."uid" IS NULL' in text and text.count("JOIN") == 3
     assert " pages ON TRUE" in text  # public: as it is
+
+
+def test_extremes_are_the_values_and_no_zero_has_a_sign() -> None:
+    schema = {"t": {"x": "FLOAT64", "s": "STRING", "n": "INT64"}}
+    text = "SELECT MAX(t.x) AS x, MIN(t.x) AS y, MAX(t.s) AS s, MIN(t.n) AS n FROM t"
+    query = qualified(parsed(text), schema)
+    assert isinstance(query, exp.Select)
+    safe = safe_query(query).sql("duckdb")
+    for turn in (1, -1):
+        base = duckdb.connect()
+        base.execute("CREATE TABLE t (x DOUBLE, s VARCHAR, n BIGINT)")
+        rows = [(0.0, "a", 7), (-0.0, "b", 5), (-2.5, "", 9)][::turn]
+        base.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
+        [found] = base.sql(safe).fetchall()
+        assert found == (0.0, -2.5, "b", 5) and str(found[0]) == "0.0"
+
+
+def test_computed_columns_have_the_type_that_was_found() -> None:
+    node = parse_one("a + 1", dialect="duckdb")
+    wanted = {
+        exp.DType.BIGINT: "BIGINT", exp.DType.TEXT: "TEXT", exp.DType.DATE: "DATE",
+        exp.DType.DOUBLE: "DOUBLE", exp.DType.UNKNOWN: "DOUBLE",
+        exp.DType.DECIMAL: "DECIMAL(38, 9)",
+    }  # fmt: skip
+    for kind, name in wanted.items():
+        assert tried(node.copy(), kind).sql("duckdb") == f"TRY_CAST(TRY(a + 1) AS {name})"
+    assert tried(node.copy()).sql("duckdb") == "TRY(a + 1)"
+
+
+@pytest.mark.parametrize(
+    "equal", ["t.n * 9223372036854775807 = t.n", "t.n = t.n * 4611686018427387904"]
+)
+def test_equalities_with_a_column_do_not_fail(equal: str) -> None:
+    query = qualified(parsed(f"SELECT t.n FROM t WHERE {equal}"), {"t": {"n": "INT64"}})
+    assert isinstance(query, exp.Select)
+    base = duckdb.connect()
+    base.execute("CREATE TABLE t (n BIGINT); INSERT INTO t VALUES (0), (7)")
+    assert base.sql(safe_query(query).sql("duckdb")).fetchall() == [(0,)]
+
+
+def test_names_of_tables_may_be_words_of_the_language() -> None:
+    query = parse_one("SELECT items.qty FROM items")
+    assert isinstance(query, exp.Select)
+    text = tables_by_unit(query, shop()).sql("duckdb")
+    assert all(f'"{name}" AS t{i}' in text for i, name in enumerate(("items", "orders", "users")))

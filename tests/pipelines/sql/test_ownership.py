@@ -120,3 +120,12 @@ def test_a_column_is_no_key_because_of_its_name() -> None:
 def test_an_order_within_is_dropped() -> None:
     found = statement_of(f"{_DP} (SELECT uid, n FROM visits ORDER BY n) AS a", _CATALOG)
     assert found.source.find(exp.Order) is None
+
+
+def test_rows_left_out_are_refused_without_a_limit_too() -> None:
+    assert code_of(f"{_DP} (SELECT uid, n FROM visits ORDER BY n OFFSET 2) AS a") == "limit"
+
+
+def test_public_relations_are_combined() -> None:
+    both = "(SELECT page FROM pages UNION ALL SELECT dept FROM depts) AS p"
+    assert code_of(f"{_DP} visits AS v JOIN {both} ON v.page = p.page") is None
