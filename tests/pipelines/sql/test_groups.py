@@ -88,3 +88,25 @@ def test_public_groups_that_are_none() -> None:
     groups = Groups(["a"], [_T.TEXT], _ring().key, pa.table({"a": pa.array([], pa.string())}))
     assert groups.codes([_chunked(["x"])]).tolist() == [-1] and len(groups.ids) == 0
     assert groups.values is not None and groups.values.column_names == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (_T.BIGINT, 0), (_T.DECIMAL, decimal.Decimal(0)), (_T.BOOLEAN, False), (_T.TEXT, ""),
+        (_T.VARBINARY, b""), (_T.DATE, datetime.date(1970, 1, 1)),
+        (_T.TIMESTAMP, datetime.datetime(1970, 1, 1)),
+    ],
+)  # fmt: skip
+def test_null_is_no_filler(kind: exp.DType, value: object) -> None:
+    """One id for both would be one noise for two groups."""
+    groups = Groups(["a"], [kind], _ring().key)
+    assert groups.codes([_chunked([value, None])]).tolist() == [0, 1]
+    assert (groups.ids[0] != groups.ids[1]).any()
+
+
+def test_the_first_group_stays_the_first() -> None:
+    groups = Groups(["a"], [_T.TEXT], _ring().key)
+    for _ in range(3):
+        assert groups.codes([_chunked(["x", "y"])]).tolist() == [0, 1]
+    assert groups.codes([_chunked(["z", "x"])]).tolist() == [2, 0] and len(groups.ids) == 3

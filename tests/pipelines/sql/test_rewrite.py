@@ -275,3 +275,17 @@ def test_joins_that_multiply_rows_do_not_fill_the_memory(tmp_path: Path) -> None
     with Engine(catalog, ["visits", "pages"], memory="200MB", threads=2) as engine:
         [row] = engine.run(query).to_pylist()
     assert len(row["rows_0"]) == rewrite.MAX_ROWS and len(set(row["rows_0"])) >= 6
+
+
+@pytest.mark.parametrize(("low", "high"), [(-40, -20), (20, 40)])
+def test_a_unit_without_a_usable_row_adds_0_whatever_the_bounds(low: int, high: int) -> None:
+    statement = _asked("SUM(seconds, contribution_bounds_per_row => (-5, 10)) AS s", "FROM visits")
+    query = stage_one(statement, _CATALOG, {"s": (_STEP, low, high)}).sql("duckdb")
+    rows = ugly_rows(0)
+    first, nobody = rows["visits"][0], 10**6
+    for seconds in (None, math.nan):
+        rows["visits"].append((nobody, first[1], seconds, *first[3:]))
+    found = dict(database(_CATALOG, rows).execute(query).fetchall())
+    assert found[nobody] == 0 and set(found) > {nobody}
+    del found[nobody]
+    assert all(min(low, 0) * 2 <= value <= max(high, 0) * 2 for value in found.values())

@@ -1,11 +1,15 @@
 """Shards of units and formats of files decide nothing."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql import ask as asking
-from tests.pipelines.sql.asking import ALL, asked, data_set, dp
+from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
+from dpstream.pipelines.sql.stage import MAX_SHARDS, Turns
+from tests.pipelines.sql.asking import ALL, KEY, asked, data_set, dp
 
 
 def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
@@ -28,3 +32,15 @@ def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
     assert all(found.table.equals(first) for found in tables[1:2])
     # Another catalog is another question: noise differs, the columns do not.
     assert all(found.table.schema == first.schema for found in tables[2:])
+
+
+def test_turns_grow_fourfold_and_end_at_the_most() -> None:
+    turns, tried = Turns(cast(Engine, None), KeyRing(bytes.fromhex(KEY)), 1), []
+
+    def once() -> None:
+        tried.append(turns._shards)
+        raise MemoryLimitError("memory", "is too small", "give more")
+
+    with pytest.raises(MemoryLimitError):
+        turns._fitted(once)
+    assert tried == [1, 4, 16, 64, 256, 1024, MAX_SHARDS] and MAX_SHARDS == 4_096
