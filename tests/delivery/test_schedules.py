@@ -9,7 +9,7 @@ from tests.delivery.audit import audit
 from tests.delivery.sabotaged import SABOTAGED
 from tests.delivery.schedules import Back, make
 
-CI, TOGETHER, LONG = 200, 20, 5_000
+CI, TOGETHER, LONG = 200, 10, 5_000
 
 
 def audited(seeds: range) -> Counter[str]:

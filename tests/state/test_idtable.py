@@ -45,7 +45,7 @@ def test_interning_many_with_growth() -> None:
 PAIR = st.tuples(st.integers(0, 5), ID)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(batches=st.lists(st.lists(PAIR, max_size=40), max_size=8))
 def test_pairs_are_a_set(batches: list[list[tuple[int, tuple[int, int]]]]) -> None:
     pairs, model = PairSet(), set()

@@ -55,7 +55,7 @@ def kept(account: Account, more: list[Charge]) -> object:
         return str(error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(charges, max_size=8), st.lists(charges, min_size=1, max_size=2), st.integers(0, 8))
 def test_it_is_what_all_runs_together_cost(
     runs: list[Charge], more: list[Charge], left: int

@@ -313,7 +313,7 @@ TIME_TEXT = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(values=rows_of(list(TIME_TEXT)))
 def test_times_as_text(values: list[str | None]) -> None:
     check_rows(columns.instant, cast(pa.string()), values, TIME_TEXT.__getitem__)

@@ -145,7 +145,7 @@ DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=None).filte
 WIDE_DECIMALS = st.tuples(st.integers(-(10**76) + 1, 10**76 - 1), st.integers(0, 76))
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(pairs=st.lists(WIDE_DECIMALS, min_size=1, max_size=6), zeros=st.integers(0, 40))
 def test_decimals_are_reduced_as_python_does(
     ring: KeyRing, pairs: list[tuple[int, int]], zeros: int
@@ -168,7 +168,7 @@ def test_decimals_are_reduced_as_python_does(
             assert int.from_bytes(data[1:].tobytes(), "little", signed=True) == significand
 
 
-@settings(max_examples=100)
+@settings(max_examples=33)
 @given(whole=st.integers(-(2**31), 2**31), shift=st.integers(0, 6))
 def test_a_decimal_has_one_id_at_every_scale(ring: KeyRing, whole: int, shift: int) -> None:
     value = Decimal(whole).scaleb(-shift, WIDE)
@@ -181,7 +181,7 @@ def test_a_decimal_has_one_id_at_every_scale(ring: KeyRing, whole: int, shift: i
     assert len(found) == 1
 
 
-@settings(max_examples=100)
+@settings(max_examples=33)
 @given(nanos=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=6, unique=True))
 def test_instants_are_told_apart_to_the_nanosecond(ring: KeyRing, nanos: list[int]) -> None:
     kind = pa.timestamp("ns", "UTC")
@@ -232,7 +232,7 @@ def framed(row: list[tuple[str, Any]], context: int) -> bytes:
     return frames.message
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     rows=st.lists(
         st.tuples(st.lists(FIELD, min_size=1, max_size=3), st.integers(0, 1)),

@@ -118,7 +118,7 @@ def float_error(law: str, word: int, scale: float) -> float:
         return float(abs(exact - flint.arb(float(seen[0][0]))) / wide)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     word=st.integers(0, 2**64 - 1) | st.integers(0, 64).map(lambda k: (1 << k) - 1),
     scale=st.floats(2.0**-3, 2.0**40),

@@ -112,7 +112,7 @@ def distinct(name: Name) -> tuple[object, ...]:
     return (name[1], *((kind, type(value), value) for kind, value in name[0]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=66)
 @given(names=st.lists(NAME, min_size=2, max_size=8))
 def test_framing_is_injective_and_prefix_free(names: list[Name]) -> None:
     for a, b in itertools.combinations(names, 2):
