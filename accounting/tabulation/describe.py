@@ -23,6 +23,7 @@ from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_los
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.accounting.tabulation.scales import Draws, Noise
 from dpstream.accounting.tabulation.tables import Table
+from dpstream.accounting.tabulation.targets import same_margins
 
 _margin = functools.lru_cache(maxsize=4096)(margins.margin)
 _combined_margin = functools.lru_cache(maxsize=4096)(combined.margin)
@@ -54,7 +55,8 @@ def describe(
 
     Returns:
         ``guarantee``, ``accountings`` (name, epsilon, whether it ``holds`` for this noise, note),
-        ``sides`` (budget of a record of Puerto Rico and of any other), ``levels`` (budget, s and
+        ``sides`` (budget of a record of Puerto Rico and of any other), ``same_margins`` (least
+        budgets with the same margins of single counts), ``levels`` (budget, s and
         its rule, noise, thresholds, ``figures`` with their exact 95% margins) and ``notes``.
     """
     asked = plan.parameters
@@ -68,6 +70,7 @@ def describe(
         "guarantee": _guarantee(plan, delta),
         "accountings": [] if plan.exact else accountings(plan, delta),
         "sides": None if plan.exact else _sides(plan),
+        "same_margins": None if plan.exact else _same_margins(plan, delta),
         "levels": [
             _level(plan, table, level, noise, groups or {})
             for table, level, noise in plan.measured()
@@ -87,6 +90,26 @@ def _guarantee(plan: TablePlan, delta: float) -> dict[str, Any]:
 def _sides(plan: TablePlan) -> dict[str, float]:
     sums = {side: total(plan.spent(puerto_rico=side == "pr")) for side in ("us", "pr")}
     return {side: rounded_up(budget) for side, budget in sums.items()}
+
+
+def _same_margins(plan: TablePlan, delta: float) -> dict[str, Any]:
+    """Least budgets of all levels at which single counts keep their margins."""
+    gamma, sums = plan.parameters.gamma, {False: Fraction(), True: Fraction()}
+    budgets = dict[str, dict[str, float]]()
+    for table, level, noise in plan.measured():
+        budget = plan.parameters.budget(table.name, level)
+        assert isinstance(budget, Fraction)
+        least = same_margins(noise, budget, plan.stability[level].groups, gamma)
+        # Six digits are what a person writes into a file.
+        written = min(Fraction(up(float(least))), budget)
+        budgets.setdefault(table.name, {})[level.name] = rounded_up(written)
+        sums[level.puerto_rico] += written
+    total_ = max(sums.values())
+    epsilon = rounded_up(total_)
+    if plan.law != "discrete laplace":
+        convert = gaussian_epsilon if plan.law == "rounded gauss" else zcdp_epsilon
+        epsilon = convert(total_, delta)
+    return {"budget": rounded_up(total_), "epsilon": epsilon, "budgets": budgets}
 
 
 def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
@@ -224,6 +247,10 @@ def text(figures: dict[str, Any]) -> str:
         held = "" if row["holds"] else " (does not hold for this noise)"
         lines.append(f"Epsilon     {up(row['epsilon']):<10} at delta {row['delta']:g}  "
                      f"{row['name']}: {row['note']}{held}")  # fmt: skip
+    same = figures["same_margins"]
+    if same and same["budget"] < max(figures["sides"].values()):
+        least = f"{name} {up(same['budget'])} (epsilon {up(same['epsilon'])})"
+        lines.append(f"Or          {least} has the same margins of single counts: see --json")
     rules = {row["stability_rule"] for row in figures["levels"]}
     lines += [f"Stability   {rule}" for rule in sorted(rules)]
     for table in dict.fromkeys(row["table"] for row in figures["levels"]):

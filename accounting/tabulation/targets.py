@@ -5,38 +5,43 @@ A margin m is met where P(|Z| > m) <= .05.  The published inversions are not exa
 * geometric: epsilon = ln 20 / (m + 1) has margins of m + 1 (7, 12, 51 for 6, 11, 50), because the
   factor 2 / (1 + e^epsilon) of the tail was left out;
 * discrete Gaussian: rho = 1.92 / m^2 spends more than needed, because |Z| <= m reaches to m + 1/2.
+
+Margins are whole numbers, so many budgets have the same: ``same_margins`` is the least of them.
 """
 
+import functools
 import math
 from fractions import Fraction
 
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from dpstream.accounting.tabulation.margins import tail
-from dpstream.accounting.tabulation.scales import LawName, Noise
+from dpstream.accounting.tabulation.margins import margin, tail
+from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
 
 #: Chance that a figure misses its margin.
 MISSED = 0.05
 
 
-def published_epsilon(margin: float) -> float:
-    """Parameter of geometric noise on one count, as published."""
-    return math.log(20) / (math.floor(margin) + 1)
+def published_epsilon(most: float) -> float:
+    """Parameter of geometric noise on one count of this margin, as published."""
+    return math.log(20) / (math.floor(most) + 1)
 
 
-def published_rho(margin: float) -> float:
-    """rho of one count, as published."""
-    return 1.92 / math.floor(margin) ** 2
+def published_rho(most: float) -> float:
+    """rho of one count of this margin, as published."""
+    return 1.92 / math.floor(most) ** 2
 
 
-def least_budget(law: LawName, margin: int) -> float:
-    """Least rho or epsilon of one count whose noise is within ``margin`` with 95%."""
+@functools.lru_cache(maxsize=1024)
+def least_budget(law: LawName, most: int) -> float:
+    """Least rho or epsilon of one count whose noise is within ``most`` with 95%."""
     if law == "discrete laplace":
-        return float(brentq(lambda e: _geometric_tail(e, margin) - MISSED, 1e-9, 50.0, xtol=1e-15))
+        return float(brentq(lambda e: _geometric_tail(e, most) - MISSED, 1e-9, 50.0, xtol=1e-15))
     if law == "rounded gauss":
-        return 1 / (2 * ((margin + 0.5) / -float(ndtri(MISSED / 2))) ** 2)
-    sigma = brentq(lambda x: tail(Noise(law, x), margin) - MISSED, 0.3, 2.0 * margin + 2)
+        return 1 / (2 * ((most + 0.5) / -float(ndtri(MISSED / 2))) ** 2)
+    near = (most + 0.5) / -float(ndtri(MISSED / 2))
+    sigma = brentq(lambda x: tail(Noise(law, x), most) - MISSED, near / 2, 2 * near)
     return 1 / (2 * float(sigma) ** 2)
 
 
@@ -48,5 +53,25 @@ def level_budget(count: float, groups: int, gamma: float) -> Fraction:
     return Fraction(count) * groups / (1 - Fraction(repr(gamma)))
 
 
-def _geometric_tail(epsilon: float, margin: int) -> float:
-    return 2 * math.exp(-epsilon * margin) / (1 + math.exp(epsilon))
+def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -> Fraction:
+    """Least budget of a level at which single counts have no larger margins than they have.
+
+    Margins of sums grow with it, and so does step 1's noise.
+
+    Args:
+        noise: of the level at its budget; groups: s.
+    """
+    assert noise.detail is not None
+    found = least_of(noise.detail) * groups / (1 - gamma)
+    if noise.total is not None:
+        found = max(found, least_of(noise.total) * groups)
+    return min(found, budget)
+
+
+def least_of(noise: Noise) -> Fraction:
+    """Least budget of one count with no larger margin than this noise has, a little above it."""
+    return Fraction(least_budget(noise.law, margin(noise))) * (1 + Fraction(1, 10**6))
+
+
+def _geometric_tail(epsilon: float, most: int) -> float:
+    return 2 * math.exp(-epsilon * most) / (1 + math.exp(epsilon))

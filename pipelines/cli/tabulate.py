@@ -177,6 +177,8 @@ def execute(
         shown = f"({up(manifest.epsilon)}, {up(manifest.delta)}) of every record"
         said = "Charged" if done.charged else "Charged before" if ledger else "Costs"
         click.echo(f"{said} {shown}", err=True)
+    if order.letters is not None and order.letters.exists():
+        click.echo(f"Operator only: dead letters (position and rule) in {order.letters}", err=True)
     if manifest.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 

@@ -10,10 +10,11 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.parameters import Family, Parameters, Program
@@ -55,7 +56,20 @@ class Choice(NamedTuple):
 
     program: Program
     noise: Family = "census"
-    estimates: Any = "census"
+    estimates: Literal["census", "combined"] = "census"
+
+    def check(self) -> None:
+        """Refuse what no files could mean.
+
+        Raises:
+            UsageError: estimates of two steps, where there is one.
+        """
+        if self.program == "h" and self.estimates == "combined":
+            raise UsageError(
+                "--estimates",
+                "combined needs a first step, which households do not have",
+                "leave it out: their totals have the census estimate",
+            )
 
 
 def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None:

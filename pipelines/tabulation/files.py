@@ -34,7 +34,11 @@ class Loaded(NamedTuple):
 
 
 def validate(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
-    """All faults of the public files, and of the header of the records."""
+    """All faults of the public files, and of the header of the records.
+
+    Raises:
+        UsageError: the choice itself makes no sense.
+    """
     return _read(parameters, data, choice, records=True)[1]
 
 
@@ -48,7 +52,8 @@ def load(
         totals: whether households need the totals of persons now.
 
     Raises:
-        UsageError: there is a fault; names the first and says how many there are.
+        UsageError: there is a fault; names the first and says how many there are.  Or the choice
+            makes no sense.
     """
     loaded, found = _read(parameters, data, choice, records, totals)
     refuse(found)
@@ -71,6 +76,7 @@ def public_paths(parameters: Path, data: Path, program: str) -> list[Path]:
 def _read(
     parameters: Path, data: Path, choice: Choice, records: bool, totals: bool = True
 ) -> tuple[Loaded | None, list[Fault]]:
+    choice.check()
     faults = {name: Faults(name) for name in (CONFIG, *characteristics.COLUMNS)}
     resolved = read_config(parameters / CONFIG, choice, faults[CONFIG])
     found = characteristics.read_characteristics(parameters, faults)

@@ -27,7 +27,7 @@ from dpstream.pipelines.tabulation.digits import numbers_of
 from dpstream.pipelines.tabulation.geography import BLOCK, BLOCK_DIGITS, is_in
 from dpstream.pipelines.tabulation.layouts import ETHNICITY, LAYOUTS, RACE_COLUMNS, Layout, Rule
 from dpstream.pipelines.tabulation.pieces import Lines, Piece, lines_of
-from dpstream.pipelines.tabulation.text import field_counts, parse, stray_returns
+from dpstream.pipelines.tabulation.text import field_counts, parse, simple_rows, stray_returns
 
 _NULL = "Null"
 #: Leaves of T3 and T4 by the texts of household type and tenure; who pays no rent counts as renter.
@@ -118,31 +118,20 @@ _ORDER = {rule: number for number, rule in enumerate(Rule)}
 def _rows(lines: Lines, layout: Layout) -> tuple[Int8, pa.Table]:
     """(n,) the fault of each line as a line, and the columns of those without one."""
     fault = np.full(len(lines.lines), _NOTHING, np.int8)
-    fault[lines.blank] = _SKIPPED
-    longer = too_long(lines.lines)
-    width = len(layout.columns)
-    simple = not (lines.returns or lines.blank.any() or longer.any())
-    if simple and (table := _parse_simple(lines.lines, layout)) is not None:
+    columns = layout.columns
+    table = None if lines.returns else simple_rows(lines.lines, lines.blank, columns, columns)
+    if table is not None:
         return fault, table
-    broken = stray_returns(lines.lines)
-    counted = field_counts(lines.lines) != width
-    for bad, rule in ((counted, Rule.FIELD_COUNT), (longer, Rule.LINE_TOO_LONG),
-                      (broken, Rule.MALFORMED)):  # fmt: skip
-        fault[bad & ~lines.blank] = _ORDER[rule]
+    of_line = (
+        (field_counts(lines.lines) != len(columns), Rule.FIELD_COUNT),
+        (too_long(lines.lines), Rule.LINE_TOO_LONG),
+        (stray_returns(lines.lines), Rule.MALFORMED),
+    )
+    for bad, rule in of_line:
+        fault[bad] = _ORDER[rule]
+    fault[lines.blank] = _SKIPPED
     kept = lines.lines.filter(pa.array(fault == _NOTHING))
-    return fault, parse(kept, layout.columns, layout.columns)
-
-
-def _parse_simple(lines: pa.BinaryArray, layout: Layout) -> pa.Table | None:
-    """The columns of lines that are not blank, too long or with a carriage return.
-
-    Returns:
-        ``None`` if one of them has another number of fields.
-    """
-    try:
-        return parse(lines, layout.columns, layout.columns)
-    except pa.ArrowInvalid:  # its text shows the line
-        return None
+    return fault, parse(kept, columns, columns)
 
 
 class _Columns:

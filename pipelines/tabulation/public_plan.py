@@ -35,10 +35,6 @@ def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
     Raises:
         UsageError: there is a fault, or the choice is not possible.
     """
-    if choice.program == "h" and choice.estimates == "combined":
-        raise UsageError(
-            "--estimates", "combined needs a first step, which households do not have", "omit it"
-        )
     totals = choice.program != "h" or total_files(data)[0].exists()
     loaded = load(parameters, data, choice, records=False, totals=totals)
     paths = public_paths(parameters, data, choice.program)

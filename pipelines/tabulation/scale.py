@@ -13,7 +13,7 @@ from dpstream.pipelines.tabulation.inputs import Prepared
 #: counted), for a group and table (measured, written).
 _START, _READ, _COUNT, _GROUP = 2.0, 1.2e-6, 5.5e-6, 0.4e-6
 #: Bytes of memory: of the program and public files, of a counted pair in one process.
-_BASE, _PAIR = 350 << 20, 40
+_BASE, _PAIR = 350 << 20, 16
 #: Bytes of a pair that is shuffled between workers.
 _SHUFFLED = 12
 #: Groups of a level that a record is in, on average: alone and in combination for most.

@@ -110,12 +110,33 @@ def _rows(
     """The rows of a block whose first line has a number, and how many lines it has."""
     lines, blank = split(block)
     numbers = np.arange(len(lines), dtype=np.int64) + row
+    table = None
+    if b"\r" not in block and is_utf8(lines):
+        table = simple_rows(lines, blank, names, columns)
+    if table is not None:
+        return Rows(table, numbers), len(lines)
     good = ~blank
     for bad, rule, fix in line_faults(lines, len(names)):
         faults.rows(bad & ~blank, numbers, "", rule, fix)
         good &= ~bad
     kept = lines if good.all() else lines.filter(pa.array(good))
     return Rows(parse(kept, names, columns), numbers[good]), len(lines)
+
+
+def simple_rows(
+    lines: pa.BinaryArray, blank: Bool, names: Sequence[str], columns: Sequence[str]
+) -> pa.Table | None:
+    """The columns of lines without carriage returns, if nothing is wrong with any of them.
+
+    Returns:
+        ``None`` if one is blank, too long or has another number of fields.
+    """
+    if blank.any() or too_long(lines).any():
+        return None
+    try:
+        return parse(lines, names, columns)
+    except pa.ArrowInvalid:  # its text shows the line
+        return None
 
 
 def usable_header(

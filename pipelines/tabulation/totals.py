@@ -22,7 +22,7 @@ from dpstream.pipelines.tabulation.text import Rows, read_blocks
 TOTALS = "pop-group-totals.txt"
 COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "COUNT")
 #: A count has at most so many digits, a sign apart.
-_COUNT = "^-?[0-9]{1,15}$"
+_COUNT, _MOST = "^-?[0-9]{1,15}$", 10**15
 #: Column of the geography of each region type; the nation has none.
 _OF_TYPE = {
     "STATE": "state", "COUNTY": "county", "TRACT": "tract", "PLACE": "place", "AIANNH": "aiannh",
@@ -98,26 +98,28 @@ class _Domain:
 
     def counted(self, rows: Rows, faults: Faults) -> tuple[pa.Table, Int64, Int64]:
         """The rows that levels count, the number of each one's group, and its line."""
-        table, numbers = rows
-        known = _bool(pc.is_in(table["REGION_TYPE"], self.all_types))
+        numbers = rows.numbers
+        texts = {name: _encoded(rows.table[name]) for name in COLUMNS[:3]}
+        types, of_type = texts["REGION_TYPE"].dictionary, _indices(texts["REGION_TYPE"])
+        known = _bool(pc.is_in(types, self.all_types))[of_type]
         faults.rows(~known, numbers, "REGION_TYPE", "is no region type", "correct it")
-        code = pc.index_in(table["ITERATION_CODE"], self.codes).fill_null(-1).to_numpy()
+        code = _places(texts["ITERATION_CODE"], self.codes)
         faults.rows(code < 0, numbers, "ITERATION_CODE", "is no iteration of level 1 or 2",
                     "give the t1 of the same iterations")  # fmt: skip
-        well = _bool(pc.match_substring_regex(table["COUNT"], _COUNT))
+        count, well = _counts(rows.table["COUNT"].combine_chunks())
         faults.rows(~well, numbers, "COUNT", "is not a whole number", "correct it")
-        kind = pc.index_in(table["REGION_TYPE"], self.types).fill_null(-1).to_numpy()
-        region = np.full(len(kind), -1, np.int64)
-        for number, regions in enumerate(self.regions):
-            of = np.flatnonzero(kind == number)
-            some = table["REGION_ID"].take(pa.array(of))
-            region[of] = pc.index_in(some, regions).fill_null(-1).to_numpy()
+        kind = _places(texts["REGION_TYPE"], self.types)
+        # One row more: types that do not run have no regions.
+        ids = texts["REGION_ID"].dictionary
+        places = [_index(ids, regions) for regions in self.regions]
+        region = np.stack([*places, np.full(len(ids), -1)])[kind, _indices(texts["REGION_ID"])]
         faults.rows((kind >= 0) & (region < 0), numbers, "REGION_ID",
                     "is no region of the run", "give the t1 of the same geography")  # fmt: skip
         counted = (region >= 0) & (code >= 0) & well
         counted &= self.taken[kind, code]
         group = (region * len(self.types) + kind) * len(self.codes) + code
-        return _encoded(table.filter(pa.array(counted))), group[counted], numbers[counted]
+        table = pa.table({**texts, "COUNT": count}).filter(pa.array(counted))
+        return table, group[counted], numbers[counted]
 
 
 _PR = ("STATE", "COUNTY", "TRACT", "PLACE")
@@ -145,11 +147,40 @@ def _regions(geography: pa.Table, region_type: str) -> pa.StringArray:
     return pc.unique(ids)
 
 
-def _encoded(table: pa.Table) -> pa.Table:
-    """Texts as dictionaries, counts as numbers."""
-    columns = {name: table[name].dictionary_encode() for name in COLUMNS[:3]}
-    return pa.table({**columns, "COUNT": table["COUNT"].cast(pa.int64())})
+def _counts(column: pa.StringArray) -> tuple[Int64, Bool]:
+    """(counts, which texts are whole numbers of at most 15 digits); 0 where one is not."""
+    # Arrow reads hexadecimal digits too, behind an x.
+    simple = b"x" not in (raw := (column.buffers()[2] or pa.py_buffer(b"")).to_pybytes())
+    if simple and b"X" not in raw:
+        try:
+            count = np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
+            if ((count > -_MOST) & (count < _MOST)).all():
+                return count, np.ones(len(count), np.bool_)
+        except pa.ArrowInvalid:  # its text shows the value
+            pass
+    well = _bool(pc.match_substring_regex(column, _COUNT))
+    kept = pc.if_else(pa.array(well), column, "0")
+    return np.asarray(kept.cast(pa.int64()).to_numpy(), np.int64), well
 
 
-def _bool(column: pa.ChunkedArray) -> Bool:
-    return np.asarray(column.to_numpy(), np.bool_)
+def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """A column of few different texts."""
+    return column.combine_chunks().dictionary_encode()
+
+
+def _indices(column: pa.DictionaryArray) -> Int64:
+    return np.asarray(column.indices.to_numpy(), np.int64)
+
+
+def _index(texts: pa.StringArray, values: pa.StringArray) -> Int64:
+    """The place of each text among values, -1 where it is none of them."""
+    return np.asarray(pc.index_in(texts, values).fill_null(-1).to_numpy(), np.int64)
+
+
+def _places(column: pa.DictionaryArray, values: pa.StringArray) -> Int64:
+    """(n,) the same of the rows of a column."""
+    return np.asarray(_index(column.dictionary, values)[_indices(column)])
+
+
+def _bool(column: pa.ChunkedArray | pa.Array) -> Bool:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)

@@ -9,7 +9,8 @@ from dpstream.pipelines.tabulation.config import PUERTO_RICO
 from dpstream.pipelines.tabulation.geography import BLOCK_DIGITS, NO_AREA, NO_PLACE
 
 BLOCKS_PER_TRACT = 40
-_TRACTS_PER_COUNTY = 25
+#: Counties have odd numbers of three digits.
+_TRACTS_PER_COUNTY, _COUNTIES = 25, 499
 #: Shares of blocks that lie in a place, and in an area.
 _IN_PLACE, _IN_AREA = 0.75, 0.1
 
@@ -57,9 +58,9 @@ def _state(
     state: int, tracts: int, places: int, rng: np.random.Generator
 ) -> tuple[Int64, Int64, Float64]:
     """Blocks, places and weights of a state; a few tracts have most of the people."""
-    tract = np.arange(tracts)
-    county = 1 + 2 * (tract // _TRACTS_PER_COUNTY)
-    number = (state * 1_000 + county) * 1_000_000 + 100 * (1 + tract % _TRACTS_PER_COUNTY)
+    tract, together = np.arange(tracts), max(_TRACTS_PER_COUNTY, -(-tracts // _COUNTIES))
+    county = 1 + 2 * (tract // together)
+    number = (state * 1_000 + county) * 1_000_000 + 100 * (1 + tract % together)
     inside = 1_000 + np.arange(BLOCKS_PER_TRACT)
     block = (number[:, None] * 10_000 + inside).ravel()
     weights = np.repeat(rng.lognormal(0.0, 0.7, tracts), BLOCKS_PER_TRACT)

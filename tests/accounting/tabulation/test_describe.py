@@ -115,3 +115,21 @@ def test_exact_counts_have_no_guarantee() -> None:
     assert found["guarantee"]["words"] == NO_GUARANTEE and found["accountings"] == []
     assert NO_GUARANTEE in text(found) and "exact" in text(found)
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize("changes", [{}, {"noise": "rounded"}, {"definition": "puredp"}])
+def test_budgets_of_the_same_margins(changes: dict[str, Any]) -> None:
+    """Written into the parameters they give those margins at that cost."""
+    plan = planned(persons(**changes))
+    same = describe(plan)["same_margins"]
+    least = {level: same["budgets"]["t1t2"][level.name] for level in plan.parameters.levels}
+    cheaper = planned(persons(**changes, budgets={"t1t2": least}))
+    assert float(cheaper.budget) == same["budget"] < plan.budget
+    assert cheaper.cost().epsilon == pytest.approx(same["epsilon"])
+    single = ("sex by age", "total of a group of which only the total is measured")
+    for label in (USA.label, COUNTY.label):
+        before, after = (of_level(describe(p), "t1t2", label) for p in (plan, cheaper))
+        for kind, margin in before.items():
+            if kind[1] in single or kind[2] == 0:
+                assert after[kind] == margin
+    assert f"{same['budget']:g}"[:4] in text(describe(plan))

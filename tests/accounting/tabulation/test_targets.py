@@ -7,12 +7,13 @@ import pytest
 
 from dpstream.accounting.tabulation.guarantee import DELTA, Spent, renyi_epsilon, total
 from dpstream.accounting.tabulation.margins import margin, tail
-from dpstream.accounting.tabulation.scales import LawName, Noise
+from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
 from dpstream.accounting.tabulation.targets import (
     least_budget,
     level_budget,
     published_epsilon,
     published_rho,
+    same_margins,
 )
 
 #: Margin, then epsilon of step 2 and of the level, then rho of both, as printed.
@@ -89,3 +90,24 @@ def test_corrected_geometric_totals() -> None:
     )
     assert float(total(pure)) == pytest.approx(16.113, abs=5e-4)
     assert renyi_epsilon(pure, DELTA) == pytest.approx(15.020, abs=5e-4)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_same_margins_for_less(law: LawName) -> None:
+    """Of both kinds of counts; a hundredth less would lose one of them."""
+    gamma = Fraction(1, 10)
+    for budget in (Fraction("0.02"), Fraction("0.159"), Fraction("2.134")):
+
+        def drawn(spent: Fraction) -> Draws:
+            parts = (spent / 9, gamma * spent / 9, (1 - gamma) * spent / 9)
+            return Draws(*(noise_of(law, float(part)) for part in parts))
+
+        def margins(spent: Fraction) -> tuple[int, int]:
+            found = drawn(spent)
+            assert found.total and found.detail
+            return margin(found.total), margin(found.detail)
+
+        least = same_margins(drawn(budget), budget, 9, gamma)
+        assert least <= budget and margins(least) <= margins(budget)
+        less = margins(least * Fraction(99, 100))
+        assert any(a > b for a, b in zip(less, margins(budget), strict=True))

@@ -62,6 +62,7 @@ def test_validate(made: Office, tmp_path: Path) -> None:
     found = json.loads(listed.stdout)["faults"]
     assert listed.exit_code == 2 and len(found) == 3
     assert set(found[0]) == {"file", "row", "column", "rule", "fix"}
+    assert _run("validate", *own, "--program", "h", "--estimates", "combined").exit_code == 2
     refused = _run("execute", *own, tmp_path / "out", *key_of(made))
     assert refused.exit_code == 2 and "(3 faults)" in refused.stderr
     assert not (tmp_path / "out").exists()
@@ -133,6 +134,7 @@ def test_without_a_ledger_and_with_bad_records(made: Office, tmp_path: Path) -> 
     done = _run("execute", made.parameters, data, out, *key_of(made), *where)
     assert done.exit_code == 0, done.output
     assert "no --ledger" in done.stderr and "Costs (25.3629, 1e-10)" in done.stderr
+    assert "Operator only: dead letters" in done.stderr and "letters" not in done.stdout
     [letters] = (tmp_path / "letters").iterdir()
     assert letters.suffix == ".parquet"
 

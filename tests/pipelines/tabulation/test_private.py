@@ -76,14 +76,15 @@ def test_a_household(tmp_path: Path) -> None:
         assert record is not None and record[2] == {"t3": 0, "t4": leaf}
 
 
-@pytest.mark.parametrize("age", range(116))
-def test_ages_zero_padded_or_not(tmp_path: Path, age: int) -> None:
-    leaves = set()
-    for text in {f"{age}", f"{age:02d}", f"{age:03d}"}:
-        record, _ = one(tmp_path, "p", text + PERSON[3:])
-        assert record is not None
-        leaves.add(record[2]["t1t2"])
-    assert leaves == {sum(edge <= age for edge in AGE_BINS[23])}
+def test_ages_zero_padded_or_not(tmp_path: Path) -> None:
+    texts = [f"{age:0{width}d}" for age in range(116) for width in (1, 2, 3)]
+    path = tmp_path / "records.txt"
+    lines = ["|".join(LAYOUTS["p"].columns), *(text + PERSON[3:] for text in texts)]
+    path.write_text("\n".join(lines))
+    found = read(path, lookup("p"))
+    assert found.rules == {} and len(found.records) == len(texts)
+    for text, (_, _, leaf) in zip(texts, found.records.values(), strict=True):
+        assert leaf == {"t1t2": sum(edge <= int(text) for edge in AGE_BINS[23])}
 
 
 def person(**fields: str) -> str:
@@ -231,7 +232,7 @@ def test_spoilt_lines_against_one_at_a_time(spoilt: Office) -> None:
             seen.add(expected)
         at += len(line.encode()) + 1
     assert len(seen) >= 10 and len(whole.records) > 50
-    for size in (100, 1_009, 5_000):
+    for size in (1_009, 5_000):
         assert read(path, own, size) == whole
 
 

@@ -77,6 +77,9 @@ def test_groups_of_no_level_are_skipped(spoilt: Office, made: Office, rows: list
         (("|120", "|12.5"), "COUNT", "is not a whole number"),
         (("|120", "|1" + "0" * 15), "COUNT", "is not a whole number"),
         (("|120", "|"), "COUNT", "is not a whole number"),
+        (("|120", "|0x1F"), "COUNT", "is not a whole number"),
+        (("|120", "|-9223372036854775808"), "COUNT", "is not a whole number"),
+        (("|120", "|+5"), "COUNT", "is not a whole number"),
     ],
 )
 def test_faults(spoilt: Office, rows: list[str], change: tuple[str, str], column: str, rule: str) \

@@ -30,3 +30,9 @@ def test_a_place_is_blocks_in_a_row() -> None:
 def test_nothing_is_as_good_as_something() -> None:
     made = invent(("72",), 2, 1, 0, 0)
     assert (made.area == NO_AREA).all() and len(np.unique(made.place)) <= 2
+
+
+def test_very_many_tracts_of_one_state() -> None:
+    made = invent(("48",), 20_000, 5, 0, 0)
+    assert (np.diff(made.block) > 0).all() and (made.block // 10**13 == 48).all()
+    assert len(np.unique(made.block // 10**10)) <= 499
