@@ -114,6 +114,21 @@ def test_a_second_iteration_of_a_kind(spoilt: Office, level: str, alone: str) ->
     assert all("second iteration" in fault.rule for fault in found)
 
 
+@pytest.mark.parametrize(
+    ("flags", "regions"),
+    [(["True", "False"], "nation and states"), (["False", "True"], "small regions")],
+)
+def test_a_second_iteration_where_only_some_regions_take_it(
+    spoilt: Office, flags: list[str], regions: str
+) -> None:
+    listed = [line.split("|") for line in spoilt.path(RACE_ITERATIONS).read_text().splitlines()]
+    narrow = next(row[0] for row in listed if row[2:6] == ["2", "True", *flags])
+    code = members(spoilt, "2", "True")[0][1]
+    spoilt.spoil(MAP, lambda lines: [*lines, f"{narrow}|{code}"])
+    [fault] = spoilt.faults()
+    assert fault.row == 107 and fault.rule.endswith(f"counted for {regions}")
+
+
 def test_of_two_granularities_a_code_may_have_one_each(made: Office) -> None:
     """The merged iteration of small regions has codes of iterations of large ones."""
     files = made.load().files

@@ -34,6 +34,13 @@ def test_every_fault_of_a_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", [b"\xff", b"\xc3", b"a\rb", b"\r"])
+def test_a_value_alone_that_is_wrong(tmp_path: Path, value: bytes) -> None:
+    rows, numbers, [(row, _, rule)] = read(tmp_path, b"A|B\n1|x\n2|" + value + b" \n3|y\n")
+    assert rows == {"A": ["1", "3"], "B": ["x", "y"]} and numbers == [2, 4]
+    assert row == 3 and ("UTF-8" in rule) == (b"\r" not in value)
+
+
 def test_a_line_that_is_too_long(tmp_path: Path) -> None:
     data = b"A|B\n1|" + b"x" * (text.MAX_LINE_BYTES + 1) + b"\n2|y\n"
     rows, numbers, [(row, _, rule)] = read(tmp_path, data)
