@@ -15,13 +15,16 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.limits import SINK_THREADS
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
+from dpstream.state.drafts import drafted
 from dpstream.state.durable import replacing, sync
 
 MANIFEST, RUN = "manifest.json", "run.json"
@@ -163,16 +166,20 @@ class Draft:
         Raises:
             RunError: one is missing, or cannot be read or flushed.
         """
-        wanted, out = set(names), {}
+        wanted, paths, folders = set(names), list[Path](), list[Path]()
         try:
-            for folder, _, found in sorted(os.walk(self.path)):
-                for path in sorted(Path(folder, name) for name in found):
-                    name = path.relative_to(self.path).as_posix()
-                    if name in wanted:
-                        out[name] = _flushed(path)
+            for folder, _, found in os.walk(self.path):
+                folders.append(Path(folder))
+                for path in (Path(folder, name) for name in found):
+                    if self._name(path) in wanted:
+                        paths.append(path)
                     elif path.parent != self.path:
                         path.unlink()  # of a worker that was cut off
-                sync(Path(folder))
+            with ThreadPoolExecutor(SINK_THREADS) as pool:  # they wait for the disk together
+                written = pool.map(_flushed, paths)
+                out = dict(zip(map(self._name, paths), written, strict=True))
+            for path in folders:
+                sync(path)
         except OSError:
             raise RunError("OUT", "cannot be read back", "check disk and permissions") from None
         if wanted - out.keys():
@@ -182,6 +189,9 @@ class Draft:
                 "give workers and this process one folder: that of OUT",
             )
         return out
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.path).as_posix()
 
     def publish(self, receipt: bytes) -> None:
         """Put it in its place, with the receipt.
@@ -216,11 +226,15 @@ def path_of(out: Path) -> Path:
 
 
 def write_file(folder: Path, file: File) -> None:
-    """Write a file of a draft; who writes it again writes the same."""
+    """Write a file of a draft; who writes it again writes the same.
+
+    It is whole at once, and on disk with the others (`Draft.written`).
+    """
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, 0o666) as draft:
+    with drafted(path, 0o666) as draft:
         draft.write_bytes(file.content)
+        os.replace(draft, path)
 
 
 @contextlib.contextmanager

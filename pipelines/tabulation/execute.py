@@ -145,7 +145,9 @@ def _made(
         manifest = manifest_of(found.plan, run_id, request, insecure, written)
     if stamps(order.inputs) != before:
         raise PolicyError(
-            "DATA", "has a file that changed while it was read", "run again: a new charge"
+            "DATA",
+            "has a file that changed while it was read",
+            "put it back and run again, or --fresh: a new charge",
         )
     if receipt is not None and receipt.files != manifest.files:
         raise RunError(

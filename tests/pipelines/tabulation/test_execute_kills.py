@@ -49,7 +49,7 @@ elif point == "after the receipt":
     if kept == "yes":
         instead(Register, "commit")
     instead(draft.Draft, "publish", "before")
-elif point == "before the first file":
+elif point == "before the manifest":
     instead(draft, "replacing", "before")
 elif point == "after the manifest":
     instead(os, "chmod", "before")
@@ -68,7 +68,7 @@ POINTS = (
     "half of the files",
     "after the draw",
     "after the receipt",
-    "before the first file",
+    "before the manifest",
     "after the manifest",
     "before the rename",
     "after the rename",
