@@ -22,7 +22,7 @@ from typing import Any
 from dpstream.pipelines.tabulation.generate import PRODUCTION, generate
 from tests.bench.common import emit, machine
 
-KEY = "5e" * 31 + "a1"
+KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 #: CPU seconds, seconds of an idle machine and MiB that are not to be exceeded, by persons.
 LIMITS = {1_000_000: (20.0, 15.0, 2_048.0), 10_000_000: (150.0, 150.0, 4_096.0)}
 _WARM = """
