@@ -101,3 +101,5 @@ MAX_WORKLOAD_PRODUCTS = 1_000_000
 MAX_EXPLICIT_NUMBERS = 1 << 26
 #: |coefficient| of a query: answers must stay far from what floats can add exactly.
 MAX_COEFFICIENT = 1e9
+#: Pairs of a product and a subset of its attributes, over which residual spaces are summed.
+MAX_RESIDUAL_PARTS = 1 << 24

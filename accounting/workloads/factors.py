@@ -150,6 +150,23 @@ class Factor:
             found = sums[hi, hi] - sums[lo, hi] - sums[hi, lo] + sums[lo, lo]
         return np.asarray(found if self.scale is None else found * self.scale**2)
 
+    @functools.cached_property
+    def parts(self) -> tuple[Float64, Float64]:
+        """(rows,) squared norm of each query along the vector of ones, and of the rest of it."""
+        if self.matrix is not None:
+            along, whole = self.matrix.sum(1) ** 2 / self.size, (self.matrix**2).sum(1)
+        else:
+            whole = self.spans[1] - self.spans[0] + 1.0
+            along = whole**2 / self.size
+        scale = 1.0 if self.scale is None else self.scale**2
+        return along * scale, np.maximum(whole - along, 0.0) * scale
+
+    @functools.cached_property
+    def masses(self) -> tuple[float, float]:
+        """The same, summed over the queries: trace of the Gram matrix along ones, and of the rest."""
+        along, rest = self.parts
+        return float(along.sum()), float(rest.sum())
+
     def canonical(self) -> bytes:
         """The bytes that a hash of the workload is made of."""
         head = framed(self.kind.encode()) + struct.pack("<QQ?", self.size, self.width, self.relative)

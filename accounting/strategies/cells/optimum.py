@@ -40,14 +40,14 @@ class Solved(NamedTuple):
     Attributes:
         error: its weighted total error.
         floor: lower bound of every strategy's.
-        certificate: (n,) weights of the cells; the floor is F of them, squared.
+        certificate: weights that prove the floor: (n,) of the cells, for each axis of a product.
         steps: evaluations of F that were needed.
     """
 
     strategy: CellStrategy
     error: float
     floor: float
-    certificate: Float64
+    certificate: tuple[Float64, ...]
     steps: int
 
     @property
@@ -90,7 +90,7 @@ def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Sol
     assert best is not None
     gram = best[1]()
     spread = folding.spread(certificate / folding.counts)
-    return Solved(CellStrategy("optimum", gram), best[0], floor, spread, step)
+    return Solved(CellStrategy("optimum", gram), best[0], floor, (spread,), step)
 
 
 def _part(gram: Float64) -> _Part:
@@ -186,7 +186,7 @@ def _start(workload: Workload, folding: Folding) -> Float64:
     width = max(1, factor.width * _COARSE // size) if factor.width else 0
     coarse = interval(factor.kind, _COARSE, width, factor.relative)
     solved = optimum(workload_of([of_size("cell", _COARSE)], [(1.0, {0: coarse})]), 1e-5)
-    return folding.gather(finer(solved.certificate, size))
+    return folding.gather(finer(solved.certificate[0], size))
 
 
 def finer(weights: Float64, size: int) -> Float64:
