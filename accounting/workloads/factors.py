@@ -128,7 +128,7 @@ class Factor:
     def reversible(self) -> bool:
         """Whether the Gram matrix stays the same when the cells are reversed."""
         if self.matrix is None:
-            return self.kind in _REVERSIBLE
+            return self.kind in _REVERSIBLE or self.size == 1
         gram = self.gram()
         return bool(np.abs(gram - gram[::-1, ::-1]).max() <= _ALIKE * gram.max())
 

@@ -24,6 +24,7 @@ from dpstream.accounting.strategies.cells.weighting import (
     Weights,
     weigh,
 )
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
 
@@ -45,6 +46,7 @@ class Spectrum(NamedTuple):
         return float(np.sqrt(self.values).sum()) ** 2 / self.folding.cells
 
 
+@one_thread()
 def spectrum(workload: Workload) -> Spectrum:
     """Of a domain that one matrix is solved for."""
     folding = folding_of(workload)
@@ -77,6 +79,7 @@ def root(found: Spectrum) -> CellStrategy:
     return CellStrategy("root", designed(found, np.sqrt(found.values)))
 
 
+@one_thread()
 def designed(found: Spectrum, u: Float64) -> Blocks:
     """Squared weights u of the eigenvectors, completed."""
     blocks, at = [], 0

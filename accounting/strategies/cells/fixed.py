@@ -9,6 +9,7 @@
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from typing_extensions import override
@@ -72,6 +73,15 @@ def itself(workload: Workload) -> CellStrategy:
         folding = folding_of(workload)
         gram = Blocks(folding, tuple(folding.grams(workload)))
     return CellStrategy("workload", gram)
+
+
+def gaussian_error(workload: Workload) -> float:
+    """Error of noise on each query by itself: the Gaussian mechanism, without least squares.
+
+    Weights are those of the total alone: each query is asked once.
+    """
+    plain = replace(workload, products=tuple(p._replace(weight=1.0) for p in workload.products))
+    return itself(plain).sensitivity2 * workload.weight
 
 
 def haar(workload: Workload) -> CellStrategy:

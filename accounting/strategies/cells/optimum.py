@@ -20,10 +20,11 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.strategies.cells.climb import Slopes, climb
+from dpstream.accounting.strategies.cells.climb import Slopes, climb, sure_sum
 from dpstream.accounting.strategies.cells.eigen import completed
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, trace_of
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import interval
 from dpstream.accounting.workloads.workload import Workload, workload_of
@@ -63,25 +64,27 @@ class _Part(NamedTuple):
     root: Float64 | None
 
 
+@one_thread()
 def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Solved:
     """The optimum of a domain that one matrix is solved for, to a relative gap."""
     folding = folding_of(workload)
     parts = [_part(gram) for gram in folding.grams(workload)]
 
     def dual(weights: Float64) -> Slopes:
-        per_cell, value, slopes, kept = weights / folding.counts, 0.0, np.zeros(len(weights)), []
+        per_cell, kept = weights / folding.counts, []
+        value, sure, slopes = 0.0, 0.0, np.zeros(len(weights))
         for part, orbits in zip(parts, folding.orbits, strict=True):
             found = _block(part, per_cell[orbits])
-            value += found[0]
-            slopes[orbits] += found[1]
-            kept.append(found[2])
-        return Slopes(value, (slopes / folding.counts,), kept)
+            value, sure = value + found[0], sure + found[1]
+            slopes[orbits] += found[2]
+            kept.append(found[3])
+        return Slopes(value, (slopes / folding.counts,), kept, sure)
 
     best: tuple[float, Any] | None = None
     floor, certificate = 0.0, np.zeros(0)
     for step, point in enumerate(climb(dual, [_start(workload, folding)], most), 1):
-        if point.found.value**2 > floor:
-            floor, certificate = point.found.value**2, point.weights[0]
+        if point.found.sure**2 > floor:
+            floor, certificate = point.found.sure**2, point.weights[0]
         error, make = _primal(folding, parts, point)
         if best is None or error < best[0]:
             best = error, make
@@ -106,8 +109,8 @@ def _part(gram: Float64) -> _Part:
     return _Part(gram, root)
 
 
-def _block(part: _Part, weights: Float64) -> tuple[float, Float64, Any]:
-    """Share of F, of the slopes, and the roots of the eigenvalues with their vectors."""
+def _block(part: _Part, weights: Float64) -> tuple[float, float, Float64, Any]:
+    """Share of F, of its lower bound, of the slopes, and the roots of the eigenvalues with their vectors."""
     root = part.root
     if root is None:
         scale = np.sqrt(weights)
@@ -115,15 +118,16 @@ def _block(part: _Part, weights: Float64) -> tuple[float, Float64, Any]:
             scale[:, None] * part.gram * scale, driver="evd", overwrite_a=True, check_finite=False
         )
         roots = np.sqrt(np.maximum(values, 0.0))
-        return float(roots.sum()), (vectors**2 @ roots) / weights, (roots, vectors)
+        slopes = (vectors**2 @ roots) / weights
+        return float(roots.sum()), sure_sum(values), slopes, (roots, vectors)
     if not root.shape[1]:
-        return 0.0, np.zeros(len(weights)), None
+        return 0.0, 0.0, np.zeros(len(weights)), None
     values, vectors = scipy.linalg.eigh(
         (root.T * weights) @ root, driver="evd", overwrite_a=True, check_finite=False
     )
     roots = np.sqrt(np.maximum(values, 1e-30 * values[-1]))
     half = (root @ vectors) * roots**-0.5
-    return float(roots.sum()), np.einsum("ik,ik->i", half, half), half
+    return float(roots.sum()), sure_sum(values), np.einsum("ik,ik->i", half, half), half
 
 
 def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, Any]:

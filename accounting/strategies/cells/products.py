@@ -17,6 +17,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.optimum import Solved, optimum
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload, workload_of
 
@@ -59,6 +60,7 @@ def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
     return math.fsum(total)
 
 
+@one_thread()
 def alternating(workload: Workload, tolerance: float = 1e-3) -> CellStrategy:
     """A product strategy for a union of products."""
     axes = range(len(workload.sizes))

@@ -20,6 +20,7 @@ from typing_extensions import override
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
 from dpstream.accounting.strategies.cells.folding import Folding
+from dpstream.accounting.strategies.cells.threads import one_thread
 
 
 class Basis(ABC):
@@ -156,6 +157,7 @@ class Weights(NamedTuple):
         return self.error / self.bound - 1
 
 
+@one_thread()
 def weigh(
     basis: Basis, c: Float64, tolerance: float = 1e-3, memory: int = 20
 ) -> Weights:
@@ -176,7 +178,7 @@ def weigh(
 
     best: Weights | None = None
     for step, point in enumerate(climb(dual, [np.ones(basis.cells)], memory=memory), 1):
-        value, (norms,), u = point.found
+        value, (norms,), u = point.found[:3]
         error = float(norms.max()) * value
         bound = value**2 if best is None else max(best.bound, value**2)
         if best is None or error < best.error:

@@ -16,8 +16,9 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strategies.cells.climb import Slopes, climb
+from dpstream.accounting.strategies.cells.climb import Slopes, climb, sure_sum
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron, dense_gram
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
 #: Numbers of the query matrix, which is written out here.
@@ -45,6 +46,7 @@ class Worst(NamedTuple):
         return self.error / self.floor - 1
 
 
+@one_thread()
 def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Worst:
     """Of one product axis by axis (the product of the minimax strategies is minimax), else of all cells.
 
@@ -92,9 +94,8 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
         roots = np.sqrt(np.maximum(values, 1e-24 * values[-1]))
         norms = (vectors**2 @ roots) / m
         moved = (rows * scale) @ (vectors * roots**-0.5)
-        return Slopes(
-            float(roots.sum()), (norms, np.einsum("qi,qi->q", moved, moved)), (roots, vectors)
-        )
+        variances = np.einsum("qi,qi->q", moved, moved)
+        return Slopes(float(roots.sum()), (norms, variances), (roots, vectors), sure_sum(values))
 
     best: tuple[float, Float64] | None = None
     floor, certificate = 0.0, (np.zeros(0), np.zeros(0))
@@ -102,8 +103,8 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
     for step, ((m, p), found) in enumerate(climb(dual, start, most), 1):
         norms, variances = found.slopes
         error = float(norms.max() * variances.max())
-        if found.value**2 > floor:
-            floor, certificate = found.value**2, (m, p)
+        if found.sure**2 > floor:
+            floor, certificate = found.sure**2, (m, p)
         if best is None or error < best[0]:
             roots, vectors = found.kept
             half = m[:, None] ** -0.5 * vectors * np.sqrt(roots)
