@@ -4,6 +4,7 @@ The domain is fixed before any record is seen, so that it says nothing about the
 is not listed, or lies outside the edges, belongs to no cell (the pipeline's dead letter).
 """
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable, Sequence
@@ -108,7 +109,7 @@ def of_edges(name: str, edges: Iterable[Any]) -> Attribute:
     if any(type(edge) not in (int, float) or not abs(edge) < math.inf for edge in listed):
         raise PolicyError(where, "edges are finite numbers", "correct them")
     found = tuple(float(edge) for edge in listed)
-    if len(found) < 2 or any(low >= high for low, high in zip(found, found[1:], strict=False)):
+    if len(found) < 2 or any(low >= high for low, high in itertools.pairwise(found)):
         raise PolicyError(
             where, "edges are at least two numbers, each above the one before", "sort them"
         )

@@ -1,4 +1,5 @@
-"""Asked queries that are boxes of cells: their answers and variances by differences of running sums."""
+"""Asked queries that are boxes of cells: their answers and variances by differences of running
+sums."""
 
 import itertools
 import math
@@ -26,9 +27,7 @@ def box_sums(x: npt.NDArray[Any], lo: Int64, hi: Int64) -> npt.NDArray[Any]:
     flat, strides = sums.ravel(), [math.prod(sums.shape[k + 1 :]) for k in range(x.ndim)]
     found = np.zeros(len(lo), sums.dtype)
     for corner in itertools.product((0, 1), repeat=x.ndim):
-        at = sum(
-            (hi[:, k] + 1 if high else lo[:, k]) * strides[k] for k, high in enumerate(corner)
-        )
+        at = sum((hi[:, k] + 1 if high else lo[:, k]) * strides[k] for k, high in enumerate(corner))
         sign = 1 if (x.ndim - sum(corner)) % 2 == 0 else -1
         found += sign * flat[at]
     return found

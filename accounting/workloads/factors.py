@@ -1,12 +1,13 @@
 """One attribute's part of a product of queries: an implicit matrix, rows are queries of its cells.
 
-``identity`` asks each cell, ``total`` all together, ``prefix`` the first 1, 2, ..., n, ``range`` every
-interval (in the order of its first and then its last cell), ``width`` every interval of k cells, and
-``matrix`` what is written out.  All but the last are intervals [lo, hi], and none is held as a matrix:
-answers come from running sums, and the Gram matrix from running sums over the pairs (lo, hi).
+``identity`` asks each cell, ``total`` all together, ``prefix`` the first 1, 2, ..., n, ``range``
+every interval (in the order of its first and then its last cell), ``width`` every interval of k
+cells, and ``matrix`` what is written out.  All but the last are intervals [lo, hi], and none is
+held as a matrix: answers come from running sums, and the Gram matrix from running sums over the
+pairs (lo, hi).
 
-A *relative* factor has its rows divided by their norms (a query's error then counts in proportion to
-the query's size).
+A *relative* factor has its rows divided by their norms (a query's error then counts in proportion
+to the query's size).
 """
 
 import functools
@@ -74,12 +75,13 @@ class Factor:
         if not self.relative:
             return None
         if self.matrix is not None:
-            return 1 / np.linalg.norm(self.matrix, axis=1)
+            return np.asarray(1 / np.linalg.norm(self.matrix, axis=1))
         lo, hi = self.spans
-        return (hi - lo + 1.0) ** -0.5
+        return np.asarray((hi - lo + 1.0) ** -0.5)
 
     def apply(self, x: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[Any]:
-        """W x along an axis: that axis of n cells becomes one of rows queries (exact in integers)."""
+        """W x along an axis: that axis of n cells becomes one of rows queries (exact in
+        integers)."""
         if self.matrix is not None:
             found = np.moveaxis(np.tensordot(self.matrix, x, (1, axis)), 0, axis)
         elif self.kind == "identity":
@@ -163,13 +165,16 @@ class Factor:
 
     @functools.cached_property
     def masses(self) -> tuple[float, float]:
-        """The same, summed over the queries: trace of the Gram matrix along ones, and of the rest."""
+        """The same, summed over the queries: trace of the Gram matrix along ones, and of the
+        rest."""
         along, rest = self.parts
         return float(along.sum()), float(rest.sum())
 
     def canonical(self) -> bytes:
         """The bytes that a hash of the workload is made of."""
-        head = framed(self.kind.encode()) + struct.pack("<QQ?", self.size, self.width, self.relative)
+        head = framed(self.kind.encode()) + struct.pack(
+            "<QQ?", self.size, self.width, self.relative
+        )
         return head + framed(b"" if self.matrix is None else self.matrix.astype("<f8").tobytes())
 
 

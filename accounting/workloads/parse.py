@@ -5,8 +5,8 @@
                  {"factors": {"age": {"width": 2}, "sex": "identity"}},
                  {"ways": 2, "kind": "range"}]}
 
-A factor is a name, ``{"width": k}`` or ``{"matrix": [[...], ...]}``; an attribute that is not named is
-summed out; ``ways`` k stands for the products over all sets of k attributes.
+A factor is a name, ``{"width": k}`` or ``{"matrix": [[...], ...]}``; an attribute that is not
+named is summed out; ``ways`` k stands for the products over all sets of k attributes.
 """
 
 import itertools
@@ -121,9 +121,7 @@ def _factors(
     }
 
 
-def _ways(
-    query: Mapping[str, Any], attributes: tuple[Attribute, ...]
-) -> list[dict[int, Factor]]:
+def _ways(query: Mapping[str, Any], attributes: tuple[Attribute, ...]) -> list[dict[int, Factor]]:
     ways = query["ways"]
     if type(ways) is not int or not 0 <= ways <= len(attributes) or "factors" in query:
         raise PolicyError(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_WORKLOAD_PRODUCTS
 from dpstream.accounting.workloads.attributes import Attribute, domain_of, framed, of_size
@@ -103,11 +103,12 @@ class Workload:
         total = np.zeros((self.cells, self.cells))
         for product in self.products:
             grams = [factor.gram() for factor in self.factors_of(product)]
-            total += product.weight * functools.reduce(np.kron, grams)
+            total += product.weight * kron(grams)
         return total
 
     def apply(self, x: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Answers of each product, an array with one axis for each attribute (summed out: length 1).
+        """Answers of each product, an array with one axis for each attribute (summed out: length
+        1).
 
         Args:
             x: cells, of the shape of ``sizes``.
@@ -117,7 +118,9 @@ class Workload:
         """
         if self.cells > MAX_HISTOGRAM_CELLS:
             raise PolicyError(
-                "domain", f"a histogram has at most {MAX_HISTOGRAM_CELLS} cells", "use coarser cells"
+                "domain",
+                f"a histogram has at most {MAX_HISTOGRAM_CELLS} cells",
+                "use coarser cells",
             )
         found = []
         for product in self.products:
@@ -183,14 +186,18 @@ def workload_of(
             isinstance(weight, int | float) and 1e-12 <= weight <= 1e12
         ):
             raise PolicyError(
-                "queries.weight", "a weight is a number from 1e-12 to 1e12", "rescale them, or leave it out"
+                "queries.weight",
+                "a weight is a number from 1e-12 to 1e12",
+                "rescale them, or leave it out",
             )
         kept = sorted((axis, factor) for axis, factor in named.items() if not _summed(factor))
         found.append(Product(float(weight), tuple(a for a, _ in kept), tuple(f for _, f in kept)))
     return Workload(domain_of(attributes), tuple(found))
 
 
-def marginals(attributes: Sequence[Attribute], ways: Sequence[int], kind: str = "identity") -> Workload:
+def marginals(
+    attributes: Sequence[Attribute], ways: Sequence[int], kind: str = "identity"
+) -> Workload:
     """All tables of so many attributes each (``kind`` range: all their range queries)."""
     from itertools import combinations
 
@@ -207,7 +214,8 @@ def over(sizes: Sequence[int], kinds: Sequence[str]) -> Workload:
     """One product of intervals over attributes of these sizes, named by their numbers."""
     attributes = [of_size(str(axis), size) for axis, size in enumerate(sizes)]
     factors = {
-        axis: interval(kind, size) for axis, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+        axis: interval(kind, size)
+        for axis, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
     }
     return workload_of(attributes, [(1.0, factors)])
 

@@ -1,8 +1,8 @@
 """Chooses a strategy for a workload, and says what it costs and how far that is from the least.
 
-Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for: the
-better of optimum and eigen-design.  A larger union: the best product of axes and the best multiple of
-residual spaces; its floor is what each product would cost alone, and the note says so.
+Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
+the better of optimum and eigen-design.  A larger union: the best product of axes and the best
+multiple of residual spaces; its floor is what each product would cost alone, and the note says so.
 """
 
 import math
@@ -36,7 +36,8 @@ class Plan(NamedTuple):
         objective: ``total`` (weighted), ``relative`` (each query divided by its norm) or ``worst``.
         error: weighted total of the variances at mu = 1, or the largest variance.
         floor: lower bound of it for every strategy of a Gaussian mechanism.
-        certificate: the arrays from which the floor can be computed again; see ``optimum``, ``worst``.
+        certificate: the arrays from which the floor can be computed again; see ``optimum``,
+            ``worst``.
         note: what a reader must know of the floor; "" otherwise.
     """
 

@@ -1,12 +1,13 @@
 """Program 2, the eigen-design: weighted eigenvectors of V, and columns completed to the full norm.
 
-Repeated eigenvalues leave the eigenvectors open; those of the even and odd blocks (``folding``), and the
-sines of all ranges, are chosen, and vectors of eigenvalue 0 are not asked.  Completion adds to each cell
-what its column lacks of the largest norm: it raises no sensitivity and can only lower the error.
+Repeated eigenvalues leave the eigenvectors open; those of the even and odd blocks (``folding``),
+and the sines of all ranges, are chosen, and vectors of eigenvalue 0 are not asked.  Completion
+adds to each cell what its column lacks of the largest norm: it raises no sensitivity and can only
+lower the error.
 
-*Separation* weighs groups of eigenvectors one after the other and then the groups; *principal vectors*
-weighs the largest ones and gives the others one common weight.  Both are for comparison: the dual with
-all weights takes a few products.
+*Separation* weighs groups of eigenvectors one after the other and then the groups; *principal
+vectors* weighs the largest ones and gives the others one common weight.  Both are for comparison:
+the dual with all weights takes a few products.
 """
 
 from typing import NamedTuple
@@ -14,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import scipy.linalg
 
-from dpstream.accounting.arrays import Float64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.strategies.cells.strategy import RANK, Blocks, CellStrategy
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.strategies.cells.weighting import (
     Basis,
     Columns,
@@ -24,7 +26,6 @@ from dpstream.accounting.strategies.cells.weighting import (
     Weights,
     weigh,
 )
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
 
@@ -66,16 +67,17 @@ def spectrum(workload: Workload) -> Spectrum:
 def eigen(found: Spectrum, tolerance: float = 1e-3) -> CellStrategy:
     """The eigen-design of a workload.
 
-    Program 1 says nothing of what completion is worth, so that the result depends on how its solver
-    goes.  Small steps leave more to complete: prefixes of 2,048 cells are 1.240 times the bound, with a
-    solution of gap 1e-6 1.281.
+    Program 1 says nothing of what completion is worth, so that the result depends on how its
+    solver goes.  Small steps leave more to complete: prefixes of 2,048 cells are 1.240 times the
+    bound, with a solution of gap 1e-6 1.281.
     """
     weights = weigh(Vectors(found.folding, found.vectors), found.values, tolerance, memory=0)
     return CellStrategy("eigen", designed(found, weights.u))
 
 
 def root(found: Spectrum) -> CellStrategy:
-    """Roots of the eigenvalues as squared weights (the dual's first point), completed: X = V^1/2."""
+    """Roots of the eigenvalues as squared weights (the dual's first point), completed: X =
+    V^1/2."""
     return CellStrategy("root", designed(found, np.sqrt(found.values)))
 
 
@@ -134,7 +136,7 @@ def principal(basis: Basis, c: Float64, count: int, tolerance: float = 1e-3) -> 
     return _rated(basis, c, u, found)
 
 
-def _columns(basis: Basis, chosen: Float64) -> Float64:
+def _columns(basis: Basis, chosen: Int64) -> Float64:
     """Columns of B by number, runs of them at once."""
     cuts = np.flatnonzero(np.diff(chosen) != 1) + 1
     runs = np.split(chosen, cuts)

@@ -4,7 +4,8 @@
 * haar: on each axis, the total and for each node of a balanced binary tree left minus right;
 * hierarchical: on each axis, every node of that tree;
 * fourier: the residual spaces that the workload touches, all alike;
-* datacube: a few of the workload's tables, so chosen that the worst table's error is small when each is
+* datacube: a few of the workload's tables, so chosen that the worst table's error is small when
+each is
   added up from the best one (BMAX; here least squares then uses them all).
 """
 
@@ -103,7 +104,8 @@ def fourier(workload: Workload) -> CellStrategy:
 
 
 def datacube(workload: Workload) -> CellStrategy:
-    """Tables that cover the workload's: for each bound of a sum's length a greedy cover, the best."""
+    """Tables that cover the workload's: for each bound of a sum's length a greedy cover, the
+    best."""
     asked = [frozenset(axes) for axes in dict.fromkeys(p.axes for p in workload.products)]
     candidates = sorted({a | b for a in asked for b in asked}, key=sorted)
 

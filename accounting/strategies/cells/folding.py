@@ -1,10 +1,11 @@
-"""Reflections: a problem that stays the same when an axis is reversed splits into even and odd cells.
+"""Reflections: a problem that stays the same when an axis is reversed splits into even and odd
+cells.
 
-V commutes with the reversal of each *folded* axis, hence so do the optimal weights and strategy, and
-all of them are block diagonal in the basis of (e_c + e_c') / sqrt 2 and (e_c - e_c') / sqrt 2, c' the
-mirror of c (the middle cell of an odd size is its own mirror and only even).  With k folded axes there
-are 2^k blocks of about n / 2^k cells, hence 4^k times less work.  Cells that mirror each other form an
-*orbit*: one weight, one squared column norm.
+V commutes with the reversal of each *folded* axis, hence so do the optimal weights and strategy,
+and all of them are block diagonal in the basis of (e_c + e_c') / sqrt 2 and (e_c - e_c') / sqrt 2,
+c' the mirror of c (the middle cell of an odd size is its own mirror and only even).  With k folded
+axes there are 2^k blocks of about n / 2^k cells, hence 4^k times less work.  Cells that mirror
+each other form an *orbit*: one weight, one squared column norm.
 """
 
 import functools
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.workloads.workload import Workload
 
 
@@ -34,7 +35,9 @@ class Folding:
     @functools.cached_property
     def parities(self) -> list[tuple[int, ...]]:
         """One tuple for each block: 0 or 1 (odd) for each axis; blocks without cells left out."""
-        choices = [(0, 1) if f and n > 1 else (0,) for n, f in zip(self.sizes, self.folded, strict=True)]
+        choices = [
+            (0, 1) if f and n > 1 else (0,) for n, f in zip(self.sizes, self.folded, strict=True)
+        ]
         return list(itertools.product(*choices))
 
     @functools.cached_property
@@ -51,7 +54,7 @@ class Folding:
             if folded and n % 2:
                 count[-1] = 1.0
             each.append(count)
-        return np.asarray(functools.reduce(np.kron, each))
+        return np.asarray(kron(each))
 
     @functools.cached_property
     def orbits(self) -> list[Int64]:
@@ -113,11 +116,11 @@ class Folding:
                         cut[id(factor), axis, odd] = self.part(gram, axis, odd)
             for total, parity in zip(found, self.parities, strict=True):
                 parts = [cut[id(f), axis, parity[axis]] for axis, f in enumerate(factors)]
-                block = functools.reduce(np.kron, parts)
+                block = kron(parts)
                 if len(workload.products) == 1 and product.weight == 1:
-                    total[:] = block
+                    np.copyto(total, block)
                 else:
-                    total += product.weight * block
+                    np.add(total, product.weight * block, out=total)
         return found
 
     def unfold(self, blocks: list[Float64]) -> Float64:

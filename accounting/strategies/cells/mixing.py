@@ -1,15 +1,16 @@
-"""From a strategy to a mix of noise: n = L z has the covariance X^-1, z one independent draw a component.
+"""From a strategy to a mix of noise: n = L z has covariance X^-1, z one draw for each component.
 
-A cell's estimate is its exact count and n_c = sum_j L[c, j] z_j.  That is the strategy A = L^-1 measured
-with noise z and solved for the cells: one unit in cell c moves A's answers by |L^-1 e_c|.  This holds
-only for an invertible L.  With a rank-deficient one, x + L z outside L's range is x itself, published
-without noise.  So X is mixed with the identity, X <- (1 - a) X + a I with a = 1/1000, where it is singular
-or nearly so; (1 - a) X <= the mixture, so that no variance rises by more than a / (1 - a) of itself.
+A cell's estimate is its exact count and n_c = sum_j L[c, j] z_j.  That is the strategy A = L^-1
+measured with noise z and solved for the cells: one unit in cell c moves A's answers by |L^-1 e_c|.
+This holds only for an invertible L.  With a rank-deficient one, x + L z outside L's range is x
+itself, published without noise.  So X is mixed with the identity, X <- (1 - a) X + a I with a =
+1/1000, where it is singular or nearly so; (1 - a) X <= the mixture, so that no variance rises by
+more than a / (1 - a) of itself.
 
 ``inverse_norm2`` bounds max_c |L^-1 e_c|^2 from the L that is used, rounding included: with Y any
-matrix and R = I - Y L, |R| < 1, L is invertible and L^-1 = (I - R)^-1 Y, so |L^-1 e_c| <= |Y e_c| / (1 - |R|).
-R is computed in floats; the error of a product of n terms is at most n u / (1 - n u) |Y| |L| (u = 2^-53), in
-whatever order it is summed.
+matrix and R = I - Y L, |R| < 1, L is invertible and L^-1 = (I - R)^-1 Y, so |L^-1 e_c| <= |Y e_c|
+/ (1 - |R|). R is computed in floats; the error of a product of n terms is at most n u / (1 - n u)
+|Y| |L| (u = 2^-53), in whatever order it is summed.
 """
 
 import math
@@ -143,7 +144,8 @@ def inverse_norm2(mix: Float64) -> float:
     # Norms are sums of up to n^2 squares; their own error is below the factor.
     up = 1 + (size + 4) ** 2 * 4 * _U
     summed = (size + 2) * _U / (1 - (size + 2) * _U)
-    rest = summed * (np.linalg.norm(inverse) * np.linalg.norm(mix) + math.sqrt(size)) * up
+    size2 = float(np.linalg.norm(inverse)) * float(np.linalg.norm(mix))
+    rest = summed * (size2 + math.sqrt(size)) * up
     off = (float(np.linalg.norm(product)) + rest) * up + 1e-290
     if not off < 0.01:
         raise refused

@@ -4,16 +4,16 @@ Minimise tr(V X^-1) over X with diag X <= 1.  For weights m of the cells that su
 
     tr(V X^-1) >= tr(V X^-1) tr(D X) >= (tr (D^1/2 V D^1/2)^1/2)^2 = F(m)^2,
 
-and with equality for X = D^-1/2 (D^1/2 V D^1/2)^1/2 D^-1/2, whose diagonal is the slope of F: the dual of
-``climb``.  V = R R^T of rank r needs the r x r matrix R^T D R alone: X = R (R^T D R)^-1/2 R^T, its trace
-F.  A full-rank X is then scaled to a diagonal of ones on both sides (the error of what is left
-of the gap becomes of second order), a deficient one completed.  Blocks of reflections as in
-``folding``.  Weights of many cells begin as those of fewer, interpolated over the logit of the position.
+and with equality for X = D^-1/2 (D^1/2 V D^1/2)^1/2 D^-1/2, whose diagonal is the slope of F: the
+dual of ``climb``.  V = R R^T of rank r needs the r x r matrix R^T D R alone: X = R (R^T D R)^-1/2
+R^T, its trace F.  A full-rank X is then scaled to a diagonal of ones on both sides (the error of
+what is left of the gap becomes of second order), a deficient one completed.  Blocks of reflections
+as in ``folding``.  Weights of many cells begin as those of fewer, interpolated over the logit of
+the position.
 
 A certificate is m (and V): whoever recomputes F(m)^2 has a lower bound of every strategy's error.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.cells.climb import Slopes, climb, sure_sum
 from dpstream.accounting.strategies.cells.eigen import completed
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
-from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, trace_of
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import interval
@@ -82,7 +82,9 @@ def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Sol
 
     best: tuple[float, Any] | None = None
     floor, certificate = 0.0, np.zeros(0)
-    for step, point in enumerate(climb(dual, [_start(workload, folding)], most), 1):
+    steps = 0
+    for point in climb(dual, [_start(workload, folding)], most):
+        steps += 1
         if point.found.sure**2 > floor:
             floor, certificate = point.found.sure**2, point.weights[0]
         error, make = _primal(folding, parts, point)
@@ -93,7 +95,7 @@ def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Sol
     assert best is not None
     gram = best[1]()
     spread = folding.spread(certificate / folding.counts)
-    return Solved(CellStrategy("optimum", gram), best[0], floor, (spread,), step)
+    return Solved(CellStrategy("optimum", gram), best[0], floor, (spread,), steps)
 
 
 def _part(gram: Float64) -> _Part:
@@ -110,7 +112,8 @@ def _part(gram: Float64) -> _Part:
 
 
 def _block(part: _Part, weights: Float64) -> tuple[float, float, Float64, Any]:
-    """Share of F, of its lower bound, of the slopes, and the roots of the eigenvalues with their vectors."""
+    """Share of F, of its lower bound, of the slopes, and the roots of the eigenvalues with
+    their vectors."""
     root = part.root
     if root is None:
         scale = np.sqrt(weights)
@@ -148,9 +151,8 @@ def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, An
             return error, lambda: _scaled(folding, per_cell, norms, found)
         return plain, lambda: _scaled(folding, per_cell, None, found)
     gram = completed(_ranked(folding, parts, per_cell, found), _RIDGE)
-    scale = gram.diagonal.max()
-    error = math.fsum(scale * trace_of(p.gram, b) for p, b in zip(parts, gram.blocks, strict=True))
-    return error, lambda: gram
+    trace = gram.trace_of([part.gram for part in parts])
+    return float(gram.diagonal.max()) * trace, lambda: gram
 
 
 def _scaled(folding: Folding, per_cell: Float64, norms: Float64 | None, found: Slopes) -> Blocks:
@@ -198,7 +200,7 @@ def finer(weights: Float64, size: int) -> Float64:
 
     def logit(cells: int) -> Float64:
         at = (np.arange(cells) + 0.5) / cells
-        return np.log(at / (1 - at))
+        return np.asarray(np.log(at / (1 - at)))
 
     fine, coarse, known = logit(size), logit(len(weights)), np.log(weights)
     found = np.interp(fine, coarse, known)
@@ -207,4 +209,4 @@ def finer(weights: Float64, size: int) -> Float64:
         steep = (known[next_] - known[end]) / (coarse[next_] - coarse[end])
         found[beyond] = known[end] + steep * (fine[beyond] - coarse[end])
     found = np.exp(found - found.max())
-    return found / found.sum()
+    return np.asarray(found / found.sum())

@@ -1,10 +1,11 @@
 """Strategies that are products of one strategy for each axis.
 
-For one product of queries tr(V X^-1), the unit diagonal and the dual all factor: the product of the axes'
-optima is the optimum over all cells, its floor the product of the floors.  For a union of products
-too large for one matrix the axes take turns: with the others fixed, one axis' error is that of a
-union over that axis alone, which ``optimum`` solves.  What is left there is that the best strategy need
-not be a product; the floor, the sum of what each product would cost alone, then says little.
+For one product of queries tr(V X^-1), the unit diagonal and the dual all factor: the product of
+the axes' optima is the optimum over all cells, its floor the product of the floors.  For a union
+of products too large for one matrix the axes take turns: with the others fixed, one axis' error is
+that of a union over that axis alone, which ``optimum`` solves.  What is left there is that the
+best strategy need not be a product; the floor, the sum of what each product would cost alone, then
+says little.
 """
 
 import math

@@ -1,12 +1,12 @@
 """Strategies for pure epsilon: the p-identity of HDMM, on each axis.
 
-With Laplace (or geometric) noise the sensitivity is the largest L1 norm of a column.  Strategies
-A = [I; P] diag(1 / (1 + column sums of P)), P of p non-negative rows, have column norms of exactly 1 and are
-always invertible; tr(V (A^T A)^-1) needs the inverse of p x p alone and is minimised by L-BFGS from a few
-fixed starts.  It is not convex: there is no floor, and the best found is taken.
+With Laplace (or geometric) noise the sensitivity is the largest L1 norm of a column.  Strategies A
+= [I; P] diag(1 / (1 + column sums of P)), P of p non-negative rows, have column norms of exactly 1
+and are always invertible; tr(V (A^T A)^-1) needs the inverse of p x p alone and is minimised by
+L-BFGS from a few fixed starts.  It is not convex: there is no floor, and the best found is taken.
 
-Noise that is exact needs whole numbers: ``lattice`` rounds A to multiples of 2^-bits, and the sensitivity
-is that of the rounded one, in whole units.
+Noise that is exact needs whole numbers: ``lattice`` rounds A to multiples of 2^-bits, and the
+sensitivity is that of the rounded one, in whole units.
 """
 
 import math
@@ -49,7 +49,8 @@ class PureStrategy(NamedTuple):
         return Kron(tuple(dense_gram(f.T @ f) for f in self.factors))
 
     def error(self, workload: Workload) -> float:
-        """Weighted total of the variances if the noise of one node at sensitivity 1 has variance 1."""
+        """Weighted total of the variances if the noise of one node at sensitivity 1 has
+        variance 1."""
         return self.sensitivity1**2 * self.gram.trace(workload)
 
     def lattice(self, bits: int = 12) -> "LatticeStrategy":
@@ -82,12 +83,11 @@ def pure(workload: Workload) -> PureStrategy:
     """
     if len(workload.products) > 1 and len(workload.sizes) > 1:
         raise PolicyError(
-            "privacy", "pure epsilon answers one product of queries, or one attribute", "use Gaussian"
+            "privacy",
+            "pure epsilon answers one product of queries, or one attribute",
+            "use Gaussian",
         )
-    if len(workload.sizes) == 1:
-        parts = [workload]
-    else:
-        parts = workload.axes(workload.products[0])
+    parts = [workload] if len(workload.sizes) == 1 else workload.axes(workload.products[0])
     solved: dict[str, PureStrategy] = {}
     for part in parts:
         if part.structure not in solved:
@@ -103,7 +103,9 @@ def _best(part: Workload) -> PureStrategy:
         return PureStrategy("total", (np.ones((1, part.cells)),))
     if part.cells > MAX_PURE_CELLS:
         raise PolicyError(
-            "domain", f"pure epsilon needs attributes of at most {MAX_PURE_CELLS} cells", "merge cells"
+            "domain",
+            f"pure epsilon needs attributes of at most {MAX_PURE_CELLS} cells",
+            "merge cells",
         )
     found = [
         PureStrategy("identity", (np.eye(part.cells),)),

@@ -1,14 +1,14 @@
 """Marginals in closed form, and any workload by its parts along residual spaces.
 
 The residual space of a set S of attributes holds what the table of S says beyond the tables of S's
-subsets: the product of (I - J/n) over S and of J/n over the others, J all ones.  A strategy that is
-a multiple x_S of the identity on each has error sum_S t_S / x_S with t_S = tr(V P_S), and one squared
-column norm, sum_S x_S dim_S / N, for all cells.  Hence x_S ~ sqrt(t_S / dim_S) is the best of them, with
-error (sum_S sqrt(t_S dim_S))^2 / N; for tables of counts V itself is such a multiple, and the
-singular value bound shows that no strategy is better.
+subsets: the product of (I - J/n) over S and of J/n over the others, J all ones.  A strategy that
+is a multiple x_S of the identity on each has error sum_S t_S / x_S with t_S = tr(V P_S), and one
+squared column norm, sum_S x_S dim_S / N, for all cells.  Hence x_S ~ sqrt(t_S / dim_S) is the best
+of them, with error (sum_S sqrt(t_S dim_S))^2 / N; for tables of counts V itself is such a
+multiple, and the singular value bound shows that no strategy is better.
 
-Only sets below a product's axes have t_S > 0.  y_S = x_S / N and 1/N of the traces are computed, so that
-domains of 10^100 cells stay in range.
+Only sets below a product's axes have t_S > 0.  y_S = x_S / N and 1/N of the traces are computed,
+so that domains of 10^100 cells stay in range.
 """
 
 import functools
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_RESIDUAL_PARTS
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
@@ -162,7 +162,9 @@ class Residual(Gram):
     def trace(self, workload: Workload) -> float:
         spaces = spaces_of(workload)
         masses = spaces.traces(np.array([product.weight for product in workload.products]))
-        if any(m > 0 and key not in self._known for m, key in zip(masses, spaces.keys, strict=True)):
+        if any(
+            m > 0 and key not in self._known for m, key in zip(masses, spaces.keys, strict=True)
+        ):
             return math.inf
         return float(masses @ self._inverse(spaces, masses))
 
@@ -170,7 +172,8 @@ class Residual(Gram):
         """(products,) mean variance of a product's queries if node noise has sd 1."""
         spaces = spaces_of(workload)
         total = spaces.back(self._inverse(spaces, np.ones(len(spaces.keys))))
-        return total / np.array([float(product.rows) for product in workload.products])
+        rows = np.array([float(product.rows) for product in workload.products])
+        return np.asarray(total / rows)
 
     @override
     def variances(self, workload: Workload) -> list[Float64]:
@@ -181,17 +184,17 @@ class Residual(Gram):
         for count in range(len(product.axes) + 1):
             for subset in itertools.combinations(range(len(product.axes)), count):
                 each = [f.parts[int(k in subset)] / f.size for k, f in enumerate(product.factors)]
-                mass = functools.reduce(np.kron, each, np.ones(1))
+                mass = kron(each)
                 if mass.any():
                     found += mass / self._known.get(tuple(product.axes[k] for k in subset), 1e-300)
         return found
 
     @property
     def noise2(self) -> Float64:
-        """(sets,) variance that each space's table is noised with at mu = 1, before its subtraction.
+        """(sets,) noise variance of each space's table at mu = 1, before its subtraction.
 
-        Published are Sub_S (table of S + noise), Sub the product of differences over S's attributes; a
-        unit costs prod (1 - 1/n) / noise2 of mu^2 for each, in all 1.
+        Published are Sub_S (table of S + noise), Sub the product of differences over S's
+        attributes; a unit costs prod (1 - 1/n) / noise2 of mu^2 for each, in all 1.
         """
         cells = np.array([math.prod(float(self.sizes[a]) for a in key) for key in self.keys])
         return self.sensitivity2 / (cells * self.y)
@@ -204,7 +207,7 @@ class Residual(Gram):
                 np.eye(n) - 1 / n if axis in key else np.full((n, n), 1 / n)
                 for axis, n in enumerate(self.sizes)
             ]
-            total += len(total) * y * functools.reduce(np.kron, each)
+            total += len(total) * y * kron(each)
         return total
 
 
@@ -238,7 +241,8 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
     """The strategy of least worst (weighted) variance over tables of counts.
 
     For weights p of the tables that sum to 1 the largest variance is at least the mean one, whose
-    least value is (sum_S sqrt(t_S(p) dim_S))^2: a dual as in ``climb``, with the variances as slopes.
+    least value is (sum_S sqrt(t_S(p) dim_S))^2: a dual as in ``climb``, with the variances as
+    slopes.
     """
     if not workload.marginal:
         raise PolicyError("objective", "worst is for tables of counts here", "use total")

@@ -1,4 +1,5 @@
-"""Plans as plain arrays, for a cache on disk: what is read back is what was written, or an error."""
+"""Plans as plain arrays, for a cache on disk: what is read back is what was written, or an
+error."""
 
 import hashlib
 import struct
@@ -44,7 +45,9 @@ def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
     held = {name: np.asarray(arrays[name]) for name in arrays}
     digest = held.pop("digest", None)
     if digest is None or str(digest) != _digest(held) or int(held["version"]) != _VERSION:
-        raise UsageError("strategy", "the stored strategy is damaged or of another version", "remove it")
+        raise UsageError(
+            "strategy", "the stored strategy is damaged or of another version", "remove it"
+        )
     whose, name, objective, note = map(str, held["text"])
     if whose != structure:
         raise UsageError("strategy", "the stored strategy is of another workload", "remove it")

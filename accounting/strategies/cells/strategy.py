@@ -1,10 +1,10 @@
 """What is measured of the cells: the Gram matrix X = A^T A of a strategy A, in a structured form.
 
-A unit that is counted in one cell moves the strategy's answers by the norm of that cell's column, so
-that the squared sensitivity is the largest entry of X's diagonal, rounded up.  With noise of that sd
-(mu = 1) least squares answers a workload with covariance W X^-1 W^T times the squared sensitivity: the
-weighted total of the variances is s tr(V X^-1).  X need only span the workload's rows here; what a
-stream publishes needs an invertible one (``mixing``).
+A unit that is counted in one cell moves the strategy's answers by the norm of that cell's column,
+so that the squared sensitivity is the largest entry of X's diagonal, rounded up.  With noise of
+that sd (mu = 1) least squares answers a workload with covariance W X^-1 W^T times the squared
+sensitivity: the weighted total of the variances is s tr(V X^-1).  X need only span the workload's
+rows here; what a stream publishes needs an invertible one (``mixing``).
 """
 
 import functools
@@ -18,11 +18,11 @@ import numpy as np
 import scipy.linalg
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Float64
+from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.workloads.workload import Workload
 
-#: Eigenvalues below this part of the largest are taken for 0.
+#: Eigenvalues below this part of the largest entry of all blocks are taken for 0.
 RANK = 1e-11
 _UP = 1 + 2.0**-40
 
@@ -74,7 +74,20 @@ class Blocks(Gram):
         if any(f and not a for f, a in zip(self.folding.folded, allowed, strict=True)):
             return self.unfolded.trace(workload)
         grams = self.folding.grams(workload)
-        return math.fsum(map(trace_of, grams, self.blocks))
+        return self.trace_of(grams)
+
+    def trace_of(self, grams: Sequence[Float64]) -> float:
+        """tr(V X^-1) of the blocks of V in the same folding."""
+        mass = sum(float(np.trace(gram)) for gram in grams)
+        return math.fsum(
+            trace_of(gram, block, self.scale, mass)
+            for gram, block in zip(grams, self.blocks, strict=True)
+        )
+
+    @property
+    def scale(self) -> float:
+        """Largest entry of the blocks' diagonals: what an eigenvalue of 0 is told by."""
+        return max(float(block.diagonal().max(initial=0.0)) for block in self.blocks)
 
     @functools.cached_property
     def unfolded(self) -> "Blocks":
@@ -84,7 +97,7 @@ class Blocks(Gram):
     @functools.cached_property
     def covariance(self) -> Float64:
         """(n, n) X^-1 (the pseudo-inverse of a singular one)."""
-        return self.folding.unfold([pseudo_inverse(block) for block in self.blocks])
+        return self.folding.unfold([pseudo_inverse(b, self.scale) for b in self.blocks])
 
     @override
     def variances(self, workload: Workload) -> list[Float64]:
@@ -95,7 +108,7 @@ class Blocks(Gram):
             if len(sizes) == 1:
                 found.append(factors[0].variances(self.covariance))
                 continue
-            rows = functools.reduce(np.kron, [factor.dense() for factor in factors])
+            rows = kron([factor.dense() for factor in factors])
             found.append(np.einsum("qi,qi->q", rows @ self.covariance, rows))
         return found
 
@@ -115,7 +128,9 @@ class Kron(Gram):
     def trace(self, workload: Workload) -> float:
         known: dict[tuple[int, int], float] = {}
         total = []
-        for product, parts in zip(workload.products, map(workload.axes, workload.products), strict=True):
+        for product, parts in zip(
+            workload.products, map(workload.axes, workload.products), strict=True
+        ):
             value = product.weight
             for axis, part in enumerate(parts):
                 if (axis, id(part)) not in known:
@@ -127,10 +142,7 @@ class Kron(Gram):
     @override
     def variances(self, workload: Workload) -> list[Float64]:
         return [
-            functools.reduce(
-                np.kron,
-                [f.variances(part)[0] for f, part in zip(self.factors, parts, strict=True)],
-            )
+            kron([f.variances(part)[0] for f, part in zip(self.factors, parts, strict=True)])
             for parts in map(workload.axes, workload.products)
         ]
 
@@ -165,31 +177,35 @@ def dense_gram(matrix: Float64, sizes: Sequence[int] | None = None) -> Blocks:
     return Blocks(Folding(sizes, (False,) * len(sizes)), (matrix,))
 
 
-def pseudo_inverse(block: Float64) -> Float64:
-    """X^-1, on the span of X."""
+def pseudo_inverse(block: Float64, scale: float) -> Float64:
+    """X^-1, on the span of X: where its eigenvalues are no rounding of 0 beside ``scale``."""
     if not len(block):
         return block
     values, vectors = scipy.linalg.eigh(block, driver="evd")
-    kept = values > RANK * values[-1]
+    kept = values > RANK * scale
     scaled = vectors[:, kept] * values[kept] ** -0.5
     return np.asarray(scaled @ scaled.T)
 
 
-def trace_of(gram: Float64, block: Float64) -> float:
-    """tr(V X^-1) of one block; infinite where X does not span V."""
+def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
+    """tr(V X^-1) of one block; infinite where X does not span V.
+
+    Args:
+        scale: beside which X's eigenvalues are told from 0; ``mass``: beside which V is.
+    """
     if not len(gram) or not gram.any():
         return 0.0
     try:
         lower = scipy.linalg.cholesky(block, lower=True)
         steep = np.diag(lower)
-        if steep.min() ** 2 > RANK * steep.max() ** 2:
+        if steep.min() ** 2 > RANK * scale:
             inverse, _ = scipy.linalg.lapack.dpotri(lower, lower=1)
             below = np.einsum("ij,ij->", np.tril(inverse), gram)
             return float(2 * below - np.diag(inverse) @ np.diag(gram))
     except scipy.linalg.LinAlgError:
         pass
-    inverse = pseudo_inverse(block)
+    inverse = pseudo_inverse(block, scale)
     beyond = gram - block @ (inverse @ gram)
-    if np.abs(np.diag(beyond)).sum() > 1e-7 * np.trace(gram):
+    if np.abs(np.diag(beyond)).sum() > 1e-9 * mass:
         return math.inf
     return float(np.einsum("ij,ij->", inverse, gram))

@@ -1,13 +1,13 @@
 """Program 1: the best weights of given design queries, by its dual.
 
-A strategy that asks design query q_i (the rows of an orthonormal Q) with squared weight u_i has
-X = Q^T diag(u) Q; its error is sum c_i / u_i, c_i = q_i V q_i^T, under B u <= 1 with B = (Q o Q)^T.  For
-weights nu of the cells that sum to 1,
+A strategy that asks design query q_i (the rows of an orthonormal Q) with squared weight u_i has X
+= Q^T diag(u) Q; its error is sum c_i / u_i, c_i = q_i V q_i^T, under B u <= 1 with B = (Q o Q)^T.
+For weights nu of the cells that sum to 1,
 
     sum c_i / u_i >= (sum c_i / u_i) (nu^T B u) >= (sum sqrt(c_i (B^T nu)_i))^2 = F(nu)^2
 
-(Cauchy-Schwarz), with equality for u_i = sqrt(c_i / (B^T nu)_i): a dual as in ``climb`` whose slopes are
-B u.  nu uniform gives the singular value bound, which holds for every strategy.
+(Cauchy-Schwarz), with equality for u_i = sqrt(c_i / (B^T nu)_i): a dual as in ``climb`` whose
+slopes are B u.  nu uniform gives the singular value bound, which holds for every strategy.
 """
 
 from abc import ABC, abstractmethod
@@ -111,7 +111,9 @@ class Sines(Basis):
     def squares(self, chosen: slice) -> Float64:
         k = np.arange(1, self.vectors + 1)[chosen]
         j = np.arange(1, self.cells + 1)[:, None]
-        return 2 / (self.cells + 1) * np.sin(np.pi / (self.cells + 1) * (j * k % (2 * self.cells + 2))) ** 2
+        # Sines repeat after 2 (n + 1): small arguments keep their digits.
+        sines = np.sin(np.pi / (self.cells + 1) * (j * k % (2 * self.cells + 2)))
+        return np.asarray(2 / (self.cells + 1) * sines**2)
 
 
 class Columns(Basis):
@@ -158,9 +160,7 @@ class Weights(NamedTuple):
 
 
 @one_thread()
-def weigh(
-    basis: Basis, c: Float64, tolerance: float = 1e-3, memory: int = 20
-) -> Weights:
+def weigh(basis: Basis, c: Float64, tolerance: float = 1e-3, memory: int = 20) -> Weights:
     """Program 1 to a relative gap.
 
     Args:

@@ -2,10 +2,11 @@
 
 For weights p of the queries and m of the cells, each summing to 1, and every X with diag X <= 1,
 
-    max_q var_q >= sum_q p_q var_q >= (tr (D^1/2 V_p D^1/2)^1/2)^2 = F(m, p)^2,  V_p = W^T diag(p) W,
+    max_q var_q >= sum_q p_q var_q >= (tr (D^1/2 V_p D^1/2)^1/2)^2 = F(m, p)^2
 
-and F is concave in both together: the dual of ``climb`` over two simplices.  The slopes are the squared
-column norms, as in ``optimum``, and the variances of X = D^-1/2 (D^1/2 V_p D^1/2)^1/2 D^-1/2.
+with V_p = W^T diag(p) W, and F is concave in both together: the dual of ``climb`` over two simplices.  The slopes are the
+squared column norms, as in ``optimum``, and the variances of X = D^-1/2 (D^1/2 V_p D^1/2)^1/2
+D^-1/2.
 """
 
 import math
@@ -14,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import scipy.linalg
 
-from dpstream.accounting.arrays import Float64
+from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.climb import Slopes, climb, sure_sum
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron, dense_gram
+from dpstream.accounting.strategies.cells.eigen import completed
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
@@ -48,7 +50,8 @@ class Worst(NamedTuple):
 
 @one_thread()
 def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Worst:
-    """Of one product axis by axis (the product of the minimax strategies is minimax), else of all cells.
+    """Of one product axis by axis (the product of the minimax strategies is minimax), else of all
+    cells.
 
     Raises:
         PolicyError: a query matrix beyond the limit.
@@ -78,9 +81,7 @@ def rows_of(workload: Workload) -> Float64:
     """(queries, n) all queries times the roots of their weights, written out."""
     found = []
     for product in workload.products:
-        rows = np.ones((1, 1))
-        for factor in workload.factors_of(product):
-            rows = np.kron(rows, factor.dense())
+        rows = kron([factor.dense() for factor in workload.factors_of(product)])
         found.append(math.sqrt(product.weight) * rows)
     return np.concatenate(found)
 
@@ -100,7 +101,9 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
     best: tuple[float, Float64] | None = None
     floor, certificate = 0.0, (np.zeros(0), np.zeros(0))
     start = [np.ones(workload.cells), np.ones(len(rows))]
-    for step, ((m, p), found) in enumerate(climb(dual, start, most), 1):
+    steps = 0
+    for (m, p), found in climb(dual, start, most):
+        steps += 1
         norms, variances = found.slopes
         error = float(norms.max() * variances.max())
         if found.sure**2 > floor:
@@ -112,5 +115,12 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
         if best[0] <= floor * (1 + tolerance):
             break
     assert best is not None
-    strategy = CellStrategy("worst", dense_gram(best[1], workload.sizes))
-    return Worst(strategy, best[0], floor, (certificate,), step)
+    # Completion makes it invertible too: what it adds for that raises a variance by 1e-7 of itself.
+    gram = completed(dense_gram(best[1], workload.sizes), 1e-7)
+    error = gram.sensitivity2 * _largest(gram, rows)
+    return Worst(CellStrategy("worst", gram), error, floor, (certificate,), steps)
+
+
+def _largest(gram: Blocks, rows: Float64) -> float:
+    """Largest variance of a row if node noise has sd 1."""
+    return float(np.einsum("qi,ij,qj->q", rows, gram.covariance, rows, optimize=True).max())

@@ -52,8 +52,14 @@ def test_refusals_name_the_rule_and_no_value(make) -> None:
 
 def test_equal_bytes_are_equal_attributes() -> None:
     different = [
-        of_values("a", ["1", "2"]), of_values("a", [1, 2]), of_values("a", [12]), of_edges("a", [1, 2]),
-        of_values("a", ["12"]), of_values("a1", ["2"]), of_values("a", ["2", "1"]), of_size("a", 2),
-    ]  # fmt: skip
+        of_values("a", ["1", "2"]),
+        of_values("a", [1, 2]),
+        of_values("a", [12]),
+        of_edges("a", [1, 2]),
+        of_values("a", ["12"]),
+        of_values("a1", ["2"]),
+        of_values("a", ["2", "1"]),
+        of_size("a", 2),
+    ]
     assert len({attribute.canonical() for attribute in different}) == len(different)
     assert of_size("a", 2).canonical() == of_values("a", [0, 1]).canonical()

@@ -17,9 +17,12 @@ def test_sums_and_variances_equal_the_queries_written_out() -> None:
     covariances = [root @ root.T for root in roots]
     whole = np.kron(np.kron(*covariances[:2]), covariances[2])
     inside = [
-        (lo[:, k, None] <= np.arange(n)) & (np.arange(n) <= hi[:, k, None]) for k, n in enumerate(sizes)
+        (lo[:, k, None] <= np.arange(n)) & (np.arange(n) <= hi[:, k, None])
+        for k, n in enumerate(sizes)
     ]
-    rows = np.einsum("qa,qb,qc->qabc", *(part.astype(float) for part in inside)).reshape(len(lo), -1)
+    rows = np.einsum("qa,qb,qc->qabc", *(part.astype(float) for part in inside)).reshape(
+        len(lo), -1
+    )
     assert (box_sums(x, lo, hi) == rows @ x.ravel()).all()
     np.testing.assert_allclose(box_variances(covariances, lo, hi), np.diag(rows @ whole @ rows.T))
 

@@ -5,8 +5,18 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.workloads.factors import Factor, explicit, interval
 from tests.accounting.strategies.cells.shapes import listed
 
-KINDS = [(k, n, w, r) for n in (1, 2, 5, 8) for r in (False, True)
-         for k, w in [("identity", 0), ("total", 0), ("prefix", 0), ("range", 0), ("width", max(1, n // 2))]]  # fmt: skip
+KINDS = [
+    (k, n, w, r)
+    for n in (1, 2, 5, 8)
+    for r in (False, True)
+    for k, w in [
+        ("identity", 0),
+        ("total", 0),
+        ("prefix", 0),
+        ("range", 0),
+        ("width", max(1, n // 2)),
+    ]
+]
 
 
 def factors() -> list[Factor]:

@@ -25,7 +25,11 @@ GOOD = {
 
 def test_a_file_means_what_it_says() -> None:
     workload = from_dict(GOOD)
-    assert workload.sizes == (3, 2, 4) and [a.name for a in workload.attributes] == ["age", "sex", "code"]
+    assert workload.sizes == (3, 2, 4) and [a.name for a in workload.attributes] == [
+        "age",
+        "sex",
+        "code",
+    ]
     assert [p.rows for p in workload.products] == [6, 6, 1, 1, 6, 12, 8, 6, 3, 10]
     assert [p.axes for p in workload.products[:4]] == [(0,), (1, 2), (0,), ()]
     x = np.arange(24).reshape(3, 2, 4)
@@ -52,20 +56,39 @@ def mended(*path, value=None):
 
 
 BAD = [
-    None, [], {}, "secret",
-    mended("queries"), mended("domain"), mended("domain", value=[]), mended("queries", value=[]),
-    mended("domain", value={}), mended("queries", value={"factors": {}}), mended("more", value=1),
-    mended("domain", 0, "name"), mended("domain", 0, "name", value=""), mended("domain", 0, "name", value=7),
-    mended("domain", 0, "name", value="sex"), mended("domain", 0, "edges"),
-    mended("domain", 0, "size", value=3), mended("domain", 0, value={"name": "a", "secret": [1]}),
-    mended("domain", 0, "edges", value=[3, 2]), mended("domain", 0, "edges", value="secret"),
-    mended("domain", 1, "values", value=["f", "f"]), mended("domain", 1, "values", value="secret"),
-    mended("domain", 2, "size", value=0), mended("domain", 2, "size", value=10**9),
-    mended("queries", 0, value={}), mended("queries", 0, value=["secret"]),
-    mended("queries", 0, "secret", value=1), mended("queries", 0, "weight", value=0),
-    mended("queries", 0, "weight", value=-1), mended("queries", 0, "weight", value="secret"),
+    None,
+    [],
+    {},
+    "secret",
+    mended("queries"),
+    mended("domain"),
+    mended("domain", value=[]),
+    mended("queries", value=[]),
+    mended("domain", value={}),
+    mended("queries", value={"factors": {}}),
+    mended("more", value=1),
+    mended("domain", 0, "name"),
+    mended("domain", 0, "name", value=""),
+    mended("domain", 0, "name", value=7),
+    mended("domain", 0, "name", value="sex"),
+    mended("domain", 0, "edges"),
+    mended("domain", 0, "size", value=3),
+    mended("domain", 0, value={"name": "a", "secret": [1]}),
+    mended("domain", 0, "edges", value=[3, 2]),
+    mended("domain", 0, "edges", value="secret"),
+    mended("domain", 1, "values", value=["f", "f"]),
+    mended("domain", 1, "values", value="secret"),
+    mended("domain", 2, "size", value=0),
+    mended("domain", 2, "size", value=10**9),
+    mended("queries", 0, value={}),
+    mended("queries", 0, value=["secret"]),
+    mended("queries", 0, "secret", value=1),
+    mended("queries", 0, "weight", value=0),
+    mended("queries", 0, "weight", value=-1),
+    mended("queries", 0, "weight", value="secret"),
     mended("queries", 0, "factors", value={"secret": "range"}),
-    mended("queries", 0, "factors", value={"age": "ranges"}), mended("queries", 0, "factors", value=["age"]),
+    mended("queries", 0, "factors", value={"age": "ranges"}),
+    mended("queries", 0, "factors", value=["age"]),
     mended("queries", 0, "factors", value={"age": {"width": 0}}),
     mended("queries", 0, "factors", value={"age": {"width": 4}}),
     mended("queries", 0, "factors", value={"age": {"width": 1.5}}),
@@ -74,11 +97,14 @@ BAD = [
     mended("queries", 0, "factors", value={"age": {"matrix": [[0, 0, 0]]}}),
     mended("queries", 0, "factors", value={"age": {"matrix": [[1, "secret", 1]]}}),
     mended("queries", 0, "factors", value={"age": {"matrix": [[1, float("nan"), 1]]}}),
-    mended("queries", 0, "factors", value={"age": 3}), mended("queries", 0, "kind", value="range"),
-    mended("queries", 4, "ways", value=4), mended("queries", 4, "ways", value=-1),
-    mended("queries", 4, "ways", value=True), mended("queries", 4, "factors", value={}),
+    mended("queries", 0, "factors", value={"age": 3}),
+    mended("queries", 0, "kind", value="range"),
+    mended("queries", 4, "ways", value=4),
+    mended("queries", 4, "ways", value=-1),
+    mended("queries", 4, "ways", value=True),
+    mended("queries", 4, "factors", value={}),
     mended("queries", 4, "kind", value="secret"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text", BAD)

@@ -53,14 +53,20 @@ def test_hashes_are_stable_and_tell_workloads_apart() -> None:
     assert over([4], ["range"]).structure == over([4], ["range"]).structure
     assert over([4], ["range"]).structure.startswith("531f8d43854ae419")
     different = [over([4], [kind]) for kind in ("range", "prefix", "identity", "total")]
-    different += [over([2, 2], ["range"] * 2), over([4, 1], ["range", "total"]), of_matrix(np.eye(4))]
+    different += [
+        over([2, 2], ["range"] * 2),
+        over([4, 1], ["range", "total"]),
+        of_matrix(np.eye(4)),
+    ]
     different += [workload_of(attributes(4), [(2.0, {0: interval("range", 4)})])]
     assert len({workload.structure for workload in different}) == len(different)
     renamed = workload_of([of_values("b", "wxyz")], [(1, {0: interval("range", 4)})])
     assert renamed.structure == different[0].structure and renamed.digest != different[0].digest
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), True, "1", None, 1e-300, 1e300])
+@pytest.mark.parametrize(
+    "weight", [0, -1, float("nan"), float("inf"), True, "1", None, 1e-300, 1e300]
+)
 def test_weights_that_are_refused(weight) -> None:
     with pytest.raises(PolicyError, match="weight"):
         workload_of(attributes(2), [(weight, {})])

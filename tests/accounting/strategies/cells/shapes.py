@@ -1,4 +1,5 @@
-"""Workloads of the tests, and what is known of them by other code: dense matrices and singular values."""
+"""Workloads of the tests, and what is known of them by other code: dense matrices and singular
+values."""
 
 import itertools
 import math

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -38,7 +40,7 @@ def test_values_rise_and_every_gap_is_true(seed) -> None:
 
     points = list(climb(dual, [np.ones(30)], 300))
     values = [point.found.value for point in points]
-    assert all(b > a for a, b in zip(values, values[1:], strict=False))
+    assert all(b > a for a, b in itertools.pairwise(values))
     assert points[-1].found.gap < 1e-6
     for point in points:
         assert point.weights[0].sum() == pytest.approx(1)

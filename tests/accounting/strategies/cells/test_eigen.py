@@ -52,11 +52,15 @@ def test_example_4() -> None:
 def test_the_order_of_cells_does_not_matter() -> None:
     matrix = np.random.default_rng(0).integers(0, 2, (9, 7)) + 0.0
     order = np.random.default_rng(1).permutation(7)
-    errors = [eigen(spectrum(w), 1e-6).error(w) for w in (of_matrix(matrix), of_matrix(matrix[:, order]))]
+    errors = [
+        eigen(spectrum(w), 1e-6).error(w) for w in (of_matrix(matrix), of_matrix(matrix[:, order]))
+    ]
     assert errors[0] == pytest.approx(errors[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("make", [lambda b, c: separation(b, c, 4), lambda b, c: principal(b, c, 3)])
+@pytest.mark.parametrize(
+    "make", [lambda b, c: separation(b, c, 4), lambda b, c: principal(b, c, 3)]
+)
 def test_fewer_weights_are_feasible_and_little_worse(make) -> None:
     found = spectrum(over([32], ["range"]))
     basis = Vectors(found.folding, found.vectors)

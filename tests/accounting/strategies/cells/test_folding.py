@@ -5,8 +5,15 @@ from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.workloads.workload import marginals, over
 from tests.accounting.strategies.cells.shapes import attributes, small
 
-SHAPES = [((6,), (True,)), ((7,), (True,)), ((1,), (True,)), ((5,), (False,)),
-          ((3, 4), (True, True)), ((3, 4, 5), (True, False, True)), ((2, 1, 3), (True,) * 3)]  # fmt: skip
+SHAPES = [
+    ((6,), (True,)),
+    ((7,), (True,)),
+    ((1,), (True,)),
+    ((5,), (False,)),
+    ((3, 4), (True, True)),
+    ((3, 4, 5), (True, False, True)),
+    ((2, 1, 3), (True,) * 3),
+]
 
 
 @pytest.mark.parametrize(("sizes", "folded"), SHAPES)
@@ -30,9 +37,13 @@ def test_blocks_are_the_matrix_in_another_basis(sizes, folded) -> None:
     values = np.concatenate([np.linalg.eigvalsh(block) for block in blocks])
     np.testing.assert_allclose(np.sort(values), np.linalg.eigvalsh(whole), rtol=1e-9)
     np.testing.assert_allclose(folding.unfold(blocks), whole, atol=1e-9)
-    diagonal = sum(np.bincount(orbits, np.diag(block), len(folding.counts))
-                   for orbits, block in zip(folding.orbits, blocks, strict=True))  # fmt: skip
-    np.testing.assert_allclose(folding.spread(diagonal / folding.counts), np.diag(whole), rtol=1e-12)
+    diagonal = sum(
+        np.bincount(orbits, np.diag(block), len(folding.counts))
+        for orbits, block in zip(folding.orbits, blocks, strict=True)
+    )
+    np.testing.assert_allclose(
+        folding.spread(diagonal / folding.counts), np.diag(whole), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("sizes", "folded"), SHAPES)

@@ -41,7 +41,9 @@ def test_certificates_hold_by_other_code(name) -> None:
     assert solved.gap <= 1e-3
     assert solved.floor <= floor(rows(workload), certificate) * (1 + 1e-9)
     matrix, queries = solved.strategy.gram.dense(), rows(workload)
-    error = np.diag(matrix).max() * np.trace(queries @ np.linalg.pinv(matrix, rcond=1e-12) @ queries.T)
+    error = np.diag(matrix).max() * np.trace(
+        queries @ np.linalg.pinv(matrix, rcond=1e-12) @ queries.T
+    )
     assert error == pytest.approx(solved.error, rel=1e-4)
     assert solved.strategy.error(workload) == pytest.approx(solved.error, rel=1e-6)
     assert (np.linalg.eigvalsh(matrix) > -1e-9).all()

@@ -45,7 +45,9 @@ def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
 
 
 def test_a_total_is_one_query_and_cells_are_cells() -> None:
-    assert pure(over([5, 4], ["total", "identity"])).error(over([5, 4], ["total", "identity"])) == pytest.approx(4)
+    assert pure(over([5, 4], ["total", "identity"])).error(
+        over([5, 4], ["total", "identity"])
+    ) == pytest.approx(4)
 
 
 def test_refusals() -> None:
@@ -53,7 +55,9 @@ def test_refusals() -> None:
         pure(small()["range marginals"])
     with pytest.raises(PolicyError, match="cells"):
         pure(over([1025], ["range"]))
-    assert pure(marginals(attributes(8), [0, 1], "range")).sensitivity1 == pytest.approx(1, rel=1e-9)
+    assert pure(marginals(attributes(8), [0, 1], "range")).sensitivity1 == pytest.approx(
+        1, rel=1e-9
+    )
 
 
 @pytest.mark.slow

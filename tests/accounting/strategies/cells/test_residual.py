@@ -40,13 +40,15 @@ def test_traces_and_variances_are_those_of_the_matrix(name) -> None:
 
 
 def test_tables_reach_the_singular_value_bound() -> None:
-    strategy, error = residual(SMALL)
+    _strategy, error = residual(SMALL)
     assert error == pytest.approx(singular_bound(rows(SMALL)))
     pairs = residual(small()["tables"])[0]
     assert pairs.gram.trace(over([3, 4, 2], ["identity"] * 3)) == math.inf
 
 
-@pytest.mark.parametrize(("ways", "rmse", "variance"), [(1, 3.0468, None), (2, 6.3587, 67.80), (3, 10.5153, 236.84)])
+@pytest.mark.parametrize(
+    ("ways", "rmse", "variance"), [(1, 3.0468, None), (2, 6.3587, 67.80), (3, 10.5153, 236.84)]
+)
 def test_figures_of_residual_planner(ways, rmse, variance) -> None:
     workload = marginals(attributes(*ADULT), [ways])
     strategy, error = residual(workload)
@@ -56,7 +58,9 @@ def test_figures_of_residual_planner(ways, rmse, variance) -> None:
         found = worst_table(workload, 1e-5)
         assert found.error == pytest.approx(variance, abs=5e-3)
         assert found.floor <= found.error <= found.floor * (1 + 1e-5)
-        assert found.strategy.sensitivity2 * found.strategy.gram.means(workload).max() == pytest.approx(found.error)
+        assert found.strategy.sensitivity2 * found.strategy.gram.means(
+            workload
+        ).max() == pytest.approx(found.error)
 
 
 def test_worst_tables_are_certified_by_other_code() -> None:
@@ -85,7 +89,9 @@ def test_noise_of_the_tables_costs_one_unit() -> None:
     alone = tables(SMALL, [(0, 1)], "one")
     at = alone.gram.keys.index((0, 1))
     assert alone.gram.noise2[at] == pytest.approx(1)
-    assert alone.variances(over([3, 4, 1, 2], ["identity", "identity", "total", "total"]))[0] == pytest.approx(1)
+    assert alone.variances(over([3, 4, 1, 2], ["identity", "identity", "total", "total"]))[
+        0
+    ] == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -94,9 +100,13 @@ def test_a_hundred_attributes() -> None:
     strategy, error = residual(workload)
     assert len(spaces_of(workload).keys) == 1 + 100 + 4950 + 161_700
     assert strategy.error(workload) == pytest.approx(error)
-    one = workload_of(workload.attributes, [(1, {k: interval("identity", 10) for k in (3, 50, 99)})])
+    one = workload_of(
+        workload.attributes, [(1, {k: interval("identity", 10) for k in (3, 50, 99)})]
+    )
     assert len(strategy.variances(one)[0]) == 1000
-    assert strategy.variances(one)[0] == pytest.approx(strategy.sensitivity2 * strategy.gram.means(one)[0])
+    assert strategy.variances(one)[0] == pytest.approx(
+        strategy.sensitivity2 * strategy.gram.means(one)[0]
+    )
 
 
 def test_more_than_eight_attributes_at_once() -> None:

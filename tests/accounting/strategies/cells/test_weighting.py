@@ -42,10 +42,14 @@ def test_program_1_against_a_general_solver(name) -> None:
     assert (c / solved.u).sum() == pytest.approx(solved.error)
     b = basis.squares(slice(None))
     other = minimize(
-        lambda u: (c / u).sum(), np.full(len(c), 0.3), jac=lambda u: -c / u**2, method="SLSQP",
-        bounds=[(1e-4, 2)] * len(c), constraints={"type": "ineq", "fun": lambda u: 1 - b @ u, "jac": lambda u: -b},
+        lambda u: (c / u).sum(),
+        np.full(len(c), 0.3),
+        jac=lambda u: -c / u**2,
+        method="SLSQP",
+        bounds=[(1e-4, 2)] * len(c),
+        constraints={"type": "ineq", "fun": lambda u: 1 - b @ u, "jac": lambda u: -b},
         options={"maxiter": 500, "ftol": 1e-12},
-    )  # fmt: skip
+    )
     assert solved.error <= other.fun * (1 + 1e-6) and other.fun >= solved.bound * (1 - 1e-4)
 
 
