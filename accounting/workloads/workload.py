@@ -87,7 +87,7 @@ class Workload:
         the same factor, so that what is computed of it can be kept."""
         found = []
         for axis, factor in enumerate(self.factors_of(product)):
-            key = (axis, None if factor.kind == "total" else id(factor))
+            key = (axis, None if factor.kind == "total" else factor)
             if key not in self._single:
                 named = {} if factor.kind == "total" else {0: factor}
                 self._single[key] = workload_of([self.attributes[axis]], [(1.0, named)])
@@ -151,13 +151,13 @@ class Workload:
         """Hex digest of what a strategy depends on: sizes and queries, not names and values."""
         digest = hashlib.sha256(b"dpstream linear workload 1")
         digest.update(struct.pack(f"<Q{len(self.sizes)}Q", len(self.sizes), *self.sizes))
-        known: dict[int, bytes] = {}
+        known: dict[Factor, bytes] = {}
         for weight, axes, factors in self.products:
             parts = [struct.pack(f"<dQ{len(axes)}Q", weight, len(axes), *axes)]
             for factor in factors:
-                if id(factor) not in known:
-                    known[id(factor)] = hashlib.sha256(factor.canonical()).digest()
-                parts.append(known[id(factor)])
+                if factor not in known:
+                    known[factor] = hashlib.sha256(factor.canonical()).digest()
+                parts.append(known[factor])
             digest.update(b"".join(parts))
         return digest.hexdigest()
 

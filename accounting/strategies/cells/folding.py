@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64, kron
+from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload
 
 
@@ -106,16 +107,16 @@ class Folding:
     def grams(self, workload: Workload) -> list[Float64]:
         """V of each block."""
         found = [np.zeros((len(orbits),) * 2) for orbits in self.orbits]
-        cut: dict[tuple[int, int, int], Float64] = {}
+        cut: dict[tuple[Factor, int, int], Float64] = {}
         for product in workload.products:
             factors = workload.factors_of(product)
             for axis, factor in enumerate(factors):
-                if (id(factor), axis, 0) not in cut:
+                if (factor, axis, 0) not in cut:
                     gram = factor.gram()
                     for odd in (0, 1):
-                        cut[id(factor), axis, odd] = self.part(gram, axis, odd)
+                        cut[factor, axis, odd] = self.part(gram, axis, odd)
             for total, parity in zip(found, self.parities, strict=True):
-                parts = [cut[id(f), axis, parity[axis]] for axis, f in enumerate(factors)]
+                parts = [cut[f, axis, parity[axis]] for axis, f in enumerate(factors)]
                 block = kron(parts)
                 if len(workload.products) == 1 and product.weight == 1:
                     np.copyto(total, block)
@@ -145,11 +146,11 @@ class Folding:
 def folding_of(workload: Workload) -> Folding:
     """Folds every axis that all products allow to."""
     folded = [True] * len(workload.sizes)
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[int, Factor]] = set()
     for product in workload.products:
         for axis, factor in zip(product.axes, product.factors, strict=True):
-            if (axis, id(factor)) not in seen:
-                seen.add((axis, id(factor)))
+            if (axis, factor) not in seen:
+                seen.add((axis, factor))
                 folded[axis] = folded[axis] and factor.reversible
     return Folding(workload.sizes, tuple(folded))
 

@@ -49,14 +49,14 @@ def product_optimum(
 
 def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
     """Sum over the products of what each would cost if it were asked alone."""
-    known: dict[int, float] = {}
+    known: dict[Workload, float] = {}
     total = []
     for product in workload.products:
         value = product.weight
         for part in workload.axes(product):
-            if id(part) not in known:
-                known[id(part)] = _axis(part, tolerance).floor
-            value *= known[id(part)]
+            if part not in known:
+                known[part] = _axis(part, tolerance).floor
+            value *= known[part]
         total.append(value)
     return math.fsum(total)
 
@@ -115,29 +115,27 @@ def _joined(name: str, found: list[Solved], weight: float) -> Solved:
 
 def _turn(workload: Workload, axis: int, others: Float64) -> Workload:
     """One axis' part of the union, each product weighted by what the other axes make of it."""
-    weights: dict[int, float] = {}
-    factors: dict[int, Factor | None] = {}
+    weights: dict[Factor | None, float] = {}
     for product, other in zip(workload.products, others.tolist(), strict=True):
         factor = dict(zip(product.axes, product.factors, strict=True)).get(axis)
-        factors[id(factor)] = factor
-        weights[id(factor)] = weights.get(id(factor), 0.0) + product.weight * other
+        weights[factor] = weights.get(factor, 0.0) + product.weight * other
     largest = max(weights.values())
     return workload_of(
         [workload.attributes[axis]],
         [
-            (max(weight / largest, 1e-9), {} if (found := factors[key]) is None else {0: found})
-            for key, weight in weights.items()
+            (max(weight / largest, 1e-9), {} if factor is None else {0: factor})
+            for factor, weight in weights.items()
         ],
     )
 
 
 def _traces(workload: Workload, axis: int, gram: Blocks) -> Float64:
     """(products,) error of each product's factor on this axis."""
-    known: dict[int, float] = {}
+    known: dict[Workload, float] = {}
     found = []
     for product in workload.products:
         part = workload.axes(product)[axis]
-        if id(part) not in known:
-            known[id(part)] = gram.sensitivity2 * gram.trace(part)
-        found.append(known[id(part)])
+        if part not in known:
+            known[part] = gram.sensitivity2 * gram.trace(part)
+        found.append(known[part])
     return np.array(found)

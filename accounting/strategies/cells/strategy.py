@@ -126,16 +126,16 @@ class Kron(Gram):
 
     @override
     def trace(self, workload: Workload) -> float:
-        known: dict[tuple[int, int], float] = {}
+        known: dict[tuple[int, Workload], float] = {}
         total = []
         for product, parts in zip(
             workload.products, map(workload.axes, workload.products), strict=True
         ):
             value = product.weight
             for axis, part in enumerate(parts):
-                if (axis, id(part)) not in known:
-                    known[axis, id(part)] = self.factors[axis].trace(part)
-                value *= known[axis, id(part)]
+                if (axis, part) not in known:
+                    known[axis, part] = self.factors[axis].trace(part)
+                value *= known[axis, part]
             total.append(value)
         return math.fsum(total)
 

@@ -1,3 +1,5 @@
+"""Attributes: cells of values, refusals, and bytes that tell them apart."""
+
 import pytest
 
 from dpstream.accounting.errors import PolicyError

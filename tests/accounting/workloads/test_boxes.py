@@ -1,3 +1,5 @@
+"""Boxes of cells against queries written out."""
+
 import numpy as np
 
 from dpstream.accounting.workloads.boxes import box_sums, box_variances

@@ -1,3 +1,5 @@
+"""Factors against what they are written out."""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,5 @@
+"""Workload files: what they mean, and every kind of bad input."""
+
 import copy
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Workloads against what they are written out; weights, norms, hashes and limits."""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,5 @@
+"""The choice of a strategy is the best of all that are known."""
+
 import pytest
 
 from dpstream.accounting.errors import PolicyError

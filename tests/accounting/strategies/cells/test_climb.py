@@ -1,3 +1,5 @@
+"""The climb reaches the optimum, and each gap on its way is true."""
+
 import itertools
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The eigen-design, its completion and its cheaper variants."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Strategies to compare with: their matrices and published figures."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Even and odd blocks are the same matrix in another basis."""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,5 @@
+"""Mixes of noise: bounds against balls and fractions, and singular ones refused."""
+
 from fractions import Fraction
 
 import flint

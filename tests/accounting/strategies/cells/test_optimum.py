@@ -1,3 +1,5 @@
+"""The optimum against a general solver; certificates by other code."""
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize

@@ -1,3 +1,5 @@
+"""Products of optima, and unions that take turns."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""p-identities: gradient, sensitivity, lattice and published figures."""
+
 import math
 
 import numpy as np

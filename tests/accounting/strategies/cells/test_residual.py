@@ -1,3 +1,5 @@
+"""Tables in closed form against matrices and published figures."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Stored plans are read as written, or not at all."""
+
 import io
 
 import numpy as np

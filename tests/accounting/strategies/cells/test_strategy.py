@@ -1,3 +1,5 @@
+"""Gram matrices in their forms against dense ones."""
+
 import math
 from fractions import Fraction
 

@@ -1,3 +1,5 @@
+"""One thread while strategies are solved."""
+
 from dpstream.accounting.strategies.cells.threads import _libraries, one_thread
 
 

@@ -1,3 +1,5 @@
+"""Program 1 against a general solver."""
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize

@@ -1,3 +1,5 @@
+"""Least worst variance: figures and certificates."""
+
 import math
 
 import numpy as np
