@@ -140,5 +140,7 @@ def test_too_many_cells_for_one_matrix() -> None:
     workload = marginals(attributes(100, 100), [1])
     with pytest.raises(PolicyError, match="mixed over"):
         mixed(residual(workload)[0], workload.sizes)
+    with pytest.raises(PolicyError, match="mixed over"):
+        mixed(identity(over([9000], ["identity"])), (9000,))
     scaled = CellStrategy("x", dense_gram(7 * np.eye(3)))
     assert mixed(scaled, (3,)).inverse_norm2 == pytest.approx(1, abs=1e-9)
