@@ -116,6 +116,19 @@ def test_singular_strategies_are_mixed_with_the_identity() -> None:
     assert done.mixed_in and len(done.mix) == 2
 
 
+def test_nearly_singular_strategies_are_too() -> None:
+    """A completed optimum can be inverted, but what it hardly measures would drown in noise."""
+    workload = small()["example"]
+    done = mixed(auto(workload).strategy, workload.sizes)
+    assert done.mixed_in and np.abs(done.mix[0]).max() <= 1e-3**-0.5
+
+
+def test_what_rounding_may_hide_is_part_of_the_bound() -> None:
+    steep = np.diag([1.0] * 20 + [1e-10])
+    steep[:20, 20] = 1.0
+    assert inverse_norm2(steep) >= by_balls(steep) * (1 + 1e-5)
+
+
 def test_identity_is_itself() -> None:
     workload = over([3, 2], ["identity"] * 2)
     done = mixed(identity(workload), (3, 2))
