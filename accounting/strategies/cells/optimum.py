@@ -144,7 +144,9 @@ def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, An
         error = 0.0
         for part, orbits, (roots, vectors) in zip(parts, folding.orbits, found.kept, strict=True):
             inner = np.sqrt(norms[orbits] * per_cell[orbits])
-            moved = (vectors / np.maximum(roots, 1e-150)) @ vectors.T
+            half = vectors * np.maximum(roots, 1e-150) ** -0.5
+            # A matrix times its own transpose costs half a product.
+            moved = half @ half.T
             moved *= part.gram
             error += float(inner @ moved @ inner)
         if error <= plain:
