@@ -22,6 +22,11 @@ from dpstream.accounting.plan.timeline import Timeline
 
 #: Changes when the same plan would give other releases; part of the plan hash.
 MECHANISM_VERSION = 2
+#: Strategies that end before others (``Timeline.check`` has the most of all).
+_MOST_TRIGGERS = {
+    "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS,
+    "dense": limits.MAX_DENSE_TRIGGERS,
+}
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -106,12 +111,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             raise UsageError(
                 "privacy.combine", "needs a published count", "add an aggregate of kind 'count'"
             )
-        most = limits.MAX_TOEPLITZ_TRIGGERS
-        if privacy.strategy == "toeplitz" and self.timeline.triggers > most:
+        most = _MOST_TRIGGERS.get(privacy.strategy, limits.MAX_TRIGGERS)
+        if self.timeline.triggers > most:
             raise UsageError(
                 "privacy.strategy",
-                f"'toeplitz' takes at most {most} triggers a window",
-                "use 'blt', which has the same error for any number, or 'tree'",
+                f"'{privacy.strategy}' takes at most {most} triggers a window",
+                "use 'blt', which has about the same error for any number, or 'tree'",
             )
 
     def _check_names(self) -> None:

@@ -90,6 +90,11 @@ class DenseStrategy(Strategy):
         return np.asarray(np.maximum.accumulate(lags[::-1])[::-1] + lags.max() * _SLACK)
 
     @property
+    def decoder(self) -> Float64:
+        """(T, T) row t has the weights of z in n_t."""
+        return self._responses.decoder
+
+    @property
     @override
     def col2(self) -> float:
         return float((self._matrix**2).sum(axis=0).max() * (1 + _SLACK))
