@@ -12,8 +12,8 @@ MAX_AGGREGATES = 16
 MAX_TRIGGERS = 1 << 20
 #: Beyond this the matrix product of the Toeplitz decoder costs more than it saves.
 MAX_TOEPLITZ_TRIGGERS = 4096
-#: Beyond this the dense strategy's committed numbers (19 a trigger) and its decoder, which is looked
-#: at as a whole matrix, cost more than the 4% of error that it saves over ``blt``.
+#: Beyond this the dense strategy's committed numbers (19 a trigger) and its decoder, looked at as a
+#: whole matrix, cost more than the 4% of error that it saves over ``blt``.
 MAX_DENSE_TRIGGERS = 2048
 #: Cells whose noise is mixed, and rows of one factor of the mixing: every worker holds the factors
 #: and the noise of all components of an open window (about 100 bytes each).

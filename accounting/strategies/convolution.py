@@ -139,7 +139,8 @@ class ConvolutionStrategy(Strategy):
 
 
 def heavy_split(gram: Float64, pieces: int, total: int) -> float:
-    """|A a|^2 of ``total`` on ``pieces`` neighbours, all but one each on the middle one, rounded up.
+    """|A a|^2 of ``total`` on ``pieces`` neighbours, one on each and the rest on the middle one;
+    rounded up.
 
     Args:
         gram: (T,) the largest Gram entry of two columns by their lag; not negative, falling.

@@ -152,4 +152,5 @@ class DenseStrategy(Strategy):
         def prefix(bits: int) -> Any:
             return self._generators.prefix(noise(bits), step_index)
 
-        return settled(prefix, DECODE_BITS)
+        rounded: int = settled(prefix, DECODE_BITS)
+        return rounded

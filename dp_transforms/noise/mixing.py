@@ -100,9 +100,7 @@ def _product(factors: Sequence[Float64], values: Float64) -> Float64:
     return np.ascontiguousarray(values).reshape(-1)
 
 
-def _pairs_of(
-    mixing: Mixing, high: Float64, low: Float64, cells: Int64
-) -> tuple[Float64, Float64]:
+def _pairs_of(mixing: Mixing, high: Float64, low: Float64, cells: Int64) -> tuple[Float64, Float64]:
     """Sums of some cells as pairs."""
     first, behind = mixing.factors[0], mixing.size // mixing.shape[0]
     values = _sliced_pairs(high.reshape(-1, behind), low.reshape(-1, behind), len(first))
@@ -149,7 +147,7 @@ def _sliced_pairs(values: Float64, low: Float64 | None, terms: int) -> list[Floa
 
 
 def _sliced_product(left: list[Float64], right: list[Float64]) -> tuple[Float64, Float64]:
-    """Product of sliced matrices as pairs: each slices' product is exact, the smallest come first."""
+    """Product of sliced matrices as pairs: products of slices are exact, the smallest come first."""
     total = total_low = np.zeros((left[0].shape[0], right[0].shape[1]))
     for level in range(_SLICES - 1, -1, -1):
         for i in range(level + 1):

@@ -5,9 +5,9 @@ Where all cells of a workload share all of its components' noise, one rounding i
 floats leave open would ask for balls of every node; here so many bits are known that it never does.
 
 The quantile z(p), p in (0, 1/2), is a Taylor polynomial around the middle of one of 128 parts of
-each octave of p: with g = dz/dp = 1/density(z), g' = z g^2 gives all coefficients from the middle's
-z, which is a ball's.  Terms fall by 2^-8 each; the first four are pairs of floats.  Below 2^-24, once
-in eight million draws, a ball gives the number itself.
+each octave of p: with g = dz/dp = 1/density(z), g' = z g^2 gives all coefficients from z at the
+middle, a ball.  Terms fall by 2^-8 each; the first four are pairs of floats.  Below 2^-24, once in
+eight million draws, a ball gives the number itself.
 """
 
 import functools

@@ -98,7 +98,10 @@ def test_a_run_keeps_the_numbers_that_it_was_begun_with() -> None:
     for size in (0, 2, 6, 9):
         with pytest.raises(ValueError, match="3 d \\+ 1 parameters"):
             DenseStrategy(2, np.full(size, 0.5))
-    for wrong in (np.where(np.arange(8) == 3, 0.0, kept), np.where(np.arange(8) == 1, np.nan, kept)):
+    for wrong in (
+        np.where(np.arange(8) == 3, 0.0, kept),
+        np.where(np.arange(8) == 1, np.nan, kept),
+    ):
         with pytest.raises(ValueError, match="gains positive"):
             DenseStrategy(2, wrong)
 
