@@ -2,8 +2,8 @@
 
 Cell c's noise is n_c = sum_j L[c, j] n_j, L a Kronecker product of square factors, the first
 factor's index slowest; cells and components are numbered alike.  Of exact counts x what is
-published is x + n = L (L^-1 x + n_components), a fixed map of noisy components, so that one record of cell c
-moves what is noised by column c of L^-1 alone.
+published is x + n = L (L^-1 x + n_components), a fixed map of noisy components, so that one record
+of cell c moves what is noised by column c of L^-1 alone.
 
 L must be invertible.  With a singular L some combination of the published cells has no noise: the
 exact counts' part outside L's range.  So the inverse is certified here, and its norm is bounded

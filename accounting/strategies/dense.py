@@ -131,7 +131,7 @@ class DenseStrategy(Strategy):
     @property
     @override
     def state_columns(self) -> int:
-        return self._generators.theta.shape[1] + 2
+        return int(self._generators.theta.shape[1]) + 2
 
     @override
     def fold(self, ranges: Ranges) -> None:
@@ -152,5 +152,4 @@ class DenseStrategy(Strategy):
         def prefix(bits: int) -> Any:
             return self._generators.prefix(noise(bits), step_index)
 
-        rounded: int = settled(prefix, DECODE_BITS)
-        return rounded
+        return settled(prefix, DECODE_BITS)

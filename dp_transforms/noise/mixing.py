@@ -147,7 +147,7 @@ def _sliced_pairs(values: Float64, low: Float64 | None, terms: int) -> list[Floa
 
 
 def _sliced_product(left: list[Float64], right: list[Float64]) -> tuple[Float64, Float64]:
-    """Product of sliced matrices as pairs: products of slices are exact, the smallest come first."""
+    """Product of sliced matrices as pairs: products of slices are exact, small ones come first."""
     total = total_low = np.zeros((left[0].shape[0], right[0].shape[1]))
     for level in range(_SLICES - 1, -1, -1):
         for i in range(level + 1):
