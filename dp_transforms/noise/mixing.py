@@ -36,6 +36,8 @@ _SLICES = 4
 _ROWS = 128
 #: Triggers whose noise is kept, for shards that come a little later.
 _KEPT = 3
+#: Sets of components at different steps, for shards that are far from each other.
+_HEADS = 4
 
 
 class MixedNoise:
@@ -48,7 +50,7 @@ class MixedNoise:
 
     def __init__(self, stream: NoiseStream, mixing: Mixing) -> None:
         self._stream, self._mixing = stream, mixing
-        self._components = Components(stream, mixing.size)
+        self._heads: list[Components] = []
         self._found: dict[int, Int64] = {}
         self._lock = threading.Lock()
 
@@ -56,15 +58,24 @@ class MixedNoise:
         """(size,) n_c(trigger) * 2^MIXED_BITS of every cell; read-only."""
         with self._lock:
             if trigger not in self._found:
-                if trigger < self._components.step_index:
-                    self._components = Components(self._stream, self._mixing.size)
-                self._components.advance(trigger)
-                found = mixed(self._components, self._mixing)
+                head = self._head(trigger)
+                head.advance(trigger)
+                found = mixed(head, self._mixing)
                 found.setflags(write=False)
                 self._found[trigger] = found
                 for old in sorted(self._found, key=lambda t: abs(t - trigger))[_KEPT:]:
                     del self._found[old]
             return self._found[trigger]
+
+    def _head(self, trigger: int) -> Components:
+        """The components nearest before a trigger, or new ones."""
+        before = [head for head in self._heads if head.step_index <= trigger]
+        if before:
+            return max(before, key=lambda head: head.step_index)
+        if len(self._heads) == _HEADS:
+            self._heads.remove(max(self._heads, key=lambda head: head.step_index))
+        self._heads.append(Components(self._stream, self._mixing.size))
+        return self._heads[-1]
 
 
 def mixed(components: Components, mixing: Mixing) -> Int64:
