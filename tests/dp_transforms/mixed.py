@@ -57,7 +57,7 @@ def matrices(sealed: dict[tuple[int, int], bytes], names: Sequence[str]) -> dict
 
 
 def exact_counts(plan: Plan, stream: Stream, cells: int) -> Float64:
-    """(releases, cells) records up to each trigger of a stream of tumbling windows, none left out."""
+    """(releases, cells) records up to each trigger, tumbling windows, none of them left out."""
     line, rows = plan.timeline, []
     for window in range(line.windows):
         begin = line.start + window * line.window

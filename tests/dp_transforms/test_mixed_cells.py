@@ -5,14 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.ingest.records import public_key_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.state import open as stores
@@ -26,6 +30,7 @@ from tests.dp_transforms.mixed import (
     mixed_plan,
     released,
 )
+from tests.dp_transforms.test_flow import through_beam
 from tests.streams import COUNT, KEYS, MEAN, RUN_ID, SUM, UNITS, generate, make_plan, public_table
 from tests.streams import released as released_keys
 
@@ -89,6 +94,15 @@ def test_shards_order_and_batches_do_not_matter(options: dict[str, object], tmp_
     assert released(other, stream.batches(37, seed=1)) == expected
 
 
+def test_through_beam(tmp_path: Path) -> None:
+    plan = plan_of()
+    source = generate(plan).batches(150)
+    expected = released(begin_mixed(plan, tmp_path / "a", MIXING), source)
+    run = begin_mixed(plan, tmp_path / "b", MIXING, 4)
+    assert through_beam(DPStream(plan, run), source, tmp_path / "out")[0] == expected
+    stores.close_all()
+
+
 def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict[object, bytes]:
     """Releases of all steps without data, the process begun anew every so many steps, and the
     store moved to other shards in the midst."""
@@ -106,7 +120,7 @@ def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict
             stores.close_all()
             ring = KEYS.ring()
             public = public_table(plan, range(CELLS))
-            ids = dpstream_ids(plan, ring)
+            ids = ids_of(plan, ring)
             stepper = Stepper(plan, ring, run.open(), (public, ids), None, MIXING)
         rows = {}
         for shard in range(shards):
@@ -117,10 +131,8 @@ def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict
     return found
 
 
-def dpstream_ids(plan: Plan, ring: object) -> np.ndarray:
-    from dpstream.dp_transforms.ingest.records import public_key_ids
-
-    return public_key_ids(plan, ring, public_table(plan, range(CELLS)))  # type: ignore[arg-type]
+def ids_of(plan: Plan, ring: KeyRing) -> Ids:
+    return public_key_ids(plan, ring, public_table(plan, range(CELLS)))
 
 
 def test_restarts_and_reshards_change_nothing(tmp_path: Path) -> None:
@@ -139,12 +151,12 @@ def test_no_run_begins_without_its_mixing(tmp_path: Path) -> None:
             begin_run(plan, KEYS, f"sqlite:{tmp_path}/s.db", public=table, mixing=mixing)
         assert refused.value.field == "cells"
     run = begin_mixed(plan, tmp_path, MIXING)
-    ids = dpstream_ids(plan, KEYS.ring())
+    ids = ids_of(plan, KEYS.ring())
     with pytest.raises(PolicyError):
         Stepper(plan, KEYS.ring(), run.open(), (public, ids), None, other)
     stores.close_all()
 
 
 def test_a_count_of_units_is_not_mixed() -> None:
-    with pytest.raises(Exception, match="no sum over records"):
+    with pytest.raises(UsageError, match="no sum over records"):
         mixed_plan(MIXING, aggregates=(UNITS,))
