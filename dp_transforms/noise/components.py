@@ -80,7 +80,7 @@ def error_in_sds(strategy: Strategy) -> float:
     of_steps = (3 * size + 4) * found.step * generators.gain * around
     kept = np.abs(generators.theta) * found.filled + np.abs(generators.into) * found.steps
     of_buffers = 4 * (found.buffers * kept).sum(axis=1)
-    local = float((of_steps + of_buffers).sum()) + 2 * reach * len(of_steps)
+    local = float((of_steps + of_buffers).sum()) + (reach + found.steps) * len(of_steps)
     return (reach * quantile.ERROR + local * doubles.ERROR * _FARTHEST) * (1 + 1e-6)
 
 
