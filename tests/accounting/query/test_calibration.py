@@ -169,3 +169,16 @@ def test_expected_errors_of_every_part() -> None:
     for part, noise, step in zip(found, budget.parts, steps, strict=True):
         assert part["sd"] == pytest.approx(noise.sd * step)
         assert part["within"] == pytest.approx(noise.margin * step)
+
+
+@pytest.mark.parametrize("epsilon", [0.125, 8.0])
+def test_laplace_scales_follow_epsilon(epsilon: float) -> None:
+    plan = query(SUM, QUANTILES, mechanism="laplace", epsilon=epsilon)
+    parts = allocate_query(plan).parts
+    for noise in parts:
+        most = 4 * noise.part.most * noise.part.nodes
+        assert noise.sensitivity == most
+        assert most / (noise.share * epsilon) <= noise.scale
+        assert noise.scale == pytest.approx(most / (noise.share * epsilon))
+    # The count that thresholds alone need has an average column's share.
+    assert [noise.share for noise in parts] == pytest.approx([1 / 3] * 3)

@@ -175,3 +175,11 @@ def test_a_standard_deviation_near_0_has_half_of_its_interval() -> None:
         half = (found.high[0] - found.low[0]) / 2
         assert found.low[0] == 0 < found.high[0] and np.isclose(found.sd[0], half)
     assert found.value[0] > 0
+
+
+def test_small_deviations_have_first_order_errors_too() -> None:
+    n, noises = 10**7, parts(STDDEV)
+    found = variance(STDDEV, noises, whole(0, round((0.81 - 40) * n), n), Z)
+    sd = np.hypot(noises[1].sd, (40 - 0.81) * noises[2].sd) / n
+    assert np.isclose(found.value[0], 0.9 * 0.5) and np.isclose(found.sd[0], sd / (2 * 0.9) * 0.5)
+    assert variance(VAR, parts(VAR), whole(0, -(10**9), 9), Z).value[0] == 0
