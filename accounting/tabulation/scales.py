@@ -104,16 +104,20 @@ def scale_of(law: LawName, budget: Fraction, field: str = "budget") -> float:
     """
     if law == "discrete laplace":
         least, most = LEAST_TABLE_SCALE, MAX_TABLE_SCALE
+        known = Fraction(most) * budget
+    else:
+        least, most = (LEAST_TABLE_SIGMA if law == "discrete gauss" else 2.0**-3), MAX_SIGMA
+        known = 2 * Fraction(most) ** 2 * budget
+    if known < 1:  # asked before there is a float, which may have no room for it
+        raise UsageError(
+            field, f"is so small that noise of a scale above {most:,.0f} is needed", "give more"
+        )
+    if law == "discrete laplace":
         scale = float(1 / budget)
         while Fraction(scale) * budget < 1:
             scale = math.nextafter(scale, math.inf)
     else:
-        least, most = (LEAST_TABLE_SIGMA if law == "discrete gauss" else 2.0**-3), MAX_SIGMA
         scale = math.sqrt(float(1 / (2 * budget)))
         while 2 * Fraction(scale) ** 2 * budget < 1:
             scale = math.nextafter(scale, math.inf)
-    if scale > most:
-        raise UsageError(
-            field, f"is so small that noise of a scale above {most:,.0f} is needed", "give more"
-        )
-    return max(scale, least)
+    return min(max(scale, least), most)

@@ -4,8 +4,9 @@ Parameters, data and output are folders of a store.  Nobody waits, and no ledger
 that is thrown away: who keeps one charges it where it is (``dpstream tabulate plan`` has the
 figures), or makes the tables there.  The rest of the order holds.  The run id is put into the
 output as ``run.json`` before the pipeline is built; whoever is cut off and starts again goes on
-under it, which is the same bytes.  The manifest is put there last, once all tables are: an output
-without it is none.  Other records under the same run id are refused.
+under it, which is the same bytes.  Of two who begin at once one publishes.  The manifest is put
+there last, once all tables are: an output without it is none.  Other records under the same run id
+are refused before a table of them is put.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.runners.settings import refuse_at_least_once
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, decoded
+from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, decoded, of_run
 from dpstream.pipelines.tabulation.files import public_paths
 from dpstream.pipelines.tabulation.flow import Task, build, sealed
 from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, prepared
@@ -78,13 +79,11 @@ class Begin(NamedTuple):
 
     Attributes:
         task: of the workers; found: what follows from the public files.
-        stamp: of the records.
         done: its manifest stands already.
     """
 
     task: Task
     found: Prepared
-    stamp: tuple[str, int, int]
     done: bool
 
 
@@ -103,28 +102,31 @@ def begin(asked: Asked) -> Begin:
         parts = [b"table", found.plan.hash.encode(), asked.data.encode(), repr(stamp).encode()]
         request, fingerprint = keys.source_fingerprint(parts), keys.fingerprint
     receipt, begun = get(asked.out, MANIFEST), get(asked.out, RUN)
-    stands = None if receipt is None else decoded(receipt).request
+    stands = None if receipt is None else decoded(receipt)
     known = None if begun is None else msgspec.json.decode(begun, type=Begun)
-    if any(of not in (None, request) for of in (stands, None if known is None else known.request)):
+    if any(of is not None and not of.answers(request) for of in (stands, known)):
         raise PolicyError("--out_folder", "is another execution's", "name a new folder")
     if known is None:
-        known = Begun(secrets.token_hex(16), request)
+        run_id = secrets.token_hex(16)
+        known = Begun(run_id, of_run(request, run_id))
         put(asked.out, File(RUN, msgspec.json.encode(known)))
     letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{known.run_id}"))
     keys_of = asked.keys.of_run(known.run_id, fingerprint)
-    task = Task(inputs, known.run_id, asked.out, letters, keys_of, request)
-    return Begin(task, found, stamp, stands is not None)
+    task = Task(inputs, known.run_id, asked.out, letters, keys_of, request, stamp)
+    return Begin(task, found, stands is not None)
 
 
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     """Put the transforms of an execution into a pipeline."""
-    task, (name, size, _) = began.task, began.stamp
+    task = began.task
+    assert task.stamp is not None, "records of a store have one"
+    name, size, _ = task.stamp
     path = f"{task.inputs.data}/{name}"
     pieces = [
         Piece(path, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)
     ]  # fmt: skip
     published = build(pipeline, task, pieces, len(parts_of(began.found)))
-    sealed(published, task, began.stamp, task.keys.insecure_test_key is not None)
+    sealed(published, task, task.keys.insecure_test_key is not None)
 
 
 def flags(given: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.tabulation.draft import Begun, Draft, Manifest, decoded
+from dpstream.pipelines.tabulation.draft import Begun, Draft, Manifest, decoded, of_run
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Limit
@@ -83,9 +83,9 @@ class InDraft:
     def known(self, request: str) -> tuple[str, Manifest | None] | None:
         """As `Book` says."""
         manifest, begun = self._draft.manifest, self._draft.begun
-        if manifest is not None and manifest.request == request:
+        if manifest is not None and manifest.answers(request):
             return manifest.run_id, manifest
-        if begun is not None and begun.request == request:
+        if begun is not None and begun.answers(request):
             return begun.run_id, None
         return None
 
@@ -94,7 +94,7 @@ class InDraft:
         found = self.known(request)
         if found is not None and not (fresh and found[1] is not None):
             return found[0], False
-        self._draft.begin(Begun(run_id, request))
+        self._draft.begin(Begun(run_id, of_run(request, run_id)))
         return run_id, True
 
     def commit(self, run_id: str, receipt: bytes) -> None:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -51,7 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         program: ``p`` or ``h``.
         run_id, plan: of the execution, and the hash of its public plan.
-        request: keyed fingerprint of the plan and of all input.
+        request: what tells whether it answers a request, as `of_run` gives it.
         epsilon, delta, mu, rho: what it costs, ``epsilon`` null: nothing is promised.
         insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
         files: by name below the folder.
@@ -75,22 +75,45 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """As it is kept."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
 
+    def answers(self, request: str) -> bool:
+        """Whether it is of this very request."""
+        return self.request == of_run(request, self.run_id)
+
 
 def manifest_of(
     plan: TablePlan, run_id: str, request: str, insecure: bool, files: dict[str, Written]
 ) -> Manifest:
-    """The receipt of an execution."""
+    """The receipt of an execution.
+
+    Args:
+        request: keyed fingerprint of the plan and of all input; it is not shown.
+    """
     cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
     epsilon = None if plan.exact else cost.epsilon
     figures = epsilon, cost.delta, cost.mu, cost.rho
-    return Manifest(plan.parameters.program, run_id, plan.hash, request, *figures, insecure, files)
+    shown = of_run(request, run_id)
+    return Manifest(plan.parameters.program, run_id, plan.hash, shown, *figures, insecure, files)
+
+
+def of_run(request: str, run_id: str) -> str:
+    """What an output shows of a request: nothing that can be compared with another output.
+
+    The fingerprint itself would be the same of any output of the same records, and another as soon
+    as one record differs: two outputs would tell, without noise, whether anybody came or left.
+    """
+    shown = hashlib.blake2b(run_id.encode(), key=request.encode(), digest_size=16)
+    return shown.hexdigest()
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which execution a draft is of."""
+    """Which execution a draft is of; ``request`` as in `Manifest`."""
 
     run_id: str
     request: str
+
+    def answers(self, request: str) -> bool:
+        """Whether it is of this very request."""
+        return self.request == of_run(request, self.run_id)
 
 
 def decoded(data: bytes) -> Manifest:
@@ -135,18 +158,24 @@ class Draft:
         return None
 
     def begin(self, begun: Begun) -> None:
-        """Empty it, for an execution."""
-        for path in sorted(self.path.iterdir()):
-            if path.name != RUN:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        # In place, because the lock is on the file: what is cut off here had drawn nothing yet.
-        self._lock.seek(0)
-        self._lock.truncate()
-        self._lock.write(msgspec.json.encode(begun))
-        self._lock.flush()
-        os.fsync(self._lock.fileno())
-        sync(self.path)
-        sync(self.path.parent)
+        """Empty it, for an execution.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with _writing():
+            os.chmod(self.path, 0o700)  # who was cut off while publishing had opened it
+            for path in sorted(self.path.iterdir()):
+                if path.name != RUN:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            # In place, because the lock is on the file: what is cut off here had drawn nothing yet.
+            self._lock.seek(0)
+            self._lock.truncate()
+            self._lock.write(msgspec.json.encode(begun))
+            self._lock.flush()
+            os.fsync(self._lock.fileno())
+            sync(self.path)
+            sync(self.path.parent)
 
     def drop_if_empty(self) -> None:
         """Remove it if it is of no execution: nothing was begun."""
@@ -198,26 +227,60 @@ class Draft:
 
         Raises:
             PolicyError: something has come there meanwhile.
+            RunError: it cannot be written.
         """
-        with replacing(self.path / MANIFEST, 0o666) as draft:
-            draft.write_bytes(receipt)
-        (self.path / RUN).unlink(missing_ok=True)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(self.path, 0o777 & ~mask)
-        sync(self.path)
         if self._out.exists():
             raise PolicyError("OUT", "has come into being meanwhile", "name a new folder")
-        os.rename(self.path, self._out)
-        sync(self._out.parent)
+        with _writing():
+            with replacing(self.path / MANIFEST, 0o666) as draft:
+                draft.write_bytes(receipt)
+            (self.path / RUN).unlink(missing_ok=True)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(self.path, 0o777 & ~mask)
+            sync(self.path)
+            os.rename(self.path, self._out)
+            sync(self._out.parent)
 
 
 def _flushed(path: Path) -> Written:
     """A file's digest, once it is on disk."""
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
         os.fsync(file.fileno())
-        return Written(file.tell(), found.hexdigest())
+        return _digest(file)
+
+
+def _digest(file: BinaryIO) -> Written:
+    found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))  # type: ignore[arg-type]
+    return Written(file.tell(), found.hexdigest())
+
+
+def is_whole(out: Path, manifest: Manifest) -> bool:
+    """Whether every file of an output is there, as its manifest has it."""
+    for name, wanted in manifest.files.items():
+        try:
+            with open(out / name, "rb") as file:
+                if _digest(file) != wanted:
+                    return False
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """What the system says of a file that cannot be written, as an error with a way out.
+
+    Raises:
+        RunError: instead of ``OSError``.
+    """
+    try:
+        yield
+    except OSError:
+        raise RunError(
+            "OUT", "cannot be written",
+            "check space and permissions, and run again: it goes on under its run id",
+        ) from None  # fmt: skip
 
 
 def path_of(out: Path) -> Path:
@@ -229,12 +292,16 @@ def write_file(folder: Path, file: File) -> None:
     """Write a file of a draft; who writes it again writes the same.
 
     It is whole at once, and on disk with the others (`Draft.written`).
+
+    Raises:
+        RunError: it cannot be written.
     """
     path = folder / file.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with drafted(path, 0o666) as draft:
-        draft.write_bytes(file.content)
-        os.replace(draft, path)
+    with _writing():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with drafted(path, 0o666) as draft:
+            draft.write_bytes(file.content)
+            os.replace(draft, path)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -31,8 +31,10 @@ from dpstream.pipelines.tabulation.draft import (
     Begun,
     Draft,
     Manifest,
+    is_whole,
     locked,
     manifest_of,
+    of_run,
     standing,
     write_file,
 )
@@ -107,14 +109,22 @@ def execute(order: Order) -> Executed:
         DpstreamError: the files have faults, the ledger's limit does not allow it, OUT is another
             execution's, or the input changed; nothing is charged twice and nothing is half there.
     """
+    letters = order.letters
+    if letters is not None and order.out.resolve() in (
+        letters.resolve(),
+        *letters.resolve().parents,
+    ):
+        raise UsageError(
+            "--dead-letter", "lies in OUT, which is published whole", "name a folder elsewhere"
+        )
     found, before = prepared(order.inputs), stamps(order.inputs)
     if order.runner is not None:
         check(order.runner)
     with order.key.ring() as keys:
         request = _request(order.inputs, found.plan, keys)
-        out = standing(order.out)
         with locked(order.out) as draft, opened(order.ledger, draft, charge_of(found.plan)) as book:
             try:
+                out = standing(order.out)  # behind the lock: nobody else puts one there now
                 if out is not None:
                     return _stands(order, out, book, request)
                 return _made(order, found, keys, request, draft, book, before)
@@ -127,7 +137,7 @@ def _made(
     before: object,
 ) -> Executed:  # fmt: skip
     begun, kept = draft.begun, draft.manifest
-    others = any(of is not None and of.request != request for of in (begun, kept))
+    others = any(of is not None and not of.answers(request) for of in (begun, kept))
     if others and not order.fresh:
         raise of_another_input()
     run_id, charged = book.begin(request, secrets.token_hex(16), order.fresh)
@@ -137,7 +147,7 @@ def _made(
     if kept is not None and kept.run_id == run_id and draft.written(names) == kept.files:
         manifest = kept  # all that was left was to put it in its place
     else:
-        draft.begin(Begun(run_id, request))
+        draft.begin(Begun(run_id, of_run(request, run_id)))
         draw = _here if order.runner is None else _spread
         draw(order, found, keys, run_id, draft)
         insecure = order.key.insecure_test_key is not None
@@ -161,10 +171,15 @@ def _made(
 
 def _stands(order: Order, out: Manifest, book: Book, request: str) -> Executed:
     """The answer where OUT is there already: it must be this very one."""
-    if out.request == request and not order.fresh:
+    if out.answers(request) and not order.fresh:
         known = book.known(request)
         if order.ledger is None or (known is not None and known[1] == out):
-            return Executed(out, False, False)
+            if is_whole(order.out, out):
+                return Executed(out, False, False)
+            raise PolicyError(
+                "OUT", "has a file that is missing or is not what was published",
+                "put it away and run again: with a ledger that draws the same at no charge",
+            )  # fmt: skip
     raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
 
 

@@ -28,11 +28,11 @@ from dpstream.dp_transforms.batches import numbers
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
-from dpstream.pipelines.tabulation.draft import MANIFEST, File, Written, manifest_of
+from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, Written, manifest_of
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.pieces import Piece
 from dpstream.pipelines.tabulation.reading import read_one
-from dpstream.pipelines.tabulation.remote import put, stamp_of
+from dpstream.pipelines.tabulation.remote import Stamp, check_still, get, put
 from dpstream.pipelines.tabulation.work import counted, finished, names_of, pairs_of, parts_of
 
 #: (number of a part, pairs of keys and counts).
@@ -50,6 +50,8 @@ class Task(NamedTuple):
         letters: folder of refused records, ``None``: they refuse the file.
         keys: where a worker finds the key.
         request: fingerprint of what was asked; for `Seal`.
+        stamp: of the records in a store when the execution began; ``None`` on a disk, where the
+            launcher looks before it publishes.
     """
 
     inputs: Inputs
@@ -58,6 +60,7 @@ class Task(NamedTuple):
     letters: str | None
     keys: KeySource
     request: str = ""
+    stamp: Stamp | None = None
 
 
 def build(
@@ -137,8 +140,19 @@ class Publish(beam.DoFn):
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[str]:
-        """Write the files, and say which (``Written`` by name, as JSON)."""
+        """Write the files, and say which (``Written`` by name, as JSON).
+
+        All pieces are counted when the first part comes here, so that records which are still what
+        they were when the run id was drawn are what was counted.  Files of a store are seen as soon
+        as they are put: other records, or another run's, must not come that far.
+
+        Raises:
+            PolicyError: the records changed, or another execution took the output.
+        """
         task, (number, batches) = self._task, met
+        if task.stamp is not None:
+            check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
+            _check_run(task)
         found = prepared(task.inputs)
         pairs = summed([Pairs(*(numbers(column) for column in batch)) for batch in batches])
         written = {}
@@ -147,15 +161,18 @@ class Publish(beam.DoFn):
         yield msgspec.json.encode(written).decode()
 
 
+def _check_run(task: Task) -> None:
+    """Refuse to publish where another launcher began at the same time: its run id stands."""
+    begun = get(task.folder, RUN)
+    if begun is None or msgspec.json.decode(begun, type=Begun).run_id != task.run_id:
+        raise PolicyError("out_folder", "is another execution's", "name a new folder")
+
+
 class Seal(beam.DoFn):
-    """Puts the manifest beside the tables, once all of them are there: what makes them an output.
+    """Puts the manifest beside the tables when all are there: what makes them an output."""
 
-    Args:
-        stamp: of the records when the execution began; others would have met its noise.
-    """
-
-    def __init__(self, task: Task, stamp: tuple[str, int, int], insecure: bool) -> None:
-        self._task, self._stamp, self._insecure = task, stamp, insecure
+    def __init__(self, task: Task, insecure: bool) -> None:
+        self._task, self._insecure = task, insecure
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[str]]) -> Iterator[str]:
@@ -171,22 +188,19 @@ class Seal(beam.DoFn):
         found = prepared(task.inputs)
         if files.keys() != set(names_of(found)):
             raise RunError("runner", "has not handed over a part of the tables", "run again")
-        if stamp_of(task.inputs.data, task.inputs.choice.program) != self._stamp:
-            raise PolicyError(
-                self._stamp[0], "changed while it was read", "make another output: a new charge"
-            )
+        if task.stamp is not None:
+            check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
+            _check_run(task)
         receipt = manifest_of(found.plan, task.run_id, task.request, self._insecure, files)
         put(task.folder, File(MANIFEST, receipt.encoded))
         yield MANIFEST
 
 
-def sealed(
-    published: beam.PCollection, task: Task, stamp: tuple[str, int, int], insecure: bool
-) -> beam.PCollection:
+def sealed(published: beam.PCollection, task: Task, insecure: bool) -> beam.PCollection:
     """What follows where nobody waits: the manifest, behind all tables."""
     return (
         published
         | "Together" >> beam.WithKeys(0).with_output_types(tuple[int, str])
         | "ByOutput" >> beam.GroupByKey()
-        | "Seal" >> beam.ParDo(Seal(task, stamp, insecure)).with_output_types(str)
+        | "Seal" >> beam.ParDo(Seal(task, insecure)).with_output_types(str)
     )

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.tabulation import characteristics, geography
 from dpstream.pipelines.tabulation.config import CONFIG
 from dpstream.pipelines.tabulation.draft import File, Written, write_file
@@ -65,7 +65,11 @@ def _totals(data: str) -> list[str]:
     return sorted(name for name in inside if name.endswith(".csv")) or [TOTALS]
 
 
-def stamp_of(data: str, program: str) -> tuple[str, int, int]:
+#: Name, bytes and time of change of an object.
+Stamp = tuple[str, int, int]
+
+
+def stamp_of(data: str, program: str) -> Stamp:
     """Name, bytes and time of change of the records: what tells an object from a later one.
 
     Raises:
@@ -82,6 +86,19 @@ def stamp_of(data: str, program: str) -> tuple[str, int, int]:
     if found is None:
         raise UsageError(name, "is missing", "put it into its folder")
     return name, found.size, found.changed
+
+
+def check_still(data: str, program: str, stamp: Stamp) -> None:
+    """Refuse records that are no longer those of a stamp.
+
+    Raises:
+        PolicyError: they changed.
+        RunError: the store cannot be read.
+    """
+    if stamp_of(data, program) != stamp:
+        raise PolicyError(
+            stamp[0], "changed while it was read", "make another output: a new charge"
+        )
 
 
 def put(folder: str, file: File) -> Written:

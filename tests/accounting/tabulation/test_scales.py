@@ -1,6 +1,7 @@
 """The float that noise is drawn with costs no more than the budget, and hardly less."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,9 @@ def test_a_small_scale_is_raised_and_a_large_one_refused() -> None:
     for law in ("discrete gauss", "rounded gauss", "discrete laplace"):
         with pytest.raises(UsageError, match="scale above"):
             scale_of(law, Fraction(1, 10**11))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("law", ["discrete gauss", "rounded gauss", "discrete laplace"])
+def test_a_budget_whose_scale_has_no_float_is_refused_like_any_that_is_too_small(law: Any) -> None:
+    with pytest.raises(UsageError, match=r"\(USA, 1\).*scale above"):
+        scale_of(law, Fraction("1e-320") / 9, "(USA, 1)")

@@ -82,7 +82,7 @@ def test_tables_are_those_of_this_process(own: Office, tmp_path: Path) -> None:
 def test_without_all_tables_there_is_no_manifest(own: Office, tmp_path: Path) -> None:
     began = begin(asked_of(own, tmp_path / "out"))
     files = dict.fromkeys(names_of(began.found), Written(0, ""))
-    seal = Seal(began.task, began.stamp, True)
+    seal = Seal(began.task, True)
     for missing in sorted(files)[:2]:
         some = {name: of for name, of in files.items() if name != missing}
         with pytest.raises(RunError, match="has not handed over"):
@@ -171,3 +171,26 @@ def test_metadata_is_of_the_launcher_s_parameters() -> None:
         for parameter in METADATA["parameters"]:
             if parameter["name"] == action.dest:
                 assert parameter["isOptional"] is not action.required
+
+
+def test_no_table_of_other_records_is_put_under_a_run_id(own: Office, tmp_path: Path) -> None:
+    """Files of a store are seen as soon as they are there: the manifest would be too late."""
+    began = begin(asked_of(own, tmp_path / "out"))
+    own.spoil("person-records.txt", lambda lines: lines[:-1])
+    with pytest.raises(Exception, match="changed while it was read"):
+        run(began)
+    assert list(content(tmp_path / "out")) == ["run.json"]
+
+
+def test_of_two_who_begin_at_once_one_publishes(own: Office, tmp_path: Path) -> None:
+    asked = asked_of(own, tmp_path / "out")
+    first = begin(asked)
+    (tmp_path / "out" / "run.json").unlink()  # not seen yet by the other one
+    second = begin(asked)
+    assert first.task.run_id != second.task.run_id
+    with pytest.raises(Exception, match="another execution"):
+        run(first)
+    assert list(content(tmp_path / "out")) == ["run.json"]
+    run(second)
+    found = decoded(content(tmp_path / "out")[MANIFEST])
+    assert found.run_id == second.task.run_id and begin(asked).done

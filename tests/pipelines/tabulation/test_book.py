@@ -6,7 +6,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.tabulation.book import of_another_input, opened
-from dpstream.pipelines.tabulation.draft import locked
+from dpstream.pipelines.tabulation.draft import locked, of_run
 from dpstream.state.ledger.charges import Charge
 from tests.pipelines.tabulation.executing import charges, ledger_of
 from tests.pipelines.tabulation.test_draft import manifest
@@ -21,7 +21,7 @@ def charge(run_id: str) -> Charge:
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_request_is_charged_once_and_answered_by_its_receipt(kept: bool, tmp_path: Path) -> None:
     place = ledger_of(tmp_path) if kept else None
-    receipt = manifest(run_id=A, request="first")
+    receipt = manifest(run_id=A, request=of_run("first", A))
     with locked(tmp_path / "out") as draft, opened(place, draft, charge) as book:
         assert book.known("first") is None
         assert book.begin("first", A, False) == (A, True)

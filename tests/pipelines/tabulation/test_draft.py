@@ -15,7 +15,9 @@ from dpstream.pipelines.tabulation.draft import (
     File,
     Manifest,
     decoded,
+    is_whole,
     locked,
+    of_run,
     path_of,
     standing,
     write_file,
@@ -117,3 +119,46 @@ def test_what_stands_is_an_output_or_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="another form"):
         standing(out)
     assert decoded(manifest().encoded) == manifest()
+
+
+def test_what_an_output_shows_of_a_request_is_of_its_run_alone(tmp_path: Path) -> None:
+    shown = {of_run(request, run) for request in ("1b" * 16, "2d" * 16) for run in ("a", "b")}
+    assert len(shown) == 4 and not shown & {"1b" * 16, "2d" * 16}
+    mine = manifest(request=of_run("1b" * 16, "5a" * 16))
+    assert mine.answers("1b" * 16) and not mine.answers("2d" * 16)
+    assert not manifest(request="1b" * 16).answers("1b" * 16)
+
+
+def test_a_file_that_is_not_the_manifest_s_is_noticed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with locked(out) as draft:
+        draft.begin(BEGUN)
+        for file in FILES:
+            write_file(draft.path, file)
+        found = manifest(files=draft.written(NAMES))
+        draft.publish(found.encoded)
+    assert is_whole(out, found)
+    (out / NAMES[0]).write_bytes(b"two\n")
+    assert not is_whole(out, found)
+    (out / NAMES[0]).unlink()
+    assert not is_whole(out, found)
+
+
+def test_only_what_gets_its_place_is_opened_to_others(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with locked(out) as draft:
+        draft.begin(BEGUN)
+        out.mkdir()
+        with pytest.raises(PolicyError, match="meanwhile"):
+            draft.publish(manifest().encoded)
+        assert stat.S_IMODE(os.stat(draft.path).st_mode) == 0o700
+        assert draft.begun == BEGUN and draft.manifest is None
+        os.chmod(draft.path, 0o755)  # cut off between this and its place
+        draft.begin(BEGUN)
+        assert stat.S_IMODE(os.stat(draft.path).st_mode) == 0o700
+
+
+def test_what_cannot_be_written_says_that_it_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "t1").write_text("no folder")
+    with pytest.raises(RunError, match=r"OUT: cannot be written.*goes on under its run id"):
+        write_file(tmp_path, FILES[0])

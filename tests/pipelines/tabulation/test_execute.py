@@ -214,3 +214,57 @@ def test_households_take_the_published_totals_of_persons(made: Office, tmp_path:
     assert folders == {*(f"t3/T0300{d}" for d in (1, 2, 3, 4)), "t4/T04001", "t4/T04002"}
     with pytest.raises(PolicyError):  # a unit of another kind: another data set
         executed(made, tmp_path / "more", ledger=ledger_of(tmp_path))
+
+
+def test_two_outputs_do_not_tell_whether_their_records_are_the_same(
+    spoilt: Office, tmp_path: Path
+) -> None:
+    """What is equal in both manifests is public: it is the same of other records."""
+    place = ledger_of(tmp_path)
+    one, two = (
+        executed(spoilt, tmp_path / name, ledger=place, fresh=True).manifest for name in "ab"
+    )
+    spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
+    other = executed(spoilt, tmp_path / "c", ledger=place).manifest
+    names = [name for name in one.__struct_fields__ if name != "files"]
+    alike = [[n for n in names if getattr(one, n) == getattr(m, n)] for m in (two, other)]
+    assert alike[0] == alike[1] and "plan" in alike[0] and "request" not in alike[0]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_output_that_was_changed_is_not_an_answer(
+    kept: bool, made: Office, tmp_path: Path
+) -> None:
+    place, out = ledger_of(tmp_path) if kept else None, tmp_path / "out"
+    executed(made, out, ledger=place)
+    path = out / "t1" / "usa-1-000.csv"
+    was = path.read_bytes()
+    path.write_bytes(was.replace(b"|", b"|9", 1))
+    with pytest.raises(PolicyError, match="is not what was published"):
+        executed(made, out, ledger=place)
+    path.write_bytes(was)
+    assert not executed(made, out, ledger=place).drawn
+
+
+def test_who_comes_when_the_output_is_just_there_draws_nothing(
+    made: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a ledger it would be a second run, in a draft that nobody takes away."""
+    out, real = tmp_path / "out", module.locked
+
+    def after_another(place: Path) -> Any:
+        monkeypatch.setattr(module, "locked", real)
+        executed(made, out)
+        return real(place)
+
+    monkeypatch.setattr(module, "locked", after_another)
+    assert not executed(made, out).drawn
+    assert left_over(tmp_path) == []
+
+
+def test_dead_letters_do_not_lie_among_what_is_published(made: Office, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for place in (out, out / "refused"):
+        with pytest.raises(UsageError, match="--dead-letter"):
+            executed(made, out, ledger=ledger_of(tmp_path), dead_letter=place)
+    assert charges(tmp_path) == [] and not out.exists()

@@ -52,7 +52,7 @@ elif point == "after the receipt":
 elif point == "before the manifest":
     instead(draft, "replacing", "before")
 elif point == "after the manifest":
-    instead(os, "chmod", "before")
+    instead(os, "umask", "before")
 elif point == "before the rename":
     instead(os, "rename", "before")
 elif point == "after the rename":
