@@ -245,7 +245,7 @@ def text(figures: dict[str, Any]) -> str:
                      f"{up(pr)} inside of Puerto Rico")  # fmt: skip
     for row in figures["accountings"]:
         held = "" if row["holds"] else " (does not hold for this noise)"
-        lines.append(f"Epsilon     {up(row['epsilon']):<10} at delta {row['delta']:g}  "
+        lines.append(f"Epsilon     {up(row['epsilon']):<10} at delta {up(row['delta'])}  "
                      f"{row['name']}: {row['note']}{held}")  # fmt: skip
     same = figures["same_margins"]
     if same and same["budget"] < max(figures["sides"].values()):
