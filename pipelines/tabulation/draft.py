@@ -318,7 +318,7 @@ def locked(out: Path) -> Iterator[Draft]:
             descriptor = os.open(path / RUN, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
             raise RunError("OUT", "has a folder that cannot be written", "check it") from None
-        with os.fdopen(descriptor, "r+b") as lock:
+        with os.fdopen(descriptor, "r+b", buffering=0) as lock:  # nothing is left for its close
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -6,6 +6,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.figures import up
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
 from dpstream.pipelines.report.report import MARK
@@ -31,6 +32,8 @@ def context(figures: dict[str, Any]) -> dict[str, Any]:
         "mark": Markup(MARK),
         "stamp": figures["stamp"],
         "plan": plan,
+        # With as many digits as plans have: these differ from each other in the fourth.
+        "accountings": [row | {"shown": up(row["epsilon"])} for row in plan["accountings"]],
         "runs": figures["runs"],
         "margins": [_with_share(row) for row in figures["margins"]],
         "held": _held(figures),

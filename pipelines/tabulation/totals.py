@@ -62,8 +62,9 @@ def read_totals(
             where.append((faults, numbers))
         found += faults.found
     found += _again(groups, where)
-    if not tables and len(found) == before:
-        found.append(Fault(TOTALS, None, "", "has no rows", "give the t1 of the same geography"))
+    if len(found) == before and not any(table.num_rows for table in tables):
+        rule = "has no group that the run counts: it would pay for tables without a row"
+        found.append(Fault(TOTALS, None, "", rule, "give the t1 of the same geography"))
     if len(found) > before:
         return None
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()

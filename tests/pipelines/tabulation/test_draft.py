@@ -162,3 +162,23 @@ def test_what_cannot_be_written_says_that_it_goes_on(tmp_path: Path) -> None:
     (tmp_path / "t1").write_text("no folder")
     with pytest.raises(RunError, match=r"OUT: cannot be written.*goes on under its run id"):
         write_file(tmp_path, FILES[0])
+
+
+def test_a_full_disk_is_told_when_the_run_is_named(tmp_path: Path) -> None:
+    """Nothing is kept back for the lock's close, where it would fail without a way out."""
+    program = (
+        "import pathlib, resource, signal, sys\n"
+        "from dpstream.accounting.errors import RunError\n"
+        "from dpstream.pipelines.tabulation.draft import Begun, locked\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "try:\n"
+        "    with locked(pathlib.Path(sys.argv[1])) as draft:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "        draft.begin(Begun('5a' * 16, '1b' * 16))\n"
+        "except RunError as error: print(error.rule)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert said.stdout == "cannot be written\n", said.stderr

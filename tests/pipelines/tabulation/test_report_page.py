@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from dpstream.accounting.figures import up
 from dpstream.pipelines.tabulation.report_page import context, render
 from tests.reports import Page
 
@@ -19,6 +20,8 @@ def test_page(reported: Reported) -> None:
     assert "INSECURE" in page.text
     assert len(page.every("section")) == 4 and len(page.every("svg")) == 2
     assert figures["plan"]["guarantee"]["words"] in page.text
+    for row in figures["plan"]["accountings"]:
+        assert f'<td class="n">{up(row["epsilon"])}</td>' in text  # as in the plan
     rows = (
         len(figures["margins"])
         + len(figures["totals"])

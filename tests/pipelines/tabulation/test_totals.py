@@ -101,7 +101,11 @@ def test_a_group_twice_in_two_files(spoilt: Office, rows: list[str]) -> None:
     ]
 
 
-def test_no_rows_and_no_file(spoilt: Office) -> None:
-    assert [fault.rule for fault in read(spoilt, [])[1]] == ["has no rows"]
+def test_no_group_of_the_run_and_no_file(spoilt: Office, rows: list[str]) -> None:
+    """It would be charged, and every table be a header."""
+    spoilt.configure(run_pr=False)
+    for lines in ([], [""], rows[2:]):
+        table, [fault] = read(spoilt, lines)
+        assert table is None and fault.rule.startswith("has no group that the run counts")
     (spoilt.data / TOTALS).unlink()
     assert [fault.rule for fault in read(spoilt)[1]] == ["is missing"]
