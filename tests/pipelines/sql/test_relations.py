@@ -74,3 +74,9 @@ def test_two_relations_have_two_names() -> None:
     with pytest.raises(DpstreamError) as error:
         scope.joined("a", PRIVATE, join)
     assert RULES["duplicate-column"].text in str(error.value)
+
+
+def test_a_unit_or_a_constant_is_no_unit() -> None:
+    scope = joined("FULL JOIN b ON a.uid = b.uid")
+    assert not scope.is_unit(column("COALESCE(a.uid, 5)"))
+    assert not scope.is_unit(column("COALESCE(5, a.uid, b.uid)"))
