@@ -9,3 +9,13 @@ Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 #: Ids of 16 bytes, (n, 2): two little-endian words each.
 Ids = npt.NDArray[np.uint64]
+
+
+def kron(factors: list[Float64]) -> Float64:
+    """Kronecker product of arrays of one number of axes, in order; 1 of none."""
+    if not factors:
+        return np.ones(1)
+    found = factors[0]
+    for factor in factors[1:]:
+        found = np.asarray(np.kron(found, factor), dtype=np.float64)
+    return found

@@ -87,3 +87,19 @@ BUSY_SECONDS = 120.0
 CALL_SECONDS = 50.0
 #: Key and unit states of a process that stay in memory between steps where a store can reload.
 CACHED_STATES = 4_000_000
+#: Attributes of a workload's domain: beyond a histogram of all cells, only marginals are planned.
+MAX_WORKLOAD_ATTRIBUTES = 100
+#: Cells of one attribute: a factor's strategy is a matrix of that many rows, solved up to the next.
+MAX_ATTRIBUTE_CELLS = 1 << 16
+#: Cells of a strategy that is solved as one matrix (512 MiB each, minutes of a core).
+MAX_SOLVED_CELLS = 8192
+#: Cells of a histogram that is held as one array, as for 64^4.
+MAX_HISTOGRAM_CELLS = 1 << 25
+#: Products of one workload: all 3-way marginals of 100 attributes are 161,700.
+MAX_WORKLOAD_PRODUCTS = 1_000_000
+#: Numbers of an explicit query matrix: held in memory, and hashed.
+MAX_EXPLICIT_NUMBERS = 1 << 26
+#: |coefficient| of a query: answers must stay far from what floats can add exactly.
+MAX_COEFFICIENT = 1e9
+#: Pairs of a product and a subset of its attributes, over which residual spaces are summed.
+MAX_RESIDUAL_PARTS = 1 << 24

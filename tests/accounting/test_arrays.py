@@ -1,4 +1,4 @@
-"""The names of array types are those of the dtypes they annotate."""
+"""The names of array types are those of the dtypes they annotate; products of many arrays."""
 
 from typing import get_args
 
@@ -15,3 +15,9 @@ NAMED = {"Bool": "bool_", "Ids": "uint64"}
 def test_each_name_says_its_dtype(name: str) -> None:
     _, dtype = get_args(getattr(arrays, name))
     assert get_args(dtype) == (getattr(np, NAMED.get(name, name.lower())),)
+
+
+def test_products_are_in_order() -> None:
+    a, b, c = np.arange(2.0), np.arange(3.0), np.arange(1.0, 3.0)
+    assert arrays.kron([a, b, c]).tolist() == [x * y * z for x in a for y in b for z in c]
+    assert arrays.kron([]).tolist() == [1.0]

@@ -1,0 +1,1 @@
+"""Strategies over cells: what to measure so that a linear workload is answered with least error."""

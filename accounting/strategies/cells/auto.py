@@ -1,0 +1,122 @@
+"""Chooses a strategy for a workload, and says what it costs and how far that is from the least.
+
+Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
+the better of optimum and eigen-design.  A larger union: the best product of axes and the best
+multiple of residual spaces; its floor is what each product would cost alone, and the note says so.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_SOLVED_CELLS
+from dpstream.accounting.strategies.cells import fixed
+from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
+from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.strategies.cells.products import alternating, floor_of, product_optimum
+from dpstream.accounting.strategies.cells.residual import residual, worst_table
+from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.strategies.cells.worst import worst
+from dpstream.accounting.workloads.workload import Workload
+
+OBJECTIVES = ("total", "relative", "worst")
+#: Note of a union for which no floor of all cells is computed.
+LARGE = "the union is too large for one matrix: the floor is the sum of its products' floors"
+
+
+class Plan(NamedTuple):
+    """A strategy and its proof.
+
+    Attributes:
+        objective: ``total`` (weighted), ``relative`` (each query divided by its norm) or ``worst``.
+        error: weighted total of the variances at mu = 1, or the largest variance.
+        floor: lower bound of it for every strategy of a Gaussian mechanism.
+        certificate: the arrays from which the floor can be computed again; see ``optimum``,
+            ``worst``.
+        note: what a reader must know of the floor; "" otherwise.
+    """
+
+    strategy: CellStrategy
+    objective: str
+    error: float
+    floor: float
+    certificate: tuple[Float64, ...] = ()
+    note: str = ""
+
+    @property
+    def gap(self) -> float:
+        """error / floor - 1."""
+        return self.error / self.floor - 1
+
+
+def auto(workload: Workload, objective: str = "total", tolerance: float = 1e-3) -> Plan:
+    """The best strategy known for an objective, to a relative gap where there is a floor.
+
+    Raises:
+        PolicyError: an objective that there is not, or a domain beyond what is solved.
+    """
+    if objective not in OBJECTIVES:
+        raise PolicyError("objective", f"an objective is one of {', '.join(OBJECTIVES)}", "use one")
+    with one_thread():
+        if objective == "worst":
+            return _worst(workload, tolerance)
+        if objective == "relative":
+            workload = workload.relative()
+        return _total(workload, tolerance)._replace(objective=objective)
+
+
+def _total(workload: Workload, tolerance: float) -> Plan:
+    if workload.marginal:
+        strategy, error = residual(workload)
+        return Plan(strategy, "total", strategy.error(workload), error)
+    if len(workload.products) == 1:
+        solved = product_optimum(workload, tolerance)
+        return Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
+    if workload.cells <= MAX_SOLVED_CELLS:
+        solved = optimum(workload, tolerance)
+        best = Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
+        if best.gap > tolerance:
+            best = _better(best, workload, [eigen(spectrum(workload))])
+        return best
+    best = Plan(residual(workload)[0], "total", math.inf, floor_of(workload), (), LARGE)
+    return _better(best, workload, [best.strategy, alternating(workload, tolerance)])
+
+
+def _better(plan: Plan, workload: Workload, others: list[CellStrategy]) -> Plan:
+    for strategy in others:
+        error = strategy.error(workload)
+        if error < plan.error:
+            plan = plan._replace(strategy=strategy, error=error)
+    return plan
+
+
+def _worst(workload: Workload, tolerance: float) -> Plan:
+    if workload.marginal and len(workload.products) > 1:
+        found = worst_table(workload, tolerance)
+        return Plan(found.strategy, "worst", found.error, found.floor, (found.certificate,))
+    solved = worst(workload, tolerance)
+    flat = tuple(array for pair in solved.certificate for array in pair)
+    return Plan(solved.strategy, "worst", solved.error, solved.floor, flat)
+
+
+def compared(workload: Workload) -> dict[str, float]:
+    """Weighted total error at mu = 1 of each strategy that is known for a workload."""
+    makers: list[Callable[[Workload], CellStrategy]] = [
+        fixed.identity, fixed.itself, fixed.haar, fixed.hierarchical, fixed.fourier, fixed.datacube,
+    ]  # fmt: skip
+    found = {"gaussian": fixed.gaussian_error(workload)}
+    with one_thread():
+        for make in makers:
+            strategy = make(workload)
+            found[strategy.name] = strategy.error(workload)
+        if workload.cells <= MAX_SOLVED_CELLS:
+            known = spectrum(workload)
+            found["eigen"] = eigen(known).error(workload)
+            found["root"] = root(known).error(workload)
+    found["auto"] = auto(workload).error
+    return {name: error for name, error in found.items() if np.isfinite(error)}

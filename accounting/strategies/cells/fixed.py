@@ -1,0 +1,161 @@
+"""Strategies that are known beforehand, to be compared with: none depends on more than the domain.
+
+* identity: every cell; *workload*: the queries themselves;
+* haar: on each axis, the total and for each node of a balanced binary tree left minus right;
+* hierarchical: on each axis, every node of that tree;
+* fourier: the residual spaces that the workload touches, all alike;
+* datacube: a few of the workload's tables, so chosen that the worst table's error is small when
+each is
+  added up from the best one (BMAX; here least squares then uses them all).
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from typing_extensions import override
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.strategies.cells.folding import folding_of
+from dpstream.accounting.strategies.cells.residual import Residual, spaces_of, tables
+from dpstream.accounting.strategies.cells.strategy import (
+    Blocks,
+    CellStrategy,
+    Gram,
+    Kron,
+    dense_gram,
+)
+from dpstream.accounting.workloads.workload import Workload
+
+
+class Identity(Gram):
+    """X = I over any domain."""
+
+    @property
+    @override
+    def sensitivity2(self) -> float:
+        return 1.0
+
+    @override
+    def trace(self, workload: Workload) -> float:
+        return math.fsum(
+            product.weight * math.prod(sum(f.masses) for f in workload.factors_of(product))
+            for product in workload.products
+        )
+
+    @override
+    def variances(self, workload: Workload) -> list[Float64]:
+        found = []
+        for product in workload.products:
+            norms = np.ones(1)
+            for factor in workload.factors_of(product):
+                norms = np.kron(norms, sum(factor.parts))
+            found.append(norms)
+        return found
+
+
+def identity(workload: Workload) -> CellStrategy:
+    """Every cell."""
+    return CellStrategy("identity", Identity())
+
+
+def itself(workload: Workload) -> CellStrategy:
+    """The workload's own queries, each as often as its weight says."""
+    if workload.marginal:
+        spaces = spaces_of(workload)
+        traces = spaces.traces(np.array([product.weight for product in workload.products]))
+        kept = np.flatnonzero((traces > 0) & (spaces.dims > 0))
+        y = traces[kept] / spaces.dims[kept]
+        gram: Gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), y)
+    elif len(workload.products) == 1:
+        factors = workload.factors_of(workload.products[0])
+        gram = Kron(tuple(dense_gram(factor.gram()) for factor in factors))
+    else:
+        folding = folding_of(workload)
+        gram = Blocks(folding, tuple(folding.grams(workload)))
+    return CellStrategy("workload", gram)
+
+
+def gaussian_error(workload: Workload) -> float:
+    """Error of noise on each query by itself: the Gaussian mechanism, without least squares.
+
+    Weights are those of the total alone: each query is asked once.
+    """
+    plain = replace(workload, products=tuple(p._replace(weight=1.0) for p in workload.products))
+    return itself(plain).sensitivity2 * workload.weight
+
+
+def haar(workload: Workload) -> CellStrategy:
+    """Haar's wavelet on each axis."""
+    return CellStrategy("haar", _each(workload, wavelet))
+
+
+def hierarchical(workload: Workload) -> CellStrategy:
+    """A binary tree on each axis."""
+    return CellStrategy("hierarchical", _each(workload, tree))
+
+
+def fourier(workload: Workload) -> CellStrategy:
+    """All characters that the workload needs, unweighted."""
+    spaces = spaces_of(workload)
+    traces = spaces.traces(np.ones(len(workload.products)))
+    keys = tuple(key for key, t in zip(spaces.keys, traces, strict=True) if t > 0)
+    return CellStrategy("fourier", Residual(workload.sizes, keys, np.ones(len(keys))))
+
+
+def datacube(workload: Workload) -> CellStrategy:
+    """Tables that cover the workload's: for each bound of a sum's length a greedy cover, the
+    best."""
+    asked = [frozenset(axes) for axes in dict.fromkeys(p.axes for p in workload.products)]
+    candidates = sorted({a | b for a in asked for b in asked}, key=sorted)
+
+    def length(table: frozenset[int], source: frozenset[int]) -> float:
+        return math.prod(float(workload.sizes[a]) for a in source - table)
+
+    best: tuple[float, list[frozenset[int]]] = math.inf, []
+    for most in sorted({length(t, s) for t in asked for s in candidates if t <= s}):
+        left, chosen = set(asked), list[frozenset[int]]()
+        while left:
+            covers = {s: {t for t in left if t <= s and length(t, s) <= most} for s in candidates}
+            source = max(candidates, key=lambda s: len(covers[s]))
+            chosen.append(source)
+            left -= covers[source]
+        best = min(best, (len(chosen) * most, chosen), key=lambda pair: pair[0])
+    return tables(workload, [tuple(sorted(table)) for table in best[1]], "datacube")
+
+
+def _each(workload: Workload, make) -> Kron:  # type: ignore[no-untyped-def]
+    found = {}
+    for size in workload.sizes:
+        if size not in found:
+            rows = make(size)
+            found[size] = dense_gram(rows.T @ rows)
+    return Kron(tuple(found[size] for size in workload.sizes))
+
+
+def _nodes(size: int) -> list[tuple[int, int]]:
+    """(first, end) of each node of a balanced binary tree, parents first."""
+    nodes = [(0, size)]
+    for lo, hi in nodes:
+        if hi - lo > 1:
+            nodes += [(lo, (lo + hi + 1) // 2), ((lo + hi + 1) // 2, hi)]
+    return nodes
+
+
+def wavelet(size: int) -> Float64:
+    """(n, n) Haar's rows: the total, and each node's left less its right half."""
+    rows = [np.ones(size)]
+    for lo, hi in _nodes(size):
+        if hi - lo > 1:
+            row = np.zeros(size)
+            row[lo : (lo + hi + 1) // 2], row[(lo + hi + 1) // 2 : hi] = 1.0, -1.0
+            rows.append(row)
+    return np.array(rows)
+
+
+def tree(size: int) -> Float64:
+    """(2n - 1, n) sums of the nodes."""
+    rows = np.zeros((2 * size - 1, size))
+    for row, (lo, hi) in zip(rows, _nodes(size), strict=True):
+        row[lo:hi] = 1.0
+    return rows

@@ -1,0 +1,212 @@
+"""The exact optimum: the strategy of least total error, with a certificate.
+
+Minimise tr(V X^-1) over X with diag X <= 1.  For weights m of the cells that sum to 1, D = diag(m),
+
+    tr(V X^-1) >= tr(V X^-1) tr(D X) >= (tr (D^1/2 V D^1/2)^1/2)^2 = F(m)^2,
+
+and with equality for X = D^-1/2 (D^1/2 V D^1/2)^1/2 D^-1/2, whose diagonal is the slope of F: the
+dual of ``climb``.  V = R R^T of rank r needs the r x r matrix R^T D R alone: X = R (R^T D R)^-1/2
+R^T, its trace F.  A full-rank X is then scaled to a diagonal of ones on both sides (the error of
+what is left of the gap becomes of second order), a deficient one completed.  Blocks of reflections
+as in ``folding``.  Weights of many cells begin as those of fewer, interpolated over the logit of
+the position.
+
+A certificate is m (and V): whoever recomputes F(m)^2 has a lower bound of every strategy's error.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.strategies.cells.climb import Slopes, climb, sure_sum
+from dpstream.accounting.strategies.cells.eigen import completed
+from dpstream.accounting.strategies.cells.folding import Folding, folding_of
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.attributes import of_size
+from dpstream.accounting.workloads.factors import interval
+from dpstream.accounting.workloads.workload import Workload, workload_of
+
+#: From here on the weights of a coarser grid of so many cells come first.
+_COARSE = 256
+#: What a deficient optimum is completed beyond its largest norm, so that it is invertible.
+_RIDGE = 1e-7
+
+
+class Solved(NamedTuple):
+    """A strategy and what proves that it is good.
+
+    Attributes:
+        error: its weighted total error.
+        floor: lower bound of every strategy's.
+        certificate: weights that prove the floor: (n,) of the cells, for each axis of a product.
+        steps: evaluations of F that were needed.
+    """
+
+    strategy: CellStrategy
+    error: float
+    floor: float
+    certificate: tuple[Float64, ...]
+    steps: int
+
+    @property
+    def gap(self) -> float:
+        """error / floor - 1, of the squared error."""
+        return self.error / self.floor - 1
+
+
+class _Part(NamedTuple):
+    """A block of V: itself where it has full rank, else its root R (cells, r)."""
+
+    gram: Float64
+    root: Float64 | None
+
+
+@one_thread()
+def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Solved:
+    """The optimum of a domain that one matrix is solved for, to a relative gap."""
+    folding = folding_of(workload)
+    parts = [_part(gram) for gram in folding.grams(workload)]
+
+    def dual(weights: Float64) -> Slopes:
+        per_cell, kept = weights / folding.counts, []
+        value, sure, slopes = 0.0, 0.0, np.zeros(len(weights))
+        for part, orbits in zip(parts, folding.orbits, strict=True):
+            found = _block(part, per_cell[orbits])
+            value, sure = value + found[0], sure + found[1]
+            slopes[orbits] += found[2]
+            kept.append(found[3])
+        return Slopes(value, (slopes / folding.counts,), kept, sure)
+
+    best: tuple[float, Any] | None = None
+    floor, certificate = 0.0, np.zeros(0)
+    steps = 0
+    for point in climb(dual, [_start(workload, folding)], most):
+        steps += 1
+        if point.found.sure**2 > floor:
+            floor, certificate = point.found.sure**2, point.weights[0]
+        error, make = _primal(folding, parts, point)
+        if best is None or error < best[0]:
+            best = error, make
+        if best[0] <= floor * (1 + tolerance):
+            break
+    assert best is not None
+    gram = best[1]()
+    spread = folding.spread(certificate / folding.counts)
+    return Solved(CellStrategy("optimum", gram), best[0], floor, (spread,), steps)
+
+
+def _part(gram: Float64) -> _Part:
+    """Full rank, or a root by Cholesky with pivots."""
+    size = len(gram)
+    if not size or not gram.any():
+        return _Part(gram, np.zeros((size, 0)))
+    lower, pivots, rank, _ = scipy.linalg.lapack.dpstrf(gram, lower=1)
+    if rank == size and abs(lower[-1, -1]) > 1e-7 * abs(lower[0, 0]):
+        return _Part(gram, None)
+    root = np.empty((size, rank))
+    root[pivots - 1] = np.tril(lower)[:, :rank]
+    return _Part(gram, root)
+
+
+def _block(part: _Part, weights: Float64) -> tuple[float, float, Float64, Any]:
+    """Share of F, of its lower bound, of the slopes, and the roots of the eigenvalues with
+    their vectors."""
+    root = part.root
+    if root is None:
+        scale = np.sqrt(weights)
+        values, vectors = scipy.linalg.eigh(
+            scale[:, None] * part.gram * scale, driver="evd", overwrite_a=True, check_finite=False
+        )
+        roots = np.sqrt(np.maximum(values, 0.0))
+        slopes = (vectors**2 @ roots) / weights
+        return float(roots.sum()), sure_sum(values), slopes, (roots, vectors)
+    if not root.shape[1]:
+        return 0.0, 0.0, np.zeros(len(weights)), None
+    values, vectors = scipy.linalg.eigh(
+        (root.T * weights) @ root, driver="evd", overwrite_a=True, check_finite=False
+    )
+    roots = np.sqrt(np.maximum(values, 1e-30 * values[-1]))
+    half = (root @ vectors) * roots**-0.5
+    return float(roots.sum()), sure_sum(values), np.einsum("ik,ik->i", half, half), half
+
+
+def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, Any]:
+    """Error of the strategy that belongs to a point, and how to make it."""
+    [weights], found = point
+    per_cell, norms = weights / folding.counts, found.slopes[0]
+    plain = norms.max() * found.value
+    if all(part.root is None for part in parts):
+        if found.gap > 0.5:
+            return plain, lambda: _scaled(folding, per_cell, None, found)
+        error = 0.0
+        for part, orbits, (roots, vectors) in zip(parts, folding.orbits, found.kept, strict=True):
+            inner = np.sqrt(norms[orbits] * per_cell[orbits])
+            moved = (vectors / np.maximum(roots, 1e-150)) @ vectors.T
+            moved *= part.gram
+            error += float(inner @ moved @ inner)
+        if error <= plain:
+            return error, lambda: _scaled(folding, per_cell, norms, found)
+        return plain, lambda: _scaled(folding, per_cell, None, found)
+    gram = completed(_ranked(folding, parts, per_cell, found), _RIDGE)
+    trace = gram.trace_of([part.gram for part in parts])
+    return float(gram.diagonal.max()) * trace, lambda: gram
+
+
+def _scaled(folding: Folding, per_cell: Float64, norms: Float64 | None, found: Slopes) -> Blocks:
+    """X of a full-rank point; with ``norms`` its diagonal is made one."""
+    blocks = []
+    for orbits, (roots, vectors) in zip(folding.orbits, found.kept, strict=True):
+        outer = per_cell[orbits] ** -0.5
+        if norms is not None:
+            outer = outer / np.sqrt(norms[orbits])
+        half = outer[:, None] * vectors * np.sqrt(roots)
+        blocks.append(half @ half.T)
+    return Blocks(folding, tuple(blocks))
+
+
+def _ranked(folding: Folding, parts: list[_Part], per_cell: Float64, found: Slopes) -> Blocks:
+    """X of a point some of whose blocks are deficient."""
+    blocks = []
+    for part, kept, orbits in zip(parts, found.kept, folding.orbits, strict=True):
+        if part.root is None:
+            roots, vectors = kept
+            half = per_cell[orbits][:, None] ** -0.5 * vectors * np.sqrt(roots)
+            blocks.append(half @ half.T)
+            continue
+        blocks.append(np.zeros((len(orbits),) * 2) if kept is None else kept @ kept.T)
+    return Blocks(folding, tuple(blocks))
+
+
+def _start(workload: Workload, folding: Folding) -> Float64:
+    """First weights of the orbits."""
+    [product, *others] = workload.products
+    if others or len(workload.sizes) > 1 or workload.cells < 2 * _COARSE or not product.axes:
+        return folding.counts
+    [factor] = product.factors
+    if factor.kind not in ("range", "prefix", "width"):
+        return folding.counts
+    size = workload.cells
+    width = max(1, factor.width * _COARSE // size) if factor.width else 0
+    coarse = interval(factor.kind, _COARSE, width, factor.relative)
+    solved = optimum(workload_of([of_size("cell", _COARSE)], [(1.0, {0: coarse})]), 1e-5)
+    return folding.gather(finer(solved.certificate[0], size))
+
+
+def finer(weights: Float64, size: int) -> Float64:
+    """(size,) weights of a finer grid: log weights over the logit of the position."""
+
+    def logit(cells: int) -> Float64:
+        at = (np.arange(cells) + 0.5) / cells
+        return np.asarray(np.log(at / (1 - at)))
+
+    fine, coarse, known = logit(size), logit(len(weights)), np.log(weights)
+    found = np.interp(fine, coarse, known)
+    for end, beyond in ((0, fine < coarse[0]), (-1, fine > coarse[-1])):
+        next_ = 1 if end == 0 else -2
+        steep = (known[next_] - known[end]) / (coarse[next_] - coarse[end])
+        found[beyond] = known[end] + steep * (fine[beyond] - coarse[end])
+    found = np.exp(found - found.max())
+    return np.asarray(found / found.sum())

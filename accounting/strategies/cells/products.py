@@ -1,0 +1,141 @@
+"""Strategies that are products of one strategy for each axis.
+
+For one product of queries tr(V X^-1), the unit diagonal and the dual all factor: the product of
+the axes' optima is the optimum over all cells, its floor the product of the floors.  For a union
+of products too large for one matrix the axes take turns: with the others fixed, one axis' error is
+that of a union over that axis alone, which ``optimum`` solves.  What is left there is that the
+best strategy need not be a product; the floor, the sum of what each product would cost alone, then
+says little.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_SOLVED_CELLS
+from dpstream.accounting.strategies.cells.optimum import Solved, optimum
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.workload import Workload, workload_of
+
+#: Rounds of turns: later ones change the error by less than a part in 1e4.
+_ROUNDS, _SETTLED = 20, 1e-4
+
+Solver = Callable[[Workload], Solved]
+
+
+def product_optimum(
+    workload: Workload, tolerance: float = 1e-3, solve: Solver | None = None
+) -> Solved:
+    """The optimum of one product, axis by axis, to a relative gap of the whole.
+
+    Args:
+        solve: of one axis' workload; default: ``optimum`` or, for a sum alone, the one query.
+    """
+    [product] = workload.products
+    parts = workload.axes(product)
+    share = tolerance / max(1, len(product.axes))
+    solved: dict[tuple[str, int], Solved] = {}
+    for part in parts:
+        if (key := (part.structure, part.cells)) not in solved:
+            solved[key] = solve(part) if solve else _axis(part, share)
+    found = [solved[part.structure, part.cells] for part in parts]
+    return _joined("optimum", found, product.weight)
+
+
+def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
+    """Sum over the products of what each would cost if it were asked alone."""
+    known: dict[Workload, float] = {}
+    total = []
+    for product in workload.products:
+        value = product.weight
+        for part in workload.axes(product):
+            if part not in known:
+                known[part] = _axis(part, tolerance).floor
+            value *= known[part]
+        total.append(value)
+    return math.fsum(total)
+
+
+@one_thread()
+def alternating(workload: Workload, tolerance: float = 1e-3) -> CellStrategy:
+    """A product strategy for a union of products."""
+    axes = range(len(workload.sizes))
+    grams: list[Blocks] = []
+    for axis in axes:
+        solved = _axis(_turn(workload, axis, np.ones(len(workload.products))), tolerance)
+        [gram] = solved.strategy.gram.factors  # type: ignore[attr-defined]
+        grams.append(gram)
+    traces = np.array([_traces(workload, axis, grams[axis]) for axis in axes])
+    before = math.inf
+    for _ in range(_ROUNDS):
+        for axis in axes:
+            others = np.delete(traces, axis, axis=0).prod(axis=0)
+            solved = _axis(_turn(workload, axis, others), tolerance)
+            [grams[axis]] = solved.strategy.gram.factors  # type: ignore[attr-defined]
+            traces[axis] = _traces(workload, axis, grams[axis])
+        weights = np.array([product.weight for product in workload.products])
+        error = float(weights @ traces.prod(axis=0))
+        if error > before * (1 - _SETTLED):
+            break
+        before = error
+    return CellStrategy("alternating", Kron(tuple(grams)))
+
+
+def _axis(part: Workload, tolerance: float) -> Solved:
+    """The optimum of one axis' workload; a strategy of one factor."""
+    if not part.products[0].axes and len(part.products) == 1:
+        gram = dense_gram(np.ones((part.cells, part.cells)))
+        even = np.full(part.cells, 1 / part.cells)
+        return Solved(CellStrategy("optimum", Kron((gram,))), 1.0, 1.0, (even,), 0)
+    if part.cells > MAX_SOLVED_CELLS:
+        raise PolicyError(
+            "domain",
+            f"an attribute with more than its total asked has at most {MAX_SOLVED_CELLS} cells",
+            "use coarser ones",
+        )
+    found = optimum(part, tolerance)
+    assert isinstance(found.strategy.gram, Blocks)
+    return found._replace(strategy=CellStrategy("optimum", Kron((found.strategy.gram,))))
+
+
+def _joined(name: str, found: list[Solved], weight: float) -> Solved:
+    return Solved(
+        CellStrategy(name, Kron(tuple(s.strategy.gram.factors[0] for s in found))),  # type: ignore[attr-defined]
+        weight * math.prod(s.error for s in found),
+        weight * math.prod(s.floor for s in found),
+        tuple(s.certificate[0] for s in found),
+        max(s.steps for s in found),
+    )
+
+
+def _turn(workload: Workload, axis: int, others: Float64) -> Workload:
+    """One axis' part of the union, each product weighted by what the other axes make of it."""
+    weights: dict[Factor | None, float] = {}
+    for product, other in zip(workload.products, others.tolist(), strict=True):
+        factor = dict(zip(product.axes, product.factors, strict=True)).get(axis)
+        weights[factor] = weights.get(factor, 0.0) + product.weight * other
+    largest = max(weights.values())
+    return workload_of(
+        [workload.attributes[axis]],
+        [
+            (max(weight / largest, 1e-9), {} if factor is None else {0: factor})
+            for factor, weight in weights.items()
+        ],
+    )
+
+
+def _traces(workload: Workload, axis: int, gram: Blocks) -> Float64:
+    """(products,) error of each product's factor on this axis."""
+    known: dict[Workload, float] = {}
+    found = []
+    for product in workload.products:
+        part = workload.axes(product)[axis]
+        if part not in known:
+            known[part] = gram.sensitivity2 * gram.trace(part)
+        found.append(known[part])
+    return np.array(found)

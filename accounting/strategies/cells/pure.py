@@ -1,0 +1,162 @@
+"""Strategies for pure epsilon: the p-identity of HDMM, on each axis.
+
+With Laplace (or geometric) noise the sensitivity is the largest L1 norm of a column.  Strategies A
+= [I; P] diag(1 / (1 + column sums of P)), P of p non-negative rows, have column norms of exactly 1
+and are always invertible; tr(V (A^T A)^-1) needs the inverse of p x p alone and is minimised by
+L-BFGS from a few fixed starts.  It is not convex: there is no floor, and the best found is taken.
+
+Noise that is exact needs whole numbers: ``lattice`` rounds A to multiples of 2^-bits, and the
+sensitivity is that of the rounded one, in whole units.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.fixed import tree, wavelet
+from dpstream.accounting.strategies.cells.strategy import Kron, dense_gram
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.workload import Workload
+
+#: Cells of an axis for which the p-identity is looked for.
+MAX_PURE_CELLS = 1024
+_UP = 1 + 2.0**-40
+
+
+class PureStrategy(NamedTuple):
+    """A product of one matrix for each axis.
+
+    Attributes:
+        name: which kind was best.
+        factors: for each axis (rows, n).
+    """
+
+    name: str
+    factors: tuple[Float64, ...]
+
+    @property
+    def sensitivity1(self) -> float:
+        """Largest L1 norm of a column, rounded up."""
+        return math.prod(float(np.abs(f).sum(0).max()) for f in self.factors) * _UP
+
+    @property
+    def gram(self) -> Kron:
+        """A^T A."""
+        return Kron(tuple(dense_gram(f.T @ f) for f in self.factors))
+
+    def error(self, workload: Workload) -> float:
+        """Weighted total of the variances if the noise of one node at sensitivity 1 has
+        variance 1."""
+        return self.sensitivity1**2 * self.gram.trace(workload)
+
+    def lattice(self, bits: int = 12) -> "LatticeStrategy":
+        """The strategy in multiples of 2^-bits on each axis."""
+        rounded = tuple(np.rint(f * 2**bits).astype(np.int64) for f in self.factors)
+        return LatticeStrategy(tuple(f[np.abs(f).sum(1) > 0] for f in rounded))
+
+
+class LatticeStrategy(NamedTuple):
+    """A strategy of whole numbers: for each axis (rows, n)."""
+
+    factors: tuple[Int64, ...]
+
+    @property
+    def sensitivity1(self) -> int:
+        """Largest L1 norm of a column, exact."""
+        return math.prod(int(np.abs(f).sum(0).max()) for f in self.factors)
+
+    def floats(self) -> PureStrategy:
+        """The same for the formulas of error."""
+        return PureStrategy("lattice", tuple(f.astype(np.float64) for f in self.factors))
+
+
+@one_thread()
+def pure(workload: Workload) -> PureStrategy:
+    """The best strategy found for pure epsilon: p-identities, trees, wavelets or the cells.
+
+    Raises:
+        PolicyError: a union over several axes, or an axis beyond the limit.
+    """
+    if len(workload.products) > 1 and len(workload.sizes) > 1:
+        raise PolicyError(
+            "privacy",
+            "pure epsilon answers one product of queries, or one attribute",
+            "use Gaussian",
+        )
+    parts = [workload] if len(workload.sizes) == 1 else workload.axes(workload.products[0])
+    solved: dict[str, PureStrategy] = {}
+    for part in parts:
+        if part.structure not in solved:
+            solved[part.structure] = _best(part)
+    found = [solved[part.structure] for part in parts]
+    names = {strategy.name for strategy in found}
+    name = names.pop() if len(names) == 1 else "product"
+    return PureStrategy(name, tuple(strategy.factors[0] for strategy in found))
+
+
+def _best(part: Workload) -> PureStrategy:
+    if not any(product.axes for product in part.products):
+        return PureStrategy("total", (np.ones((1, part.cells)),))
+    if part.cells > MAX_PURE_CELLS:
+        raise PolicyError(
+            "domain",
+            f"pure epsilon needs attributes of at most {MAX_PURE_CELLS} cells",
+            "merge cells",
+        )
+    found = [
+        PureStrategy("identity", (np.eye(part.cells),)),
+        PureStrategy("haar", (wavelet(part.cells),)),
+        PureStrategy("hierarchical", (tree(part.cells),)),
+    ]
+    rows = max(1, part.cells // 16)
+    gram = part.gram()
+    for start in range(3):
+        matrix = p_identity(gram, rows, start)
+        found.append(PureStrategy("p-identity", (matrix,)))
+    return min(found, key=lambda strategy: strategy.error(part))
+
+
+def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:
+    """(n + rows, n) the p-identity that L-BFGS finds from a fixed start.
+
+    Args:
+        gram: (n, n) V.
+        rows: p.
+        start: which start.
+    """
+    size = len(gram)
+    first = _scattered(rows * size, start)
+    found = minimize(
+        _value, first, args=(gram, rows), jac=True, method="L-BFGS-B",
+        bounds=[(0, None)] * (rows * size), options={"maxiter": 1500, "maxcor": 20},
+    )  # fmt: skip
+    extra = found.x.reshape(rows, size)
+    return np.asarray(np.concatenate([np.eye(size), extra]) / (1 + extra.sum(0)))
+
+
+def _scattered(count: int, start: int) -> Float64:
+    """Numbers in [0, 1) without a pattern, the same everywhere: splitmix64 of 1, 2, ..."""
+    with np.errstate(over="ignore"):
+        z = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(start << 32)
+        z *= np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray((z >> np.uint64(11)) * 2.0**-53)
+
+
+def _value(flat: Float64, gram: Float64, rows: int) -> tuple[float, Float64]:
+    """tr(S V S N) with S = diag(1 + column sums), N = (I + P^T P)^-1, and its gradient."""
+    extra = flat.reshape(rows, -1)
+    sums = 1 + extra.sum(0)
+    # P N = (I + P P^T)^-1 P.
+    short = np.linalg.solve(np.eye(rows) + extra @ extra.T, extra)
+    inverse = np.eye(len(gram)) - extra.T @ short
+    scaled = sums[:, None] * gram * sums
+    moved = scaled - (scaled @ extra.T) @ short
+    value = float(np.trace(moved))
+    slope = -2 * short @ moved + 2 * ((gram * inverse) @ sums)
+    return value, slope.ravel()

@@ -1,0 +1,285 @@
+"""Marginals in closed form, and any workload by its parts along residual spaces.
+
+The residual space of a set S of attributes holds what the table of S says beyond the tables of S's
+subsets: the product of (I - J/n) over S and of J/n over the others, J all ones.  A strategy that
+is a multiple x_S of the identity on each has error sum_S t_S / x_S with t_S = tr(V P_S), and one
+squared column norm, sum_S x_S dim_S / N, for all cells.  Hence x_S ~ sqrt(t_S / dim_S) is the best
+of them, with error (sum_S sqrt(t_S dim_S))^2 / N; for tables of counts V itself is such a
+multiple, and the singular value bound shows that no strategy is better.
+
+Only sets below a product's axes have t_S > 0.  y_S = x_S / N and 1/N of the traces are computed,
+so that domains of 10^100 cells stay in range.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from typing_extensions import override
+
+from dpstream.accounting.arrays import Float64, Int64, kron
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_RESIDUAL_PARTS
+from dpstream.accounting.strategies.cells.climb import Slopes, climb
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram
+from dpstream.accounting.workloads.workload import Product, Workload
+
+_UP = 1 + 2.0**-40
+
+
+class _Part(NamedTuple):
+    """One subset of the axes of all products of so many axes.
+
+    Attributes:
+        way: number of axes; ``chosen``: which of them, by position.
+        spaces: (products,) number of the residual space.
+        mass: (products,) trace of one Gram matrix on it, divided by N.
+    """
+
+    way: int
+    chosen: tuple[int, ...]
+    spaces: Int64
+    mass: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class Spaces:
+    """The residual spaces of a workload.
+
+    Attributes:
+        keys: attributes of each space.
+        dims: (spaces,) dimension.
+        parts: how products lie on them.
+        order: for each number of axes, (products,) their numbers.
+    """
+
+    keys: tuple[tuple[int, ...], ...]
+    dims: Float64
+    parts: tuple[_Part, ...]
+    order: dict[int, Int64]
+
+    def traces(self, weights: Float64) -> Float64:
+        """(spaces,) t_S / N for weights of the products."""
+        found = np.zeros(len(self.keys))
+        for part in self.parts:
+            mass = part.mass * weights[self.order[part.way]]
+            found += np.bincount(part.spaces, mass, len(found))
+        return found
+
+    def back(self, inverse: Float64) -> Float64:
+        """(products,) sum of variances of a product's queries, from 1 / y of each space."""
+        found = np.zeros(sum(map(len, self.order.values())))
+        for part in self.parts:
+            found[self.order[part.way]] += part.mass * inverse[part.spaces]
+        return found
+
+
+def spaces_of(workload: Workload) -> Spaces:
+    """All residual spaces that a workload has a part on.
+
+    Raises:
+        PolicyError: more parts than a limit.
+    """
+    ways: dict[int, list[int]] = {}
+    for number, product in enumerate(workload.products):
+        ways.setdefault(len(product.axes), []).append(number)
+    if sum(len(numbers) << way for way, numbers in ways.items()) > MAX_RESIDUAL_PARTS:
+        raise PolicyError(
+            "queries", f"tables and their subsets are at most {MAX_RESIDUAL_PARTS}", "ask fewer"
+        )
+    sizes, keys = np.array(workload.sizes), dict[bytes, int]()
+    names: list[tuple[int, ...]] = []
+    parts, order = [], {}
+    for way, numbers in sorted(ways.items()):
+        order[way] = np.array(numbers)
+        chosen = [workload.products[number] for number in numbers]
+        axes = np.array([p.axes for p in chosen], np.int64).reshape(len(chosen), way)
+        masses = np.array([[f.masses for f in p.factors] for p in chosen])
+        along, rest = masses.reshape(len(chosen), way, 2).transpose(2, 0, 1) / sizes[axes]
+        for count in range(way + 1):
+            for subset in itertools.combinations(range(way), count):
+                inside = np.isin(np.arange(way), subset)
+                mass = np.where(inside, rest, along).prod(axis=1)
+                parts.append(_Part(way, subset, _numbers(axes[:, inside], keys, names), mass))
+    dims = np.array([math.prod(float(workload.sizes[a] - 1) for a in name) for name in names])
+    return Spaces(tuple(names), dims, tuple(parts), order)
+
+
+def _numbers(axes: Int64, keys: dict[bytes, int], names: list[tuple[int, ...]]) -> Int64:
+    """(rows,) number of each row's set; new ones are added."""
+    packed = np.zeros(len(axes), np.dtype((np.void, max(1, 2 * axes.shape[1]))))
+    if axes.shape[1]:
+        packed = np.ascontiguousarray(axes.astype("<u2")).view(packed.dtype).ravel()
+    codes = axes @ (1 << (7 * np.arange(axes.shape[1]))) if axes.shape[1] <= 8 else packed
+    _, first, back = np.unique(codes, return_index=True, return_inverse=True)
+    found = np.empty(len(first), np.int64)
+    for k, at in enumerate(first.tolist()):
+        key = axes[at].astype("<u2").tobytes()
+        if key not in keys:
+            keys[key] = len(names)
+            names.append(tuple(axes[at].tolist()))
+        found[k] = keys[key]
+    return found[back.ravel()]
+
+
+@dataclass(frozen=True, eq=False)
+class Residual(Gram):
+    """X = N sum_S y_S P_S.
+
+    Attributes:
+        sizes: cells of each attribute.
+        keys: sets S that are measured.
+        y: (sets,) > 0.
+    """
+
+    sizes: tuple[int, ...]
+    keys: tuple[tuple[int, ...], ...]
+    y: Float64
+
+    @functools.cached_property
+    def dims(self) -> Float64:
+        """(sets,) dimension of each space."""
+        return np.array([math.prod(float(self.sizes[a] - 1) for a in key) for key in self.keys])
+
+    @property
+    @override
+    def sensitivity2(self) -> float:
+        return math.fsum(self.y * self.dims) * _UP
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[int, ...], float]:
+        return dict(zip(self.keys, self.y.tolist(), strict=True))
+
+    def _inverse(self, spaces: Spaces, masses: Float64) -> Float64:
+        known = np.array([self._known.get(key, 0.0) for key in spaces.keys])
+        return np.where(masses > 0, 1 / np.maximum(known, 1e-300), 0.0)
+
+    @override
+    def trace(self, workload: Workload) -> float:
+        spaces = spaces_of(workload)
+        masses = spaces.traces(np.array([product.weight for product in workload.products]))
+        if any(
+            m > 0 and key not in self._known for m, key in zip(masses, spaces.keys, strict=True)
+        ):
+            return math.inf
+        return float(masses @ self._inverse(spaces, masses))
+
+    def means(self, workload: Workload) -> Float64:
+        """(products,) mean variance of a product's queries if node noise has sd 1."""
+        spaces = spaces_of(workload)
+        total = spaces.back(self._inverse(spaces, np.ones(len(spaces.keys))))
+        rows = np.array([float(product.rows) for product in workload.products])
+        return np.asarray(total / rows)
+
+    @override
+    def variances(self, workload: Workload) -> list[Float64]:
+        return [self._variances(product) for product in workload.products]
+
+    def _variances(self, product: Product) -> Float64:
+        found = np.zeros(product.rows)
+        for count in range(len(product.axes) + 1):
+            for subset in itertools.combinations(range(len(product.axes)), count):
+                each = [f.parts[int(k in subset)] / f.size for k, f in enumerate(product.factors)]
+                mass = kron(each)
+                if mass.any():
+                    found += mass / self._known.get(tuple(product.axes[k] for k in subset), 1e-300)
+        return found
+
+    @property
+    def noise2(self) -> Float64:
+        """(sets,) noise variance of each space's table at mu = 1, before its subtraction.
+
+        Published are Sub_S (table of S + noise), Sub the product of differences over S's
+        attributes; a unit costs prod (1 - 1/n) / noise2 of mu^2 for each, in all 1.
+        """
+        cells = np.array([math.prod(float(self.sizes[a]) for a in key) for key in self.keys])
+        return self.sensitivity2 / (cells * self.y)
+
+    def dense(self) -> Float64:
+        """(n, n) the matrix, of a small domain."""
+        total = np.zeros((math.prod(self.sizes),) * 2)
+        for key, y in zip(self.keys, self.y, strict=True):
+            each = [
+                np.eye(n) - 1 / n if axis in key else np.full((n, n), 1 / n)
+                for axis, n in enumerate(self.sizes)
+            ]
+            total += len(total) * y * kron(each)
+        return total
+
+
+def residual(workload: Workload) -> tuple[CellStrategy, float]:
+    """The best strategy of this form and its error; exact for tables of counts."""
+    spaces = spaces_of(workload)
+    traces = spaces.traces(np.array([product.weight for product in workload.products]))
+    asked = (traces > 0) & (spaces.dims > 0)
+    keys = tuple(key for key, kept in zip(spaces.keys, asked, strict=True) if kept)
+    total = float(np.sqrt(traces[asked] * spaces.dims[asked]).sum())
+    gram = Residual(workload.sizes, keys, np.sqrt(traces[asked] / spaces.dims[asked]) / total)
+    return CellStrategy("residual", gram), total**2
+
+
+class WorstTable(NamedTuple):
+    """Least largest variance of any table's cells.
+
+    Attributes:
+        error: largest weighted variance at mu = 1.
+        floor: lower bound of it for every strategy.
+        certificate: (products,) weights of the tables that prove it.
+    """
+
+    strategy: CellStrategy
+    error: float
+    floor: float
+    certificate: Float64
+
+
+def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
+    """The strategy of least worst (weighted) variance over tables of counts.
+
+    For weights p of the tables that sum to 1 the largest variance is at least the mean one, whose
+    least value is (sum_S sqrt(t_S(p) dim_S))^2: a dual as in ``climb``, with the variances as
+    slopes.
+    """
+    if not workload.marginal:
+        raise PolicyError("objective", "worst is for tables of counts here", "use total")
+    spaces = spaces_of(workload)
+    rows = np.array([float(product.rows) for product in workload.products])
+    scale = np.array([product.weight for product in workload.products]) / rows
+
+    def dual(p: Float64) -> Slopes:
+        traces = spaces.traces(p * scale)
+        y = np.sqrt(traces / np.maximum(spaces.dims, 1e-300))
+        inverse = np.where(spaces.dims > 0, 1 / np.maximum(y, 1e-300), 0.0)
+        return Slopes(float(y @ spaces.dims), (spaces.back(inverse) * scale,), y)
+
+    best, floor, certificate = None, 0.0, rows
+    for value, slopes, y, weights in (
+        (*point.found[:3], point.weights[0]) for point in climb(dual, [np.ones(len(rows))])
+    ):
+        error = value * float(slopes[0].max())
+        if value**2 > floor:
+            floor, certificate = value**2, weights
+        if best is None or error < best[0]:
+            best = error, y / value
+        if best[0] <= floor * (1 + tolerance):
+            break
+    assert best is not None
+    kept = [k for k, y in enumerate(best[1]) if y > 0 and spaces.dims[k] > 0]
+    gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), best[1][kept])
+    return WorstTable(CellStrategy("residual", gram), best[0], floor, certificate)
+
+
+def tables(workload: Workload, chosen: Sequence[tuple[int, ...]], name: str) -> CellStrategy:
+    """The strategy that asks some tables of counts as they are, all alike."""
+    found: dict[tuple[int, ...], float] = {}
+    for table in chosen:
+        cells = math.prod(float(workload.sizes[axis]) for axis in table)
+        for count in range(len(table) + 1):
+            for key in itertools.combinations(table, count):
+                found[key] = found.get(key, 0.0) + 1 / cells
+    kept = {key: y for key, y in found.items() if all(workload.sizes[axis] > 1 for axis in key)}
+    return CellStrategy(name, Residual(workload.sizes, tuple(kept), np.array(list(kept.values()))))

@@ -1,0 +1,104 @@
+"""Plans as plain arrays, for a cache on disk: what is read back is what was written, or an
+error."""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.strategies.cells.auto import Plan
+from dpstream.accounting.strategies.cells.fixed import Identity
+from dpstream.accounting.strategies.cells.folding import Folding
+from dpstream.accounting.strategies.cells.residual import Residual
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Gram, Kron
+
+_VERSION = 1
+
+
+def to_arrays(plan: Plan, structure: str) -> dict[str, Any]:
+    """A plan as arrays by name, for ``np.savez``.
+
+    Args:
+        structure: of the workload that it is for, ``Workload.structure``.
+    """
+    found: dict[str, Any] = {
+        "version": np.array(_VERSION),
+        "text": np.array([structure, plan.strategy.name, plan.objective, plan.note]),
+        "numbers": np.array([plan.error, plan.floor]),
+        "certificates": np.array(len(plan.certificate)),
+        **{f"certificate{k}": array for k, array in enumerate(plan.certificate)},
+        **_gram(plan.strategy.gram),
+    }
+    return {**found, "digest": np.array(_digest(found))}
+
+
+def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
+    """The plan of a workload.
+
+    Raises:
+        UsageError: another version, another workload's, or not what was written.
+    """
+    held = {name: np.asarray(arrays[name]) for name in arrays}
+    digest = held.pop("digest", None)
+    if digest is None or str(digest) != _digest(held) or int(held["version"]) != _VERSION:
+        raise UsageError(
+            "strategy", "the stored strategy is damaged or of another version", "remove it"
+        )
+    whose, name, objective, note = map(str, held["text"])
+    if whose != structure:
+        raise UsageError("strategy", "the stored strategy is of another workload", "remove it")
+    error, floor = map(float, held["numbers"])
+    certificate = tuple(held[f"certificate{k}"] for k in range(int(held["certificates"])))
+    return Plan(CellStrategy(name, _read(held)), objective, error, floor, certificate, note)
+
+
+def _gram(gram: Gram) -> dict[str, Any]:
+    if isinstance(gram, Identity):
+        return {"form": np.array("identity")}
+    if isinstance(gram, Residual):
+        return {
+            "form": np.array("residual"),
+            "sizes": np.array(gram.sizes, np.int64),
+            "counts": np.array([len(key) for key in gram.keys], np.int64),
+            "keys": np.array([axis for key in gram.keys for axis in key], np.int64),
+            "y": gram.y,
+        }
+    factors = gram.factors if isinstance(gram, Kron) else (gram,)
+    found: dict[str, Any] = {"form": np.array("kron" if isinstance(gram, Kron) else "blocks")}
+    found["factors"] = np.array(len(factors))
+    for k, factor in enumerate(factors):
+        assert isinstance(factor, Blocks)
+        found[f"sizes{k}"] = np.array(factor.folding.sizes, np.int64)
+        found[f"folded{k}"] = np.array(factor.folding.folded)
+        found |= {f"block{k}.{j}": block for j, block in enumerate(factor.blocks)}
+    return found
+
+
+def _read(held: Mapping[str, Any]) -> Gram:
+    form = str(held["form"])
+    if form == "identity":
+        return Identity()
+    if form == "residual":
+        keys = np.split(held["keys"], np.cumsum(held["counts"])[:-1])
+        names = tuple(tuple(key.tolist()) for key in keys)
+        return Residual(tuple(held["sizes"].tolist()), names, held["y"])
+    factors = []
+    for k in range(int(held["factors"])):
+        folding = Folding(tuple(held[f"sizes{k}"].tolist()), tuple(held[f"folded{k}"].tolist()))
+        blocks: list[Float64] = [held[f"block{k}.{j}"] for j in range(len(folding.parities))]
+        factors.append(Blocks(folding, tuple(blocks)))
+    return Kron(tuple(factors)) if form == "kron" else factors[0]
+
+
+def _digest(arrays: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        head = f"{name} {array.dtype.str} {array.shape}".encode()
+        digest.update(struct.pack("<QQ", len(head), array.nbytes) + head)
+        digest.update(array.tobytes())
+    return digest.hexdigest()

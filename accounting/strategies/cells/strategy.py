@@ -1,0 +1,211 @@
+"""What is measured of the cells: the Gram matrix X = A^T A of a strategy A, in a structured form.
+
+A unit that is counted in one cell moves the strategy's answers by the norm of that cell's column,
+so that the squared sensitivity is the largest entry of X's diagonal, rounded up.  With noise of
+that sd (mu = 1) least squares answers a workload with covariance W X^-1 W^T times the squared
+sensitivity: the weighted total of the variances is s tr(V X^-1).  X need only span the workload's
+rows here; what a stream publishes needs an invertible one (``mixing``).
+"""
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from typing_extensions import override
+
+from dpstream.accounting.arrays import Float64, kron
+from dpstream.accounting.strategies.cells.folding import Folding, folding_of
+from dpstream.accounting.workloads.workload import Workload
+
+#: Eigenvalues below this part of the largest entry of all blocks are taken for 0.
+RANK = 1e-11
+_UP = 1 + 2.0**-40
+
+
+class Gram(ABC):
+    """X in one of its forms."""
+
+    @property
+    @abstractmethod
+    def sensitivity2(self) -> float:
+        """Largest squared column norm, rounded up."""
+
+    @abstractmethod
+    def trace(self, workload: Workload) -> float:
+        """tr(V X^-1); infinite if X does not span the workload's rows."""
+
+    @abstractmethod
+    def variances(self, workload: Workload) -> list[Float64]:
+        """Variance of each query of each product if node noise has sd 1 (flat, in their order)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks(Gram):
+    """One matrix over all cells, as the blocks of a folding."""
+
+    folding: Folding
+    blocks: tuple[Float64, ...]
+
+    @functools.cached_property
+    def diagonal(self) -> Float64:
+        """(orbits,) squared column norms of the cells of each orbit."""
+        found = np.zeros_like(self.folding.counts)
+        for orbits, block in zip(self.folding.orbits, self.blocks, strict=True):
+            found[orbits] += np.diag(block)
+        return found / self.folding.counts
+
+    @property
+    @override
+    def sensitivity2(self) -> float:
+        return float(self.diagonal.max()) * _UP
+
+    def dense(self) -> Float64:
+        """(n, n) the matrix."""
+        return self.folding.unfold(list(self.blocks))
+
+    @override
+    def trace(self, workload: Workload) -> float:
+        allowed = folding_of(workload).folded
+        if any(f and not a for f, a in zip(self.folding.folded, allowed, strict=True)):
+            return self.unfolded.trace(workload)
+        grams = self.folding.grams(workload)
+        return self.trace_of(grams)
+
+    def trace_of(self, grams: Sequence[Float64]) -> float:
+        """tr(V X^-1) of the blocks of V in the same folding."""
+        mass = sum(float(np.trace(gram)) for gram in grams)
+        return math.fsum(
+            trace_of(gram, block, self.scale, mass)
+            for gram, block in zip(grams, self.blocks, strict=True)
+        )
+
+    @property
+    def scale(self) -> float:
+        """Largest entry of the blocks' diagonals: what an eigenvalue of 0 is told by."""
+        return max(float(block.diagonal().max(initial=0.0)) for block in self.blocks)
+
+    @functools.cached_property
+    def unfolded(self) -> "Blocks":
+        """The same as one block."""
+        return dense_gram(self.dense(), self.folding.sizes)
+
+    @functools.cached_property
+    def covariance(self) -> Float64:
+        """(n, n) X^-1 (the pseudo-inverse of a singular one)."""
+        return self.folding.unfold([pseudo_inverse(b, self.scale) for b in self.blocks])
+
+    @override
+    def variances(self, workload: Workload) -> list[Float64]:
+        sizes = self.folding.sizes
+        found = []
+        for product in workload.products:
+            factors = workload.factors_of(product)
+            if len(sizes) == 1:
+                found.append(factors[0].variances(self.covariance))
+                continue
+            rows = kron([factor.dense() for factor in factors])
+            found.append(np.einsum("qi,qi->q", rows @ self.covariance, rows))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Kron(Gram):
+    """The product of one matrix for each axis."""
+
+    factors: tuple[Blocks, ...]
+
+    @property
+    @override
+    def sensitivity2(self) -> float:
+        return math.prod(factor.sensitivity2 for factor in self.factors) * _UP
+
+    @override
+    def trace(self, workload: Workload) -> float:
+        known: dict[tuple[int, Workload], float] = {}
+        total = []
+        for product, parts in zip(
+            workload.products, map(workload.axes, workload.products), strict=True
+        ):
+            value = product.weight
+            for axis, part in enumerate(parts):
+                if (axis, part) not in known:
+                    known[axis, part] = self.factors[axis].trace(part)
+                value *= known[axis, part]
+            total.append(value)
+        return math.fsum(total)
+
+    @override
+    def variances(self, workload: Workload) -> list[Float64]:
+        return [
+            kron([f.variances(part)[0] for f, part in zip(self.factors, parts, strict=True)])
+            for parts in map(workload.axes, workload.products)
+        ]
+
+
+class CellStrategy(NamedTuple):
+    """A named strategy; ``gram`` need not be scaled."""
+
+    name: str
+    gram: Gram
+
+    @property
+    def sensitivity2(self) -> float:
+        """Largest squared column norm of the strategy, rounded up."""
+        return self.gram.sensitivity2
+
+    def error(self, workload: Workload) -> float:
+        """Weighted total of the queries' variances at mu = 1."""
+        return self.sensitivity2 * self.gram.trace(workload)
+
+    def rmse(self, workload: Workload) -> float:
+        """Root of the weighted mean of the variances at mu = 1."""
+        return math.sqrt(self.error(workload) / workload.weight)
+
+    def variances(self, workload: Workload) -> list[Float64]:
+        """(queries of a product,) variances at mu = 1, for each product."""
+        return [self.sensitivity2 * found for found in self.gram.variances(workload)]
+
+
+def dense_gram(matrix: Float64, sizes: Sequence[int] | None = None) -> Blocks:
+    """One block without folding."""
+    sizes = (len(matrix),) if sizes is None else tuple(sizes)
+    return Blocks(Folding(sizes, (False,) * len(sizes)), (matrix,))
+
+
+def pseudo_inverse(block: Float64, scale: float) -> Float64:
+    """X^-1, on the span of X: where its eigenvalues are no rounding of 0 beside ``scale``."""
+    if not len(block):
+        return block
+    values, vectors = scipy.linalg.eigh(block, driver="evd")
+    kept = values > RANK * scale
+    scaled = vectors[:, kept] * values[kept] ** -0.5
+    return np.asarray(scaled @ scaled.T)
+
+
+def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
+    """tr(V X^-1) of one block; infinite where X does not span V.
+
+    Args:
+        scale: beside which X's eigenvalues are told from 0; ``mass``: beside which V is.
+    """
+    if not len(gram) or not gram.any():
+        return 0.0
+    try:
+        lower = scipy.linalg.cholesky(block, lower=True)
+        steep = np.diag(lower)
+        if steep.min() ** 2 > RANK * scale:
+            inverse, _ = scipy.linalg.lapack.dpotri(lower, lower=1)
+            below = np.einsum("ij,ij->", np.tril(inverse), gram)
+            return float(2 * below - np.diag(inverse) @ np.diag(gram))
+    except scipy.linalg.LinAlgError:
+        pass
+    inverse = pseudo_inverse(block, scale)
+    beyond = gram - block @ (inverse @ gram)
+    if np.abs(np.diag(beyond)).sum() > 1e-9 * mass:
+        return math.inf
+    return float(np.einsum("ij,ij->", inverse, gram))

@@ -1,0 +1,44 @@
+"""How many threads the matrix library uses: one, so that a strategy costs what it costs.
+
+Two threads of OpenBLAS that wait for each other on a busy machine took five times the CPU of one.
+"""
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_PREFIXES, _SUFFIXES = ("scipy_openblas", "openblas"), ("64_", "")
+
+
+@functools.cache
+def _libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
+    """(get, set) of each OpenBLAS that numpy and scipy have loaded; none for other libraries."""
+    from numpy.linalg import _umath_linalg
+    from scipy.linalg import _fblas
+
+    found = []
+    for module in (_umath_linalg, _fblas):
+        library = ctypes.CDLL(module.__file__)
+        for prefix in _PREFIXES:
+            for suffix in _SUFFIXES:
+                with contextlib.suppress(AttributeError):
+                    found.append((
+                        getattr(library, f"{prefix}_get_num_threads{suffix}"),
+                        getattr(library, f"{prefix}_set_num_threads{suffix}"),
+                    ))  # fmt: skip
+    return found
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrix products and decompositions run on the calling thread alone, in the whole process."""
+    before = [(put, get()) for get, put in _libraries()]
+    try:
+        for put, _ in before:
+            put(1)
+        yield
+    finally:
+        for put, threads in before:
+            put(threads)

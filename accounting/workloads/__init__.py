@@ -1,0 +1,1 @@
+"""Linear workloads: public attributes, and the queries that are asked of their cells."""

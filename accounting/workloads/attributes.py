@@ -1,0 +1,139 @@
+"""Public attributes of a workload's domain: lists of values, or bins between sorted edges.
+
+The domain is fixed before any record is seen, so that it says nothing about the data: a value that
+is not listed, or lies outside the edges, belongs to no cell (the pipeline's dead letter).
+"""
+
+import itertools
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_ATTRIBUTE_CELLS, MAX_WORKLOAD_ATTRIBUTES
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One dimension of the domain.
+
+    Attributes:
+        name: as queries name it.
+        values: its values in order, all text or all whole numbers; () for bins.
+        edges: bounds of half-open bins [edge, next edge), strictly increasing; () for values.
+    """
+
+    name: str
+    values: tuple[str, ...] | tuple[int, ...] = ()
+    edges: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return len(self.values) or len(self.edges) - 1
+
+    def cells(self, column: npt.ArrayLike) -> Int64:
+        """(rows,) cell of each value of a column; -1 where it has none."""
+        column = np.asarray(column)
+        if self.edges:
+            found = np.searchsorted(np.array(self.edges), column, side="right") - 1
+            inside = (column >= self.edges[0]) & (column < self.edges[-1])
+            return np.where(inside, found, -1).astype(np.int64)
+        known = np.array(self.values)
+        order = np.argsort(known)
+        at = np.searchsorted(known, column, sorter=order).clip(max=self.size - 1)
+        return np.where(known[order[at]] == column, order[at], -1).astype(np.int64)
+
+    def canonical(self) -> bytes:
+        """The bytes that a hash of the domain is made of: equal iff the attributes are."""
+        if self.edges:
+            body = b"e" + struct.pack(f"<{len(self.edges)}d", *self.edges)
+        elif isinstance(self.values[0], str):
+            body = b"s" + b"".join(framed(str(value).encode()) for value in self.values)
+        else:
+            body = b"i" + b"".join(framed(str(value).encode()) for value in self.values)
+        return framed(self.name.encode()) + framed(body)
+
+
+def framed(body: bytes) -> bytes:
+    """Bytes behind their length, so that a sequence of them has one reading."""
+    return struct.pack("<Q", len(body)) + body
+
+
+def of_values(name: str, values: Iterable[Any]) -> Attribute:
+    """An attribute of listed values.
+
+    Raises:
+        PolicyError: none, too many, of two types, or one twice.
+    """
+    listed = tuple(values)
+    where = f"domain.{name}.values"
+    kinds = {type(value) for value in listed}
+    if kinds not in ({str}, {int}):
+        raise PolicyError(
+            where, "values are all text or all whole numbers", "list at least one, of one type"
+        )
+    if len(set(listed)) < len(listed):
+        raise PolicyError(where, "a value is listed twice", "list each once")
+    return _limited(Attribute(name, values=listed), where)
+
+
+def of_size(name: str, size: int) -> Attribute:
+    """An attribute of the codes 0 .. size - 1.
+
+    Raises:
+        PolicyError: not a size, or too large a one.
+    """
+    where = f"domain.{name}.size"
+    if type(size) is not int or not 1 <= size <= MAX_ATTRIBUTE_CELLS:
+        raise PolicyError(
+            where, f"a size is a whole number from 1 to {MAX_ATTRIBUTE_CELLS}", "give another"
+        )
+    return Attribute(name, values=tuple(range(size)))
+
+
+def of_edges(name: str, edges: Iterable[Any]) -> Attribute:
+    """An attribute of bins.
+
+    Raises:
+        PolicyError: fewer than two edges, not finite numbers, not increasing, or too many.
+    """
+    where = f"domain.{name}.edges"
+    listed = tuple(edges)
+    if any(type(edge) not in (int, float) or not abs(edge) < math.inf for edge in listed):
+        raise PolicyError(where, "edges are finite numbers", "correct them")
+    found = tuple(float(edge) for edge in listed)
+    if len(found) < 2 or any(low >= high for low, high in itertools.pairwise(found)):
+        raise PolicyError(
+            where, "edges are at least two numbers, each above the one before", "sort them"
+        )
+    return _limited(Attribute(name, edges=found), where)
+
+
+def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
+    """A whole domain.
+
+    Raises:
+        PolicyError: no attribute, too many, or two of one name.
+    """
+    if not 1 <= len(attributes) <= MAX_WORKLOAD_ATTRIBUTES:
+        raise PolicyError(
+            "domain", f"a domain has 1 to {MAX_WORKLOAD_ATTRIBUTES} attributes", "name as many"
+        )
+    if len({attribute.name for attribute in attributes}) < len(attributes):
+        raise PolicyError("domain", "two attributes have one name", "rename one of them")
+    return tuple(attributes)
+
+
+def _limited(attribute: Attribute, where: str) -> Attribute:
+    if attribute.size > MAX_ATTRIBUTE_CELLS:
+        raise PolicyError(
+            where, f"an attribute has at most {MAX_ATTRIBUTE_CELLS} cells", "use coarser ones"
+        )
+    return attribute

@@ -1,0 +1,225 @@
+"""One attribute's part of a product of queries: an implicit matrix, rows are queries of its cells.
+
+``identity`` asks each cell, ``total`` all together, ``prefix`` the first 1, 2, ..., n, ``range``
+every interval (in the order of its first and then its last cell), ``width`` every interval of k
+cells, and ``matrix`` what is written out.  All but the last are intervals [lo, hi], and none is
+held as a matrix: answers come from running sums, and the Gram matrix from running sums over the
+pairs (lo, hi).
+
+A *relative* factor has its rows divided by their norms (a query's error then counts in proportion
+to the query's size).
+"""
+
+import functools
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_COEFFICIENT, MAX_EXPLICIT_NUMBERS
+from dpstream.accounting.workloads.attributes import framed
+
+INTERVALS = ("identity", "total", "prefix", "range", "width")
+#: Gram matrices that do not change when the cells are reversed.
+_REVERSIBLE = ("identity", "total", "range", "width")
+#: Entries of a Gram matrix closer than this, relative to the largest, are equal but for rounding.
+_ALIKE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """The queries of one attribute.
+
+    Attributes:
+        kind: one of INTERVALS, or ``matrix``.
+        size: n, number of cells.
+        width: k of ``width``, else 0.
+        matrix: (rows, n) of ``matrix``, read-only.
+        relative: rows are divided by their norms.
+    """
+
+    kind: str
+    size: int
+    width: int = 0
+    matrix: Float64 | None = field(default=None, repr=False)
+    relative: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Number of queries."""
+        n = self.size
+        if self.matrix is not None:
+            return len(self.matrix)
+        counts = {"identity": n, "total": 1, "prefix": n, "range": n * (n + 1) // 2}
+        return counts.get(self.kind, n - self.width + 1)
+
+    @functools.cached_property
+    def spans(self) -> tuple[Int64, Int64]:
+        """(rows,) first and (rows,) last cell of each interval."""
+        cells = np.arange(self.size)
+        if self.kind == "range":
+            lo, hi = np.triu_indices(self.size)
+            return lo.astype(np.int64), hi.astype(np.int64)
+        first = {"identity": cells, "total": cells[:1], "prefix": cells * 0}
+        lo = first.get(self.kind, cells[: self.rows])
+        last = {"identity": cells, "total": cells[-1:], "prefix": cells}
+        return lo, last.get(self.kind, lo + self.width - 1)
+
+    @functools.cached_property
+    def scale(self) -> Float64 | None:
+        """(rows,) what each row is multiplied by; None: nothing."""
+        if not self.relative:
+            return None
+        if self.matrix is not None:
+            return np.asarray(1 / np.linalg.norm(self.matrix, axis=1))
+        lo, hi = self.spans
+        return np.asarray((hi - lo + 1.0) ** -0.5)
+
+    def apply(self, x: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[Any]:
+        """W x along an axis: that axis of n cells becomes one of rows queries (exact in
+        integers)."""
+        if self.matrix is not None:
+            found = np.moveaxis(np.tensordot(self.matrix, x, (1, axis)), 0, axis)
+        elif self.kind == "identity":
+            found = x
+        else:
+            shape = list(x.shape)
+            shape[axis] = 1
+            sums = np.cumsum(x, axis=axis)
+            sums = np.concatenate([np.zeros(shape, sums.dtype), sums], axis=axis)
+            lo, hi = self.spans
+            found = sums.take(hi + 1, axis=axis) - sums.take(lo, axis=axis)
+        if self.scale is None:
+            return found
+        return found * self.scale.reshape([-1 if k == axis else 1 for k in range(found.ndim)])
+
+    def dense(self) -> Float64:
+        """(rows, n) the matrix itself; for small ones."""
+        return np.asarray(self.apply(np.eye(self.size)), dtype=np.float64)
+
+    def gram(self) -> Float64:
+        """(n, n) W^T W."""
+        if self.matrix is not None:
+            rows = self.matrix if self.scale is None else self.matrix * self.scale[:, None]
+            return np.asarray(rows.T @ rows)
+        n = self.size
+        if self.kind == "identity":
+            return np.eye(n)
+        # Entry (lo, hi) counts that interval; a pair i <= j lies in those with lo <= i, hi >= j.
+        counts = np.zeros((n, n))
+        if self.kind == "range":
+            counts[np.tri(n, dtype=bool).T] = 1.0
+            if self.relative:
+                counts /= np.maximum(1, 1 + np.arange(n) - np.arange(n)[:, None])
+        else:
+            lo, hi = self.spans
+            counts[lo, hi] = 1 / (hi - lo + 1.0) if self.relative else 1.0
+        np.cumsum(counts, axis=0, out=counts)
+        backward = counts[:, ::-1]
+        np.cumsum(backward, axis=1, out=backward)
+        upper = np.triu(counts, 1)
+        counts[np.tri(n, k=-1, dtype=bool)] = 0.0
+        counts += upper.T
+        return counts
+
+    @functools.cached_property
+    def reversible(self) -> bool:
+        """Whether the Gram matrix stays the same when the cells are reversed."""
+        if self.matrix is None:
+            return self.kind in _REVERSIBLE or self.size == 1
+        gram = self.gram()
+        return bool(np.abs(gram - gram[::-1, ::-1]).max() <= _ALIKE * gram.max())
+
+    @property
+    def marginal(self) -> bool:
+        """Each cell or all together: what tables of counts are made of."""
+        return self.kind in ("identity", "total")
+
+    def variances(self, covariance: Float64) -> Float64:
+        """(rows,) variance of each answer, if the cells' errors have this (n, n) covariance."""
+        if self.matrix is not None:
+            found = np.einsum("qi,qi->q", self.matrix @ covariance, self.matrix)
+        elif self.kind == "identity":
+            return np.diag(covariance).copy()
+        else:
+            sums = np.zeros((self.size + 1,) * 2)
+            sums[1:, 1:] = covariance.cumsum(0).cumsum(1)
+            lo, hi = self.spans[0], self.spans[1] + 1
+            found = sums[hi, hi] - sums[lo, hi] - sums[hi, lo] + sums[lo, lo]
+        return np.asarray(found if self.scale is None else found * self.scale**2)
+
+    @functools.cached_property
+    def parts(self) -> tuple[Float64, Float64]:
+        """(rows,) squared norm of each query along the vector of ones, and of the rest of it."""
+        if self.matrix is not None:
+            along, whole = self.matrix.sum(1) ** 2 / self.size, (self.matrix**2).sum(1)
+        else:
+            whole = self.spans[1] - self.spans[0] + 1.0
+            along = whole**2 / self.size
+        scale = 1.0 if self.scale is None else self.scale**2
+        return along * scale, np.maximum(whole - along, 0.0) * scale
+
+    @functools.cached_property
+    def masses(self) -> tuple[float, float]:
+        """The same, summed over the queries: trace of the Gram matrix along ones, and of the
+        rest."""
+        along, rest = self.parts
+        return float(along.sum()), float(rest.sum())
+
+    def canonical(self) -> bytes:
+        """The bytes that a hash of the workload is made of."""
+        head = framed(self.kind.encode()) + struct.pack(
+            "<QQ?", self.size, self.width, self.relative
+        )
+        return head + framed(b"" if self.matrix is None else self.matrix.astype("<f8").tobytes())
+
+
+def interval(kind: str, size: int, width: int = 0, relative: bool = False) -> Factor:
+    """A factor of intervals.
+
+    Raises:
+        PolicyError: a width outside 1 .. n, or a kind that there is not.
+    """
+    if kind not in INTERVALS:
+        raise PolicyError(
+            "queries.factors", f"a factor is one of {', '.join(INTERVALS)} or a matrix", "use one"
+        )
+    if (kind == "width") != bool(width) or not 0 <= width <= size:
+        raise PolicyError(
+            "queries.factors", "a width is a whole number from 1 to the number of cells", "mend it"
+        )
+    return Factor(kind, size, width, relative=relative)
+
+
+def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor:
+    """A factor that is written out; equal rows are asked, and weigh, as often as they stand there.
+
+    Raises:
+        PolicyError: not a matrix of finite numbers within limits, or a row of nothing.
+    """
+    where = "queries.factors.matrix"
+    try:
+        found = np.array(matrix, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if found.ndim != 2 or found.shape[1] != size or not found.size:
+        raise PolicyError(
+            where, "a matrix has at least one row, and a number for each cell in each", "mend it"
+        )
+    if found.size > MAX_EXPLICIT_NUMBERS:
+        raise PolicyError(
+            where, f"a matrix has at most {MAX_EXPLICIT_NUMBERS} numbers", "use fewer queries"
+        )
+    if not np.abs(found).max() <= MAX_COEFFICIENT:
+        raise PolicyError(
+            where, f"coefficients are finite and at most {MAX_COEFFICIENT:.0e}", "rescale the row"
+        )
+    if not np.abs(found).max(axis=1).all():
+        raise PolicyError(where, "a query asks no cell", "remove the row of zeros")
+    found += 0.0  # One zero, so that equal matrices have equal bytes.
+    found.flags.writeable = False
+    return Factor("matrix", size, matrix=found, relative=relative)

@@ -1,0 +1,134 @@
+"""Workloads as files hold them: a JSON object of domain and queries, or a plain query matrix.
+
+    {"domain": [{"name": "age", "edges": [0, 18, 65, 120]}, {"name": "sex", "values": ["f", "m"]}],
+     "queries": [{"weight": 1, "factors": {"age": "range"}},
+                 {"factors": {"age": {"width": 2}, "sex": "identity"}},
+                 {"ways": 2, "kind": "range"}]}
+
+A factor is a name, ``{"width": k}`` or ``{"matrix": [[...], ...]}``; an attribute that is not
+named is summed out; ``ways`` k stands for the products over all sets of k attributes.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.workloads.attributes import (
+    Attribute,
+    domain_of,
+    of_edges,
+    of_size,
+    of_values,
+)
+from dpstream.accounting.workloads.factors import Factor, explicit, interval
+from dpstream.accounting.workloads.workload import Workload, of_matrix, workload_of
+
+_FORMS = {"values": of_values, "edges": of_edges, "size": of_size}
+
+
+def from_dict(text: Any) -> Workload:
+    """The workload that a JSON object describes.
+
+    Raises:
+        PolicyError: a key, name, factor or number that there may not be.
+    """
+    _keys(text, "workload", {"domain", "queries"})
+    domain, queries = text["domain"], text["queries"]
+    if not isinstance(domain, list) or not isinstance(queries, list):
+        raise PolicyError("workload", "domain and queries are lists", "write them as lists")
+    attributes = domain_of([_attribute(entry) for entry in domain])
+    numbers = {attribute.name: axis for axis, attribute in enumerate(attributes)}
+    products: list[tuple[float, dict[int, Factor]]] = []
+    for query in queries:
+        if not isinstance(query, Mapping) or not query.keys() <= {
+            "weight", "factors", "ways", "kind",
+        }:  # fmt: skip
+            raise PolicyError(
+                "queries", "a query has factors or ways and kind, and a weight", "mend its keys"
+            )
+        weight = query.get("weight", 1)
+        if "ways" in query:
+            products += [(weight, named) for named in _ways(query, attributes)]
+        else:
+            products.append((weight, _factors(query, attributes, numbers)))
+    return workload_of(attributes, products)
+
+
+def from_arrays(arrays: Mapping[str, Any]) -> Workload:
+    """The workload of an NPZ file: ``W``, a query of all cells in each row.
+
+    Raises:
+        PolicyError: no ``W``, or not a query matrix.
+    """
+    if set(arrays) != {"W"}:
+        raise PolicyError("workload", "a file of arrays holds W and nothing else", "save W alone")
+    matrix = np.asarray(arrays["W"])
+    if matrix.dtype.kind not in "iuf" or matrix.ndim != 2:
+        raise PolicyError("workload.W", "W is a matrix of numbers", "save it as one")
+    return of_matrix(matrix)
+
+
+def _keys(entry: Any, where: str, keys: set[str]) -> None:
+    if not isinstance(entry, Mapping) or set(entry) != keys:
+        raise PolicyError(where, f"an object of {' and '.join(sorted(keys))}", "mend its keys")
+
+
+def _attribute(entry: Any) -> Attribute:
+    if not isinstance(entry, Mapping) or len(entry) != 2 or "name" not in entry:
+        raise PolicyError(
+            "domain", "an attribute has a name, and values, edges or a size", "mend its keys"
+        )
+    [form] = set(entry) - {"name"}
+    name, given = entry["name"], entry[form]
+    if not isinstance(name, str) or not name or form not in _FORMS:
+        raise PolicyError(
+            "domain", "an attribute has a name, and values, edges or a size", "mend its keys"
+        )
+    if form != "size" and not isinstance(given, list):
+        raise PolicyError(f"domain.{name}.{form}", "values and edges are lists", "write a list")
+    found: Attribute = _FORMS[form](name, given)  # type: ignore[operator]
+    return found
+
+
+def _factor(given: Any, size: int) -> Factor:
+    if isinstance(given, str):
+        return interval(given, size)
+    if isinstance(given, Mapping) and set(given) == {"width"} and type(given["width"]) is int:
+        return interval("width", size, given["width"])
+    if isinstance(given, Mapping) and set(given) == {"matrix"}:
+        return explicit(given["matrix"], size)
+    raise PolicyError(
+        "queries.factors", 'a factor is a name, {"width": k} or {"matrix": rows}', "use one"
+    )
+
+
+def _factors(
+    query: Mapping[str, Any], attributes: tuple[Attribute, ...], numbers: Mapping[str, int]
+) -> dict[int, Factor]:
+    named = query.get("factors")
+    if not isinstance(named, Mapping) or "kind" in query:
+        raise PolicyError("queries.factors", "factors are an object by attribute", "write one")
+    if not named.keys() <= numbers.keys():
+        raise PolicyError(
+            "queries.factors", "a factor names no attribute of the domain", "name one of them"
+        )
+    return {
+        numbers[name]: _factor(given, attributes[numbers[name]].size)
+        for name, given in named.items()
+    }
+
+
+def _ways(query: Mapping[str, Any], attributes: tuple[Attribute, ...]) -> list[dict[int, Factor]]:
+    ways = query["ways"]
+    if type(ways) is not int or not 0 <= ways <= len(attributes) or "factors" in query:
+        raise PolicyError(
+            "queries.ways", "ways is a whole number of attributes, without factors", "mend it"
+        )
+    factors = [_factor(query.get("kind", "identity"), attribute.size) for attribute in attributes]
+    return [
+        {axis: factors[axis] for axis in axes}
+        for axes in itertools.combinations(range(len(attributes)), ways)
+    ]

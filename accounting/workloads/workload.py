@@ -1,0 +1,246 @@
+"""A linear workload: a weighted union of products of factors over the attributes, kept implicit.
+
+A product asks the Kronecker product of its factors' queries; an attribute that it does not name is
+summed out.  Its weight multiplies the squared error of each of its queries in the total that a
+strategy minimises.  The Gram matrix V = sum of weights times products of Gram matrices is all that
+a strategy's total error depends on.
+"""
+
+import functools
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dpstream.accounting.arrays import Float64, Int64, kron
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_WORKLOAD_PRODUCTS
+from dpstream.accounting.workloads.attributes import Attribute, domain_of, framed, of_size
+from dpstream.accounting.workloads.factors import Factor, explicit, interval
+
+
+class Product(NamedTuple):
+    """One product of factors.
+
+    Attributes:
+        weight: > 0, of each of its queries' squared error.
+        axes: numbers of the attributes it names, increasing.
+        factors: of these, none a ``total``: an attribute summed out is not named.
+    """
+
+    weight: float
+    axes: tuple[int, ...]
+    factors: tuple[Factor, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of queries."""
+        return math.prod(factor.rows for factor in self.factors)
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Attributes and products; made by ``workload_of``, which checks them."""
+
+    attributes: tuple[Attribute, ...]
+    products: tuple[Product, ...]
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Cells of each attribute."""
+        return tuple(attribute.size for attribute in self.attributes)
+
+    @property
+    def cells(self) -> int:
+        """Cells of the domain; may be far beyond what an array holds."""
+        return math.prod(self.sizes)
+
+    @functools.cached_property
+    def queries(self) -> int:
+        """Number of queries."""
+        return sum(product.rows for product in self.products)
+
+    @functools.cached_property
+    def weight(self) -> float:
+        """Sum of the weights of all queries: what a total error is divided by for a mean."""
+        return math.fsum(product.weight * product.rows for product in self.products)
+
+    @functools.cached_property
+    def marginal(self) -> bool:
+        """Whether every product is a table of counts (identity and total factors only)."""
+        return all(f.kind == "identity" for product in self.products for f in product.factors)
+
+    def factors_of(self, product: Product) -> list[Factor]:
+        """One factor for each attribute: those not named are totals."""
+        found = [interval("total", size) for size in self.sizes]
+        for axis, factor in zip(product.axes, product.factors, strict=True):
+            found[axis] = factor
+        return found
+
+    def axes(self, product: Product) -> list["Workload"]:
+        """One workload for each attribute, whose product it is (weight aside); the same object for
+        the same factor, so that what is computed of it can be kept."""
+        found = []
+        for axis, factor in enumerate(self.factors_of(product)):
+            key = (axis, None if factor.kind == "total" else factor)
+            if key not in self._single:
+                named = {} if factor.kind == "total" else {0: factor}
+                self._single[key] = workload_of([self.attributes[axis]], [(1.0, named)])
+            found.append(self._single[key])
+        return found
+
+    @functools.cached_property
+    def _single(self) -> dict[Any, "Workload"]:
+        return {}
+
+    def gram(self) -> Float64:
+        """(n, n) V over all cells; for domains that one matrix is solved for."""
+        total = np.zeros((self.cells, self.cells))
+        for product in self.products:
+            grams = [factor.gram() for factor in self.factors_of(product)]
+            total += product.weight * kron(grams)
+        return total
+
+    def apply(self, x: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Answers of each product, an array with one axis for each attribute (summed out: length
+        1).
+
+        Args:
+            x: cells, of the shape of ``sizes``.
+
+        Raises:
+            PolicyError: more cells than one array may have.
+        """
+        if self.cells > MAX_HISTOGRAM_CELLS:
+            raise PolicyError(
+                "domain",
+                f"a histogram has at most {MAX_HISTOGRAM_CELLS} cells",
+                "use coarser cells",
+            )
+        found = []
+        for product in self.products:
+            answers = x.reshape(self.sizes)
+            for axis, factor in enumerate(self.factors_of(product)):
+                answers = factor.apply(answers, axis)
+            found.append(answers)
+        return found
+
+    def relative(self) -> "Workload":
+        """The same queries, each divided by its norm."""
+        return replace(
+            self,
+            products=tuple(
+                Product(
+                    # What is summed out is part of a query's norm.
+                    product.weight
+                    / math.prod(n for k, n in enumerate(self.sizes) if k not in product.axes),
+                    product.axes,
+                    tuple(replace(factor, relative=True) for factor in product.factors),
+                )
+                for product in self.products
+            ),
+        )
+
+    @functools.cached_property
+    def structure(self) -> str:
+        """Hex digest of what a strategy depends on: sizes and queries, not names and values."""
+        digest = hashlib.sha256(b"dpstream linear workload 1")
+        digest.update(struct.pack(f"<Q{len(self.sizes)}Q", len(self.sizes), *self.sizes))
+        known: dict[Factor, bytes] = {}
+        for weight, axes, factors in self.products:
+            parts = [struct.pack(f"<dQ{len(axes)}Q", weight, len(axes), *axes)]
+            for factor in factors:
+                if factor not in known:
+                    known[factor] = hashlib.sha256(factor.canonical()).digest()
+                parts.append(known[factor])
+            digest.update(b"".join(parts))
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hex digest of the whole workload, its attributes' names and values too."""
+        body = b"".join(framed(attribute.canonical()) for attribute in self.attributes)
+        return hashlib.sha256(body + bytes.fromhex(self.structure)).hexdigest()
+
+
+def workload_of(
+    attributes: Sequence[Attribute], products: Sequence[tuple[float, dict[int, Factor]]]
+) -> Workload:
+    """A workload of (weight, factor by number of attribute).
+
+    Raises:
+        PolicyError: no product, too many, or a weight that is not positive and finite.
+    """
+    if not 1 <= len(products) <= MAX_WORKLOAD_PRODUCTS:
+        raise PolicyError(
+            "queries", f"a workload has 1 to {MAX_WORKLOAD_PRODUCTS} products", "name as many"
+        )
+    found = []
+    for weight, named in products:
+        if isinstance(weight, bool) or not (
+            isinstance(weight, int | float) and 1e-12 <= weight <= 1e12
+        ):
+            raise PolicyError(
+                "queries.weight",
+                "a weight is a number from 1e-12 to 1e12",
+                "rescale them, or leave it out",
+            )
+        kept = sorted((axis, factor) for axis, factor in named.items() if not _summed(factor))
+        found.append(Product(float(weight), tuple(a for a, _ in kept), tuple(f for _, f in kept)))
+    return Workload(domain_of(attributes), tuple(found))
+
+
+def marginals(
+    attributes: Sequence[Attribute], ways: Sequence[int], kind: str = "identity"
+) -> Workload:
+    """All tables of so many attributes each (``kind`` range: all their range queries)."""
+    from itertools import combinations
+
+    factors = [interval(kind, attribute.size) for attribute in attributes]
+    products = [
+        Product(1.0, axes, tuple(factors[axis] for axis in axes))
+        for way in ways
+        for axes in combinations(range(len(attributes)), way)
+    ]
+    return Workload(domain_of(attributes), tuple(products))
+
+
+def over(sizes: Sequence[int], kinds: Sequence[str]) -> Workload:
+    """One product of intervals over attributes of these sizes, named by their numbers."""
+    attributes = [of_size(str(axis), size) for axis, size in enumerate(sizes)]
+    factors = {
+        axis: interval(kind, size)
+        for axis, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+    }
+    return workload_of(attributes, [(1.0, factors)])
+
+
+def of_matrix(matrix: npt.ArrayLike) -> Workload:
+    """Explicit queries over the cells of one attribute.
+
+    Raises:
+        PolicyError: see ``factors.explicit``.
+    """
+    shape = np.shape(matrix)
+    size = int(shape[-1]) if shape and shape[-1] else 1
+    return workload_of([of_size("cell", size)], [(1.0, {0: explicit(matrix, size)})])
+
+
+def codes(sizes: Sequence[int], cells: Int64) -> Int64:
+    """(rows,) number of each row's cell in the flat histogram; -1 where an attribute has none.
+
+    Args:
+        cells: (attributes, rows) as ``Attribute.cells`` gives them.
+    """
+    outside = (cells < 0).any(axis=0)
+    flat = np.ravel_multi_index(tuple(cells.clip(min=0)), tuple(sizes)).astype(np.int64)
+    return np.where(outside, -1, flat)
+
+
+def _summed(factor: Factor) -> bool:
+    return factor.kind == "total" and not factor.relative

@@ -1,0 +1,61 @@
+"""The choice of a strategy is the best of all that are known."""
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.auto import LARGE, auto, compared
+from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.strategies.cells.products import floor_of
+from dpstream.accounting.strategies.cells.residual import residual
+from dpstream.accounting.workloads.workload import marginals
+from tests.accounting.strategies.cells.shapes import attributes, floor, rows, small
+
+
+@pytest.mark.parametrize("name", small())
+def test_auto_is_the_best_of_all_and_says_how_far_from_the_floor(name) -> None:
+    workload = small()[name]
+    plan = auto(workload)
+    assert plan.gap <= 1e-3 and plan.note == ""
+    assert plan.strategy.error(workload) == pytest.approx(plan.error, rel=1e-6)
+    errors = compared(workload)
+    assert len(errors) >= 6 and errors["auto"] == pytest.approx(min(errors.values()), rel=1e-3)
+    assert min(errors.values()) >= plan.floor * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", small())
+def test_relative_counts_each_query_by_its_size(name) -> None:
+    workload = small()[name].relative()
+    plan = auto(small()[name], "relative")
+    assert plan.objective == "relative"
+    assert plan.strategy.error(workload) == pytest.approx(plan.error, rel=1e-6)
+    assert plan.floor <= optimum(workload, 1e-4).error <= plan.error * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("name", ["example", "prefixes", "a product", "tables"])
+def test_worst_is_no_better_than_the_total_in_the_mean(name) -> None:
+    workload = small()[name]
+    plan, total = auto(workload, "worst", 1e-2), auto(workload)
+    largest = max(variances.max() for variances in total.strategy.variances(workload))
+    assert total.error / workload.weight * (1 - 2e-3) <= plan.error <= largest * 1.011
+    assert plan.gap <= 1e-2 and plan.strategy.error(workload) >= total.floor * (1 - 1e-9)
+
+
+def test_a_union_too_large_for_a_floor_says_so() -> None:
+    workload = marginals(attributes(16, 24, 32), [2], "range")
+    plan = auto(workload)
+    assert plan.note == LARGE and plan.strategy.name == "alternating"
+    assert plan.floor < plan.error <= residual(workload)[1]
+    # It is a floor: on a grid that one matrix is solved for, the optimum is above it.
+    coarse = marginals(attributes(4, 6, 8), [2], "range")
+    assert floor_of(coarse) <= optimum(coarse).floor
+
+
+def test_certificates_reach_the_reader() -> None:
+    workload = small()["predicates"]
+    plan = auto(workload)
+    assert plan.floor <= floor(rows(workload), plan.certificate[0]) * (1 + 1e-9)
+
+
+def test_objectives_there_are() -> None:
+    with pytest.raises(PolicyError, match="objective"):
+        auto(small()["ranges"], "secret")

@@ -1,0 +1,144 @@
+"""Mixes of noise: bounds against balls and fractions, and singular ones refused."""
+
+from fractions import Fraction
+
+import flint
+import numpy as np
+import pytest
+
+from dpstream.accounting.balls import precision
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.auto import auto
+from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.mixing import inverse_norm2, mixed
+from dpstream.accounting.strategies.cells.residual import residual
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram
+from dpstream.accounting.workloads.workload import marginals, over
+from tests.accounting.strategies.cells.shapes import attributes, rows, small
+
+
+def by_balls(mix) -> float:
+    """Largest squared column norm of the inverse, in balls, rounded up."""
+    with precision(200):
+        inverse = flint.arb_mat(mix.tolist()).inv()
+        n = len(mix)
+        sums = [
+            sum((inverse[i, j] * inverse[i, j] for i in range(n)), flint.arb(0)) for j in range(n)
+        ]
+        return max(float(s.upper()) for s in sums)
+
+
+@pytest.mark.parametrize("name", small())
+def test_bounds_hold_in_balls(name) -> None:
+    workload = small()[name]
+    done = mixed(auto(workload).strategy, workload.sizes)
+    exact = 1.0
+    for factor in done.mix:
+        exact *= by_balls(factor)
+    assert exact <= done.inverse_norm2 * (1 + 1e-15)
+    assert 1 - 1e-9 <= done.inverse_norm2 <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", small())
+def test_the_mix_has_the_strategys_error_but_for_a_thousandth(name) -> None:
+    workload = small()[name]
+    plan = auto(workload)
+    done = mixed(plan.strategy, workload.sizes)
+    whole = np.ones((1, 1))
+    for factor in done.mix:
+        whole = np.kron(whole, factor)
+    assert np.linalg.matrix_rank(whole) == workload.cells
+    error = done.inverse_norm2 * np.linalg.norm(rows(workload) @ whole) ** 2
+    assert error == pytest.approx(done.gram.sensitivity2 * done.gram.trace(workload), rel=1e-6)
+    axes = len(done.mix)
+    assert plan.error * (1 - 1e-9) <= error <= plan.error * (1 + 1.01e-3) ** axes
+
+
+@pytest.mark.parametrize("upper", [True, False])
+def test_bounds_are_true_for_exact_inverses(upper) -> None:
+    rng = np.random.default_rng(5)
+    mix = np.triu(rng.integers(1, 9, (6, 6))) if upper else rng.integers(-9, 9, (6, 6))
+    exact = by_fractions(mix.tolist())
+    bound = inverse_norm2(mix.astype(float))
+    assert exact <= Fraction(bound) <= exact * Fraction(1 + 1e-6)
+
+
+def by_fractions(mix) -> Fraction:
+    """Gauss and Jordan on fractions."""
+    n = len(mix)
+    table = [
+        [Fraction(v) for v in row] + [Fraction(i == j) for j in range(n)]
+        for i, row in enumerate(mix)
+    ]
+    for k in range(n):
+        pivot = next(i for i in range(k, n) if table[i][k])
+        table[k], table[pivot] = table[pivot], table[k]
+        table[k] = [v / table[k][k] for v in table[k]]
+        for i in range(n):
+            if i != k:
+                table[i] = [a - table[i][k] * b for a, b in zip(table[i], table[k], strict=True)]
+    return max(sum(table[i][n + j] ** 2 for i in range(n)) for j in range(n))
+
+
+def test_a_mix_that_is_no_inverse_is_refused() -> None:
+    """With it part of the exact counts would be published."""
+    thin = np.random.default_rng(0).normal(size=(5, 3))
+    bad = [
+        np.zeros((3, 3)),
+        np.diag([1.0, 0.0]),
+        thin @ thin.T,
+        np.diag([1.0, np.nan]),
+        np.ones((2, 2)),
+        np.ones((2, 3)),
+        np.triu(np.ones((4, 4))) * [[1], [1], [1], [0]],
+        np.diag([1, 1e-200]),
+    ]
+    for mix in bad[:-1]:
+        with pytest.raises(PolicyError, match="invertible"):
+            inverse_norm2(mix)
+    nearly = np.eye(40) * 1e-3 + np.triu(np.full((40, 40), 1.0), 1)
+    with pytest.raises(PolicyError, match="invertible"):
+        inverse_norm2(nearly)
+
+
+def test_the_bound_is_of_the_matrix_that_is_used() -> None:
+    mix = mixed(auto(over([8], ["range"])).strategy, (8,)).mix[0]
+    smaller = mix / 1.25
+    assert inverse_norm2(smaller) == pytest.approx(1.25**2 * inverse_norm2(mix), rel=1e-9)
+
+
+def test_singular_strategies_are_mixed_with_the_identity() -> None:
+    workload = marginals(attributes(3, 4, 2), [1])
+    done = mixed(residual(workload)[0], workload.sizes)
+    assert done.mixed_in and len(done.mix) == 1
+    assert not mixed(auto(over([8], ["range"])).strategy, (8,)).mixed_in
+    done = mixed(auto(over([6, 4], ["range", "total"])).strategy, (6, 4))
+    assert done.mixed_in and len(done.mix) == 2
+
+
+def test_identity_is_itself() -> None:
+    workload = over([3, 2], ["identity"] * 2)
+    done = mixed(identity(workload), (3, 2))
+    z = np.random.default_rng(0).normal(size=6)
+    assert (done.apply(z) == z).all() and done.inverse_norm2 == pytest.approx(1, abs=1e-9)
+
+
+def test_components_are_mixed_axis_by_axis() -> None:
+    workload = small()["a product"]
+    done = mixed(auto(workload).strategy, workload.sizes)
+    whole = np.kron(np.kron(*done.mix[:2]), done.mix[2])
+    z = np.random.default_rng(0).normal(size=60)
+    np.testing.assert_allclose(done.apply(z), whole @ z)
+    np.testing.assert_allclose(
+        np.kron(np.kron(*done.covariances()[:2]), done.covariances()[2]),
+        whole @ whole.T,
+        atol=1e-12,
+    )
+
+
+def test_too_many_cells_for_one_matrix() -> None:
+    workload = marginals(attributes(100, 100), [1])
+    with pytest.raises(PolicyError, match="mixed over"):
+        mixed(residual(workload)[0], workload.sizes)
+    scaled = CellStrategy("x", dense_gram(7 * np.eye(3)))
+    assert mixed(scaled, (3,)).inverse_norm2 == pytest.approx(1, abs=1e-9)

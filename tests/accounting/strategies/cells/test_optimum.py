@@ -1,0 +1,80 @@
+"""The optimum against a general solver; certificates by other code."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
+from dpstream.accounting.strategies.cells.optimum import finer, optimum
+from dpstream.accounting.workloads.workload import marginals, of_matrix, over
+from tests.accounting.strategies.cells.shapes import attributes, floor, rows, small
+
+
+def dense_oracle(queries, seed=0):
+    """Least tr(V (A^T A)^-1) over square A of unit columns, by a general solver on A itself."""
+    v, n = queries.T @ queries, queries.shape[1]
+
+    def value(flat):
+        raw = flat.reshape(n, n)
+        norms = np.linalg.norm(raw, axis=0)
+        a = raw / norms
+        inverse = np.linalg.inv(a.T @ a + 1e-9 * np.eye(n))
+        slope = -2 * a @ inverse @ v @ inverse
+        slope = (slope - a * (a * slope).sum(0)) / norms
+        return np.trace(v @ inverse), slope.ravel()
+
+    start = np.random.default_rng(seed).normal(size=n * n) * 0.1 + np.eye(n).ravel()
+    return minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 20_000}).fun
+
+
+@pytest.mark.parametrize("name", ["example", "ranges", "odd ranges", "prefixes", "predicates"])
+def test_against_a_general_solver(name) -> None:
+    workload = small()[name]
+    solved, other = optimum(workload, 1e-5), dense_oracle(rows(workload))
+    assert solved.floor * (1 - 1e-4) <= other
+    assert solved.error <= other * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("name", small())
+def test_certificates_hold_by_other_code(name) -> None:
+    workload = small()[name]
+    solved = optimum(workload)
+    [certificate] = solved.certificate
+    assert solved.gap <= 1e-3
+    assert solved.floor <= floor(rows(workload), certificate) * (1 + 1e-9)
+    matrix, queries = solved.strategy.gram.dense(), rows(workload)
+    error = np.diag(matrix).max() * np.trace(
+        queries @ np.linalg.pinv(matrix, rcond=1e-12) @ queries.T
+    )
+    assert error == pytest.approx(solved.error, rel=1e-4)
+    assert solved.strategy.error(workload) == pytest.approx(solved.error, rel=1e-6)
+    assert (np.linalg.eigvalsh(matrix) > -1e-9).all()
+
+
+@pytest.mark.parametrize("name", small())
+def test_never_worse_than_the_eigen_design(name) -> None:
+    workload, found = small()[name], spectrum(small()[name])
+    error = optimum(workload, 1e-4).error
+    assert error <= min(eigen(found).error(workload), root(found).error(workload)) * (1 + 1e-4)
+
+
+def test_the_order_of_cells_does_not_matter() -> None:
+    matrix = rows(over([10], ["prefix"]))
+    order = np.random.default_rng(1).permutation(10)
+    one, other = optimum(of_matrix(matrix), 1e-7), optimum(of_matrix(matrix[:, order]), 1e-7)
+    assert one.error == pytest.approx(other.error, rel=2e-7)
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_rank_deficient_unions(ways) -> None:
+    solved = optimum(marginals(attributes(4, 3, 5), [ways], "range"), 1e-3)
+    assert solved.gap <= 1e-3 and solved.steps <= 60
+
+
+def test_a_finer_grid_begins_near_its_optimum() -> None:
+    for kind in ("range", "prefix"):
+        solved = optimum(over([1024], [kind]))
+        assert solved.gap <= 1e-3 and solved.steps <= 3
+    weights = np.array([4.0, 2.0, 1.0, 1.0]) / 8
+    assert finer(weights, 4) == pytest.approx(weights)
+    assert finer(weights, 64).sum() == pytest.approx(1) and (np.diff(finer(weights, 64)) <= 0).all()

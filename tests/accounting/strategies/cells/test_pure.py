@@ -1,0 +1,72 @@
+"""p-identities: gradient, sensitivity, lattice and published figures."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.pure import PureStrategy, _value, p_identity, pure
+from dpstream.accounting.workloads.workload import marginals, over
+from tests.accounting.strategies.cells.shapes import attributes, rows, small
+
+
+def test_the_gradient_is_that_of_the_value() -> None:
+    gram, flat = over([6], ["range"]).gram(), np.random.default_rng(0).random(12)
+    _, slope = _value(flat, gram, 2)
+    for k in (0, 7, 11):
+        step = np.eye(12)[k] * 1e-6
+        rise = (_value(flat + step, gram, 2)[0] - _value(flat - step, gram, 2)[0]) / 2e-6
+        assert rise == pytest.approx(slope[k], rel=1e-6)
+
+
+def test_p_identities_have_norm_one_and_the_error_of_the_formula() -> None:
+    workload = over([64], ["range"])
+    matrix = p_identity(workload.gram(), 4)
+    np.testing.assert_allclose(np.abs(matrix).sum(0), 1.0)
+    queries = rows(workload)
+    inverse = np.linalg.inv(matrix.T @ matrix)
+    strategy = PureStrategy("x", (matrix,))
+    assert strategy.error(workload) == pytest.approx(np.trace(queries @ inverse @ queries.T))
+    assert strategy.error(workload) < PureStrategy("x", (np.eye(64),)).error(workload)
+
+
+def test_sensitivity_is_the_largest_column_over_all_axes() -> None:
+    strategy = PureStrategy("x", (np.array([[1.0, -2.0]]), np.array([[1.0], [3.0]])))
+    whole = np.kron(*strategy.factors)
+    assert np.abs(whole).sum(0).max() <= strategy.sensitivity1 <= 8 * (1 + 1e-9)
+
+
+def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
+    workload = over([16, 8], ["range", "prefix"])
+    strategy = pure(workload)
+    lattice = strategy.lattice()
+    whole = np.kron(*lattice.factors)
+    assert whole.dtype == np.int64 and lattice.sensitivity1 == np.abs(whole).sum(0).max()
+    assert lattice.floats().error(workload) == pytest.approx(strategy.error(workload), rel=5e-3)
+
+
+def test_a_total_is_one_query_and_cells_are_cells() -> None:
+    assert pure(over([5, 4], ["total", "identity"])).error(
+        over([5, 4], ["total", "identity"])
+    ) == pytest.approx(4)
+
+
+def test_refusals() -> None:
+    with pytest.raises(PolicyError, match="one product"):
+        pure(small()["range marginals"])
+    with pytest.raises(PolicyError, match="cells"):
+        pure(over([1025], ["range"]))
+    assert pure(marginals(attributes(8), [0, 1], "range")).sensitivity1 == pytest.approx(
+        1, rel=1e-9
+    )
+
+
+@pytest.mark.slow
+def test_figures_of_hdmm() -> None:
+    for sizes, most in (([256], 5.74), ([256, 256], 32.7)):
+        workload = over(sizes, ["range"] * len(sizes))
+        strategy = pure(workload)
+        assert math.sqrt(strategy.error(workload) / workload.queries) <= most
+        lattice = strategy.lattice().floats()
+        assert math.sqrt(lattice.error(workload) / workload.queries) <= most

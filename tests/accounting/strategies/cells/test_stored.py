@@ -1,0 +1,63 @@
+"""Stored plans are read as written, or not at all."""
+
+import io
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.strategies.cells.auto import Plan, auto
+from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
+from dpstream.accounting.workloads.workload import over
+from tests.accounting.strategies.cells.shapes import small
+
+
+def through_a_file(arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as read:
+        return dict(read)
+
+
+@pytest.mark.parametrize("name", small())
+def test_what_is_read_is_what_was_written(name) -> None:
+    workload = small()[name]
+    plan = auto(workload)
+    read = from_arrays(through_a_file(to_arrays(plan, workload.structure)), workload.structure)
+    assert read[1:4] == plan[1:4] and read.note == plan.note
+    assert read.strategy.name == plan.strategy.name
+    assert read.strategy.error(workload) == plan.strategy.error(workload)
+    for a, b in zip(read.certificate, plan.certificate, strict=True):
+        assert (a == b).all()
+
+
+def test_identity_is_stored_too() -> None:
+    workload = over([3], ["identity"])
+    arrays = to_arrays(Plan(identity(workload), "total", 3.0, 3.0), workload.structure)
+    assert from_arrays(arrays, workload.structure).strategy.error(workload) == 3
+
+
+@pytest.mark.parametrize("broken", ["digest", "block0.0", "numbers", "version", "text", "more"])
+def test_damage_is_seen(broken) -> None:
+    workload = over([4], ["range"])
+    arrays = to_arrays(auto(workload), workload.structure)
+    if broken == "digest":
+        del arrays[broken]
+    elif broken == "more":
+        arrays[broken] = np.zeros(1)
+    elif broken == "text":
+        arrays[broken] = np.array(["", "", "", ""])
+    else:
+        arrays[broken] = (
+            arrays[broken] * (1 + 1e-15) + 1e-15 if broken != "version" else np.array(2)
+        )
+    with pytest.raises(UsageError, match="remove it"):
+        from_arrays(arrays, workload.structure)
+
+
+def test_another_workloads_strategy_is_refused() -> None:
+    arrays = to_arrays(auto(over([4], ["range"])), over([4], ["range"]).structure)
+    with pytest.raises(UsageError, match="another workload"):
+        from_arrays(arrays, over([4], ["prefix"]).structure)

@@ -1,0 +1,84 @@
+"""Gram matrices in their forms against dense ones."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.strategies.cells.folding import folding_of
+from dpstream.accounting.strategies.cells.strategy import (
+    Blocks,
+    CellStrategy,
+    Kron,
+    dense_gram,
+    pseudo_inverse,
+    trace_of,
+)
+from dpstream.accounting.workloads.workload import over
+from tests.accounting.strategies.cells.shapes import rows, small
+
+
+def positive(n, seed=0):
+    root = np.random.default_rng(seed).normal(size=(n, n))
+    return root @ root.T + 0.1 * np.eye(n)
+
+
+def test_traces_of_regular_and_singular_blocks() -> None:
+    v, x = positive(6, 1), positive(6, 2)
+    assert trace_of(v, x, 1.0, 1.0) == pytest.approx(np.trace(v @ np.linalg.inv(x)))
+    part = np.random.default_rng(3).normal(size=(6, 2))
+    thin = part @ part.T
+    assert trace_of(thin, thin, 1.0, 1.0) == pytest.approx(2)
+    assert trace_of(v, thin, 1.0, 1.0) == math.inf
+    assert trace_of(np.zeros((6, 6)), thin, 1.0, 1.0) == 0
+    # Beside large blocks one of rounding errors is nothing.
+    assert trace_of(np.zeros((2, 2)) + 1e-17, np.eye(2) * 1e-16, 1.0, 1.0) == 0
+    assert not pseudo_inverse(np.eye(2) * 1e-16, 1.0).any()
+    np.testing.assert_allclose(pseudo_inverse(thin, 1.0), np.linalg.pinv(thin), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", small())
+def test_a_matrix_of_all_cells(name) -> None:
+    workload = small()[name]
+    matrix, queries = positive(workload.cells), rows(workload)
+    gram = dense_gram(matrix, workload.sizes)
+    inverse = np.linalg.inv(matrix)
+    assert gram.trace(workload) == pytest.approx(np.trace(queries @ inverse @ queries.T))
+    variances = np.concatenate(gram.variances(workload))
+    np.testing.assert_allclose(variances, np.diag(queries @ inverse @ queries.T), rtol=1e-8)
+
+
+def test_folded_blocks_answer_what_is_not_folded() -> None:
+    ranges, prefixes = over([6], ["range"]), over([6], ["prefix"])
+    folding = folding_of(ranges)
+    folded = Blocks(folding, tuple(folding.grams(ranges)))
+    whole = dense_gram(ranges.gram())
+    assert folded.trace(prefixes) == pytest.approx(whole.trace(prefixes))
+    np.testing.assert_allclose(folded.covariance, np.linalg.inv(ranges.gram()), atol=1e-9)
+    np.testing.assert_allclose(folded.variances(prefixes)[0], whole.variances(prefixes)[0])
+
+
+@pytest.mark.parametrize("name", ["a product", "with a total", "tables", "range marginals"])
+def test_products_of_matrices(name) -> None:
+    workload = small()[name]
+    factors = tuple(dense_gram(positive(n, n)) for n in workload.sizes)
+    whole = np.ones((1, 1))
+    for factor in factors:
+        whole = np.kron(whole, factor.dense())
+    kron, dense = Kron(factors), dense_gram(whole, workload.sizes)
+    assert kron.trace(workload) == pytest.approx(dense.trace(workload))
+    for a, b in zip(kron.variances(workload), dense.variances(workload), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8)
+    exact = Fraction(1)
+    for factor in factors:
+        exact *= max(map(Fraction, np.diag(factor.dense()).tolist()))
+    assert exact <= Fraction(kron.sensitivity2) <= exact * Fraction(1 + 1e-10)
+
+
+def test_noise_grows_with_the_sensitivity() -> None:
+    workload = over([4], ["range"])
+    one, three = (CellStrategy("x", dense_gram(k * positive(4))) for k in (1, 3))
+    assert one.error(workload) == pytest.approx(three.error(workload))
+    assert three.sensitivity2 == pytest.approx(3 * one.sensitivity2)
+    assert one.rmse(workload) ** 2 * 10 == pytest.approx(sum(one.variances(workload)[0]))

@@ -1,0 +1,45 @@
+"""Least worst variance: figures and certificates."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.residual import worst_table
+from dpstream.accounting.strategies.cells.worst import rows_of, worst
+from dpstream.accounting.workloads.workload import over
+from tests.accounting.strategies.cells.shapes import floor, rows, small
+
+
+def test_the_worst_prefix_of_256() -> None:
+    found = worst(over([256], ["prefix"]))
+    assert math.sqrt(found.error) <= 2.536 and found.gap <= 1e-3
+
+
+@pytest.mark.parametrize("name", ["example", "ranges", "prefixes", "range marginals", "a product"])
+def test_certificates_hold_by_other_code(name) -> None:
+    workload = small()[name]
+    found = worst(workload, 2e-2)
+    m, p = np.ones(1), np.ones(1)
+    for cells, queries in found.certificate:
+        m, p = np.kron(m, cells), np.kron(p, queries)
+    assert p.min() >= 0 and p.sum() <= 1 + 1e-12 and found.gap <= 2e-2
+    assert found.floor <= floor(rows(workload) * np.sqrt(p)[:, None], m) * (1 + 1e-9)
+    variances = np.concatenate(found.strategy.variances(workload))
+    assert variances.max() == pytest.approx(found.error, rel=1e-6)
+
+
+def test_tables_agree_with_their_closed_form() -> None:
+    workload = small()["tables"]
+    assert worst(workload, 1e-3).error == pytest.approx(worst_table(workload).error, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", small())
+def test_rows_are_written_out(name) -> None:
+    np.testing.assert_allclose(rows_of(small()[name]), rows(small()[name]), atol=1e-12)
+
+
+def test_too_many_queries() -> None:
+    with pytest.raises(PolicyError, match="query matrix"):
+        worst(over([512], ["range"]))
