@@ -8,6 +8,7 @@ thresholds rounded up.  Shares are fractions of mu^2.  With a strategy of square
 
     selection, units: Delta = sqrt(C col2)         value column: Delta = C L sqrt(col2)
     weighted selection: sqrt(sum w^2 col2)         per_key_bound: Delta = sqrt(C) L sqrt(col2)
+    mixed cells: Delta = C L sqrt(col2 inverse_norm2), L^-1's longest column
 
 ``shares`` divides mu^2 so that no unit can exceed it, however it spreads its C pairs.
 """
@@ -22,6 +23,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
@@ -159,7 +161,8 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
     elif value is None or privacy.per_key_bound:
         squared = count * col2 * (value or 1) ** 2
     else:
-        squared = count**2 * col2 * value**2
+        # A record moves the components by a column of the mixing's inverse (1 without mixing).
+        squared = count**2 * col2 * value**2 * plan.design.inverse_norm2
     sensitivity = math.sqrt(squared) * (1 + _SLACK)
     sigma = _node_sigma(sensitivity, share, mu)
     return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
@@ -323,7 +326,7 @@ def check_ranges(plan: Resolved, budget: Budget) -> None:
         if stream.column is not None:
             fix = "choose a coarser grid or narrower bounds, or " + fix[4:]
         _check_sigma(field, noise, fix)
-        _check_wrap(stream, noise)
+        _check_wrap(stream, noise, plan.design)
     if budget.tau is not None and budget.statistic is not None:
         # Needs are tau less noise: clipping one would test exact counts (16 sds: never drawn).
         _check_needs(int(budget.tau.max()), float(budget.statistic.sd.max()))
@@ -360,12 +363,13 @@ def _check_sigma(field: str, noise: StreamNoise, fix: str) -> None:
         )
 
 
-def _check_wrap(stream: ValueStream, noise: StreamNoise) -> None:
-    """Prefix plus noise, in units of 2^-DECODE_BITS, must stay inside int64."""
+def _check_wrap(stream: ValueStream, noise: StreamNoise, design: Design) -> None:
+    """Prefix plus noise, in units of 2^-decode_bits, must stay inside int64."""
     # The samplers' draws end at 27 sds.
-    worst = 32 * noise.sigma * noise.strategy_object.reach + 64
+    mixed = 1.0 if design.cells is None else design.cells.row_sum
+    worst = 32 * noise.sigma * noise.strategy_object.reach * mixed + 64
     bound = limits.MAX_PAIRS * stream.sensitivity + int(worst)
-    if bound << limits.DECODE_BITS >= 1 << 63:
+    if bound << design.decode_bits >= 1 << 63:
         raise UsageError(
             f"aggregate.{stream.name}.grid",
             f"{limits.MAX_PAIRS} records at the bounds would wrap the decoder's integers",

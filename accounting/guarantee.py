@@ -134,6 +134,11 @@ def _by_trigger(plan: Plan, by_test: Float64) -> Float64:
     return np.repeat(by_test, plan.design.select_every)[: plan.timeline.triggers]
 
 
+def _mixed(plan: Plan) -> float:
+    """sd of a typical cell (root mean square) in sds of a stream's own noise."""
+    return 1.0 if plan.cells is None else plan.cells.rms_norm
+
+
 def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
     tests = noise.name == "selection"
     return {
@@ -144,7 +149,7 @@ def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
         "sensitivity": noise.sensitivity,
         "share": noise.share,
         "sigma": noise.sigma,
-        "sd": (_by_trigger(plan, noise.sd) if tests else noise.sd).tolist(),
+        "sd": (_by_trigger(plan, noise.sd) if tests else noise.sd * _mixed(plan)).tolist(),
     }
 
 
@@ -184,10 +189,10 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
 
 
 def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
-    """Mean (over triggers) and final sd of one column, in its own units."""
+    """Mean (over triggers) and final sd of one column, in its own units; of a typical cell."""
     nothing = np.empty(0)
     streams = {
-        stream.name: Prefix(stream, nothing, noise.sd)
+        stream.name: Prefix(stream, nothing, noise.sd * _mixed(plan))
         for stream, noise in zip(plan.design.streams, budget.values, strict=True)
     }
     units = None if budget.units is None else Prefix(None, nothing, budget.units.sd)
@@ -337,6 +342,11 @@ def _extras(plan: Plan) -> str:
         )
     if privacy.combine:
         words += "; tested together with the published count"
+    if plan.cells is not None:
+        words += (
+            f"; noise mixed over {plan.cells.size:,} cells, a record adds at most "
+            f"{up(math.sqrt(plan.cells.inverse_norm2))} to what is noised; sds are a typical cell's"
+        )
     return words
 
 

@@ -12,6 +12,15 @@ MAX_AGGREGATES = 16
 MAX_TRIGGERS = 1 << 20
 #: Beyond this the matrix product of the Toeplitz decoder costs more than it saves.
 MAX_TOEPLITZ_TRIGGERS = 4096
+#: Beyond this the dense strategy's committed numbers (19 a trigger) and its decoder, looked at as a
+#: whole matrix, cost more than the 4% of error that it saves over ``blt``.
+MAX_DENSE_TRIGGERS = 2048
+#: Cells whose noise is mixed, and rows of one factor of the mixing: every worker holds the factors
+#: and the noise of all components of an open window (about 100 bytes each).
+MAX_MIXED_CELLS = 1 << 22
+MAX_FACTOR = 8192
+#: Mixed cells are integers in units of 2^-MIXED_BITS of the grid: sums of many are read from them.
+MIXED_BITS = 16
 #: Windows one record may belong to (sliding): each costs one of the C contributions.
 MAX_WINDOWS_PER_RECORD = 64
 #: A larger epsilon is a typing error: it protects nobody.

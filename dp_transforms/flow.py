@@ -324,7 +324,7 @@ class ReleaseCallback:
         if run.public is not None:
             public = (run.public, public_key_ids(run.plan, ring, run.public))
         store = run.open()
-        stepper = Stepper(run.plan, ring, store, public, run.performance.look_ahead)
+        stepper = Stepper(run.plan, ring, store, public, run.performance.look_ahead, run.mixing)
         schema = admitted_schema(run.plan)
 
         def release(

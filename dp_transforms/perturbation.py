@@ -6,7 +6,10 @@ the decoder commutes with integer shifts (``accounting.strategies.tree``).  The 
 buffered data entered does not change q_t, so releasing a buffer needs no per-step state.
 
 Sensitivity: C L sqrt(col2) of each stream for a unit with all pairs in one key and step; the
-budget divides mu^2 so that every other split costs no more.  Means, sds and ratios are
+budget divides mu^2 so that every other split costs no more.  Where the noise of cells is mixed
+(``MixedPaths``), the same prefixes are published with n_c(t) = sum_j L[c, j] n_j(t): they are
+L ((L^-1 x)(t) + n(t)), a fixed map of the decoded noisy components, and a record of cell c adds
+column c of L^-1, of norm at most sqrt(inverse_norm2), to these.  Means, sds and ratios are
 post-processing of noisy sums; no float is added to an exact value.
 """
 
@@ -17,12 +20,11 @@ from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import Budget
-from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
+from dpstream.state.idtable import IdTable
 from dpstream.state.store import KeyShard
-
-_UNIT = 1.0 / (1 << DECODE_BITS)
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -75,23 +77,56 @@ class PublishedPaths:
             self._units.start(rows, ids, round_zero)
 
 
+class MixedPaths:
+    """Noise of the value streams of mixed cells, of one (window, shard).
+
+    Args:
+        streams: one for each value stream, shared by all shards of the window.
+        cells: id of a cell -> its number.
+        norms: (cells,) sd of each cell in sds of a component.
+    """
+
+    def __init__(self, streams: list[MixedNoise], cells: IdTable, norms: Float64) -> None:
+        self._streams, self._cells, self._norms = streams, cells, norms
+
+    def noise(
+        self, states: KeyShard, slots: Int64, trigger: int, units_step_index: int
+    ) -> tuple[list[Int64], Int64 | None]:
+        """As ``PublishedPaths.noise``, in units of 2^-MIXED_BITS; no count of units is mixed."""
+        cells = self._cells.find(states.table.ids[slots])
+        return [stream.at(trigger)[cells] for stream in self._streams], None
+
+    def norms(self, states: KeyShard, slots: Int64) -> Float64:
+        """(n,) sd of each cell in sds of a component."""
+        return np.asarray(self._norms[self._cells.find(states.table.ids[slots])])
+
+
 def publish(
-    plan: Plan, budget: Budget, states: KeyShard, paths: PublishedPaths, slots: Int64, trigger: int
+    plan: Plan,
+    budget: Budget,
+    states: KeyShard,
+    paths: PublishedPaths | MixedPaths,
+    slots: Int64,
+    trigger: int,
 ) -> Published:
     """Released columns of the slots at a window trigger."""
     # The selection stream continued has a step for each test; publications fall on tests.
     design = plan.design
     units_step_index = trigger if design.units_apart else design.selection_step_index(trigger)
     noise, unit_noise = paths.noise(states, slots, trigger, units_step_index)
+    bits = design.decode_bits
+    norms = paths.norms(states, slots) if isinstance(paths, MixedPaths) else 1.0
     streams = {
-        stream.name: Prefix(stream, _noisy(states.values[slots, i], drawn), spent.sd[trigger - 1])
+        stream.name: Prefix(
+            stream, _noisy(states.values[slots, i], drawn, bits), spent.sd[trigger - 1] * norms
+        )
         for i, (stream, drawn, spent) in enumerate(
             zip(plan.design.streams, noise, budget.values, strict=True)
         )
     }
     units = None
     if unit_noise is not None and budget.units is not None:
-        counted = _noisy(states.units[slots], unit_noise)
+        counted = _noisy(states.units[slots], unit_noise, bits)
         units = Prefix(None, counted, budget.units.sd[units_step_index - 1])
     prefixes = Prefixes(streams, units)
     values: dict[str, Float64] = {}
@@ -102,6 +137,6 @@ def publish(
     return Published(values, sds)
 
 
-def _noisy(exact: Int64, noise: Int64) -> Float64:
-    """Exact integers plus noise in 2^-DECODE_BITS, as floats: the last integer operation."""
-    return np.asarray(((exact << DECODE_BITS) + noise).astype(np.float64) * _UNIT)
+def _noisy(exact: Int64, noise: Int64, bits: int) -> Float64:
+    """Exact integers plus noise in 2^-bits, as floats: the last integer operation."""
+    return np.asarray(((exact << bits) + noise).astype(np.float64) * 2.0**-bits)

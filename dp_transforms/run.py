@@ -12,6 +12,8 @@ import pyarrow as pa
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrate, calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.plan.cells import checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import FIELD, parse_reference, read_key
@@ -113,6 +115,7 @@ class Run(NamedTuple):
         run_id: the run that was begun on the store.
         public: canonical public key list with the plan's key columns, or ``None``.
         performance: settings without effect on results.
+        mixing: how the noise of public keys is mixed, where the plan says that it is.
     """
 
     plan: Plan
@@ -122,6 +125,7 @@ class Run(NamedTuple):
     run_id: str
     public: pa.Table | None = None
     performance: Performance = Performance()
+    mixing: Mixing | None = None
 
     def open(self) -> Store:
         """The store, shared by the workers of a process."""
@@ -169,6 +173,7 @@ def begin_run(
     public: pa.Table | None = None,
     performance: Performance | None = None,
     account: Account | None = None,
+    mixing: Mixing | None = None,
 ) -> tuple[Run, bool]:
     """Begin a run on a new store, or go on with the one an existing store holds.
 
@@ -180,6 +185,7 @@ def begin_run(
         run_id: a fixed run id, for tests only.
         calibration: the numbers of a run that begins here, if they are not to be computed; those
             of a run that goes on are never computed again.
+        mixing: how the noise of public keys is mixed, where the plan says that it is.
         account: charges the run once its run id is committed: a begin that is cut off has charged
             nothing, or is found by its run id.  Without it nothing is charged here.
 
@@ -191,6 +197,9 @@ def begin_run(
     """
     if plan.public_keys is not None and public is None:
         raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
+    if plan.cells is not None:
+        rows = -1 if public is None else public.num_rows
+        mixing = checked_mixing(plan.cells, mixing, rows)
     with keys.ring() as ring:
         fingerprint, source_fingerprint = ring.fingerprint, ring.source_fingerprint(source)
     resumed = stores.exists(store)
@@ -211,7 +220,7 @@ def begin_run(
     )
     settings = performance or Performance()
     bound = keys.of_run(found.run_id, fingerprint)
-    run = Run(plan, bound, store, shards, found.run_id, public, settings)
+    run = Run(plan, bound, store, shards, found.run_id, public, settings, mixing)
     if account is not None:
         account.charge(run)
     return run, resumed

@@ -8,6 +8,8 @@ are due; select; publish what the calendar says; predict.  Nothing is visible be
 import contextlib
 import functools
 import itertools
+import threading
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,20 +20,23 @@ from dpstream.accounting.budget import StreamNoise, plain_count
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.plan.cells import checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy
 from dpstream.dp_transforms.aggregation import aggregate, distinct
 from dpstream.dp_transforms.batches import admitted_schema, empty, shard_release_schema
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.perturbation import Published, PublishedPaths, publish
+from dpstream.dp_transforms.perturbation import MixedPaths, Published, PublishedPaths, publish
 from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
 from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
 from dpstream.state.arrow import id_array
-from dpstream.state.idtable import shard_of
+from dpstream.state.idtable import IdTable, shard_of
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 from dpstream.state.taken import TakenSteps
 
@@ -60,6 +65,7 @@ class Stepper:
         store: where states are kept; its identity names the noise.
         public: (table, ids) of this job's public keys, or ``None``.
         look_ahead: steps of noise computed ahead (performance only).
+        mixing: how the noise of public keys is mixed, where the plan says that it is.
     """
 
     def __init__(
@@ -69,12 +75,23 @@ class Stepper:
         store: Store,
         public: tuple[pa.Table, Ids] | None = None,
         look_ahead: int | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
         self.keys, self.store = keys, store
         # The numbers of the run, not of this program or processor.
         self.plan, self.budget = calibrated(plan, store.identity.calibration)
         self._run_name = run_name(store.identity)
         self._public = public
+        self._mixing, self._cells = None, IdTable()
+        if plan.cells is not None:
+            ids = np.empty((0, 2), np.uint64) if public is None else public[1]
+            self._mixing = checked_mixing(plan.cells, mixing, len(ids))
+            self._cells.intern(ids)
+        # Shared by the shards of a window, for as long as one of them is at work.
+        self._mixed: weakref.WeakValueDictionary[tuple[int, str], MixedNoise] = (
+            weakref.WeakValueDictionary()
+        )
+        self._mixed_lock = threading.Lock()
         drawn = self.budget.selection or self.budget.units or self.budget.values[0]
         self._look_ahead = look_ahead or default_look_ahead(drawn.strategy_object)
         self._input = admitted_schema(plan)
@@ -285,7 +302,12 @@ class Stepper:
         thresholds: NoisyThresholds = states.scratch["thresholds"]
         return thresholds
 
-    def _paths(self, states: KeyShard, window: int) -> PublishedPaths:
+    def _paths(self, states: KeyShard, window: int) -> PublishedPaths | MixedPaths:
+        if "paths" not in states.scratch and self._mixing is not None:
+            streams = [
+                self._mixed_noise(window, noise, self._mixing) for noise in self.budget.values
+            ]
+            states.scratch["paths"] = MixedPaths(streams, self._cells, self._mixing.row_norms)
         if "paths" not in states.scratch:
             units = None
             if self.budget.units is not None:
@@ -294,8 +316,16 @@ class Stepper:
                 units = self._stream(window, role, self.budget.units)
             values = [self._stream(window, "value", noise) for noise in self.budget.values]
             states.scratch["paths"] = PublishedPaths(values, units)
-        paths: PublishedPaths = states.scratch["paths"]
+        paths: PublishedPaths | MixedPaths = states.scratch["paths"]
         return paths
+
+    def _mixed_noise(self, window: int, noise: StreamNoise, mixing: Mixing) -> MixedNoise:
+        with self._mixed_lock:
+            found = self._mixed.get((window, noise.name))
+            if found is None:
+                found = MixedNoise(self._stream(window, "value", noise), mixing)
+                self._mixed[window, noise.name] = found
+            return found
 
     def _stream(self, window: int, role: str, noise: StreamNoise) -> NoiseStream:
         bounds = self.plan.timeline.window_bounds(window)

@@ -36,7 +36,7 @@ class Mean(AggregateKind):
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
         stream, total = own(aggregate, prefixes)
         count = prefixes.streams[COUNT]
-        sd = float(total.sd), float(count.sd)
+        sd = np.asarray(total.sd), np.asarray(count.sd)
         return ratio(aggregate, stream.mid, total.values, count.values, sd)
 
     @override
@@ -56,13 +56,17 @@ class Mean(AggregateKind):
 
 
 def ratio(
-    aggregate: Aggregate, middle: int, total: Float64, count: Float64, sd: tuple[float, float]
+    aggregate: Aggregate,
+    middle: int,
+    total: Float64,
+    count: Float64,
+    sd: tuple[Float64 | float, Float64 | float],
 ) -> tuple[Float64, Float64]:
     """Mean and its sd from a noisy centred sum and a noisy count (first-order error).
 
     Args:
         middle: grid value that was subtracted from each record.
-        total, count: noisy prefixes; ``sd``: their sds, in grid units.
+        total, count: noisy prefixes; ``sd``: their sds, in grid units, one for all or one for each.
 
     Returns:
         Means within the clamp, NaN where the noisy count is below 1, and their sds.

@@ -7,7 +7,7 @@ on), and two sides are told apart by exactly
 
     mu^2 = (a L / sigma)^2 e' S_P^-1 e  <=  (a L / sigma)^2 col2,
 
-with equality where every prefix is released and the decoder is invertible (Toeplitz, BLT).
+with equality where every prefix is released and the decoder is invertible (all but the tree).
 Streams and keys have independent noise, so their mu^2 add up.  A unit of C pairs that touches n
 keys has C - n + 1 pairs on one of them and one on each of the others (mechanism.md section 4).
 Key selection itself is another part of the budget, seen only through which keys appear when.
@@ -18,7 +18,7 @@ import numpy as np
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import StreamNoise
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies import Strategy, TreeStrategy
+from dpstream.accounting.strategies import DenseStrategy, Strategy, TreeStrategy
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 
 #: Prefixes a statistic uses: the first ones tell most, the others are taken evenly.
@@ -33,6 +33,8 @@ def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
     """
     if isinstance(strategy, TreeStrategy):
         return _tree_covariance(strategy, at)
+    if isinstance(strategy, DenseStrategy):
+        return np.asarray(strategy.decoder[at - 1] @ strategy.decoder[at - 1].T)
     assert isinstance(strategy, ConvolutionStrategy)
     rows = np.zeros((len(at), int(at[-1])))
     for row, step_index in zip(rows, at, strict=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from dpstream.accounting.plan.cells import Cells
     from dpstream.accounting.plan.fields import Aggregate, Field
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
@@ -42,7 +43,19 @@ def canonical(plan: "Plan") -> dict[str, Any]:
         form["record_id"] = _field(plan.record_id)
     if plan.query is not None:
         form["query"] = plan.query
+    if plan.cells is not None:
+        form["cells"] = _cells(plan.cells)
     return form
+
+
+def _cells(cells: "Cells") -> dict[str, Any]:
+    return {
+        "size": cells.size,
+        "digest": cells.digest,
+        "inverse_norm2": cells.inverse_norm2,
+        "rms_norm": cells.rms_norm,
+        "row_sum": cells.row_sum,
+    }
 
 
 def _field(field: "Field") -> dict[str, Any]:

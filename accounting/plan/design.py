@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from dpstream.accounting.aggregates import kind_of, streams_of
+from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
+from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Design(msgspec.Struct, frozen=True):
         triggers: T, triggers of a window.
         refresh_every: triggers between two publications of a selected key.
         select_every: triggers between two tests of a key; the last trigger is always one.
+        cells: how the noise of public keys is mixed, if it is.
     """
 
     selects: bool
@@ -60,6 +63,17 @@ class Design(msgspec.Struct, frozen=True):
     triggers: int
     refresh_every: int
     select_every: int
+    cells: Cells | None = None
+
+    @property
+    def inverse_norm2(self) -> float:
+        """How much more a record adds to what is noised, squared: 1 where keys are noised apart."""
+        return 1.0 if self.cells is None else self.cells.inverse_norm2
+
+    @property
+    def decode_bits(self) -> int:
+        """Released prefixes are multiples of 2^-decode_bits of the grid."""
+        return DECODE_BITS if self.cells is None else MIXED_BITS
 
     @property
     def units_apart(self) -> bool:
@@ -89,7 +103,7 @@ def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
-    return resolve(plan.privacy, plan.aggregates, selects, line.triggers, met)
+    return resolve(plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells)
 
 
 def resolve(
@@ -98,6 +112,7 @@ def resolve(
     selects: bool,
     triggers: int = 1,
     periods_met: int = 1,
+    cells: Cells | None = None,
 ) -> Design:
     """What settings mean together.
 
@@ -106,6 +121,7 @@ def resolve(
         selects: keys are selected, not public.
         triggers: T, triggers of a window; a job that publishes once has one.
         periods_met: the most privacy periods that one window can meet.
+        cells: how the noise of public keys is mixed.
     """
     once_per_key = bool(privacy.per_key_bound)
     weighted = privacy.weights is not None
@@ -129,6 +145,7 @@ def resolve(
         triggers=triggers,
         refresh_every=refresh_every,
         select_every=select_every,
+        cells=cells,
     )
 
 

@@ -15,6 +15,7 @@ from dpstream.accounting.aggregates import COUNT, kind_of
 from dpstream.accounting.aggregates import check as check_aggregate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.canonical import plan_hash
+from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.design import Design, design_of
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Privacy
@@ -22,6 +23,11 @@ from dpstream.accounting.plan.timeline import Timeline
 
 #: Changes when the same plan would give other releases; part of the plan hash.
 MECHANISM_VERSION = 2
+#: Strategies that end before others (``Timeline.check`` has the most of all).
+_MOST_TRIGGERS = {
+    "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS,
+    "dense": limits.MAX_DENSE_TRIGGERS,
+}
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -41,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             a record is named by its position in the source.
         query: digest of the row-local query that rows go through before they are records, with
             the public tables it looks up; ``None``: there is none.
+        cells: how the noise of public keys is mixed; ``None``: each has noise of its own.
     """
 
     source: str
@@ -55,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     record_id: Field | None = None
     mechanism_version: int = MECHANISM_VERSION
     query: str | None = None
+    cells: Cells | None = None
 
     def check(self) -> "Plan":
         """Refuse a plan that is not sound or not runnable; returns the plan itself."""
@@ -76,6 +84,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             check_aggregate(aggregate, index)
         self._check_names()
         self._check_strategy()
+        if self.cells is not None:
+            self._check_cells()
         if self.design.units_column and self.design.restarts:
             raise UsageError(
                 "aggregate.kind",
@@ -106,12 +116,42 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             raise UsageError(
                 "privacy.combine", "needs a published count", "add an aggregate of kind 'count'"
             )
-        most = limits.MAX_TOEPLITZ_TRIGGERS
-        if privacy.strategy == "toeplitz" and self.timeline.triggers > most:
+        most = _MOST_TRIGGERS.get(privacy.strategy, limits.MAX_TRIGGERS)
+        if self.timeline.triggers > most:
             raise UsageError(
                 "privacy.strategy",
-                f"'toeplitz' takes at most {most} triggers a window",
-                "use 'blt', which has the same error for any number, or 'tree'",
+                f"'{privacy.strategy}' takes at most {most} triggers a window",
+                "use 'blt', which has about the same error for any number, or 'tree'",
+            )
+
+    def _check_cells(self) -> None:
+        privacy = self.privacy
+        if self.public_keys is None:
+            raise UsageError("cells", "are public keys", "name the list of all cells")
+        if privacy.per_key_bound:
+            raise UsageError(
+                "privacy.per_key_bound",
+                "saves nothing where cells share their noise: the effects of a unit's records on "
+                "several cells add up",
+                "omit it",
+            )
+        if privacy.strategy not in ("blt", "dense"):
+            raise UsageError(
+                "privacy.strategy",
+                f"nodes of '{privacy.strategy}' are integers, and mixed ones would not be",
+                "use 'blt' or 'dense'",
+            )
+        if self.timeline.triggers > limits.MAX_TOEPLITZ_TRIGGERS:
+            raise UsageError(
+                "time.trigger",
+                f"mixed cells take at most {limits.MAX_TOEPLITZ_TRIGGERS} triggers a window",
+                "publish less often or use shorter windows",
+            )
+        if any(kind_of(a).counts_units for a in self.aggregates):
+            raise UsageError(
+                "aggregate.kind",
+                "'units' is no sum over records, so its noise is not mixed",
+                "count records, with contributions = 1 for a count of units",
             )
 
     def _check_names(self) -> None:

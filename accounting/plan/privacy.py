@@ -9,7 +9,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.weights import SelectionWeights
 
 Mode = Literal["sticky", "rounds"]
-StrategyName = Literal["tree", "toeplitz", "blt"]
+StrategyName = Literal["tree", "toeplitz", "blt", "dense"]
 
 
 class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

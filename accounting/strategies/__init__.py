@@ -3,12 +3,14 @@
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.base import Strategy
 from dpstream.accounting.strategies.blt import BltStrategy
+from dpstream.accounting.strategies.dense import DenseStrategy
 from dpstream.accounting.strategies.toeplitz import ToeplitzStrategy
 from dpstream.accounting.strategies.tree import TreeStrategy
 
 __all__ = [
     "STRATEGIES",
     "BltStrategy",
+    "DenseStrategy",
     "Strategy",
     "ToeplitzStrategy",
     "TreeStrategy",
@@ -19,6 +21,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "tree": TreeStrategy,
     "toeplitz": ToeplitzStrategy,
     "blt": BltStrategy,
+    "dense": DenseStrategy,
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.strategies.generators import Generators
 
 #: precision in bits -> one row's node noises as balls (``flint.arb``) that contain them.
 ExactNoise = Callable[[int], Sequence[Any]]
@@ -119,6 +120,11 @@ class Strategy(ABC):
     @abstractmethod
     def nodes_through(self, step_index: int | Int64) -> Int64:
         """Number of nodes that are complete after step ``step_index`` (0 for step 0)."""
+
+    @property
+    def generators(self) -> Generators | None:
+        """The encoder's numbers, where real nodes are decoded with buffers; else ``None``."""
+        return None
 
     @property
     @abstractmethod

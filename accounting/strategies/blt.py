@@ -33,6 +33,7 @@ from dpstream.accounting.balls import series_quotient
 from dpstream.accounting.strategies.base import Ranges
 from dpstream.accounting.strategies.blt_table import EXPONENTIALS
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.accounting.strategies.generators import Generators
 from dpstream.accounting.strategies.impulse import impulse
 
 #: The most exponentials of a row of the table.
@@ -61,6 +62,15 @@ class BltStrategy(ConvolutionStrategy):
     @override
     def parameters(self) -> Float64:
         return np.concatenate([self.theta, self.omega])
+
+    @property
+    @override
+    def generators(self) -> Generators:
+        shape = self.triggers, len(self.theta)
+        theta, out, one = (
+            np.broadcast_to(row, shape) for row in (self.theta, self.omega, np.ones(shape[1]))
+        )
+        return Generators(theta, out, one, np.broadcast_to(1.0, shape[:1]))
 
     @override
     def coefficients(self) -> Float64:

@@ -103,13 +103,7 @@ class ConvolutionStrategy(Strategy):
         """See base.  |A a|^2 is convex in a, so a is (total - pieces + 1, 1, ..., 1); the Gram
         entries are non-negative and fall with the lag, so the steps are neighbours with the
         heavy one in the middle.  Every pair is charged the largest entry of its lag."""
-        pieces = min(pieces, self.triggers)
-        extra = total - pieces
-        lag = np.arange(1, pieces)
-        ones = pieces * self._gram[0] + 2 * float((pieces - lag) @ self._gram[1:pieces])
-        left, right = (pieces - 1) // 2, pieces // 2
-        row = self._gram[0] + self._gram[1 : left + 1].sum() + self._gram[1 : right + 1].sum()
-        return float((ones + 2 * extra * row + extra**2 * self._gram[0]) * (1 + _SLACK))
+        return heavy_split(self._gram, min(pieces, self.triggers), total)
 
     @override
     def matrix(self) -> npt.NDArray[Any]:
@@ -142,6 +136,22 @@ class ConvolutionStrategy(Strategy):
                 return rounded
             bits *= 4
         raise ArithmeticError("a prefix lies on a rounding boundary")
+
+
+def heavy_split(gram: Float64, pieces: int, total: int) -> float:
+    """|A a|^2 of ``total`` on ``pieces`` neighbours, one on each and the rest on the middle one;
+    rounded up.
+
+    Args:
+        gram: (T,) the largest Gram entry of two columns by their lag; not negative, falling.
+        pieces: at most T.
+    """
+    extra = total - pieces
+    lag = np.arange(1, pieces)
+    ones = pieces * gram[0] + 2 * float((pieces - lag) @ gram[1:pieces])
+    left, right = (pieces - 1) // 2, pieces // 2
+    row = gram[0] + gram[1 : left + 1].sum() + gram[1 : right + 1].sum()
+    return float((ones + 2 * extra * row + extra**2 * gram[0]) * (1 + _SLACK))
 
 
 def _rounded(decoder: Sequence[Any], nodes: Sequence[Any], step_index: int) -> int | None:

@@ -120,6 +120,60 @@ def fold_blt(
 
 
 @njit(cache=True, nogil=True)
+def fold_generators(
+    noise: Float64,
+    starts: Int64,
+    step_index: Int64,
+    upto: Int64,
+    stack: Float64,
+    out: Int64,
+    table: Float64,
+    responses: Float64,
+    given: float,
+) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
+    """As ``fold_blt``, with numbers of its own for each step.
+
+    Args:
+        table: ``Generators.table``.
+        responses: (d + 1,) the most that 1 added to each buffer, and to a step, moves a prefix.
+    """
+    size = stack.shape[1] - 2
+    width = out.shape[1]
+    rows, step_indices = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
+    for i in range(step_index.size):
+        held = stack[i]
+        total, magnitude = held[size], held[size + 1]
+        for t in range(step_index[i] + 1, upto[i] + 1):
+            line = table[t - 1]
+            node = noise[starts[i] + t - step_index[i] - 1]
+            rest, around = node, abs(node)
+            for k in range(size):
+                part = line[size + k] * held[k]
+                rest -= part
+                around += abs(part)
+            step = line[3 * size] * rest
+            # size + 1 terms, each with a product, size subtractions and the gain.
+            local = responses[size] * (size + 3.0) * line[3 * size] * around
+            for k in range(size):
+                kept, added = line[k] * held[k], line[2 * size + k] * step
+                local += responses[k] * 2.0 * (abs(kept) + abs(added))
+                held[k] = kept + added
+            total += step
+            magnitude += local + abs(total)
+            if width == 1 and t < upto[i]:
+                continue
+            scaled = total * _FLOAT_SCALE + ROUND_UP
+            whole = np.int64(np.floor(scaled))
+            out[i, 0 if width == 1 else t - step_index[i] - 1] = whole
+            error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _FLOAT_SCALE
+            if scaled - whole < error or scaled - whole > 1 - error:
+                rows.append(np.int64(i))
+                step_indices.append(np.int64(t))
+        held[size], held[size + 1] = total, magnitude
+    return np.array(rows), np.array(step_indices)
+
+
+@njit(cache=True, nogil=True)
 def largest_response(
     theta: float, omega: float, decoder: Float64
 ) -> float:  # pragma: no cover - compiled

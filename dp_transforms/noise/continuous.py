@@ -26,6 +26,7 @@ from dpstream.accounting.balls import precision
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.dp_transforms.noise.lanes import own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.noise.quantile import quantiles
 
 #: Below this the upper 64 bits alone would leave a relative error above 2^-50.
 _TAIL = 2.0**-14
@@ -76,6 +77,13 @@ class ContinuousGaussian:
             noise[tails] = _far(high, own_blocks(prf, tweaks[rows], node)[:, 0])
         noise *= self.sigma
         return noise, shared.starts
+
+    def pairs(self, prf: Prf, tweaks: Ids, node: int) -> tuple[Float64, Float64]:
+        """One node of each name in sds, as pairs of floats within ``quantile.ERROR``."""
+        shared = tweaks.copy()
+        shared[:, 0] ^= np.uint64(node >> 1)
+        high = prf.blocks(shared)[:, node & 1]
+        return quantiles(high, own_blocks(prf, tweaks, np.full(1, node))[:, 0])
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
         """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""

@@ -20,7 +20,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 
 #: What a stream's node noise is drawn by, as its strategy needs (``rounds_nodes``).
@@ -70,6 +70,20 @@ class NoiseStream:
         message[:, 3, 1] = 0
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
+    def component_names(self, numbers: Int64) -> Ids:
+        """(n, 2) tweaks of the components of mixed cells, by their public numbers.
+
+        The last word of a key's message is 0 and of a component's 1, so that no component has the
+        name of a key, whatever key ids are.
+        """
+        count = len(numbers)
+        message = np.zeros((count, 4, 2), np.uint64)
+        message[:, 0, 0] = 3
+        message[:, 1] = self._prefix
+        message[:, 2, 0] = numbers.astype(np.uint64)
+        message[:, 3, 1] = 1
+        return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
+
     def no_state(self, rows: int) -> State:
         """(rows, state_columns) state of paths at step 0."""
         return np.zeros((rows, self.strategy.state_columns), self.strategy.state_dtype)
@@ -102,6 +116,11 @@ class NoiseStream:
             spans = step_index[rows], upto[rows], stack[rows], out[rows]
             self.strategy.fold(Ranges(noise, starts, *spans, exact, self.sampler.error))
         return out
+
+    @property
+    def node(self) -> Prf:
+        """AES under the node key."""
+        return self._node
 
     def _exact(self, tweaks: Ids, row: int, nodes: int) -> ExactNoise:
         """The first nodes of one name, for a prefix whose rounding floats leave open."""

@@ -1,7 +1,7 @@
 """What ``--modes`` names: settings of a job's ``[privacy]`` table.
 
     sticky                             a named setting: the product's defaults
-    tree toeplitz blt                  every record counts equally, one noise strategy each
+    tree toeplitz blt dense            every record counts equally, one noise strategy each
     weights per_key combined fused     ways to more keys and less error (mechanism.md section 8)
     sticky,strategy=toeplitz           with one more key of [privacy]
     per_key_bound=1,weights={power=1}  keys of [privacy] alone; values as in TOML, texts unquoted
@@ -24,6 +24,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "tree": {**_EQUAL, "strategy": "tree"},
     "toeplitz": {**_EQUAL, "strategy": "toeplitz"},
     "blt": {**_EQUAL, "strategy": "blt"},
+    "dense": {**_EQUAL, "strategy": "dense"},
     "weights": {
         "mode": "sticky",
         "weights": {"offset": 3.0, "power": 1.0},

@@ -45,6 +45,8 @@ SOUND = [
     {"mode": "rounds", "triggers": 5, "contributions": 12, "windows": 3},
     {"pre_threshold": 4, "triggers": 64},
     {"strategy": "toeplitz"},
+    {"strategy": "dense"},
+    {"strategy": "dense", "mode": "rounds"},
     {"strategy": "toeplitz", "mode": "rounds"},
     {"strategy": "blt", "triggers": 1000, "aggregates": MIXED},
     {"strategy": "blt", "mode": "rounds", "triggers": 300},

@@ -22,6 +22,7 @@ MEAN = Aggregate("selection", "mean", "x", (-2.0, 6.0), 0.25)
 CASES = {
     "tree": {},
     "blt": {"strategy": "blt", "aggregates": (SUM, MEAN)},
+    "dense": {"strategy": "dense", "aggregates": (UNITS, SUM)},
     "toeplitz": {"strategy": "toeplitz", "aggregates": (UNITS, SUM)},
     "rounds": {"mode": "rounds", "triggers": 24, "contributions": 6},
     "public": {"public_keys": "list", "aggregates": (UNITS, SUM)},

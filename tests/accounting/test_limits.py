@@ -42,7 +42,9 @@ def test_sums_on_the_grid_fit_into_64_bits() -> None:
 
 def test_numbers_of_triggers_fit_their_types() -> None:
     assert limits.MAX_TRIGGERS.bit_length() == 21  # levels of a path's state
-    assert limits.MAX_TOEPLITZ_TRIGGERS <= limits.MAX_TRIGGERS
+    assert limits.MAX_DENSE_TRIGGERS <= limits.MAX_TOEPLITZ_TRIGGERS <= limits.MAX_TRIGGERS
+    # 19 numbers a trigger of at most 5 characters, committed in one cell.
+    assert limits.MAX_DENSE_TRIGGERS * 19 * 5 < limits.CELL_CHARACTERS
     assert limits.MAX_TRIGGER_TIME < (1 << 31) - 1
     seconds_of_life = limits.LEAST_LIFE / limits.MICROS_PER_SECOND
     assert seconds_of_life / 86_400 >= 366 and limits.MAX_TRIGGER_TIME / seconds_of_life > 67

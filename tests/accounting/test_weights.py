@@ -166,6 +166,7 @@ def test_refusals(make_plan: Make) -> None:
     refused("privacy.combine", combine=True, weights=SelectionWeights(), per_key_bound=1,
             aggregates=(SUM,))  # fmt: skip
     refused("privacy.strategy", triggers=4097, strategy="toeplitz")
+    refused("privacy.strategy", triggers=2049, strategy="dense")
     wide = (Aggregate("s", "sum", "x", (0.0, 1e4)),)
     refused("aggregate.s.grid", aggregates=wide, strategy="toeplitz")
     assert allocate(make_plan(aggregates=wide, strategy="blt")).values

@@ -301,7 +301,7 @@ def scale_problems(mechanism: Mechanism, traces: list[Trace]) -> Iterator[str]:
             stream = f"value {name}" if role == "value" else role
             sigma = mechanism.noise_of(stream).sigma
             # A rounded Gaussian has variance sigma^2 + 1/12 (to 1e-4 at these sigmas).
-            rounding = 1 / 12 if mechanism.plan.privacy.strategy != "blt" else 0.0
+            rounding = 1 / 12 if mechanism.plan.privacy.strategy not in ("blt", "dense") else 0.0
             squares.setdefault(stream, []).append(value**2 / (sigma**2 + rounding))
     for stream, values in squares.items():
         total, size = math.fsum(values), len(values)

@@ -1,6 +1,6 @@
-"""Encoders and decoders of the three strategies, from their definitions alone.
+"""Encoders and decoders of the strategies, from their definitions alone.
 
-Integers stay integers; the real encoder of ``blt`` and all quotients are balls of 400 bits, so
+Integers stay integers; the real encoders and all quotients are balls of 400 bits, so
 that every rounding is decided.
 """
 
@@ -13,7 +13,7 @@ import flint
 import numpy as np
 
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies import BltStrategy, make_strategy
+from dpstream.accounting.strategies import BltStrategy, DenseStrategy, make_strategy
 
 PRECISION = 400
 
@@ -64,6 +64,9 @@ def prefixes(strategy: str, inputs: list[int], noise: list[Any]) -> list[int]:
     if strategy == "tree":
         exact = np.array(matrix("tree", steps), dtype=np.int64) @ np.array(inputs, np.int64)
         return decode([int(y) + z for y, z in zip(exact, noise, strict=True)], steps)
+    if strategy == "dense":
+        with flint.ctx.workprec(PRECISION):
+            return _substitute(_rows(steps), inputs, noise)
     column = _column(strategy, steps)
     with flint.ctx.workprec(PRECISION):
         nodes = [
@@ -71,6 +74,39 @@ def prefixes(strategy: str, inputs: list[int], noise: list[Any]) -> list[int]:
             for t in range(steps)
         ]
         return _solve(column, nodes)
+
+
+@functools.cache
+def _rows(triggers: int) -> list[list[Any]]:
+    """Rows of the encoder of ``dense`` as balls, each entry multiplied out by itself."""
+    theta, out, into, gain = (part.tolist() for part in DenseStrategy(triggers).generators)
+    with flint.ctx.workprec(PRECISION):
+        rows = []
+        for t in range(triggers):
+            row = []
+            for j in range(t):
+                entry = flint.arb(0)
+                for k in range(len(out[t])):
+                    term = flint.arb(out[t][k]) * into[j][k]
+                    for m in range(j + 1, t):
+                        term *= theta[m][k]
+                    entry += term
+                row.append(entry)
+            rows.append([*row, 1 / flint.arb(gain[t])])
+        return rows
+
+
+def _substitute(rows: list[list[Any]], inputs: list[int], noise: list[Any]) -> list[int]:
+    """Running sums of A^-1 (A x + z), rounded as in ``_solve``."""
+    estimates: list[Any] = []
+    out, up = [], flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
+    for t, row in enumerate(rows):
+        node = sum((a * x for a, x in zip(row, inputs, strict=False)), flint.arb(0)) + noise[t]
+        known = sum((a * e for a, e in zip(row, estimates, strict=False)), flint.arb(0))
+        estimates.append((node - known) / row[t])
+        total = sum(estimates, flint.arb(0))
+        out.append(int((total * (1 << DECODE_BITS) + up).floor().unique_fmpz()))
+    return out
 
 
 def _solve(column: list[Any], nodes: list[Any]) -> list[int]:

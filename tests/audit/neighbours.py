@@ -89,6 +89,7 @@ def plans() -> dict[str, Plan]:
         "toeplitz_rounds": plan(COUNT, SUM, triggers=7, mode="rounds", strategy="toeplitz"),
         "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
         "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
+        "dense": plan(COUNT, UNITS, triggers=8, strategy="dense", **late),
         "per_key": plan(COUNT, SUM, triggers=8, per_key_bound=1),
         "fused": plan(UNITS, SUM, triggers=7, per_key_bound=1, strategy="blt", **sliding),
         "per_key_public": plan(

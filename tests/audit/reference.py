@@ -122,7 +122,7 @@ class Mechanism:
         if place in self.drawn:
             return self.drawn[place]
         noise = self.noise_of(stream)
-        rounded = self.plan.privacy.strategy != "blt"
+        rounded = self.plan.privacy.strategy not in ("blt", "dense")
         sampler = sampler_of(noise.sigma, rounded)
         name = (bytes.fromhex(RUN_ID), (0).to_bytes(8, "little"), bytes.fromhex(self.plan.hash))
         window_bounds = _bounds(self.plan.timeline, window)

@@ -102,6 +102,7 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     ),
     "public tree": ({"public": True, "strategy": '"tree"'}, ("count",), 0.9),
     "public toeplitz": ({"public": True, "strategy": '"toeplitz"'}, ("sum",), 0.9999),
+    "public dense": ({"public": True, "strategy": '"dense"'}, ("count",), 0.98),
     "default": ({}, ("count",), 0.89),
     "means": ({"contributions": 2}, ("count", "mean"), 0.8),
     "fused": ({}, ("units",), 0.9999),

@@ -58,6 +58,8 @@ PLANS: dict[str, Plan] = {
     "toeplitz": make_plan(strategy="toeplitz", aggregates=(COUNT, UNITS)),
     "toeplitz rounds": make_plan(strategy="toeplitz", mode="rounds", triggers=40, windows=1),
     "blt": make_plan(strategy="blt", aggregates=(COUNT, SUM)),
+    "dense": make_plan(strategy="dense", aggregates=(COUNT, MEAN)),
+    "dense rounds": make_plan(strategy="dense", mode="rounds"),
     "blt rounds": make_plan(strategy="blt", mode="rounds", final_flush=True),
     "public": make_plan(public="fixed list"),
     "public all": make_plan(public="fixed list", aggregates=ALL, refresh_every=3, triggers=13),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
@@ -101,7 +102,8 @@ def changed(value: Any, path: tuple[Any, ...]) -> Any:
 def full() -> Plan:
     """A plan in which every optional struct is there."""
     plan = msgspec.structs.replace(PLANS["combined"], record_id=Field("message"))
-    return with_(plan, aggregates=(COUNT, SUM, MEAN), public_keys="x")
+    cells = Cells(4, "33" * 16, 1.5, 1.25, 2.5)
+    return with_(plan, aggregates=(COUNT, SUM, MEAN), public_keys="x", cells=cells)
 
 
 @pytest.mark.parametrize("path", leaves(full()), ids=lambda path: ".".join(map(str, path)))

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dpstream.accounting.limits import MAX_TOEPLITZ_TRIGGERS
+from dpstream.accounting.limits import MAX_DENSE_TRIGGERS, MAX_TOEPLITZ_TRIGGERS
 from dpstream.accounting.strategies import STRATEGIES, make_strategy
 from tests.accounting.strategies.dense import (
     SCALE,
@@ -94,6 +94,8 @@ def test_worst_split_is_an_upper_bound(name: str, triggers: int) -> None:
         ("toeplitz", 1000, 3.10, 3.29),
         ("blt", 100, 2.34, 2.54),
         ("blt", 1000, 3.05, 3.30),
+        ("dense", 100, 2.23, 2.45),
+        ("dense", 1000, 2.95, 3.19),
     ],
 )
 def test_error_figures(name: str, triggers: int, mean: float, final: float) -> None:
@@ -114,4 +116,6 @@ def test_names_and_refusals() -> None:
     make_strategy("toeplitz", MAX_TOEPLITZ_TRIGGERS)
     with pytest.raises(ValueError, match="too many"):
         make_strategy("toeplitz", MAX_TOEPLITZ_TRIGGERS + 1)
+    with pytest.raises(ValueError, match="too many"):
+        make_strategy("dense", MAX_DENSE_TRIGGERS + 1)
     assert make_strategy("blt", 1 << 20).sd_factors[-1] < 6

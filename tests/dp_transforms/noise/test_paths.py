@@ -28,7 +28,7 @@ from dpstream.state import open as stores
 from tests.streams import KEYS, UNITS, begin, make_plan
 
 RING = KEYS.ring()
-STRATEGIES = pytest.mark.parametrize("name", ["tree", "toeplitz", "blt"])
+STRATEGIES = pytest.mark.parametrize("name", ["tree", "toeplitz", "blt", "dense"])
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,0 +1,261 @@
+"""Noise of mixed cells: n_c(t) = sum_j L[c, j] n_j(t), rounded exactly to 2^-MIXED_BITS.
+
+All cells' noise of a trigger is one product with L (or with its Kronecker factors in turn), in
+floats with a bound of their error.  A cell whose rounding the bound leaves open is summed again in
+pairs of floats, by products of slices short enough that every sum of them is exact; one that is
+open even then, in ball arithmetic from the nodes themselves, which for many cells takes long and
+for pairs of 75 bits happens once in billions of triggers.  What comes out is the rounding of the
+exact real number, on every machine.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import flint
+import numpy as np
+from numba import njit
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.limits import MIXED_BITS
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.strategies.convolution import ROUND_UP
+from dpstream.accounting.strategies.settle import settled
+from dpstream.dp_transforms.noise.components import Components
+from dpstream.dp_transforms.noise.doubles import plus, scaled, two_sum
+from dpstream.dp_transforms.noise.paths import NoiseStream
+
+_SCALE = float(1 << MIXED_BITS)
+_UNIT_ROUND_OFF = 2.0**-53
+#: What ROUND_UP's float lacks of 1/2 + 2^-12 / 3.
+_UP_LOW = float(Fraction(1, 2) + Fraction(1, 3 << 12) - Fraction(ROUND_UP))
+#: Slices of a factor and of the components; each has half the bits that a sum leaves free.
+_SLICES = 4
+#: Rows of the first factor that are sliced together.
+_ROWS = 128
+#: Triggers whose noise is kept, for shards that come a little later.
+_KEPT = 3
+#: Sets of components at different steps, for shards that are far from each other.
+_HEADS = 4
+
+
+class MixedNoise:
+    """Noise of all cells of one (window, stream), for all shards of a process.
+
+    Args:
+        stream: names, sampler and time strategy of the column.
+        mixing: L.
+    """
+
+    def __init__(self, stream: NoiseStream, mixing: Mixing) -> None:
+        self._stream, self._mixing = stream, mixing
+        self._heads: list[Components] = []
+        self._found: dict[int, Int64] = {}
+        self._lock = threading.Lock()
+
+    def at(self, trigger: int) -> Int64:
+        """(size,) n_c(trigger) * 2^MIXED_BITS of every cell; read-only."""
+        with self._lock:
+            if trigger not in self._found:
+                head = self._head(trigger)
+                head.advance(trigger)
+                found = mixed(head, self._mixing)
+                found.setflags(write=False)
+                self._found[trigger] = found
+                for old in sorted(self._found, key=lambda t: abs(t - trigger))[_KEPT:]:
+                    del self._found[old]
+            return self._found[trigger]
+
+    def _head(self, trigger: int) -> Components:
+        """The components nearest before a trigger, or new ones."""
+        before = [head for head in self._heads if head.step_index <= trigger]
+        if before:
+            return max(before, key=lambda head: head.step_index)
+        if len(self._heads) == _HEADS:
+            self._heads.remove(max(self._heads, key=lambda head: head.step_index))
+        self._heads.append(Components(self._stream, self._mixing.size))
+        return self._heads[-1]
+
+
+def mixed(components: Components, mixing: Mixing) -> Int64:
+    """Exactly rounded noise of every cell at the components' step, in units of 2^-MIXED_BITS."""
+    high, low = components.high, components.low
+    largest = float(np.abs(high).max()) * 1.01
+    # Of what pairs know; and what a product of floats loses: (m + 1) units for m terms, the low
+    # numbers, and the addition of ROUND_UP.
+    given = mixing.row_sum * components.error
+    lost = (sum(size + 1 for size in mixing.shape) + 4) * _UNIT_ROUND_OFF * 1.01
+    error = given + mixing.row_sum * largest * lost
+    sums = _product(mixing.factors, high)
+    out = np.empty(mixing.size, np.int64)
+    open_ = _round(sums, error * _SCALE + 2.0**-50, out)
+    if len(open_):
+        sums, rest = _pairs_of(mixing, high, low, open_)
+        # Slices that are left out, at most 28 m of their last unit; and sums of pairs.
+        bits = _slice_bits(mixing.shape[0]) * _SLICES
+        lost = mixing.shape[0] * 2.0 ** (5 - bits) + sum(mixing.shape) * 2.0**-95
+        error = given + mixing.row_sum * largest * lost
+        left = _round_pairs(sums, rest, error * _SCALE, open_, out)
+        numbers: dict[int, list[Any]] = {}
+        for cell in left.tolist():
+            out[cell] = settled(_ball_of(components, mixing, cell, numbers), MIXED_BITS)
+    return out
+
+
+def _product(factors: Sequence[Float64], values: Float64) -> Float64:
+    """The Kronecker product of the factors times a vector; one factor at a time."""
+    for factor in factors:
+        # The axis in front is summed over and goes to the back: after all, the order is as before.
+        values = (factor @ values.reshape(len(factor), -1)).T
+    return np.ascontiguousarray(values).reshape(-1)
+
+
+def _pairs_of(mixing: Mixing, high: Float64, low: Float64, cells: Int64) -> tuple[Float64, Float64]:
+    """Sums of some cells as pairs."""
+    first, behind = mixing.factors[0], mixing.size // mixing.shape[0]
+    values = _sliced_pairs(high.reshape(-1, behind), low.reshape(-1, behind), len(first))
+    found, rest = np.empty(len(cells)), np.empty(len(cells))
+    rows, which = np.unique(cells // behind, return_inverse=True)
+    for begin in range(0, len(rows), _ROWS):
+        some = rows[begin : begin + _ROWS]
+        sums, sums_low = _sliced_product(_slices(first[some], len(first)), values)
+        for at in np.flatnonzero((which >= begin) & (which < begin + _ROWS)):
+            line, line_low = sums[which[at] - begin], sums_low[which[at] - begin]
+            number = int(cells[at]) % behind
+            size = behind
+            for factor in mixing.factors[1:]:
+                size //= len(factor)
+                index, number = divmod(number, size)
+                line, line_low = _contract(factor[index], line, line_low)
+            found[at], rest[at] = line[0], line_low[0]
+    return found, rest
+
+
+def _slice_bits(terms: int) -> int:
+    """Bits of a slice such that a sum of ``terms`` products of two slices is exact."""
+    return (53 - (terms - 1).bit_length()) // 2
+
+
+def _slices(values: Float64, terms: int) -> list[Float64]:
+    """Parts of few bits each, the largest first; what is left is below the last one's unit."""
+    return _sliced_pairs(values, None, terms)
+
+
+def _sliced_pairs(values: Float64, low: Float64 | None, terms: int) -> list[Float64]:
+    bits = _slice_bits(terms)
+    largest = float(np.abs(values).max())
+    unit = 2.0 ** int(np.ceil(np.log2(largest)) + 1) if largest else 1.0
+    parts, rest = [], values
+    for number in range(_SLICES):
+        unit *= 2.0**-bits
+        part = np.rint(rest / unit) * unit
+        rest = rest - part  # exact
+        if number == 1 and low is not None:
+            rest = rest + low
+        parts.append(part)
+    return parts
+
+
+def _sliced_product(left: list[Float64], right: list[Float64]) -> tuple[Float64, Float64]:
+    """Product of sliced matrices as pairs: products of slices are exact, small ones come first."""
+    total = total_low = np.zeros((left[0].shape[0], right[0].shape[1]))
+    for level in range(_SLICES - 1, -1, -1):
+        for i in range(level + 1):
+            part = left[i] @ right[level - i]
+            total, lost = _two_sums(total, part)
+            total_low = total_low + lost
+    return total, total_low
+
+
+def _two_sums(a: Float64, b: Float64) -> tuple[Float64, Float64]:
+    whole = a + b
+    other = whole - a
+    return whole, (a - (whole - other)) + (b - other)
+
+
+def _ball_of(
+    components: Components, mixing: Mixing, cell: int, numbers: dict[int, list[Any]]
+) -> Callable[[int], Any]:
+    """A cell's sum as a ball, by precision; ``numbers`` keeps the components' balls."""
+    row = np.ones(1)
+    exact_row: list[list[float]] = []
+    number, size = cell, mixing.size
+    for factor in mixing.factors:
+        size //= len(factor)
+        index, number = divmod(number, size)
+        exact_row.append(factor[index].tolist())
+        row = (row[:, None] * (factor[index] != 0)).reshape(-1)
+    used = np.flatnonzero(row).tolist()
+
+    def ball(bits: int) -> Any:
+        if bits not in numbers:
+            numbers[bits] = [None] * mixing.size
+        total = flint.arb(0)
+        for j in used:
+            if numbers[bits][j] is None:
+                numbers[bits][j] = components.exact(j)(bits)[0]
+            weight, rest = flint.arb(1), j
+            for line in reversed(exact_row):
+                rest, at = divmod(rest, len(line))
+                weight *= line[at]
+            total += weight * numbers[bits][j]
+        return total
+
+    return ball
+
+
+@njit(cache=True, nogil=True)
+def _round(values: Float64, error: float, out: Int64) -> Int64:  # pragma: no cover - compiled
+    """floor(2^MIXED_BITS v + ROUND_UP) of each; returns where ``error`` could change it."""
+    count = 0
+    for i in range(values.size):
+        number = values[i] * _SCALE + ROUND_UP
+        whole = np.floor(number)
+        out[i] = np.int64(whole)
+        count += number - whole < error or number - whole > 1 - error
+    found = np.empty(count, np.int64)
+    count = 0
+    for i in range(values.size if found.size else 0):
+        number = values[i] * _SCALE + ROUND_UP
+        part = number - np.floor(number)
+        if part < error or part > 1 - error:
+            found[count] = i
+            count += 1
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _round_pairs(
+    values: Float64, rest: Float64, error: float, cells: Int64, out: Int64
+) -> Int64:  # pragma: no cover - compiled
+    """As ``_round``, of pairs, into ``out[cells]``; returns the cells that are still open."""
+    found, count = np.empty(cells.size, np.int64), 0
+    for i in range(cells.size):
+        number, low = plus(values[i] * _SCALE, rest[i] * _SCALE, ROUND_UP, _UP_LOW)
+        whole = np.floor(number)
+        part = (number - whole) + low
+        if part < 0:
+            whole, part = whole - 1, part + 1
+        if part >= 1:
+            whole, part = whole + 1, part - 1
+        out[cells[i]] = np.int64(whole)
+        if part < error or part > 1 - error:
+            found[count] = cells[i]
+            count += 1
+    return found[:count]
+
+
+@njit(cache=True, nogil=True)
+def _contract(
+    weights: Float64, values: Float64, rest: Float64
+) -> tuple[Float64, Float64]:  # pragma: no cover - compiled
+    """Sum over the first axis of pairs, which are reshaped to (len(weights), -1)."""
+    width = values.size // weights.size
+    found, found_low = np.zeros(width), np.zeros(width)
+    for i in range(weights.size):
+        for k in range(width):
+            value, low = two_sum(values[i * width + k], rest[i * width + k])
+            part, part_low = scaled(weights[i], value, low)
+            found[k], found_low[k] = plus(found[k], found_low[k], part, part_low)
+    return found, found_low

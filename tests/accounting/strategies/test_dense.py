@@ -1,0 +1,122 @@
+"""The optimum as a strategy: its certificate, exact rounding, its committed numbers."""
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.limits import MAX_DENSE_TRIGGERS
+from dpstream.accounting.strategies import make_strategy
+from dpstream.accounting.strategies.base import ExactNoise, Ranges
+from dpstream.accounting.strategies.dense import DenseStrategy
+from dpstream.accounting.strategies.prefix_optimum import prefix_weights
+from tests.accounting.strategies.dense import SCALE, balls, fold, noise_of
+
+
+def error_of(name: str, triggers: int) -> float:
+    """Root mean squared error of the prefixes at mu = 1 over the floor of every factorisation."""
+    strategy = make_strategy(name, triggers)
+    squared = float((strategy.sd_factors**2).sum() * strategy.col2)
+    return float(np.sqrt(squared / prefix_weights(triggers)[1]))
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 4, 5, 16, 20, 100, 150, 365])
+def test_within_a_thousandth_of_the_certified_floor(triggers: int) -> None:
+    assert 1 <= error_of("dense", triggers) <= 1.0002
+
+
+@pytest.mark.parametrize(("triggers", "blt"), [(16, 1.0440), (100, 1.0482), (500, 1.0395)])
+def test_blt_is_4_to_5_percent_above_it(triggers: int, blt: float) -> None:
+    assert error_of("blt", triggers) == pytest.approx(blt, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("triggers", [1000, MAX_DENSE_TRIGGERS])
+def test_long_windows_come_as_near(triggers: int) -> None:
+    assert 1 <= error_of("dense", triggers) <= 1.0002
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 7, 40])
+def test_rounding_is_that_of_the_exact_number(triggers: int) -> None:
+    """Against rationals: solve A w = z with the matrix of the committed numbers, add up, round."""
+    strategy = DenseStrategy(triggers)
+    theta, out, into, gain = strategy.generators
+    noise = noise_of(strategy, 2, 900.0, triggers)
+    found = fold(strategy, noise)
+    up = Fraction(1, 2) + Fraction(1, 3 << 12)
+    for row in range(2):
+        solved: list[Fraction] = []
+        for t in range(triggers):
+            rest = Fraction(noise[row, t].item())
+            for k, j in itertools.product(range(theta.shape[1]), range(t)):
+                weight = Fraction(out[t, k].item()) * Fraction(into[j, k].item())
+                for m in range(j + 1, t):
+                    weight *= Fraction(theta[m, k].item())
+                rest -= weight * solved[j]
+            solved.append(rest * Fraction(gain[t].item()))
+            assert found[row, t] == (sum(solved) * SCALE + up).__floor__()
+
+
+def test_float_error_is_within_what_fold_assumes() -> None:
+    """Every prefix settled exactly equals the one the floats gave, also far along a path."""
+    strategy = DenseStrategy(700)
+    noise = noise_of(strategy, 3, 5000.0)
+    found = fold(strategy, noise)
+    for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
+        assert strategy.exact(balls(noise[row]), t) == found[row, t - 1]
+
+
+def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
+    """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
+    strategy = DenseStrategy(50)
+    noise = noise_of(strategy, 200, 300.0)
+    expected, asked = fold(strategy, noise), []
+    zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        asked.append(row)
+        return balls(noise[row, :nodes])
+
+    for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
+        stack = np.zeros((200, strategy.state_columns))
+        asked.clear()
+        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
+        strategy.fold(Ranges(*path, error))
+        assert least <= len(asked) <= most
+        assert np.array_equal(out, expected)
+
+
+def test_a_run_keeps_the_numbers_that_it_was_begun_with() -> None:
+    kept = np.array([0.0, 0.5, 1.0, 1.0, 0.25, 0.5, 1.0, 2.0])
+    strategy = DenseStrategy(2, kept)
+    assert strategy.parameters.tolist() == kept.tolist()
+    assert strategy.matrix().tolist() == [[1.0, 0.0], [0.5, 0.5]]
+    assert strategy.col2 == pytest.approx(1.25, rel=1e-9) and strategy.state_columns == 3
+    again = DenseStrategy(9, DenseStrategy(9).parameters)
+    assert np.array_equal(again.matrix(), DenseStrategy(9).matrix())
+    for size in (0, 2, 6, 9):
+        with pytest.raises(ValueError, match="3 d \\+ 1 parameters"):
+            DenseStrategy(2, np.full(size, 0.5))
+    for wrong in (
+        np.where(np.arange(8) == 3, 0.0, kept),
+        np.where(np.arange(8) == 1, np.nan, kept),
+    ):
+        with pytest.raises(ValueError, match="gains positive"):
+            DenseStrategy(2, wrong)
+
+
+def test_its_numbers_are_few_and_short() -> None:
+    """24 bits each, 13 a trigger up to 150 of them and never more than 19."""
+    numbers = DenseStrategy(100).parameters
+    assert numbers.size == 1300 and np.array_equal(numbers, numbers.astype(np.float32))
+    assert DenseStrategy(700).parameters.size == 19 * 700
+
+
+def test_what_is_drawn_for_other_numbers_is_caught() -> None:
+    """A column of norm 1.25 where the largest is declared 1: col2 is looked at, not assumed."""
+    numbers = DenseStrategy(6).parameters.reshape(6, -1)
+    numbers[3, -1] /= 1.25  # a larger entry on the diagonal of A
+    strategy = DenseStrategy(6, numbers.reshape(-1))
+    largest = float((strategy.matrix() ** 2).sum(axis=0).max())
+    assert largest > 1.2 and strategy.col2 >= largest

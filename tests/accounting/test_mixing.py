@@ -1,0 +1,108 @@
+"""The mixing of cells' noise: what is certified of its inverse, and what is refused."""
+
+from fractions import Fraction
+
+import flint
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import MAX_FACTOR
+from dpstream.accounting.mixing import Mixing, inverse_norm2
+
+
+def some(size: int, seed: int = 1, spread: float = 0.4) -> Float64:
+    rng = np.random.default_rng(seed)
+    return np.asarray(np.eye(size) + spread * rng.normal(size=(size, size)))
+
+
+def exact_norm2(factor: Float64) -> Fraction:
+    """The longest column of the exact inverse of these floats."""
+    rows = [[flint.fmpq(*v.as_integer_ratio()) for v in row] for row in factor.tolist()]
+    inverse = flint.fmpq_mat(rows).inv()
+    size = len(factor)
+    norms = [sum((inverse[i, c] ** 2 for i in range(size)), flint.fmpq(0)) for c in range(size)]
+    return max(Fraction(int(n.p), int(n.q)) for n in norms)
+
+
+@pytest.mark.parametrize(("size", "seed", "spread"), [(1, 1, 0.2), (2, 5, 0.4), (9, 1, 0.4),
+                                                      (9, 2, 2.0), (30, 3, 1.0)])  # fmt: skip
+def test_the_bound_is_above_the_exact_inverse_and_near_it(
+    size: int, seed: int, spread: float
+) -> None:
+    factor = some(size, seed, spread)
+    exact = exact_norm2(factor)
+    assert exact <= Fraction(inverse_norm2(factor)) <= exact * (1 + Fraction(1, 10**6))
+
+
+def test_of_a_product_the_norms_multiply() -> None:
+    mixing = Mixing([some(3), some(4, 2)])
+    whole = np.kron(some(3), some(4, 2))
+    assert mixing.shape == (3, 4) and mixing.size == 12 and not mixing.identity
+    longest = float((np.linalg.inv(whole) ** 2).sum(axis=0).max())
+    assert longest <= mixing.inverse_norm2 <= longest * (1 + 1e-9)
+    norms = np.sqrt((whole**2).sum(axis=1))
+    assert np.all(norms <= mixing.row_norms) and mixing.row_norms == pytest.approx(norms)
+    sums = float(np.abs(whole).sum(axis=1).max())
+    assert sums <= mixing.row_sum <= sums * (1 + 1e-9)
+
+
+def singular(size: int) -> Float64:
+    factor = some(size)
+    factor[-1] = factor[:-1].sum(axis=0)
+    return factor
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        np.zeros((2, 2)),
+        np.ones((3, 3)),
+        singular(6),
+        np.diag([1.0, 1e-18]) + np.array([[0, 1.0], [1e-18, 0]]),
+        np.array([[1.0, np.nan], [0, 1]]),
+        np.array([[1.0, np.inf], [0, 1]]),
+        np.ones((2, 3)),
+        np.ones(3),
+        np.zeros((0, 0)),
+        np.eye(2) * 1e200,
+    ],
+    ids=range(10),
+)
+def test_what_is_not_certainly_invertible_is_refused(factor: Float64) -> None:
+    with pytest.raises(UsageError) as refused:
+        Mixing([np.eye(2), factor])
+    assert refused.value.field == "cells"
+
+
+def test_a_thousandth_of_the_identity_is_enough() -> None:
+    """A Gram matrix of rank 2 on 6 cells, as a workload of two queries has it."""
+    rows = some(6)[:2]
+    gram = rows.T @ rows
+    mixed = 0.999 * gram / gram.diagonal().max() + 0.001 * np.eye(6)
+    factor = np.linalg.inv(np.linalg.cholesky(mixed).T)
+    assert 0.5 < Mixing([factor]).inverse_norm2 < 1.001
+    with pytest.raises(UsageError, match="singular"):
+        Mixing([np.linalg.pinv(rows.T @ rows)])
+
+
+def test_limits() -> None:
+    with pytest.raises(UsageError, match="needs 1 to"):
+        Mixing([])
+    with pytest.raises(UsageError, match="needs 1 to"):
+        Mixing([np.eye(2048), np.eye(2049)])
+    with pytest.raises(UsageError, match="at most"):
+        Mixing([np.broadcast_to(1.0, (MAX_FACTOR + 1, MAX_FACTOR + 1))])
+
+
+def test_digest_and_identity() -> None:
+    one, other = Mixing([some(3), some(4)]), Mixing([some(4), some(3)])
+    nudged = some(3)
+    nudged[0, 1] = np.nextafter(nudged[0, 1], 1)
+    digests = {m.digest for m in (one, other, Mixing([nudged, some(4)]), Mixing([np.eye(12)]))}
+    assert len(digests) == 4 and Mixing([some(3), some(4)]).digest == one.digest
+    assert Mixing([np.eye(3), np.eye(4)]).identity and Mixing([np.eye(3)]).inverse_norm2 >= 1
+    assert not Mixing([-np.eye(3)]).identity
+    with pytest.raises(ValueError, match="read-only"):
+        one.factors[0][0, 0] = 2.0

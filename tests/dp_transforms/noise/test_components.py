@@ -1,0 +1,110 @@
+"""Noise of components: names apart from keys', any pieces, the error they announce, their law."""
+
+import flint
+import numpy as np
+import pytest
+
+from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.dp_transforms.noise import components
+from dpstream.dp_transforms.noise.components import Components
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from tests.streams import KEYS
+
+RING = KEYS.ring()
+STRATEGIES = pytest.mark.parametrize("name", ["blt", "dense"])
+
+
+def stream_of(
+    name: str, triggers: int = 40, sigma: float = 7.0, window: int = 0, role: str = "value"
+) -> NoiseStream:
+    encoder = encoder_of(name, triggers)
+    noise = StreamNoise("n", encoder, encoder.strategy.col2, 1.0, 1.0, sigma)
+    bounds = (window, window + 100)
+    return NoiseStream(RING, (b"run", b"plan"), bounds, role, noise, ContinuousGaussian(sigma))
+
+
+def numbers(found: Components) -> list[float]:
+    return [*found.high.tolist(), *found.low.tolist()]
+
+
+@STRATEGIES
+def test_any_pieces_and_any_blocks_give_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (Components(stream_of(name), 30) for _ in range(2))
+    one.advance(17)
+    monkeypatch.setattr(components, "_ROWS", 7)
+    for upto in (1, 2, 2, 9, 17):
+        other.advance(upto)
+    assert numbers(one) == numbers(other) and one.step_index == other.step_index == 17
+    # Whoever draws more components draws the same first ones.
+    more = Components(stream_of(name), 40)
+    more.advance(17)
+    assert more.high[:30].tolist() == one.high.tolist()
+
+
+@STRATEGIES
+@pytest.mark.parametrize("triggers", [1, 2, 40, 300])
+def test_pairs_are_within_their_error_of_balls(name: str, triggers: int) -> None:
+    found = Components(stream_of(name, triggers), 6)
+    assert found.error < 7 * 2.0**-70
+    for upto in sorted({1, 2, triggers // 2, triggers} - {0}):
+        if upto > triggers:
+            continue
+        found.advance(upto)
+        with flint.ctx.workprec(256):
+            for j in range(6):
+                ball = found.exact(j)(256)[0] - found.high[j].item() - found.low[j].item()
+                assert abs(float(ball.mid())) <= found.error
+
+
+@STRATEGIES
+def test_they_are_paths_of_the_time_strategy(name: str) -> None:
+    """The same nodes folded as a key's: rounded alike to 2^-8."""
+    stream, found = stream_of(name), Components(stream_of(name), 50)
+    tweaks, out = stream.component_names(np.arange(50)), []
+    for t in range(1, 41):
+        found.advance(t)
+        out.append(np.floor(found.high * 256 + 0.5 + 2.0**-12 / 3))
+    zero = np.zeros(50, np.int64)
+    folded = stream.advance(tweaks, zero, zero + 40, stream.no_state(50), 40)
+    assert np.array_equal(np.array(out).T, folded)
+
+
+def test_names_are_apart_from_keys_and_from_each_other() -> None:
+    """No key id, whatever it is, and no other number, window or role gives the same name."""
+    stream, some = stream_of("blt"), np.arange(50)
+    taken = [
+        stream.component_names(some),
+        stream.names(np.stack([some, 0 * some], axis=1).astype(np.uint64), 0 * some),
+        stream.names(np.stack([some, 0 * some], axis=1).astype(np.uint64), 0 * some + 1),
+        stream_of("blt", window=100).component_names(some),
+        stream_of("blt", role="units").component_names(some),
+    ]
+    assert len({tuple(name) for names in taken for name in names.tolist()}) == 250
+
+
+@STRATEGIES
+def test_their_law(name: str) -> None:
+    """The sd of every prefix, and covariances over time, of independent components."""
+    found, rows = Components(stream_of(name, 12), 20_000), []
+    for t in range(1, 13):
+        found.advance(t)
+        rows.append(found.high.copy())
+    noise = np.array(rows) / 7
+    decoder = stream_of(name, 12).strategy.generators.responses().decoder  # type: ignore[union-attr]
+    sampled, law = noise @ noise.T / 20_000, decoder @ decoder.T
+    spread = np.sqrt((np.outer(law.diagonal(), law.diagonal()) + law**2) / 20_000)
+    assert np.abs((sampled - law) / spread).max() < 5.5
+    assert np.abs((sampled - law / 1.25**2) / spread).max() > 5.5
+    beside = (noise[:, :-1] * noise[:, 1:]).mean(axis=1) / law.diagonal()
+    assert np.abs(beside).max() < 5.5 / np.sqrt(20_000)
+
+
+def test_a_step_that_was_passed_is_not_drawn_again() -> None:
+    found = Components(stream_of("blt"), 5)
+    found.advance(9)
+    before = numbers(found)
+    found.advance(4)
+    assert found.step_index == 9 and numbers(found) == before

@@ -1,0 +1,157 @@
+"""Noise of mixed cells: the rounding is that of the exact number, whatever computes it."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import flint
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.limits import MIXED_BITS
+from dpstream.accounting.mixing import Mixing
+from dpstream.dp_transforms.noise import mixing as module
+from dpstream.dp_transforms.noise.components import Components
+from dpstream.dp_transforms.noise.mixing import MixedNoise, mixed
+from tests.dp_transforms.noise.test_components import stream_of
+
+SHAPES = [(1,), (7,), (3, 4), (2, 3, 4), (1, 5, 1)]
+EVERY = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def factors(shape: Sequence[int]) -> list[Float64]:
+    rng = np.random.default_rng(len(shape))
+    return [np.eye(n) + 0.4 * rng.normal(size=(n, n)) for n in shape]
+
+
+def components(size: int, step: int = 9, sigma: float = 300.0) -> Components:
+    found = Components(stream_of("blt", 20, sigma), size)
+    found.advance(step)
+    return found
+
+
+def by_balls(found: Components, mixing: Mixing) -> list[int]:
+    """Every cell from the dense product in 300 bits."""
+    with flint.ctx.workprec(300):
+        noise = [found.exact(j)(300)[0] for j in range(mixing.size)]
+        out, up = [], flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
+        for cell in itertools.product(*map(range, mixing.shape)):
+            total = flint.arb(0)
+            for j, part in enumerate(itertools.product(*map(range, mixing.shape))):
+                weight = flint.arb(1)
+                for factor, c, k in zip(mixing.factors, cell, part, strict=True):
+                    weight *= factor[c, k].item()
+                total += weight * noise[j]
+            out.append(int((total * (1 << MIXED_BITS) + up).floor().unique_fmpz()))
+        return out
+
+
+@EVERY
+def test_rounding_is_that_of_the_exact_number(shape: tuple[int, ...]) -> None:
+    mixing = Mixing(factors(shape))
+    found = components(mixing.size)
+    assert mixed(found, mixing).tolist() == by_balls(found, mixing)
+
+
+@EVERY
+@pytest.mark.parametrize("balls", [False, True])
+def test_what_floats_leave_open_is_settled_alike(
+    shape: tuple[int, ...], balls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With floats that are sure of nothing pairs decide, and with pairs that are not, balls."""
+    mixing = Mixing(factors(shape))
+    found = components(mixing.size)
+    expected = mixed(found, mixing).tolist()
+
+    def unsure(values: Float64, *rest: Any) -> Int64:
+        rest[-1].fill(-(10**12))
+        return np.arange(mixing.size)
+
+    monkeypatch.setattr(module, "_round", unsure)
+    if balls:
+        monkeypatch.setattr(module, "_round_pairs", lambda v, r, e, cells, out: cells)
+    assert mixed(found, mixing).tolist() == expected
+
+
+def test_a_large_product_of_few_open_cells() -> None:
+    """Slices of a first factor with more rows than are sliced together, and every error bound."""
+    mixing = Mixing(factors((150, 9)))
+    found = components(mixing.size)
+    cells = np.arange(0, mixing.size, 5)
+    sums, rest = module._pairs_of(mixing, found.high, found.low, cells)
+    whole = np.kron(*mixing.factors)
+    size = mixing.row_sum * np.abs(found.high).max()
+    for at, cell in enumerate(cells[::30].tolist()):
+        with flint.ctx.workprec(300):
+            exact = flint.arb(0)
+            for j, (h, low) in enumerate(zip(found.high.tolist(), found.low.tolist(), strict=True)):
+                first, second = divmod(cell, 9), divmod(j, 9)
+                weight = flint.arb(mixing.factors[0][first[0], second[0]].item())
+                weight *= mixing.factors[1][first[1], second[1]].item()
+                exact += weight * (flint.arb(h) + low)
+            off = float((exact - sums[30 * at].item() - rest[30 * at].item()).mid())
+        assert abs(off) <= size * 150 * 2.0 ** (5 - 4 * module._slice_bits(150))
+        assert sums[30 * at] == pytest.approx(float(whole[cell] @ found.high), abs=size * 1e-11)
+
+
+@pytest.mark.parametrize("terms", [1, 2, 1000, 1024, 1025, 8192])
+def test_sums_of_products_of_slices_are_exact(terms: int) -> None:
+    """Both slices' integers at their largest, as often as they can be summed."""
+    bits = module._slice_bits(terms)
+    assert terms * (1 << bits - 1) ** 2 <= 1 << 53
+    values = np.random.default_rng(terms).normal(size=(3, min(terms, 100)))
+    parts = module._slices(values, terms)
+    unit = 2.0 ** (np.ceil(np.log2(np.abs(values).max())) + 1)
+    for part in parts:
+        unit *= 2.0**-bits
+        scaled = part / unit
+        assert np.array_equal(scaled, np.rint(scaled)) and np.abs(scaled).max() <= 1 << bits - 1
+    assert np.abs(values - sum(parts)).max() <= unit
+
+
+def test_shards_that_come_later_or_again_get_the_same() -> None:
+    mixing = Mixing(factors((3, 4)))
+    noise, order = MixedNoise(stream_of("dense", 12), mixing), [1, 2, 1, 5, 6, 7, 8, 2, 12, 1]
+    alone = {}
+    for t in range(1, 13):
+        alone[t] = MixedNoise(stream_of("dense", 12), mixing).at(t).tolist()
+    for trigger in order:
+        assert noise.at(trigger).tolist() == alone[trigger]
+    assert len(noise._found) <= 3 and len(noise._heads) <= 4
+    for trigger in (12, 9, 6, 3, 2, 1, 12, 4):
+        assert noise.at(trigger).tolist() == alone[trigger]
+    assert len(noise._heads) == 4
+    with pytest.raises(ValueError, match="read-only"):
+        noise.at(1)[0] = 0
+
+
+def test_the_identity_rounds_each_component_by_itself() -> None:
+    """Then the same number is rounded as for a key, on a lattice that is finer."""
+    stream, zero = stream_of("dense", 12), np.zeros(9, np.int64)
+    tweaks = stream.component_names(np.arange(9))
+    folded = stream.advance(tweaks, zero, zero + 12, stream.no_state(9), 12)
+    noise = MixedNoise(stream, Mixing([np.eye(3), np.eye(3)]))
+    for t in range(1, 13):
+        fine = noise.at(t) / (1 << MIXED_BITS)
+        assert np.abs(fine - folded[:, t - 1] / 256).max() <= 2.0**-9 + 2.0**-16
+
+
+def test_covariance_of_cells_and_steps() -> None:
+    """(L L^T) x (B B^T), over many windows; without L, or with its transpose, it is told apart."""
+    mixing, runs = Mixing(factors((2, 2))), 1_200
+    rows = []
+    for window in range(runs):
+        noise = MixedNoise(stream_of("blt", 3, window=100 * window), mixing)
+        rows.append(np.concatenate([noise.at(t) for t in (1, 3)]))
+    values = np.array(rows) / (1 << MIXED_BITS) / 7
+    whole = np.kron(*mixing.factors)
+    decoder = stream_of("blt", 3).strategy.generators.responses().decoder[[0, 2]]  # type: ignore[union-attr]
+
+    def fits(cells: Float64) -> bool:
+        law = np.kron(decoder @ decoder.T, cells @ cells.T)
+        spread = np.sqrt((np.outer(law.diagonal(), law.diagonal()) + law**2) / runs)
+        return bool(np.abs((values.T @ values / runs - law) / spread).max() < 5)
+
+    assert fits(whole)
+    assert not fits(np.eye(4)) and not fits(whole.T) and not fits(whole / 1.25)

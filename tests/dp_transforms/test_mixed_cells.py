@@ -1,0 +1,162 @@
+"""Mixed cells through the whole flow: what is published, and that nothing else changes it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Ids
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.limits import MIXED_BITS
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.ingest.records import public_key_ids
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.mixing import MixedNoise
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.run import begin_run
+from dpstream.dp_transforms.step import Stepper, run_name
+from dpstream.state import open as stores
+from dpstream.state.store import RunIdentity
+from dpstream.state.transfer import reshard
+from tests.dp_transforms.mixed import (
+    begin_mixed,
+    exact_counts,
+    factors,
+    matrices,
+    mixed_plan,
+    released,
+)
+from tests.dp_transforms.test_flow import through_beam
+from tests.streams import COUNT, KEYS, MEAN, RUN_ID, SUM, UNITS, generate, make_plan, public_table
+from tests.streams import released as released_keys
+
+ALL = (COUNT, SUM, MEAN)
+MIXING = Mixing(factors(4, 5))
+CELLS = MIXING.size
+
+
+def plan_of(**options: object) -> Plan:
+    return mixed_plan(MIXING, aggregates=ALL, **options)
+
+
+def noise_of(plan: Plan, window: int, column: int = 0) -> MixedNoise:
+    """The noise of one column from its names alone."""
+    noise = allocate(plan).values[column]
+    name = run_name(RunIdentity(plan.hash, RUN_ID, 0, 3, "", "", ""))
+    bounds, sampler = plan.timeline.window_bounds(window), ContinuousGaussian(noise.sigma)
+    return MixedNoise(NoiseStream(KEYS.ring(), name, bounds, "value", noise, sampler), MIXING)
+
+
+@pytest.mark.parametrize("strategy", ["blt", "dense"])
+def test_published_is_the_exact_prefix_and_the_mixed_noise(strategy: str, tmp_path: Path) -> None:
+    """Of all cells, data or not, at every trigger; sds are each cell's own."""
+    plan = mixed_plan(MIXING, strategy=strategy, contributions=10_000, epsilon=900.0)
+    stream = generate(plan, records=600, keys=30)
+    found = matrices(
+        released(begin_mixed(plan, tmp_path, MIXING), stream.batches(100)), ["n", "n_sd"]
+    )
+    exact, noise, sds = exact_counts(plan, stream, CELLS), [], []
+    for window in range(plan.timeline.windows):
+        of_window = noise_of(plan, window)
+        for trigger in range(1, plan.timeline.triggers + 1):
+            noise.append(of_window.at(trigger) / (1 << MIXED_BITS))
+            sds.append(allocate(plan).values[0].sd[trigger - 1] * MIXING.row_norms)
+    assert np.array_equal(found["n"], exact + np.array(noise))
+    assert np.array_equal(found["n_sd"], np.array(sds))
+    assert (exact[-1] == 0).any() or exact.min() == 0
+
+
+def test_the_identity_is_todays_stream_byte_for_byte(tmp_path: Path) -> None:
+    plain = make_plan(strategy="dense", triggers=8, public="all cells", aggregates=ALL)
+    identity = Mixing([np.eye(4), np.eye(5)])
+    plan, stream = mixed_plan(identity, aggregates=ALL), generate(plain)
+    public = public_table(plain, range(CELLS))
+    expected = released_keys(plain, stream.batches(100), tmp_path / "plain.db", public=public)
+    assert plan == plain
+    assert released(begin_mixed(plan, tmp_path / "m", identity), stream.batches(100)) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"slide": 3, "windows": 4, "triggers": 9}, {"refresh_every": 3},
+     {"stamped": True, "lateness": 3, "skew": 1_000_000}, {"windows": 1, "triggers": 1}],
+    ids=["tumbling", "sliding", "refresh", "late", "once"],
+)  # fmt: skip
+def test_shards_order_and_batches_do_not_matter(options: dict[str, object], tmp_path: Path) -> None:
+    plan = plan_of(**options)
+    stream = generate(plan)
+    expected = released(begin_mixed(plan, tmp_path / "a", MIXING, 1), stream.batches(400))
+    other = begin_mixed(plan, tmp_path / "b", MIXING, 5)
+    assert released(other, stream.batches(37, seed=1)) == expected
+
+
+def test_through_beam(tmp_path: Path) -> None:
+    plan = plan_of()
+    source = generate(plan).batches(150)
+    expected = released(begin_mixed(plan, tmp_path / "a", MIXING), source)
+    run = begin_mixed(plan, tmp_path / "b", MIXING, 4)
+    assert through_beam(DPStream(plan, run), source, tmp_path / "out")[0] == expected
+    stores.close_all()
+
+
+def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict[object, bytes]:
+    """Releases of all steps without data, the process begun anew every so many steps, and the
+    store moved to other shards in the midst."""
+    run, found = begin_mixed(plan, folder, MIXING), {}
+    shards, work = run.shards, []
+    for window in range(plan.timeline.windows):
+        work += [(window, t) for t in range(1, plan.timeline.triggers + 1)]
+    stepper = None
+    for number, (window, trigger) in enumerate(work):
+        if again is not None and number == again:
+            stores.close_all()
+            reshard(run.store, plan, 5)
+            run, shards, stepper = run._replace(shards=5), 5, None
+        if stepper is None or number % restarts == 0:
+            stores.close_all()
+            ring = KEYS.ring()
+            public = public_table(plan, range(CELLS))
+            ids = ids_of(plan, ring)
+            stepper = Stepper(plan, ring, run.open(), (public, ids), None, MIXING)
+        rows = {}
+        for shard in range(shards):
+            batch, _ = stepper.step(window, shard, trigger, None)
+            rows |= {row["page"]: (row["n"], row["n_sd"]) for row in batch.to_pylist()}
+        found[window, trigger] = repr(sorted(rows.items())).encode()
+    stores.close_all()
+    return found
+
+
+def ids_of(plan: Plan, ring: KeyRing) -> Ids:
+    return public_key_ids(plan, ring, public_table(plan, range(CELLS)))
+
+
+def test_restarts_and_reshards_change_nothing(tmp_path: Path) -> None:
+    plan = mixed_plan(MIXING)
+    expected = steps_of(plan, tmp_path / "whole", 1000, None)
+    assert len(expected) == 16 and len(set(expected.values())) == 16
+    assert steps_of(plan, tmp_path / "restarted", 1, None) == expected
+    assert steps_of(plan, tmp_path / "moved", 1000, 11) == expected
+
+
+def test_no_run_begins_without_its_mixing(tmp_path: Path) -> None:
+    plan, public = plan_of(), public_table(plan_of(), range(CELLS))
+    other = Mixing(factors(5, 4))
+    for mixing, table in ((None, public), (other, public), (MIXING, public.slice(1))):
+        with pytest.raises(PolicyError) as refused:
+            begin_run(plan, KEYS, f"sqlite:{tmp_path}/s.db", public=table, mixing=mixing)
+        assert refused.value.field == "cells"
+    run = begin_mixed(plan, tmp_path, MIXING)
+    ids = ids_of(plan, KEYS.ring())
+    with pytest.raises(PolicyError):
+        Stepper(plan, KEYS.ring(), run.open(), (public, ids), None, other)
+    stores.close_all()
+
+
+def test_a_count_of_units_is_not_mixed() -> None:
+    with pytest.raises(UsageError, match="no sum over records"):
+        mixed_plan(MIXING, aggregates=(UNITS,))
