@@ -1,0 +1,1 @@
+"""Tests of census tables of an office's own files."""
