@@ -1,5 +1,6 @@
 """``dpstream answer``: a workload's answers, from records or from what was released."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,21 @@ _PATH = click.Path(path_type=Path)
 @click.option("--out", type=_PATH, help="New folder; with --from a .csv, .parquet or .arrow file."
               "  [default with --from: CSV on stdout]")  # fmt: skip
 @click.option("--over-time", is_flag=True, help="At every trigger of the job, not at its end.")
-@click.option("--nonnegative", is_flag=True,
-              help="Values of the nearest cells that are not negative (least squares).")
+@click.option(
+    "--nonnegative",
+    is_flag=True,
+    help="Values of the nearest cells that are not negative (least squares).",
+)
 @click.option("--covariance", type=_PATH, help="--from: write the answers' covariance (.npy).")
 @STRATEGY
-@click.option("--format", "form", type=click.Choice(["parquet", "csv"]), default="parquet",
-              show_default=True, help="Of the answers in the new folder.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "csv"]),
+    default="parquet",
+    show_default=True,
+    help="Of the answers in the new folder.",
+)
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @AS_JSON
@@ -124,7 +134,8 @@ def _from(
     if as_json:
         print_json({"answers": table.num_rows, "run_id": receipt.run_id, "charged": False})
     elif out is None:
-        with click.get_binary_stream("stdout") as stream:
-            write_csv(table, stream)
+        text = io.BytesIO()
+        write_csv(table, text)
+        click.echo(text.getvalue(), nl=False)
     else:
         click.echo(f"{table.num_rows:,} answers in {out.name}; nothing was charged")

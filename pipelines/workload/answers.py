@@ -60,7 +60,5 @@ def _figures(shown: Float64, found: Float64, sd: Float64) -> dict[str, pa.Array]
 
 def _moment(moment: Moment, rows: int) -> dict[str, pa.Array]:
     stamp = pa.timestamp("us", "UTC")
-    columns = {
-        name: pa.array(np.full(rows, getattr(moment, name))).cast(stamp) for name in _TIMES
-    }
+    columns = {name: pa.array(np.full(rows, getattr(moment, name))).cast(stamp) for name in _TIMES}
     return {**columns, "trigger": pa.array(np.full(rows, moment.trigger, np.int32))}

@@ -76,7 +76,7 @@ def write(path: Path, plan: Plan, structure: str) -> None:
 
 def _read(path: Path, structure: str) -> Plan | None:
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
             arrays: dict[str, Any] = {name: held[name] for name in held.files}
         return from_arrays(arrays, structure)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, UsageError):

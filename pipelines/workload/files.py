@@ -27,7 +27,7 @@ def read_workload(path: Path) -> Workload:
         if path.stat().st_size > MAX_BYTES:
             raise UsageError(_FIELD, f"exceeds {MAX_BYTES} bytes", "write factors, not matrices")
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as held:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
         else:
             text = path.read_bytes().decode()

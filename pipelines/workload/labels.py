@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Int32
 from dpstream.accounting.workloads.attributes import Attribute
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload
@@ -22,24 +23,24 @@ def labelled(workload: Workload) -> dict[str, pa.Array]:
     Attributes are dictionaries: each text is there once.
     """
     texts: list[dict[str, int]] = [{} for _ in workload.attributes]
-    numbers: list[list[np.ndarray]] = [[] for _ in workload.attributes]
+    numbers: list[list[Int32]] = [[] for _ in workload.attributes]
     products = []
-    known: dict[tuple[int, int], np.ndarray] = {}
+    known: dict[tuple[int, int], Int32] = {}
     for number, product in enumerate(workload.products):
         factors = workload.factors_of(product)
         rows = [factor.rows for factor in factors]
         total = int(np.prod(rows))
         products.append(np.full(total, number, np.int32))
         for axis, factor in enumerate(factors):
-            name = (axis, -1 if factor.kind == "total" else id(factor))
-            if name not in known:
-                found = [
+            key = (axis, -1 if factor.kind == "total" else id(factor))
+            if key not in known:
+                codes = [
                     texts[axis].setdefault(text, len(texts[axis]))
                     for text in _of_factor(workload.attributes[axis], factor)
                 ]
-                known[name] = np.array(found, np.int32)
+                known[key] = np.array(codes, np.int32)
             after = int(np.prod(rows[axis + 1 :]))
-            each = np.repeat(known[name], after)
+            each = np.repeat(known[key], after)
             numbers[axis].append(np.tile(each, total // len(each)))
     columns = {"product": pa.array(np.concatenate(products))}
     for attribute, own, found in zip(workload.attributes, texts, numbers, strict=True):
@@ -58,7 +59,9 @@ def _of_factor(attribute: Attribute, factor: Factor) -> list[str]:
         return [f"row {row}" for row in range(factor.rows)]
     first, last = factor.spans
     if attribute.edges:
-        edges = [f"{edge:.17g}" if edge != int(edge) else f"{int(edge)}" for edge in attribute.edges]
+        edges = [
+            f"{edge:.17g}" if edge != int(edge) else f"{int(edge)}" for edge in attribute.edges
+        ]
         return [
             f"[{edges[low]}, {edges[high + 1]})"
             for low, high in zip(first.tolist(), last.tolist(), strict=True)

@@ -40,7 +40,7 @@ def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
         for axis, inverse in enumerate(inverses):
             matrix = inverse.T if transposed else inverse
             found = np.moveaxis(np.tensordot(matrix, found, (1, axis)), 0, axis)
-        return found.ravel()
+        return np.asarray(found.ravel())
 
     def value(x: Float64) -> tuple[float, Float64]:
         rest = times(x - cells, False)

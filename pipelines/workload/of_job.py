@@ -74,9 +74,7 @@ def _check(job: Job) -> None:
 def _once(line: Timeline) -> Timeline:
     """The whole time as one window with one trigger."""
     if line.end is None:
-        raise UsageError(
-            "time.end", "is required for one answer", "add it, or use --over-time"
-        )
+        raise UsageError("time.end", "is required for one answer", "add it, or use --over-time")
     if line.period is not None:
         raise PolicyError(
             "privacy.period",

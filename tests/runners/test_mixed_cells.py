@@ -11,8 +11,8 @@ from dpstream.pipelines.runners.table import make_runner
 from dpstream.state import open as stores
 from tests.dp_transforms.mixed import begin_mixed, factors, mixed_plan, released
 from tests.runners.engines import need_flink
-from tests.runners.prism import binary
 from tests.runners.feed import Collect, collected
+from tests.runners.prism import binary
 from tests.streams import COUNT, SUM, generate
 
 

@@ -19,8 +19,8 @@ from dpstream.dp_transforms.ingest.records import (
     public_key_ids,
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.cells import in_cells
+from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.connectors.records.compression import unpacked_name
 from dpstream.pipelines.jobs.job import Job

@@ -1,1 +1,1 @@
-"""Tests of census tables of an office's own files."""
+"""Tests of linear workloads at the command line and of what is behind it."""
