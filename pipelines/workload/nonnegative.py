@@ -56,7 +56,7 @@ def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
     x = np.maximum(found.x, 0.0)
     if slope(x, value(x)[1]) > TOLERANCE * steepest:
         raise RunError("--nonnegative", "did not come to an end", "leave it out")
-    return x
+    return np.asarray(x)
 
 
 def slope(x: Float64, gradient: Float64) -> float:

@@ -86,7 +86,7 @@ def write(path: Path, queries: list[dict[str, Any]] = QUERIES, domain: Any = Non
 
 def exact(folder: Path, row: dict[str, Any], summed: str = "count(*)", until: str = "") -> float:
     """What one answer is of, by DuckDB, from the label of its row."""
-    where = [f"at < '{until}'"] if until else []
+    where = [f"records.at < '{until}'"] if until else []
     where += ["sex IN ('f', 'm')", "age >= 0", "age < 80"]
     if row["age"] != "all":
         low, high = row["age"].strip("[)").split(", ")
