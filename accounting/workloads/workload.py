@@ -83,19 +83,20 @@ class Workload:
         return found
 
     def axes(self, product: Product) -> list["Workload"]:
-        """One workload for each attribute, whose product it is (weight aside); the same object for
-        the same factor, so that what is computed of it can be kept."""
-        found = []
-        for axis, factor in enumerate(self.factors_of(product)):
-            key = (axis, None if factor.kind == "total" else factor)
-            if key not in self._single:
-                named = {} if factor.kind == "total" else {0: factor}
-                self._single[key] = workload_of([self.attributes[axis]], [(1.0, named)])
-            found.append(self._single[key])
-        return found
+        """One workload for each attribute, whose product it is (weight aside)."""
+        named = dict(zip(product.axes, product.factors, strict=True))
+        return [self.part(axis, named.get(axis)) for axis in range(len(self.sizes))]
+
+    def part(self, axis: int, factor: Factor | None) -> "Workload":
+        """The workload of one attribute, None its total; the same object for the same factor, so
+        that what is computed of it can be kept."""
+        if (axis, factor) not in self._single:
+            named = {} if factor is None else {0: factor}
+            self._single[axis, factor] = workload_of([self.attributes[axis]], [(1.0, named)])
+        return self._single[axis, factor]
 
     @functools.cached_property
-    def _single(self) -> dict[Any, "Workload"]:
+    def _single(self) -> dict[tuple[int, Factor | None], "Workload"]:
         return {}
 
     def gram(self) -> Float64:

@@ -24,6 +24,8 @@ from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.strategies.cells.worst import worst
 from dpstream.accounting.workloads.workload import Workload
 
+#: Products times axes up to which axes take turns, and products up to which all are compared.
+_TURNS, _COMPARED = 20_000, 64
 OBJECTIVES = ("total", "relative", "worst")
 #: Note of a union for which no floor of all cells is computed.
 LARGE = "the union is too large for one matrix: the floor is the sum of its products' floors"
@@ -71,12 +73,17 @@ def auto(workload: Workload, objective: str = "total", tolerance: float = 1e-3) 
 
 
 def _total(workload: Workload, tolerance: float) -> Plan:
-    if workload.marginal:
-        strategy, error = residual(workload)
-        return Plan(strategy, "total", strategy.error(workload), error)
-    if len(workload.products) == 1:
+    [product, *others] = workload.products
+    if not others and workload.marginal and len(product.axes) == len(workload.sizes):
+        error = product.weight * workload.queries
+        return Plan(fixed.identity(workload), "total", error, error)
+    if not others and max(workload.sizes) <= MAX_SOLVED_CELLS:
         solved = product_optimum(workload, tolerance)
         return Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
+    if workload.marginal:
+        strategy, error = residual(workload)
+        # Closed form: the error is the singular value bound.
+        return Plan(strategy, "total", error, error)
     if workload.cells <= MAX_SOLVED_CELLS:
         solved = optimum(workload, tolerance)
         best = Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
@@ -84,7 +91,10 @@ def _total(workload: Workload, tolerance: float) -> Plan:
             best = _better(best, workload, [eigen(spectrum(workload))])
         return best
     best = Plan(residual(workload)[0], "total", math.inf, floor_of(workload), (), LARGE)
-    return _better(best, workload, [best.strategy, alternating(workload, tolerance)])
+    candidates = [best.strategy]
+    if len(workload.products) * len(workload.sizes) <= _TURNS:
+        candidates.append(alternating(workload, tolerance))
+    return _better(best, workload, candidates)
 
 
 def _better(plan: Plan, workload: Workload, others: list[CellStrategy]) -> Plan:
@@ -106,14 +116,16 @@ def _worst(workload: Workload, tolerance: float) -> Plan:
 
 def compared(workload: Workload) -> dict[str, float]:
     """Weighted total error at mu = 1 of each strategy that is known for a workload."""
-    makers: list[Callable[[Workload], CellStrategy]] = [
-        fixed.identity, fixed.itself, fixed.haar, fixed.hierarchical, fixed.fourier, fixed.datacube,
-    ]  # fmt: skip
-    found = {"gaussian": fixed.gaussian_error(workload)}
+    makers: list[Callable[[Workload], CellStrategy]] = [fixed.identity, fixed.fourier]
+    if len(workload.products) <= _COMPARED and max(workload.sizes) <= MAX_SOLVED_CELLS:
+        makers += [fixed.itself, fixed.haar, fixed.hierarchical, fixed.datacube]
+    found = dict[str, float]()
     with one_thread():
         for make in makers:
             strategy = make(workload)
             found[strategy.name] = strategy.error(workload)
+        if fixed.itself in makers:
+            found["gaussian"] = fixed.gaussian_error(workload)
         if workload.cells <= MAX_SOLVED_CELLS:
             known = spectrum(workload)
             found["eigen"] = eigen(known).error(workload)

@@ -24,7 +24,13 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.residual import Residual
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Kron, dense_gram
+from dpstream.accounting.strategies.cells.strategy import (
+    Blocks,
+    CellStrategy,
+    Gram,
+    Kron,
+    dense_gram,
+)
 from dpstream.accounting.strategies.cells.threads import one_thread
 
 #: a, and the smallest pivot of a matrix of unit diagonal that goes without.
@@ -81,9 +87,9 @@ def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
     gram = strategy.gram
     if isinstance(gram, Kron):
         return [factor.dense() for factor in gram.factors]
-    if isinstance(gram, Identity):
+    if isinstance(gram, Identity) and max(sizes) <= MAX_SOLVED_CELLS:
         return [np.eye(size) for size in sizes]
-    if math.prod(sizes) > MAX_SOLVED_CELLS:
+    if math.prod(sizes) > MAX_SOLVED_CELLS or isinstance(gram, Identity):
         raise PolicyError(
             "strategy",
             f"a strategy that is no product is mixed over at most {MAX_SOLVED_CELLS} cells",
@@ -91,7 +97,8 @@ def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
         )
     if isinstance(gram, Residual):
         return [gram.dense()]
-    return [gram.dense()]  # type: ignore[attr-defined]
+    assert isinstance(gram, Blocks)
+    return [gram.dense()]
 
 
 def _factored(matrix: Float64) -> tuple[Float64, Float64, bool]:

@@ -29,8 +29,8 @@ from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import interval
 from dpstream.accounting.workloads.workload import Workload, workload_of
 
-#: From here on the weights of a coarser grid of so many cells come first.
-_COARSE = 256
+#: Weights of a coarser grid come first where that is at least so many cells: an eighth of them.
+_COARSE, _FINER = 256, 8
 #: What a deficient optimum is completed beyond its largest norm, so that it is invertible.
 _RIDGE = 1e-7
 
@@ -144,7 +144,9 @@ def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, An
         error = 0.0
         for part, orbits, (roots, vectors) in zip(parts, folding.orbits, found.kept, strict=True):
             inner = np.sqrt(norms[orbits] * per_cell[orbits])
-            moved = (vectors / np.maximum(roots, 1e-150)) @ vectors.T
+            half = vectors * np.maximum(roots, 1e-150) ** -0.5
+            # A matrix times its own transpose costs half a product.
+            moved = half @ half.T
             moved *= part.gram
             error += float(inner @ moved @ inner)
         if error <= plain:
@@ -189,9 +191,10 @@ def _start(workload: Workload, folding: Folding) -> Float64:
     if factor.kind not in ("range", "prefix", "width"):
         return folding.counts
     size = workload.cells
-    width = max(1, factor.width * _COARSE // size) if factor.width else 0
-    coarse = interval(factor.kind, _COARSE, width, factor.relative)
-    solved = optimum(workload_of([of_size("cell", _COARSE)], [(1.0, {0: coarse})]), 1e-5)
+    cells = max(_COARSE, size // _FINER)
+    width = max(1, factor.width * cells // size) if factor.width else 0
+    coarse = interval(factor.kind, cells, width, factor.relative)
+    solved = optimum(workload_of([of_size("cell", cells)], [(1.0, {0: coarse})]), 1e-5)
     return folding.gather(finer(solved.certificate[0], size))
 
 

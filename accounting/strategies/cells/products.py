@@ -49,14 +49,14 @@ def product_optimum(
 
 def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
     """Sum over the products of what each would cost if it were asked alone."""
-    known: dict[Workload, float] = {}
+    known: dict[tuple[int, Factor], float] = {}
     total = []
     for product in workload.products:
         value = product.weight
-        for part in workload.axes(product):
-            if part not in known:
-                known[part] = _axis(part, tolerance).floor
-            value *= known[part]
+        for key in zip(product.axes, product.factors, strict=True):
+            if key not in known:
+                known[key] = _axis(workload.part(*key), tolerance).floor
+            value *= known[key]
         total.append(value)
     return math.fsum(total)
 
@@ -87,17 +87,22 @@ def alternating(workload: Workload, tolerance: float = 1e-3) -> CellStrategy:
 
 
 def _axis(part: Workload, tolerance: float) -> Solved:
-    """The optimum of one axis' workload; a strategy of one factor."""
-    if not part.products[0].axes and len(part.products) == 1:
-        gram = dense_gram(np.ones((part.cells, part.cells)))
-        even = np.full(part.cells, 1 / part.cells)
-        return Solved(CellStrategy("optimum", Kron((gram,))), 1.0, 1.0, (even,), 0)
+    """The optimum of one axis' workload, as a product of one factor."""
     if part.cells > MAX_SOLVED_CELLS:
         raise PolicyError(
             "domain",
-            f"an attribute with more than its total asked has at most {MAX_SOLVED_CELLS} cells",
+            f"an attribute of a product has at most {MAX_SOLVED_CELLS} cells",
             "use coarser ones",
         )
+    n, even = part.cells, np.full(part.cells, 1 / part.cells)
+    [product, *others] = part.products
+    if not others and not product.axes:
+        return Solved(
+            CellStrategy("optimum", Kron((dense_gram(np.ones((n, n))),))), 1.0, 1.0, (even,), 0
+        )
+    if not others and part.marginal:
+        cells = CellStrategy("optimum", Kron((dense_gram(np.eye(n)),)))
+        return Solved(cells, float(n), float(n), (even,), 0)
     found = optimum(part, tolerance)
     assert isinstance(found.strategy.gram, Blocks)
     return found._replace(strategy=CellStrategy("optimum", Kron((found.strategy.gram,))))
@@ -131,11 +136,11 @@ def _turn(workload: Workload, axis: int, others: Float64) -> Workload:
 
 def _traces(workload: Workload, axis: int, gram: Blocks) -> Float64:
     """(products,) error of each product's factor on this axis."""
-    known: dict[Workload, float] = {}
+    known: dict[Factor | None, float] = {}
     found = []
     for product in workload.products:
-        part = workload.axes(product)[axis]
-        if part not in known:
-            known[part] = gram.sensitivity2 * gram.trace(part)
-        found.append(known[part])
+        factor = dict(zip(product.axes, product.factors, strict=True)).get(axis)
+        if factor not in known:
+            known[factor] = gram.sensitivity2 * gram.trace(workload.part(axis, factor))
+        found.append(known[factor])
     return np.array(found)

@@ -14,7 +14,7 @@ so that domains of 10^100 cells stay in range.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,8 +91,7 @@ def spaces_of(workload: Workload) -> Spaces:
         raise PolicyError(
             "queries", f"tables and their subsets are at most {MAX_RESIDUAL_PARTS}", "ask fewer"
         )
-    sizes, keys = np.array(workload.sizes), dict[bytes, int]()
-    names: list[tuple[int, ...]] = []
+    sizes, keys = np.array(workload.sizes), dict[tuple[int, ...], int]()
     parts, order = [], {}
     for way, numbers in sorted(ways.items()):
         order[way] = np.array(numbers)
@@ -104,26 +103,26 @@ def spaces_of(workload: Workload) -> Spaces:
             for subset in itertools.combinations(range(way), count):
                 inside = np.isin(np.arange(way), subset)
                 mass = np.where(inside, rest, along).prod(axis=1)
-                parts.append(_Part(way, subset, _numbers(axes[:, inside], keys, names), mass))
-    dims = np.array([math.prod(float(workload.sizes[a] - 1) for a in name) for name in names])
-    return Spaces(tuple(names), dims, tuple(parts), order)
+                parts.append(_Part(way, subset, _numbers(axes[:, inside], keys), mass))
+    return Spaces(tuple(keys), _dims(workload.sizes, keys), tuple(parts), order)
 
 
-def _numbers(axes: Int64, keys: dict[bytes, int], names: list[tuple[int, ...]]) -> Int64:
+def _numbers(axes: Int64, keys: dict[tuple[int, ...], int]) -> Int64:
     """(rows,) number of each row's set; new ones are added."""
-    packed = np.zeros(len(axes), np.dtype((np.void, max(1, 2 * axes.shape[1]))))
-    if axes.shape[1]:
-        packed = np.ascontiguousarray(axes.astype("<u2")).view(packed.dtype).ravel()
-    codes = axes @ (1 << (7 * np.arange(axes.shape[1]))) if axes.shape[1] <= 8 else packed
-    _, first, back = np.unique(codes, return_index=True, return_inverse=True)
-    found = np.empty(len(first), np.int64)
-    for k, at in enumerate(first.tolist()):
-        key = axes[at].astype("<u2").tobytes()
-        if key not in keys:
-            keys[key] = len(names)
-            names.append(tuple(axes[at].tolist()))
-        found[k] = keys[key]
-    return found[back.ravel()]
+    if axes.shape[1] <= 8:
+        codes = axes @ (1 << (7 * np.arange(axes.shape[1])))
+        _, first, back = np.unique(codes, return_index=True, return_inverse=True)
+        rows = axes[first]
+    else:
+        rows, back = np.unique(axes, axis=0, return_inverse=True)
+    found = [keys.setdefault(key, len(keys)) for key in map(tuple, rows.tolist())]
+    return np.array(found, np.int64)[back.ravel()]
+
+
+def _dims(sizes: tuple[int, ...], keys: Iterable[tuple[int, ...]]) -> Float64:
+    """(sets,) dimension of each residual space."""
+    less = [float(size - 1) for size in sizes]
+    return np.array([math.prod([less[axis] for axis in key]) for key in keys])
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +142,7 @@ class Residual(Gram):
     @functools.cached_property
     def dims(self) -> Float64:
         """(sets,) dimension of each space."""
-        return np.array([math.prod(float(self.sizes[a] - 1) for a in key) for key in self.keys])
+        return _dims(self.sizes, self.keys)
 
     @property
     @override

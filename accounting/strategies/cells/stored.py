@@ -4,6 +4,7 @@ error."""
 import hashlib
 import struct
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,8 @@ def _read(held: Mapping[str, Any]) -> Gram:
     if form == "identity":
         return Identity()
     if form == "residual":
-        keys = np.split(held["keys"], np.cumsum(held["counts"])[:-1])
-        names = tuple(tuple(key.tolist()) for key in keys)
+        flat = iter(held["keys"].tolist())
+        names = tuple(tuple(islice(flat, count)) for count in held["counts"].tolist())
         return Residual(tuple(held["sizes"].tolist()), names, held["y"])
     factors = []
     for k in range(int(held["factors"])):

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
+from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload
 
 #: Eigenvalues below this part of the largest entry of all blocks are taken for 0.
@@ -102,15 +103,23 @@ class Blocks(Gram):
     @override
     def variances(self, workload: Workload) -> list[Float64]:
         sizes = self.folding.sizes
-        found = []
-        for product in workload.products:
-            factors = workload.factors_of(product)
-            if len(sizes) == 1:
-                found.append(factors[0].variances(self.covariance))
-                continue
-            rows = kron([factor.dense() for factor in factors])
-            found.append(np.einsum("qi,qi->q", rows @ self.covariance, rows))
-        return found
+        return [
+            _two_sided(self.covariance.reshape(sizes * 2), workload.factors_of(product))
+            for product in workload.products
+        ]
+
+
+def _two_sided(covariance: Float64, factors: Sequence[Factor]) -> Float64:
+    """(queries,) variances of a product of factors; the covariance has each axis twice."""
+    if len(factors) == 1:
+        return factors[0].variances(covariance)
+    left = covariance
+    for axis, factor in enumerate(factors):
+        rows = factor.dense()
+        # Axes: those left, those left again, queries of those done.
+        pair = np.moveaxis(left, (0, len(factors) - axis), (-2, -1))
+        left = np.einsum("...iq,qi->...q", pair @ rows.T, rows)
+    return left.ravel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dpstream.accounting.strategies.cells.auto import LARGE, auto, compared
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import floor_of
 from dpstream.accounting.strategies.cells.residual import residual
-from dpstream.accounting.workloads.workload import marginals
+from dpstream.accounting.workloads.workload import marginals, over
 from tests.accounting.strategies.cells.shapes import attributes, floor, rows, small
 
 
@@ -54,6 +54,24 @@ def test_certificates_reach_the_reader() -> None:
     workload = small()["predicates"]
     plan = auto(workload)
     assert plan.floor <= floor(rows(workload), plan.certificate[0]) * (1 + 1e-9)
+
+
+def test_cells_themselves_and_tables_of_large_domains() -> None:
+    cells = over([300, 300, 300], ["identity"] * 3)
+    plan = auto(cells)
+    assert plan.strategy.name == "identity" and plan.error == plan.floor == 27e6
+    assert plan.strategy.error(cells) == pytest.approx(27e6)
+    table = over([100, 60_000], ["identity", "total"])
+    assert auto(table).error == pytest.approx(100) and auto(table).gap == 0
+    assert compared(table)["auto"] == pytest.approx(100)
+
+
+def test_many_ranges_of_many_attributes() -> None:
+    workload = marginals(attributes(*[10] * 40), [3], "range")
+    plan = auto(workload)
+    assert plan.note == LARGE and plan.strategy.name == "residual"
+    assert plan.strategy.error(workload) == pytest.approx(plan.error)
+    assert set(compared(marginals(attributes(*[10] * 40), [2]))) == {"identity", "fourier", "auto"}
 
 
 def test_objectives_there_are() -> None:

@@ -116,6 +116,19 @@ def test_singular_strategies_are_mixed_with_the_identity() -> None:
     assert done.mixed_in and len(done.mix) == 2
 
 
+def test_nearly_singular_strategies_are_too() -> None:
+    """A completed optimum can be inverted, but what it hardly measures would drown in noise."""
+    workload = small()["example"]
+    done = mixed(auto(workload).strategy, workload.sizes)
+    assert done.mixed_in and np.abs(done.mix[0]).max() <= 1e-3**-0.5
+
+
+def test_what_rounding_may_hide_is_part_of_the_bound() -> None:
+    steep = np.diag([1.0] * 20 + [1e-10])
+    steep[:20, 20] = 1.0
+    assert inverse_norm2(steep) >= by_balls(steep) * (1 + 1e-5)
+
+
 def test_identity_is_itself() -> None:
     workload = over([3, 2], ["identity"] * 2)
     done = mixed(identity(workload), (3, 2))
@@ -140,5 +153,7 @@ def test_too_many_cells_for_one_matrix() -> None:
     workload = marginals(attributes(100, 100), [1])
     with pytest.raises(PolicyError, match="mixed over"):
         mixed(residual(workload)[0], workload.sizes)
+    with pytest.raises(PolicyError, match="mixed over"):
+        mixed(identity(over([9000], ["identity"])), (9000,))
     scaled = CellStrategy("x", dense_gram(7 * np.eye(3)))
     assert mixed(scaled, (3,)).inverse_norm2 == pytest.approx(1, abs=1e-9)

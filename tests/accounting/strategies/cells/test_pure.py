@@ -38,8 +38,9 @@ def test_sensitivity_is_the_largest_column_over_all_axes() -> None:
 
 
 def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
-    workload = over([16, 8], ["range", "prefix"])
+    workload = over([64, 8], ["range", "prefix"])
     strategy = pure(workload)
+    assert strategy.name == "product" and len(strategy.factors[0]) > 64
     lattice = strategy.lattice()
     whole = np.kron(*lattice.factors)
     assert whole.dtype == np.int64 and lattice.sensitivity1 == np.abs(whole).sum(0).max()
