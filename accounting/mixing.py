@@ -33,6 +33,8 @@ class Mixing:
 
     Args:
         factors: square float64 matrices; L is their Kronecker product.
+        certified: ``inverse_norm2`` of these very factors, where it was found before (for 8,192
+            cells in one factor that takes a minute).
 
     Raises:
         UsageError: a factor is not square or finite, too large, or not certainly invertible.
@@ -42,7 +44,7 @@ class Mixing:
         inverse_norm2: the largest squared norm of a column of L^-1, rounded up.
     """
 
-    def __init__(self, factors: Sequence[Float64]) -> None:
+    def __init__(self, factors: Sequence[Float64], certified: float | None = None) -> None:
         self.factors = tuple(np.array(factor, np.float64, order="C") for factor in factors)
         for factor in self.factors:
             _check(factor)
@@ -53,9 +55,7 @@ class Mixing:
             raise UsageError(
                 _FIELD, f"needs 1 to {MAX_MIXED_CELLS} cells", "use fewer or coarser attributes"
             )
-        # A column of a Kronecker product is one of columns, and its norm the product of norms.
-        norms = [inverse_norm2(factor) for factor in self.factors]
-        self.inverse_norm2 = math.prod(norms) * (1 + len(norms) * _SLACK)
+        self.inverse_norm2 = certified or _product_norm2(self.factors)
 
     @property
     def identity(self) -> bool:
@@ -92,6 +92,12 @@ class Mixing:
         return math.prod(sums) * (1 + 1e-11)
 
 
+def _product_norm2(factors: Sequence[Float64]) -> float:
+    """A column of a Kronecker product is one of columns, and its norm the product of norms."""
+    norms = [inverse_norm2(factor) for factor in factors]
+    return math.prod(norms) * (1 + len(norms) * _SLACK)
+
+
 def _check(factor: Float64) -> None:
     square = factor.ndim == 2 and factor.shape[0] == factor.shape[1]
     if not square or not 1 <= len(factor) <= MAX_FACTOR or not np.isfinite(factor).all():
@@ -121,8 +127,11 @@ def inverse_norm2(factor: Float64) -> float:
         near = np.full((size, size), np.nan)
     with np.errstate(all="ignore"):
         left = np.abs(np.eye(size) - near @ factor)
-        left += (size + 3) * 1.01 * _UNIT_ROUND_OFF * (np.abs(near) @ np.abs(factor) + 1)
-        most = math.sqrt(float(left.sum(axis=0).max()) * float(left.sum(axis=1).max()))
+        unit = (size + 8) * 1.01 * _UNIT_ROUND_OFF
+        one, sizes, near_sizes = np.ones(size), np.abs(factor), np.abs(near)
+        rows = left @ one + unit * (near_sizes @ (sizes @ one) + size)
+        columns = one @ left + unit * ((one @ near_sizes) @ sizes + size)
+        most = math.sqrt(float(rows.max()) * float(columns.max())) * 1.01
     if not most <= _LEFT:
         raise UsageError(
             _FIELD,

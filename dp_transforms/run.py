@@ -195,11 +195,7 @@ def begin_run(
     Raises:
         PolicyError: the store belongs to another plan, key or input, or the account refuses.
     """
-    if plan.public_keys is not None and public is None:
-        raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
-    if plan.cells is not None:
-        rows = -1 if public is None else public.num_rows
-        mixing = checked_mixing(plan.cells, mixing, rows)
+    mixing = _checked_cells(plan, public, mixing)
     with keys.ring() as ring:
         fingerprint, source_fingerprint = ring.fingerprint, ring.source_fingerprint(source)
     resumed = stores.exists(store)
@@ -224,3 +220,12 @@ def begin_run(
     if account is not None:
         account.charge(run)
     return run, resumed
+
+
+def _checked_cells(plan: Plan, public: pa.Table | None, mixing: Mixing | None) -> Mixing | None:
+    """The mixing of the plan's cells, if it has any; its public keys are there."""
+    if plan.public_keys is not None and public is None:
+        raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
+    if plan.cells is None:
+        return None
+    return checked_mixing(plan.cells, mixing, 0 if public is None else public.num_rows)

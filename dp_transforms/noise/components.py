@@ -6,12 +6,13 @@ same step.  Their noise is not rounded here: what is published are cells, sums o
 (``mixing``), and it is their rounding that must be exact.
 """
 
+import functools
+
 import numpy as np
 from numba import njit
 
 from dpstream.accounting.arrays import Float64, Ids
-from dpstream.accounting.strategies.base import ExactNoise
-from dpstream.accounting.strategies.generators import Generators
+from dpstream.accounting.strategies.base import ExactNoise, Strategy
 from dpstream.dp_transforms.noise import doubles, quantile
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.doubles import plus, scaled
@@ -43,7 +44,7 @@ class Components:
         self.step_index = 0
         self.high, self.low = np.zeros(count), np.zeros(count)
         #: bound of |n_j - (high + low)|
-        self.error = error_in_sds(generators, stream.strategy.reach) * sampler.sigma
+        self.error = error_in_sds(stream.strategy) * sampler.sigma
 
     def advance(self, upto: int) -> None:
         """Fold in the steps up to ``upto``."""
@@ -65,18 +66,21 @@ class Components:
         return lambda bits: [self._generators.prefix(nodes(bits), self.step_index)]
 
 
-def error_in_sds(generators: Generators, reach: float) -> float:
+@functools.lru_cache(maxsize=16)
+def error_in_sds(strategy: Strategy) -> float:
     """Bound of the error of n_j for nodes of sd 1: that of draws, and that of the fold.
 
     An operation is off by at most ``doubles.ERROR`` times the magnitudes it adds up; what that
     moves in a prefix is at most the response of a step or a buffer (``Generators.responses``).
     """
+    generators, reach = strategy.generators, strategy.reach
+    assert generators is not None
     found, size = generators.responses(), generators.theta.shape[1]
     around = 1 + (np.abs(generators.out) * found.filled).sum(axis=1)
     of_steps = (3 * size + 4) * found.step * generators.gain * around
     kept = np.abs(generators.theta) * found.filled + np.abs(generators.into) * found.steps
     of_buffers = 4 * (found.buffers * kept).sum(axis=1)
-    local = float((of_steps + of_buffers).sum()) + 2 * reach * len(of_steps)
+    local = float((of_steps + of_buffers).sum()) + (reach + found.steps) * len(of_steps)
     return (reach * quantile.ERROR + local * doubles.ERROR * _FARTHEST) * (1 + 1e-6)
 
 

@@ -106,3 +106,9 @@ def test_digest_and_identity() -> None:
     assert not Mixing([-np.eye(3)]).identity
     with pytest.raises(ValueError, match="read-only"):
         one.factors[0][0, 0] = 2.0
+
+
+def test_what_was_certified_before_is_taken() -> None:
+    once = Mixing([some(3), some(4)])
+    again = Mixing([some(3), some(4)], once.inverse_norm2)
+    assert (again.inverse_norm2, again.digest) == (once.inverse_norm2, once.digest)

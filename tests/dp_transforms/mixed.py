@@ -31,12 +31,17 @@ def mixed_plan(mixing: Mixing | None, **options: object) -> Plan:
 
 
 def begin_mixed(
-    plan: Plan, folder: Path, mixing: Mixing, shards: int = 3, run_id: str = RUN_ID
+    plan: Plan, folder: Path, mixing: Mixing, shards: int = 3, calibration: str | None = None
 ) -> Run:
-    """A run on a store in the folder; its cells are the first keys of generated streams."""
+    """A run on a store in the folder; its cells are the first keys of generated streams.
+
+    Args:
+        calibration: numbers of the run in the place of the plan's own.
+    """
     public, url = public_table(plan, range(mixing.size)), f"sqlite:{folder}/mixed.db"
     folder.mkdir(parents=True, exist_ok=True)
-    return begin_run(plan, KEYS, url, shards, run_id=run_id, public=public, mixing=mixing)[0]
+    given = {"calibration": calibration, "public": public, "mixing": mixing}
+    return begin_run(plan, KEYS, url, shards, run_id=RUN_ID, **given)[0]  # type: ignore[arg-type]
 
 
 def released(run: Run, source: Iterable[pa.RecordBatch]) -> dict[tuple[int, int], bytes]:

@@ -143,6 +143,30 @@ def test_restarts_and_reshards_change_nothing(tmp_path: Path) -> None:
     assert steps_of(plan, tmp_path / "moved", 1000, 11) == expected
 
 
+def test_a_run_that_was_cut_off_goes_on_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With data, at several steps of several shards; each time in a new process's objects."""
+    plan = plan_of()
+    source = generate(plan).batches(100)
+    whole = released(begin_mixed(plan, tmp_path / "whole", MIXING), source)
+    computed, honest = 0, Stepper._compute
+
+    def failing(self: Stepper, *args: object) -> object:
+        nonlocal computed
+        computed += 1
+        if computed in (3, 21, 40):
+            raise InterruptedError
+        return honest(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Stepper, "_compute", failing)
+    for _ in range(3):
+        with pytest.raises(InterruptedError):
+            released(begin_mixed(plan, tmp_path / "cut", MIXING), source)
+        stores.close_all()
+    assert released(begin_mixed(plan, tmp_path / "cut", MIXING), source) == whole
+
+
 def test_no_run_begins_without_its_mixing(tmp_path: Path) -> None:
     plan, public = plan_of(), public_table(plan_of(), range(CELLS))
     other = Mixing(factors(5, 4))

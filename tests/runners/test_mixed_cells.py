@@ -1,4 +1,4 @@
-"""Mixed cells on other runners: the same bytes as in memory."""
+"""Mixed cells on another runner: the same bytes as in memory."""
 
 from pathlib import Path
 
@@ -10,27 +10,20 @@ from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.state import open as stores
 from tests.dp_transforms.mixed import begin_mixed, factors, mixed_plan, released
-from tests.runners.engines import need_flink
 from tests.runners.feed import Collect, collected
 from tests.runners.prism import binary
 from tests.streams import COUNT, SUM, generate
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["PrismRunner", "FlinkRunner"])
-def test_the_same_bytes_as_in_memory(name: str, tmp_path: Path) -> None:
+def test_prism_gives_the_same_bytes_as_memory(tmp_path: Path) -> None:
     mixing = Mixing(factors(4, 5))
     plan = mixed_plan(mixing, aggregates=(COUNT, SUM))
     source = generate(plan).batches(150)
     expected = released(begin_mixed(plan, tmp_path / "a", mixing), source)
-    if name == "FlinkRunner":
-        need_flink()
-        flags = ["--parallelism=2"]
-    else:
-        flags = [f"--prism_location={binary()}"]
     run, out = begin_mixed(plan, tmp_path / "b", mixing, 4), tmp_path / "out"
     out.mkdir()
-    engine = make_runner(name, flags)
+    engine = make_runner("PrismRunner", [f"--prism_location={binary()}"])
     with beam.Pipeline(engine.runner, engine.options) as pipeline:
         output = pipeline | beam.Create(source, reshuffle=False) | DPStream(plan, run)
         _ = output.releases | Collect(out)

@@ -155,3 +155,14 @@ def test_covariance_of_cells_and_steps() -> None:
 
     assert fits(whole)
     assert not fits(np.eye(4)) and not fits(whole.T) and not fits(whole / 1.25)
+
+
+def test_pinned() -> None:
+    """A run that goes on with another version or processor must draw what it drew before."""
+    dyadic = [np.array([[1.0, 0.5], [-0.25, 1.0]]), np.array([[1.0, 0.125], [0.5, 1.0]])]
+    noise = MixedNoise(stream_of("blt", 20), Mixing(dyadic))
+    assert [noise.at(t).tolist() for t in (1, 2, 20)] == [
+        [463965, 368298, -514928, -431641],
+        [259166, 937735, -179373, 563237],
+        [793579, 885501, 60186, -849215],
+    ]
