@@ -26,7 +26,8 @@ def mixing_of(workload: Workload, strategy: CellStrategy) -> Mixing:
     Raises:
         PolicyError, UsageError: too many cells, or no invertible mix.
     """
-    return Mixing(mixed(strategy, workload.sizes).mix)
+    found = mixed(strategy, workload.sizes)
+    return Mixing(found.mix, found.inverse_norm2)
 
 
 def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> Job:
