@@ -95,6 +95,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
         run_id=job.privacy.insecure_test_run_id,
         public=public,
         performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
+        mixing=None if job.cells is None else job.cells.mixing,
     )
     try:
         caught_up = check_sink(run, sink, replaying=run.open().restoring)
@@ -260,7 +261,7 @@ def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Char
         delta=budget.delta,
         mu=budget.mu,
         threshold_delta=plan.privacy.contributions * budget.b,
-        kind="stream",
+        kind="workload" if getattr(job, "cells", None) is not None else "stream",
         epoch=epoch,
         identity=unit_of(job).text,
         periods=plan.timeline.periods,

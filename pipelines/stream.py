@@ -18,6 +18,7 @@ from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.begin import begin, leave
+from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
 from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
@@ -251,7 +252,7 @@ def _connect(
         at = resume_point(run)
         clock, reader = WallClock(line, at.first), fitted(source.read(at.begin, Backpressure(run)))
     read = pipeline | "Source" >> reader
-    records = with_query(read.records, job)
+    records = with_cells(with_query(read.records, job), job)
     output = records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     restoring = ends and run.open().restoring
     writing = WriteReleases(sink, restoring, None if ends else run)

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.audit import audit
 from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.demo import demo
@@ -31,10 +32,11 @@ from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.tabulate import tabulate
+from dpstream.pipelines.cli.workload import workload
 
 COMMANDS = (
     *(plan, run, report, demo, generate, experiment, doctor),
-    *(audit, choose, folder, key, ledger, replay, sql, state, tabulate),
+    *(answer, audit, choose, folder, key, ledger, replay, sql, state, tabulate, workload),
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import apache_beam as beam
+import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError
@@ -61,7 +62,8 @@ def query_of(job: Job) -> "RowQuery":
     """
     from dpstream.pipelines.sql.row_query import FIELD, compiled
 
-    found = compiled(job.source, job.plan, job.path.parent)
+    plan = msgspec.structs.replace(job.plan, key=job.key)
+    found = compiled(job.source, plan, job.path.parent)
     if found.digest != job.plan.query:
         raise PolicyError(FIELD, "changed since the plan was made", "load the job again")
     return found

@@ -9,7 +9,7 @@ and cannot change a released byte.
 import glob
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -48,6 +48,9 @@ from dpstream.pipelines.jobs.text import (
 )
 from dpstream.state import open as stores
 
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.cells import JobCells
+
 MAX_JOB_BYTES = 1 << 20
 
 
@@ -60,6 +63,7 @@ class Job(msgspec.Struct, frozen=True):
             path in them is absolute.
         plan: what is released and promised; checked.
         tuning: where C and clamps come from, if the job says so.
+        cells: the domain that its key columns are mapped to, where it answers a workload.
     """
 
     path: Path
@@ -73,13 +77,19 @@ class Job(msgspec.Struct, frozen=True):
     performance: PerformanceConfig
     plan: Plan
     tuning: TuningConfig | None = None
+    cells: "JobCells | None" = None
+
+    @property
+    def key(self) -> tuple[Field, ...]:
+        """The key columns of the input."""
+        return self.plan.key if self.cells is None else self.cells.domain.key
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Input columns the job reads, each once: unit, key, time, stamp, values, record id; or
         those that its query reads, beside unit, time, stamp and record id."""
         query = self.source.query
-        keys = [f.column for f in self.plan.key] if query is None else list(query.columns or ())
+        keys = [f.column for f in self.key] if query is None else list(query.columns or ())
         names = [self.plan.unit.column, *keys, self.plan.event_time]
         if self.plan.stamp != "event_time":
             names.append(self.plan.stamp)

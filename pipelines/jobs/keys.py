@@ -26,12 +26,14 @@ _ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes":
 
 
 def read_public_keys(job: "Job") -> pa.Table:
-    """The public key list: distinct rows, sorted; columns and types of the job's key.
+    """The public key list: distinct rows, sorted; columns and types of the plan's key.
 
     Raises:
         UsageError: the job names no list, or the file is not one.
         PolicyError: the file is not the one the plan was made with.
     """
+    if job.cells is not None:
+        return job.cells.domain.table
     if job.keys.public is None:
         raise UsageError("keys.public", "is not set", "name a CSV file of the public keys")
     rows = _rows(Path(job.keys.public), job.plan.key)

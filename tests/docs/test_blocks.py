@@ -178,7 +178,7 @@ def check(words: list[str]) -> None:
 def test_commands_that_are_shown(path: Path) -> None:
     text = path.read_text()
     for block in blocks(text):
-        assert block.language in ("sh", "toml", "python", "sql", ""), "say what a block is"
+        assert block.language in ("sh", "toml", "python", "sql", "json", ""), "say what a block is"
         assert "dpstream " not in block.text or block.language in ("sh", "toml", "python")
         for words in lines(block.text) if block.language == "sh" else ():
             check(words)

@@ -19,6 +19,7 @@ from dpstream.dp_transforms.ingest.records import (
     public_key_ids,
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.cells import in_cells
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.connectors.records.compression import unpacked_name
@@ -75,7 +76,7 @@ def canonical_records(job: Job, plan: Plan, ring: KeyRing) -> Iterator[pa.Record
     if plan.public_keys is not None:
         public = public_key_ids(plan, ring, canonical_public_keys(plan, read_public_keys(job)))
     ingest = Canonicaliser(plan, ring, public)
-    for batch in queried(job, batches(job)):
+    for batch in in_cells(job, queried(job, batches(job))):
         yield ingest(batch)[0]
 
 

@@ -1,0 +1,141 @@
+"""``dpstream answer``: a workload's answers, from records or from what was released."""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.workload import FILE, STRATEGY
+
+if TYPE_CHECKING:
+    from dpstream.accounting.workloads.workload import Workload
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    epilog=examples(
+        "dpstream answer ages.json job.toml --out answers",
+        "dpstream answer ages.json job.toml --out hours --over-time --nonnegative",
+        "dpstream answer other.json --from answers --out other.csv",
+    ),
+)
+@FILE
+@click.argument("job", type=_PATH, required=False)
+@click.option("--from", "release", type=_PATH, help="Folder of a release to answer from: free.")
+@click.option("--out", type=_PATH, help="New folder; with --from a .csv, .parquet or .arrow file."
+              "  [default with --from: CSV on stdout]")  # fmt: skip
+@click.option("--over-time", is_flag=True, help="At every trigger of the job, not at its end.")
+@click.option(
+    "--nonnegative",
+    is_flag=True,
+    help="Values of the nearest cells that are not negative (least squares).",
+)
+@click.option("--covariance", type=_PATH, help="--from: write the answers' covariance (.npy).")
+@STRATEGY
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "csv"]),
+    default="parquet",
+    show_default=True,
+    help="Of the answers in the new folder.",
+)
+@click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@AS_JSON
+@click.pass_context
+def answer(
+    ctx: click.Context, /, file: Path, job: Path | None, release: Path | None, out: Path | None,
+    over_time: bool, nonnegative: bool, covariance: Path | None, strategy: str, objective: str,
+    cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
+
+    JOB is a job file whose key columns are the workload's attributes; it says what is counted, by
+    which unit, with which budget and from which ledger.  A record outside the domain is a dead
+    letter.  OUT gets the answers with exact standard errors, and the estimate from which any
+    other workload over the same domain is answered.  Other flags pass through to Beam.
+    """
+    from dpstream.pipelines.workload.files import read_workload
+
+    if (job is None) == (release is None):
+        raise UsageError("JOB", "or --from RELEASES is required", "give one of the two")
+    asked = read_workload(file)
+    if release is not None:
+        if over_time:
+            raise UsageError("--over-time", "is for a job", "a release has its own triggers")
+        _from(asked, release, out, nonnegative, covariance, as_json)
+        return
+    assert job is not None
+    if out is None:
+        raise UsageError("--out", "is required", "name a new folder")
+    if covariance is not None:
+        raise UsageError("--covariance", "is for --from", "ask it of the release")
+    from dpstream.pipelines.operate.ledger_view import ledger_warnings
+    from dpstream.pipelines.workload.cache import folder_of, solved
+    from dpstream.pipelines.workload.execute import Order, execute
+
+    loaded = load_job(job)
+    for warning in ledger_warnings(loaded):
+        click.echo(f"Warning: {warning}", err=True)
+    plan, _, _ = solved(asked, folder_of(cache), objective, strategy)
+    order = Order(asked, loaded, plan.strategy, out.absolute(), over_time, form, nonnegative,
+                  runner, ctx.args)  # fmt: skip
+    with Bar(hidden=quiet or as_json) as bar:
+        done = execute(order, bar.update)
+    receipt = done.receipt
+    if as_json:
+        print_json({
+            "out": out.name, "run_id": receipt.run_id, "resumed": done.result.resumed,
+            "strategy": receipt.strategy, "releases": len(receipt.moments),
+            "answers": len(receipt.moments) * asked.queries, "epsilon": receipt.epsilon,
+            "delta": receipt.delta, "mu": receipt.mu, "insecure": receipt.insecure,
+        })  # fmt: skip
+        return
+    click.echo(
+        f"{asked.queries:,} answers at {len(receipt.moments):,} release(s) in {out.name};"
+        f" strategy {receipt.strategy}, run {receipt.run_id}"
+    )
+    if receipt.insecure:
+        click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
+
+
+def _from(
+    asked: "Workload", folder: Path, out: Path | None, nonnegative: bool,
+    covariance: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Answers of a release: post-processing of what is public."""
+    import numpy as np
+
+    from dpstream.pipelines.workload.answers import answers
+    from dpstream.pipelines.workload.estimate import covariance as covariance_of
+    from dpstream.pipelines.workload.release import (
+        check_domain,
+        read_release,
+        write_csv,
+        write_table,
+    )
+
+    receipt, estimate = read_release(folder)
+    check_domain(receipt, asked)
+    several = len(receipt.moments) > 1
+    table = answers(asked, estimate, receipt.moments, several, nonnegative)
+    if covariance is not None:
+        if covariance.suffix != ".npy" or several:
+            raise UsageError("--covariance", "is an .npy file, of one release", "name such a file")
+        np.save(covariance, covariance_of(asked, estimate.mix) * estimate.scale[0] ** 2)
+    if out is not None:
+        write_table(out, table)
+    if as_json:
+        print_json({"answers": table.num_rows, "run_id": receipt.run_id, "charged": False})
+    elif out is None:
+        text = io.BytesIO()
+        write_csv(table, text)
+        click.echo(text.getvalue(), nl=False)
+    else:
+        click.echo(f"{table.num_rows:,} answers in {out.name}; nothing was charged")

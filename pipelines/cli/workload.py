@@ -1,0 +1,70 @@
+"""``dpstream workload``: what linear answers would cost, before there is data."""
+
+from pathlib import Path
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+
+FILE = click.argument("file", type=click.Path(path_type=Path))
+STRATEGY = options(
+    click.option("--strategy", default="auto", show_default=True,
+                 help="auto, optimum, eigen, identity, workload, haar, hierarchical, fourier or"
+                 " datacube."),
+    click.option("--objective", default="total", show_default=True,
+                 help="total: the weighted squared errors; worst: the largest one; relative: each"
+                 " query's in proportion to its norm."),
+    click.option("--cache", type=click.Path(path_type=Path),
+                 help="Folder of solved strategies.  [default: below the user's caches]"),
+)  # fmt: skip
+
+
+@click.group()
+def workload() -> None:
+    """Many linear answers (ranges, tables, cumulative curves, any matrix) from one estimate.
+
+    A workload file is JSON: {"domain": [{"name": "age", "edges": [0, 10, 20]}, {"name": "sex",
+    "values": ["f", "m"]}], "queries": [{"factors": {"age": "range"}}]}; or NPZ with a matrix W.
+    """
+
+
+@workload.command(
+    epilog=examples(
+        "dpstream workload plan ages.json --epsilon 1 --delta 1e-8",
+        "dpstream workload plan ages.json --mu 1 --objective worst --json",
+        "dpstream workload plan ages.json --mu 0.5 --contributions 4 --picture errors.svg",
+    )
+)
+@FILE
+@STRATEGY
+@click.option("--epsilon", type=float, help="With --delta: what every unit is promised.")
+@click.option("--delta", type=float, help="The same.")
+@click.option("--mu", type=float, help="Or as Gaussian differential privacy.")
+@click.option("--contributions", type=int, default=1, show_default=True,
+              help="C: records of a unit that count.")  # fmt: skip
+@click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries.")
+@AS_JSON
+def plan(
+    file: Path, strategy: str, objective: str, cache: Path | None, epsilon: float | None,
+    delta: float | None, mu: float | None, contributions: int, picture: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Say how large the errors of a workload's answers will be, and that no strategy has less.
+
+    No data is read.  The strategy is kept in the cache, from which `dpstream answer` takes it.
+    """
+    from dpstream.pipelines.workload.cache import folder_of
+    from dpstream.pipelines.workload.files import read_workload
+    from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
+
+    guarantee = guarantee_of(epsilon, delta, mu, contributions)
+    found = planned(read_workload(file), folder_of(cache), objective, strategy)
+    if picture is not None:
+        from dpstream.pipelines.workload.picture import save
+
+        save(found, guarantee, picture)
+    shown = figures(found, guarantee)
+    if as_json:
+        print_json(shown)
+    else:
+        click.echo(words(shown), nl=False)

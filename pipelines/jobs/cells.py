@@ -1,0 +1,130 @@
+"""The cells of a workload's domain as the public keys of a job: one number in place of its key.
+
+A record's cell is a function of its own key columns and of the public domain.  The columns are
+read as those of every job are, so that a value that is missing, mistyped, not listed or outside
+the edges gives no cell, and the record is a dead letter by the rule of its key.
+"""
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.workloads.attributes import Attribute, framed
+from dpstream.accounting.workloads.workload import codes
+from dpstream.dp_transforms.ingest import columns
+
+#: The column that takes the place of the key.
+CELL = Field("cell", "int")
+
+
+class CellDomain(NamedTuple):
+    """What a job's key columns are mapped to.
+
+    Attributes:
+        attributes: the domain, in the order in which cells are numbered.
+        key: the job's own key columns, one for each attribute, in that order.
+    """
+
+    attributes: tuple[Attribute, ...]
+    key: tuple[Field, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Cells of each attribute."""
+        return tuple(attribute.size for attribute in self.attributes)
+
+    @property
+    def table(self) -> pa.Table:
+        """The public key list: numbers of all cells."""
+        numbers = np.arange(math.prod(self.sizes), dtype=np.int64)
+        return pa.table(
+            [pa.array(numbers)], schema=pa.schema([pa.field(CELL.column, pa.int64(), False)])
+        )
+
+    @property
+    def digest(self) -> str:
+        """128-bit hex digest of the domain: what stands for the list in a plan.
+
+        Not the numbers alone: the same cells under other names or edges hold other records, and
+        noise that is drawn for one must not be drawn for the other.
+        """
+        return domain_digest(self.attributes)
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch with the cell of each row, null where it has none."""
+        pairs = zip(self.attributes, self.key, strict=True)
+        found = [_cells(attribute, batch.column(field.column), field) for attribute, field in pairs]
+        flat = codes(self.sizes, np.array(found, np.int64).reshape(len(found), batch.num_rows))
+        column = pa.array(flat, mask=flat < 0)
+        at = batch.schema.get_field_index(CELL.column)
+        if at < 0:
+            return batch.append_column(CELL.column, column)
+        return batch.set_column(at, CELL.column, column)
+
+
+class JobCells(NamedTuple):
+    """The domain of a job, and how the noise of its cells is mixed."""
+
+    domain: CellDomain
+    mixing: Mixing
+
+
+def domain_digest(attributes: Sequence[Attribute]) -> str:
+    """128-bit hex digest of names, values and edges in their order."""
+    body = b"".join(framed(attribute.canonical()) for attribute in attributes)
+    return hashlib.blake2b(body, digest_size=16, person=b"dpstream-cells").hexdigest()
+
+
+def cell_key(attributes: Sequence[Attribute], key: Sequence[Field]) -> tuple[Field, ...]:
+    """The key columns in the order of the attributes.
+
+    Raises:
+        UsageError: they are not the attributes, or a column's type is not that of its values.
+    """
+    known = {field.column: field for field in key}
+    if set(known) != {attribute.name for attribute in attributes}:
+        raise UsageError(
+            "schema.key",
+            "names other columns than the workload has attributes",
+            "list the attributes' columns there, no others",
+        )
+    for attribute in attributes:
+        field = known[attribute.name]
+        wanted = "int" if not attribute.values or isinstance(attribute.values[0], int) else "string"
+        if field.type != wanted and not attribute.edges:
+            raise UsageError(
+                "schema.key",
+                f"has another type for '{attribute.name}' than the workload's values",
+                f'write type = "{wanted}" there',
+            )
+        if len({_normal(value) for value in attribute.values}) < len(attribute.values):
+            raise UsageError(
+                f"domain.{attribute.name}.values", "two values are one text in normal form (NFC)",
+                "keep one of them",
+            )  # fmt: skip
+    return tuple(known[attribute.name] for attribute in attributes)
+
+
+def _cells(attribute: Attribute, column: pa.Array, field: Field) -> Int64:
+    """(rows,) number of each row's cell on one axis, -1 where it has none."""
+    if attribute.edges:
+        numbers, ok = columns.measure(column)
+        return np.where(ok, attribute.cells(np.where(ok, numbers, attribute.edges[0])), -1)
+    typed, ok = columns.identity(column, field.type)
+    listed = pa.array([_normal(value) for value in attribute.values], typed.type)
+    found = pc.index_in(typed, value_set=listed).fill_null(-1).to_numpy(zero_copy_only=False)
+    return np.where(ok, found, -1).astype(np.int64)
+
+
+def _normal(value: str | int) -> str | int:
+    return unicodedata.normalize("NFC", value) if isinstance(value, str) else value

@@ -1,0 +1,112 @@
+"""Solved strategies on disk, named by the structure of their workload.
+
+A strategy is public: it depends on the queries and on no record.  What is read back is checked
+against its digest, and solved again if it is damaged.  A forged one could cost accuracy and not
+privacy: the sensitivity is measured of the mix that is used.
+"""
+
+import contextlib
+import io
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.strategies.cells import fixed
+from dpstream.accounting.strategies.cells.auto import OBJECTIVES, Plan, auto
+from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
+from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
+from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.state.durable import replacing
+
+_FIXED = {
+    "identity": fixed.identity, "workload": fixed.itself, "haar": fixed.haar,
+    "hierarchical": fixed.hierarchical, "fourier": fixed.fourier, "datacube": fixed.datacube,
+}  # fmt: skip
+#: What can be asked for by name.
+STRATEGIES = ("auto", "optimum", "eigen", *_FIXED)
+
+
+def folder_of(given: Path | None) -> Path:
+    """Where strategies are kept: ``given``, else ``dpstream/strategies`` of the user's caches."""
+    if given is not None:
+        return given
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "dpstream" / "strategies"
+
+
+def solved(
+    workload: Workload, folder: Path, objective: str = "total", strategy: str = "auto"
+) -> tuple[Plan, Path, bool]:
+    """The plan of a workload, its file, and whether it was there before.
+
+    Raises:
+        PolicyError: the domain or the objective is beyond what is solved.
+        UsageError: a strategy or an objective that there is not.
+    """
+    if strategy not in STRATEGIES:
+        raise UsageError("--strategy", f"is one of {', '.join(STRATEGIES)}", "choose one")
+    if objective not in OBJECTIVES:
+        raise UsageError("--objective", f"is one of {', '.join(OBJECTIVES)}", "choose one")
+    path = folder / f"{workload.structure}-{objective}-{strategy}.npz"
+    found = _read(path, workload.structure)
+    if found is not None:
+        return found, path, True
+    found = _solve(workload, objective, strategy)
+    with contextlib.suppress(OSError):  # without a cache it is solved again
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(path, found, workload.structure)
+    return found, path, False
+
+
+def write(path: Path, plan: Plan, structure: str) -> None:
+    """Keep a plan in a file that its owner alone can read."""
+    held = io.BytesIO()
+    np.savez(held, **to_arrays(plan, structure))
+    with replacing(path, 0o600) as draft:
+        draft.write_bytes(held.getbuffer())
+
+
+def _read(path: Path, structure: str) -> Plan | None:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
+            arrays: dict[str, Any] = {name: held[name] for name in held.files}
+        return from_arrays(arrays, structure)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, UsageError):
+        return None
+
+
+def _solve(workload: Workload, objective: str, strategy: str) -> Plan:
+    best = auto(workload, objective)
+    if strategy == "auto":
+        return best
+    asked = workload.relative() if objective == "relative" else workload
+    with one_thread():
+        found = made(asked, strategy)
+        worst = objective == "worst"
+        error = largest(asked, found) if worst else found.error(asked)
+    if not math.isfinite(error):
+        raise PolicyError("--strategy", "does not measure all that is asked", "choose another")
+    return best._replace(strategy=found, error=error)
+
+
+def made(workload: Workload, strategy: str) -> CellStrategy:
+    """A strategy by its name."""
+    if strategy == "optimum":
+        return optimum(workload).strategy
+    if strategy == "eigen":
+        return eigen(spectrum(workload))
+    return _FIXED[strategy](workload)
+
+
+def largest(workload: Workload, strategy: CellStrategy) -> float:
+    """Largest weighted variance of a query at mu = 1."""
+    found = zip(workload.products, strategy.variances(workload), strict=True)
+    return max(float(product.weight * variances.max()) for product, variances in found)

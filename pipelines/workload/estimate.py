@@ -1,0 +1,114 @@
+"""Answers of a workload from estimates of the cells, with their exact standard errors.
+
+An estimate is x + s L z: exact counts, L the mix, z independent components of sd 1, s public.  So
+the answers W x + s W L z have covariance s^2 W L L^T W^T, computed from the L that made the noise.
+The rounding of cells to 2^-16 of the grid adds less than the last digit of that.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Float64, kron
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.workload import Product, Workload
+
+#: Numbers of the working arrays; of a covariance that is handed out.
+_AT_ONCE, MAX_COVARIANCE = 1 << 24, 1 << 24
+#: Half-width of a 95% interval of a Gaussian, in sds.
+HALF_WIDTH = 1.959963984540054
+
+
+class Estimate(NamedTuple):
+    """Released estimates of the cells of a domain.
+
+    Attributes:
+        cells: (releases, n) in units of what was aggregated.
+        scale: (releases,) s, sd of a component.
+        mix: L, or a factor of it for each attribute.
+    """
+
+    cells: Float64
+    scale: Float64
+    mix: tuple[Float64, ...]
+
+
+def values(workload: Workload, cells: Float64) -> Float64:
+    """(queries,) answers, product by product."""
+    return np.concatenate([found.ravel() for found in workload.apply(cells)])
+
+
+@one_thread()
+def norms(workload: Workload, mix: Sequence[Float64]) -> Float64:
+    """(queries,) norm of each row of W L: its standard error for components of sd 1."""
+    if len(mix) == len(workload.sizes):
+        covariances = [factor @ factor.T for factor in mix]
+        known: dict[tuple[int, int], Float64] = {}
+        squares = [_by_axes(workload, p, covariances, known) for p in workload.products]
+    else:
+        [whole] = mix
+        squares = [_by_columns(workload, product, whole) for product in workload.products]
+    return np.sqrt(np.concatenate(squares))
+
+
+def _by_axes(
+    workload: Workload,
+    product: Product,
+    covariances: Sequence[Float64],
+    known: dict[tuple[int, int], Float64],
+) -> Float64:
+    """Of a Kronecker product of mixes: the product of each axis's variances."""
+    found = []
+    for axis, factor in enumerate(workload.factors_of(product)):
+        name = (axis, -1 if factor.kind == "total" else id(factor))
+        if name not in known:
+            known[name] = factor.variances(covariances[axis])
+        found.append(known[name])
+    return kron(found)
+
+
+def _by_columns(workload: Workload, product: Product, mix: Float64) -> Float64:
+    """Of one matrix: W on some of its columns after the other, squares added up."""
+    factors = workload.factors_of(product)
+    rows = math.prod(factor.rows for factor in factors)
+    step = max(1, _AT_ONCE // max(rows, len(mix)))
+    total = np.zeros(rows)
+    for begin in range(0, mix.shape[1], step):
+        part = mix[:, begin : begin + step].reshape(*workload.sizes, -1)
+        for axis, factor in enumerate(factors):
+            part = factor.apply(part, axis)
+        total += np.einsum("qj,qj->q", part.reshape(rows, -1), part.reshape(rows, -1))
+    return total
+
+
+@one_thread()
+def covariance(workload: Workload, mix: Sequence[Float64]) -> Float64:
+    """(queries, queries) covariance of the answers for components of sd 1.
+
+    Raises:
+        PolicyError: too many queries for a matrix.
+    """
+    size = workload.cells
+    if max(workload.queries, size) * workload.queries > MAX_COVARIANCE:
+        raise PolicyError(
+            "--covariance",
+            f"is for queries x queries (or cells) of at most {MAX_COVARIANCE} numbers",
+            "ask fewer queries at once",
+        )
+    rows = []
+    for product in workload.products:
+        # W on the unit vectors of the cells: all columns at once.
+        found = [factor.dense() for factor in workload.factors_of(product)]
+        rows.append(kron(found))
+    matrix = np.concatenate(rows)
+    if len(mix) == 1:
+        mixed = matrix @ mix[0]
+    else:
+        mixed = matrix.reshape(-1, *workload.sizes)
+        for axis, factor in enumerate(mix):
+            mixed = np.moveaxis(np.tensordot(mixed, factor, (axis + 1, 0)), -1, axis + 1)
+        mixed = mixed.reshape(len(matrix), -1)
+    return np.asarray(mixed @ mixed.T)

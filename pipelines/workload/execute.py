@@ -1,0 +1,149 @@
+"""`dpstream answer` of a job's records: the run, and what is read of it.
+
+The run is a run like every other: store and run id, charge, draws, committed releases (the job's
+sink gets them too).  Answers are post-processing of what the store has committed, so whoever is
+cut off goes on with the same command: the same noise, no further charge, the same bytes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.pipelines.jobs.cells import CELL, domain_digest
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.stream import Progress, Result, run_job
+from dpstream.pipelines.workload.answers import MAX_ANSWERS, answers
+from dpstream.pipelines.workload.estimate import Estimate
+from dpstream.pipelines.workload.files import domain_text
+from dpstream.pipelines.workload.of_job import cells_job, mixing_of
+from dpstream.pipelines.workload.release import Moment, Receipt, write_release
+from dpstream.state import open as stores
+from dpstream.state.store import Store
+
+
+class Order(NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+        strategy: of the cells; over_time: at every trigger of the job.
+        out: folder of the answers; form: of the table in it.
+        nonnegative: consistent non-negative estimates in the place of the linear ones.
+        runner, beam_args: as `run_job` takes them.
+    """
+
+    workload: Workload
+    job: Job
+    strategy: CellStrategy
+    out: Path
+    over_time: bool = False
+    form: str = "parquet"
+    nonnegative: bool = False
+    runner: str = "DirectRunner"
+    beam_args: Sequence[str] = ()
+
+
+class Done(NamedTuple):
+    """What was written, and the run behind it."""
+
+    receipt: Receipt
+    result: Result
+
+
+def execute(order: Order, progress: Progress | None = None) -> Done:
+    """Run, answer, write.
+
+    Raises:
+        DpstreamError: refused before a charge, or failed.
+    """
+    mixing = mixing_of(order.workload, order.strategy)
+    job = cells_job(order.job, order.workload, mixing, order.over_time)
+    _check(order, job)
+    result = run_job(job, order.runner, order.beam_args, progress)
+    try:
+        estimate, moments, receipt = _released(order, job, result.run_id)
+    finally:
+        stores.close_all()
+    table = answers(order.workload, estimate, moments, order.over_time, order.nonnegative)
+    return Done(write_release(order.out, receipt, estimate, table, order.form), result)
+
+
+def _check(order: Order, job: Job) -> None:
+    """What would fail only after the charge."""
+    if order.out.exists() and not (order.out / "release.json").exists():
+        raise PolicyError("--out", "exists, and is no answer of this command", "name a new folder")
+    line = job.plan.timeline
+    releases = 1 if line.end is None else line.windows * line.triggers
+    if line.end is None:
+        raise PolicyError(
+            "time.end", "is required: answers are written when the run has ended",
+            "give the job an end; a stream without end is answered by `--from` its releases",
+        )  # fmt: skip
+    if releases * order.workload.queries > MAX_ANSWERS:
+        raise PolicyError(
+            "queries",
+            f"answers of all triggers are at most {MAX_ANSWERS}",
+            "ask a smaller workload, and others with --from",
+        )
+
+
+def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Moment], Receipt]:
+    """What the store has committed of the run."""
+    plan, workload = job.plan, order.workload
+    store = stores.open_store(job.state.store or "", plan, run_id)
+    budget = calibrated(plan, store.identity.calibration).budget
+    [aggregate], own = plan.aggregates, job.cells
+    assert own is not None
+    line, cells, scale, moments = plan.timeline, [], [], []
+    for window, last in sorted(store.completed(store.identity.shards).items()):
+        for trigger in range(1, last + 1):
+            cells.append(_cells(store, window, trigger, aggregate.name, workload.cells))
+            scale.append(float(budget.values[0].sd[trigger - 1]) * aggregate.grid)
+            moments.append(moment_of(line, window, trigger))
+    receipt = Receipt(
+        run_id=run_id,
+        plan_hash=plan.hash,
+        domain=domain_text(workload),
+        domain_digest=domain_digest(workload.attributes),
+        workload=workload.digest,
+        strategy=order.strategy.name,
+        mixing=own.mixing.digest,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        mu=budget.mu,
+        contributions=plan.privacy.contributions,
+        aggregate=(aggregate.name, aggregate.kind),
+        insecure=job.insecure,
+        moments=moments,
+        files={},
+    )
+    found = Estimate(np.array(cells), np.array(scale), own.mixing.factors)
+    return found, moments, receipt
+
+
+def _cells(store: Store, window: int, trigger: int, name: str, size: int) -> Float64:
+    """(n,) estimates of a release, of all shards."""
+    found = np.full(size, np.nan)
+    for shard in range(store.identity.shards):
+        rows = store.committed_releases(window, shard, trigger)
+        if rows is None:
+            raise PolicyError(
+                "state.store", "lost a step it says is committed", "restore it from a backup"
+            )
+        found[rows.column(CELL.column).to_numpy()] = rows.column(name).to_numpy()
+    if np.isnan(found).any():
+        raise PolicyError("state.store", "lacks cells of a release", "restore it from a backup")
+    return found
+
+
+def moment_of(line: Timeline, window: int, trigger: int) -> Moment:
+    """Window and trigger as they are shown."""
+    begin, end = line.window_bounds(window)
+    return Moment(begin, end, trigger, line.instant_of(line.base(window) + trigger))

@@ -1,0 +1,87 @@
+"""The job that answers a workload: a job file's records, C and ledger, with cells as public keys.
+
+What is asked of the cells is post-processing, so that it does not enter the plan; the domain and
+the mix of noise do.  Hence a store, a ledger entry and all noise belong to a domain and a
+strategy: another workload is answered from what was released, or is another run.
+"""
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.plan.cells import cells_of
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.strategies.cells.mixing import mixed
+from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.pipelines.jobs.cells import CELL, CellDomain, JobCells, cell_key
+from dpstream.pipelines.jobs.job import Job
+
+_KINDS = ("count", "sum")
+
+
+def mixing_of(workload: Workload, strategy: CellStrategy) -> Mixing:
+    """The certified mix of a strategy over the workload's cells.
+
+    Raises:
+        PolicyError, UsageError: too many cells, or no invertible mix.
+    """
+    found = mixed(strategy, workload.sizes)
+    return Mixing(found.mix, found.inverse_norm2)
+
+
+def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> Job:
+    """A job whose releases are estimates of a workload's cells.
+
+    Args:
+        over_time: at every trigger of the job; otherwise once, at its end.
+
+    Raises:
+        UsageError, PolicyError: the job's key, aggregates or privacy do not fit.
+    """
+    _check(job)
+    key = cell_key(workload.attributes, job.plan.key)
+    if CELL.column in set(job.columns) - {field.column for field in key}:
+        raise UsageError(
+            "schema", f"reads a column '{CELL.column}', as the cells are called", "rename it"
+        )
+    domain = CellDomain(workload.attributes, key)
+    replace, plan = msgspec.structs.replace, job.plan
+    # Weights choose among keys by units: with all cells public there is nothing to choose.
+    privacy = replace(plan.privacy, weights=None) if job.privacy.weights == "auto" else plan.privacy
+    timeline = plan.timeline
+    if not over_time:
+        timeline = _once(timeline)
+        privacy = replace(privacy, strategy="dense", refresh_every=None, select_every=None)
+    plan = replace(
+        plan, key=(CELL,), public_keys=domain.digest, cells=cells_of(mixing), timeline=timeline,
+        privacy=privacy,
+    ).check()  # fmt: skip
+    return replace(job, plan=plan, cells=JobCells(domain, mixing))
+
+
+def _check(job: Job) -> None:
+    if job.keys.public is not None:
+        raise UsageError("keys.public", "is not for a workload: its cells are the keys", "omit it")
+    aggregates = job.plan.aggregates
+    if len(aggregates) != 1 or aggregates[0].kind not in _KINDS:
+        raise UsageError(
+            "aggregate",
+            "a workload is asked of one count or one sum",
+            "keep one [[aggregate]] of kind 'count' or 'sum'",
+        )
+
+
+def _once(line: Timeline) -> Timeline:
+    """The whole time as one window with one trigger."""
+    if line.end is None:
+        raise UsageError("time.end", "is required for one answer", "add it, or use --over-time")
+    if line.period is not None:
+        raise PolicyError(
+            "privacy.period",
+            "gives every period a budget of its own, and one answer is of all of them",
+            "omit it, or use --over-time",
+        )
+    whole = line.end - line.start
+    replace = msgspec.structs.replace
+    return replace(line, window=whole, slide=whole, trigger_every=whole, allowed_lateness=0)

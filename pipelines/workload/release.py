@@ -1,0 +1,220 @@
+"""The output of an answer: a folder of answers and of the estimate from which more can be asked.
+
+    OUT/answers.parquet or .csv   the answers, with standard errors and 95% intervals
+    OUT/estimate.npz              estimates of the cells, and the mix of their noise
+    OUT/release.json              the receipt: what they are of, and the digests of both
+
+All of it is public.  It is made beside its place and put there whole.  The receipt names the
+domain: a workload over another one is refused, since equal numbers of cells say nothing.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.pipelines.jobs.cells import domain_digest
+from dpstream.pipelines.workload.estimate import Estimate
+from dpstream.state.durable import sync
+
+RECEIPT, ESTIMATE = "release.json", "estimate.npz"
+FORMATS = ("parquet", "csv")
+_FIELD = "--from"
+
+
+class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which release an estimate is of: its window (micros since the epoch) and trigger."""
+
+    window_start: int
+    window_end: int
+    trigger: int
+    trigger_time: int
+
+
+class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the folder."""
+
+    bytes: int
+    digest: str
+
+
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was released; public.
+
+    Attributes:
+        run_id, plan_hash: of the run that was charged.
+        domain: attributes as workload files write them; domain_digest: names, values and edges.
+        workload: digest of the workload that was answered; strategy: what was measured.
+        mixing: digest of the mix of noise.
+        epsilon, delta, mu: what it cost.
+        contributions: records of a unit that count.
+        aggregate: name and kind of what is counted or summed.
+        insecure: a fixed test key was used.
+        moments: one for each estimate, in order; files: by name.
+    """
+
+    run_id: str
+    plan_hash: str
+    domain: list[dict[str, Any]]
+    domain_digest: str
+    workload: str
+    strategy: str
+    mixing: str
+    epsilon: float
+    delta: float
+    mu: float | None
+    contributions: int
+    aggregate: tuple[str, str]
+    insecure: bool
+    moments: list[Moment]
+    files: dict[str, Written]
+    format: int = 1
+
+    @property
+    def encoded(self) -> bytes:
+        """As it is kept."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+
+class Released(NamedTuple):
+    """A receipt and what it is of."""
+
+    receipt: Receipt
+    estimate: Estimate
+
+
+def write_release(
+    out: Path, receipt: Receipt, estimate: Estimate, answers: pa.Table, form: str
+) -> Receipt:
+    """Put a release in its place; the same one may stand there already.
+
+    Raises:
+        PolicyError: something else stands there.
+        RunError: it cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError:
+        raise RunError("--out", "has a folder that cannot be written", "check it") from None
+    try:
+        arrays = {"cells": estimate.cells, "scale": estimate.scale}
+        arrays |= {f"mix{number}": factor for number, factor in enumerate(estimate.mix)}
+        np.savez(draft / ESTIMATE, **arrays)  # type: ignore[arg-type]
+        write_table(draft / f"answers.{form}", answers)
+        files = {path.name: _written(path) for path in sorted(draft.iterdir())}
+        receipt = msgspec.structs.replace(receipt, files=files)
+        (draft / RECEIPT).write_bytes(receipt.encoded)
+        for path in draft.iterdir():
+            sync(path)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(draft, 0o777 & ~mask)
+        if out.exists():
+            _same(out, receipt)
+            return receipt
+        os.rename(draft, out)
+        sync(out.parent)
+    except OSError:
+        raise RunError("--out", "cannot be written", "check its folder and disk") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return receipt
+
+
+def read_release(folder: Path) -> Released:
+    """A release, its estimate held against the receipt.
+
+    Raises:
+        UsageError: there is none.
+        PolicyError: it is damaged, or another program's.
+    """
+    try:
+        receipt = _receipt(folder)
+        data = (folder / ESTIMATE).read_bytes()
+    except OSError:
+        raise UsageError(
+            _FIELD, "is no folder that `dpstream answer` wrote", "name its --out"
+        ) from None
+    written = receipt.files.get(ESTIMATE)
+    if written is None or written != Written(len(data), hashlib.sha256(data).hexdigest()):
+        raise PolicyError(_FIELD, "has an estimate that is not what was released", "restore it")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as held:
+            mix = tuple(held[f"mix{number}"] for number in range(len(held.files) - 2))
+            return Released(receipt, Estimate(held["cells"], held["scale"], mix))
+    except (ValueError, KeyError, zipfile.BadZipFile):
+        raise PolicyError(_FIELD, "has an estimate of another form", "restore it") from None
+
+
+def check_domain(receipt: Receipt, workload: Workload) -> None:
+    """Whether a workload can be asked of a release.
+
+    Raises:
+        PolicyError: it has another domain.
+    """
+    if receipt.domain_digest != domain_digest(workload.attributes):
+        raise PolicyError(
+            "domain",
+            "is not the release's: names, values, edges and their order must be the same",
+            f"take the domain of its {RECEIPT}",
+        )
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """A table as its file's ending says: parquet, csv, or Arrow IPC.
+
+    Raises:
+        UsageError: another ending.
+    """
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".csv":
+        with open(path, "wb") as file:
+            write_csv(table, file)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        raise UsageError("--out", "ends with .parquet, .csv or .arrow", "name such a file")
+
+
+def write_csv(table: pa.Table, file: Any) -> None:
+    """A table as CSV."""
+    plain = [
+        column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+        for column in table.columns
+    ]
+    pa.csv.write_csv(pa.table(plain, names=table.column_names), file)
+
+
+def _written(path: Path) -> Written:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Written(file.tell(), digest)
+
+
+def _receipt(folder: Path) -> Receipt:
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+        return msgspec.json.decode((folder / RECEIPT).read_bytes(), type=Receipt)
+    raise PolicyError(_FIELD, "has a receipt of another form", "use the program that wrote it")
+
+
+def _same(out: Path, receipt: Receipt) -> None:
+    with contextlib.suppress(OSError, PolicyError):
+        if _receipt(out).encoded == receipt.encoded:
+            return
+    raise PolicyError("--out", "exists, and is not of this answer", "name a new folder")

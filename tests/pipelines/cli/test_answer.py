@@ -1,0 +1,65 @@
+"""``dpstream answer`` as it is typed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.pipelines.cli.called import call, examples_of, refused
+from tests.pipelines.workload.survey import DOMAIN, survey, workload, write
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a release."""
+    folder = tmp_path_factory.mktemp("survey")
+    survey(folder, 500)
+    done = call("answer", folder / "asked.json", folder / "job.toml", "--out", folder / "out",
+                "--cache", folder / "cache", "--json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["answers"] == workload().queries and told["insecure"] and not told["resumed"]
+    return folder
+
+
+def test_again_it_costs_nothing(made: Path) -> None:
+    done = call("answer", made / "asked.json", made / "job.toml", "--out", made / "out",
+                "--cache", made / "cache")  # fmt: skip
+    assert done.exit_code == 0 and "INSECURE" in done.stdout
+    shown = call("ledger", "show", made / "job.toml")
+    assert shown.stdout.count("workload") == 1
+
+
+def test_another_workload_from_the_release(made: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "o.json", [{"factors": {}}, {"factors": {"sex": "identity"}}])
+    shown = call("answer", file, "--from", made / "out", "--covariance", tmp_path / "c.npy")
+    assert shown.exit_code == 0, shown.output
+    lines = [line.split(",") for line in shown.stdout.splitlines()]
+    assert len(lines) == 4 and lines[1][1:3] == ['"all"', '"all"']
+    total, *parts = [float(line[3]) for line in lines[1:]]
+    assert total == pytest.approx(sum(parts))
+    sds = [float(line[4]) for line in lines[1:]]
+    assert np.allclose(np.diag(np.load(tmp_path / "c.npy")), np.square(sds))
+    kept = call("answer", file, "--from", made / "out", "--out", tmp_path / "o.parquet")
+    assert "nothing was charged" in kept.stdout and (tmp_path / "o.parquet").exists()
+    told = call("answer", file, "--from", made / "out", "--nonnegative", "--json")
+    assert json.loads(told.stdout)["charged"] is False
+
+
+def test_refused(made: Path, tmp_path: Path) -> None:
+    asked, job = made / "asked.json", made / "job.toml"
+    turned = write(tmp_path / "t.json", domain=[DOMAIN[0], {"name": "sex", "values": ["m", "f"]}])
+    assert "release's" in refused("answer", turned, "--from", made / "out", code=3)
+    assert "JOB" in refused("answer", asked)
+    assert "JOB" in refused("answer", asked, job, "--from", made / "out")
+    assert "--out" in refused("answer", asked, job)
+    assert "--covariance" in refused("answer", asked, job, "--out", tmp_path / "o",
+                                     "--covariance", tmp_path / "c.npy")  # fmt: skip
+    assert "--over-time" in refused("answer", asked, "--from", made / "out", "--over-time")
+    assert "ends with" in refused("answer", asked, "--from", made / "out", "--out",
+                                  tmp_path / "o.txt")  # fmt: skip
+    assert "npy" in refused("answer", asked, "--from", made / "out", "--covariance",
+                            tmp_path / "c.txt")  # fmt: skip
+    assert "--from" in refused("answer", asked, "--from", tmp_path)
+    assert len(examples_of("answer")) == 3

@@ -1,0 +1,30 @@
+"""``dpstream workload`` as it is typed."""
+
+import json
+from pathlib import Path
+
+from tests.pipelines.cli.called import call, examples_of, refused
+from tests.pipelines.workload.survey import write
+
+
+def test_plan(tmp_path: Path) -> None:
+    file, cache = write(tmp_path / "w.json"), ("--cache", tmp_path / "cache")
+    done = call("workload", "plan", file, "--epsilon", "1", "--delta", "1e-8", *cache)
+    assert done.exit_code == 0, done.output
+    assert "Floor" in done.stdout and "gap" in done.stdout and "identity" in done.stdout
+    shown = call("workload", "plan", file, "--mu", "1", *cache, "--json",
+                 "--picture", tmp_path / "p.png")  # fmt: skip
+    found = json.loads(shown.stdout)
+    assert found["cached"] and found["rmse"] >= found["floor"] and (tmp_path / "p.png").exists()
+    named = call("workload", "plan", file, "--mu", "1", *cache, "--strategy", "haar",
+                 "--objective", "worst", "--json")  # fmt: skip
+    assert json.loads(named.stdout)["strategy"] == "haar"
+
+
+def test_refused(tmp_path: Path) -> None:
+    file, cache = write(tmp_path / "w.json"), ("--cache", tmp_path / "cache")
+    assert "--epsilon" in refused("workload", "plan", file, *cache)
+    assert "budget" in refused("workload", "plan", file, "--mu", "0", *cache, code=3)
+    (tmp_path / "e.json").write_text('{"domain": [], "queries": []}')
+    assert "domain" in refused("workload", "plan", tmp_path / "e.json", "--mu", "1", code=3)
+    assert len(examples_of("workload", "plan")) == 3

@@ -1,0 +1,28 @@
+"""Batches with the cells of their rows."""
+
+from pathlib import Path
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.testing.util import assert_that, equal_to
+
+from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.pipelines.connectors.cells import in_cells, with_cells
+from dpstream.pipelines.connectors.files.source import batches
+from dpstream.pipelines.workload.of_job import cells_job, mixing_of
+from tests.pipelines.workload.survey import survey, workload
+
+
+def test_with_and_without_beam(tmp_path: Path) -> None:
+    plain = survey(tmp_path, 50)
+    job = cells_job(plain, workload(), mixing_of(workload(), identity(workload())), False)
+    read = list(batches(job))
+    assert list(in_cells(plain, read)) == read
+    found = [cell for b in in_cells(job, read) for cell in b.column("cell").to_pylist()]
+    assert len(found) == 50 and None in found and max(c for c in found if c is not None) < 10
+    with beam.Pipeline() as pipeline:
+        given = pipeline | beam.Create(read)
+        cells = with_cells(given, job) | beam.FlatMap(lambda b: b.column("cell").to_pylist())
+        assert_that(cells, equal_to(found))
+    assert with_cells(given, plain) is given
+    assert isinstance(read[0], pa.RecordBatch)

@@ -1,0 +1,1 @@
+"""Tests of linear workloads at the command line and of what is behind it."""

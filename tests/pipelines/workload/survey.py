@@ -1,0 +1,99 @@
+"""A small survey: records, a job over them and workloads, as files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.accounting.workloads.parse import from_dict
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.pipelines.jobs.job import Job, load_job
+
+DOMAIN = [
+    {"name": "age", "edges": [0, 10, 20, 40, 65.5, 80]},
+    {"name": "sex", "values": ["f", "m"]},
+]
+QUERIES = [
+    {"factors": {"age": "range", "sex": "identity"}},
+    {"weight": 2, "factors": {"age": "prefix"}},
+    {"factors": {}},
+]
+JOB = """
+[source]
+kind = "parquet"
+path = "records.parquet"
+stamp = "event_time"
+[schema]
+unit = {{ column = "user", type = "int" }}
+key = [{{ column = "sex" }}, {{ column = "age", type = "int" }}]
+event_time = {{ column = "at" }}
+[[aggregate]]
+name = "n"
+kind = "count"
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-03T00:00:00Z"
+window = "1d"
+trigger_every = "6h"
+[privacy]
+epsilon = {epsilon}
+delta = 1e-9
+contributions = 1
+insecure_test_key = "{key}"
+[ledger]
+path = "ledger.db"
+data_set = "people"
+limit = {{ epsilon = 900.0, delta = 1e-6 }}
+[sink]
+kind = "parquet"
+path = "releases"
+"""
+KEY = "5e" * 32
+
+
+def workload(queries: list[dict[str, Any]] = QUERIES, domain: Any = None) -> Workload:
+    return from_dict({"domain": domain or DOMAIN, "queries": queries})
+
+
+def survey(folder: Path, rows: int = 2000, epsilon: float = 6.0, text: str = JOB) -> Job:
+    """Records of one each, some outside the domain, and the job."""
+    rng = np.random.default_rng(7)
+    age = rng.integers(-10, 180, rows) / 2.0
+    at = 1_704_067_200_000_000 + rng.integers(0, 2 * 86_400, rows) * 1_000_000
+    folder.mkdir(parents=True, exist_ok=True)
+    table = {
+        "user": np.arange(rows),
+        "age": pa.array(age, mask=rng.random(rows) < 0.02),
+        "sex": pa.array(rng.choice(["f", "m", "x"], rows, p=[0.5, 0.4, 0.1])),
+        "at": pa.array(at).cast(pa.timestamp("us", "UTC")),
+        "amount": rng.integers(0, 9, rows),
+    }
+    pq.write_table(pa.table(table), folder / "records.parquet")
+    (folder / "job.toml").write_text(text.format(epsilon=epsilon, key=KEY))
+    write(folder / "asked.json")
+    return load_job(folder / "job.toml")
+
+
+def write(path: Path, queries: list[dict[str, Any]] = QUERIES, domain: Any = None) -> Path:
+    """A workload file."""
+    path.write_text(json.dumps({"domain": domain or DOMAIN, "queries": queries}))
+    return path
+
+
+def exact(folder: Path, row: dict[str, Any], summed: str = "count(*)", until: str = "") -> float:
+    """What one answer is of, by DuckDB, from the label of its row."""
+    where = [f"records.at < '{until}'"] if until else []
+    where += ["sex IN ('f', 'm')", "age >= 0", "age < 80"]
+    if row["age"] != "all":
+        low, high = row["age"].strip("[)").split(", ")
+        where += [f"age >= {low}", f"age < {high}"]
+    if row["sex"] != "all":
+        where.append(f"sex = '{row['sex']}'")
+    path = folder / "records.parquet"
+    text = f"SELECT {summed} FROM '{path}' AS records WHERE {' AND '.join(where)}"
+    [[found]] = duckdb.sql(text).fetchall()
+    return float(found or 0)

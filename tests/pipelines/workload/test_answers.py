@@ -1,0 +1,47 @@
+"""Tables of answers."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.workload import answers as module
+from dpstream.pipelines.workload.answers import answers
+from dpstream.pipelines.workload.estimate import Estimate, norms
+from dpstream.pipelines.workload.release import Moment
+from tests.pipelines.workload.survey import workload
+
+MOMENTS = [Moment(0, 10, 1, 5), Moment(0, 10, 2, 10)]
+RNG = np.random.default_rng(2)
+ESTIMATE = Estimate(
+    RNG.normal(size=(2, 10)), np.array([1.0, 3.0]), (np.triu(np.ones((5, 5))), np.eye(2))
+)
+
+
+def test_every_release_has_its_own_error() -> None:
+    asked = workload()
+    table = answers(asked, ESTIMATE, MOMENTS, over_time=True)
+    assert table.num_rows == 2 * asked.queries
+    sd = table.column("sd").to_numpy()
+    assert np.allclose(sd[asked.queries :], 3 * sd[: asked.queries])
+    assert np.allclose(sd[: asked.queries], norms(asked, ESTIMATE.mix))
+    value, low, high = (table.column(n).to_numpy() for n in ("value", "low", "high"))
+    assert np.allclose(high - value, 1.959964 * sd) and np.allclose(value - low, high - value)
+    assert table.column("trigger").to_pylist()[-1] == 2
+    assert table.column("product").to_pylist()[-1] == 2
+    assert value[-1] == pytest.approx(ESTIMATE.cells[1].sum())
+    once = answers(asked, ESTIMATE._replace(cells=ESTIMATE.cells[:1]), MOMENTS[:1])
+    assert "trigger" not in once.column_names and once.num_rows == asked.queries
+
+
+def test_values_without_negative_cells() -> None:
+    asked = workload([{"factors": {"age": "identity", "sex": "identity"}}])
+    plain = answers(asked, ESTIMATE, MOMENTS)
+    shown = answers(asked, ESTIMATE, MOMENTS, consistent=True)
+    assert min(plain.column("value").to_pylist()) < 0 <= min(shown.column("value").to_pylist())
+    assert shown.select(["sd", "low", "high"]) == plain.select(["sd", "low", "high"])
+
+
+def test_not_more_than_a_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ANSWERS", workload().queries)
+    with pytest.raises(PolicyError):
+        answers(workload(), ESTIMATE, MOMENTS)

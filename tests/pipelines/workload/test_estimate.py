@@ -1,0 +1,51 @@
+"""Answers and standard errors of an estimate, against matrices."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Float64, kron
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.workloads.workload import Workload, over
+from dpstream.pipelines.workload import estimate
+from dpstream.pipelines.workload.estimate import covariance, norms, values
+from tests.pipelines.workload.survey import workload
+
+
+def matrix(asked: Workload) -> Float64:
+    """W, one product below the other."""
+    return np.concatenate([kron([f.dense() for f in asked.factors_of(p)]) for p in asked.products])
+
+
+def mixes(asked: Workload) -> list[tuple[Float64, ...]]:
+    rng = np.random.default_rng(asked.cells)
+    each = tuple(rng.normal(size=(n, n)) for n in asked.sizes)
+    return [each, (rng.normal(size=(asked.cells, asked.cells)),)]
+
+
+@pytest.mark.parametrize(
+    "asked", [workload(), over([9], ["range"]), over([3, 2, 4], ["range"] * 3)]
+)
+def test_against_matrices(asked: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, x = matrix(asked), np.random.default_rng(1).integers(-9, 99, asked.cells) * 1.0
+    assert np.array_equal(values(asked, x), rows @ x)
+    for mix in mixes(asked):
+        whole = mix[0] if len(mix) == 1 else kron(list(mix))
+        expected = rows @ whole @ whole.T @ rows.T
+        assert np.allclose(covariance(asked, mix), expected)
+        for at_once in (1 << 24, 100):
+            monkeypatch.setattr(estimate, "_AT_ONCE", at_once)
+            assert np.allclose(norms(asked, mix) ** 2, np.diag(expected))
+
+
+def test_no_covariance_of_many() -> None:
+    asked = over([200], ["range"])
+    with pytest.raises(PolicyError):
+        covariance(asked, [np.eye(200)])
+
+
+def test_many_cells_take_little_time() -> None:
+    """A million cells, each with its own error: no matrix of cells by cells."""
+    asked = over([100, 100, 100], ["prefix", "prefix", "total"])
+    mix = [np.triu(np.ones((100, 100))) for _ in range(3)]
+    found = norms(asked, mix)
+    assert found.shape == (10_000,) and (found > 0).all()

@@ -1,0 +1,145 @@
+"""Answers of a job's records, from end to end."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.auto import auto
+from dpstream.accounting.strategies.cells.fixed import haar, identity
+from dpstream.dp_transforms.noise import mixing as noise
+from dpstream.pipelines.workload import execute as module
+from dpstream.pipelines.workload.execute import Done, Order, execute
+from dpstream.pipelines.workload.release import read_release
+from dpstream.state import open as stores
+from dpstream.state.ledger.open import open_ledger
+from tests.pipelines.workload.survey import JOB, exact, survey, workload
+
+STRATEGY = auto(workload()).strategy
+
+
+def answered(folder: Path, out: str = "out", text: str = JOB, **options: Any) -> Done:
+    job = survey(folder, epsilon=options.pop("epsilon", 6.0), text=text)
+    order = Order(workload(), job, options.pop("strategy", STRATEGY), folder / out)
+    return execute(order._replace(**options))
+
+
+def rows(folder: Path, out: str = "out") -> list[dict[str, Any]]:
+    return pq.read_table(folder / out / "answers.parquet").to_pylist()
+
+
+def charges(folder: Path) -> list[str]:
+    with contextlib.closing(open_ledger(folder / "ledger.db", "people")) as ledger:
+        return [charge.kind for charge in ledger.entries()]
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "mixed", lambda components, mixing: np.zeros(mixing.size, np.int64))
+
+
+@pytest.mark.usefixtures("silent")
+def test_without_noise_answers_are_exact(tmp_path: Path) -> None:
+    answered(tmp_path)
+    for row in rows(tmp_path):
+        assert row["value"] == exact(tmp_path, row)
+    found = read_release(tmp_path / "out")
+    assert found.receipt.aggregate == ("n", "count") and found.receipt.insecure
+    dead = (tmp_path / "dead_letter").rglob("*")
+    assert any(path.is_file() for path in dead)
+
+
+@pytest.mark.usefixtures("silent")
+def test_sums_at_every_trigger(tmp_path: Path) -> None:
+    text = JOB.replace('kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]')
+    answered(tmp_path, text=text, over_time=True)
+    found = rows(tmp_path)
+    assert len(found) == 8 * workload().queries
+    for row in [*found[:3], *found[-3:], *found[40:400:37]]:
+        begin, until = row["window_start"], row["trigger_time"].isoformat()
+        expected = exact(
+            tmp_path, row, f"sum(amount) FILTER (WHERE records.at >= '{begin.isoformat()}')", until
+        )
+        assert row["value"] == expected
+
+
+def test_noise_has_the_size_that_is_said(tmp_path: Path) -> None:
+    answered(tmp_path)
+    found = rows(tmp_path)
+    off = np.array([(row["value"] - exact(tmp_path, row)) / row["sd"] for row in found])
+    assert 0.2 < np.sqrt(np.mean(off**2)) < 3 and np.abs(off).max() < 6
+    receipt = read_release(tmp_path / "out").receipt
+    assert receipt.mu is not None
+    planned = np.concatenate(STRATEGY.variances(workload())) ** 0.5 / receipt.mu
+    assert np.allclose([row["sd"] for row in found], planned, rtol=2e-3)
+
+
+def test_cut_off_anywhere_it_is_one_charge_and_the_same_bytes(tmp_path: Path) -> None:
+    for place in ("run_job", "write_release"):
+        folder = tmp_path / place
+        with mock.patch.object(module, place, side_effect=KeyboardInterrupt):
+            if place == "run_job":
+                from dpstream.pipelines import stream
+
+                with (
+                    mock.patch.object(stream, "_connect", side_effect=KeyboardInterrupt),
+                    mock.patch.object(module, "run_job", stream.run_job),
+                    pytest.raises(KeyboardInterrupt),
+                ):
+                    answered(folder)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    answered(folder)
+        stores.close_all()
+        assert charges(folder) == ["workload"] and not (folder / "out").exists()
+        done = answered(folder)
+        assert done.result.resumed and charges(folder) == ["workload"]
+        files = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+        assert answered(folder).receipt == done.receipt
+        shutil.rmtree(folder / "out")
+        answered(folder)
+        assert {p.name: p.read_bytes() for p in (folder / "out").iterdir()} == files
+        assert charges(folder) == ["workload"]
+
+
+def test_another_strategy_is_another_run(tmp_path: Path) -> None:
+    answered(tmp_path)
+    with pytest.raises(PolicyError):
+        answered(tmp_path, "second", strategy=haar(workload()))
+    assert charges(tmp_path) == ["workload"]
+
+
+def test_the_identity_is_a_workload_too(tmp_path: Path) -> None:
+    answered(tmp_path, strategy=identity(workload()))
+    assert charges(tmp_path) == ["workload"]
+    receipt = read_release(tmp_path / "out").receipt
+    cells = next(r for r in rows(tmp_path) if (r["age"], r["sex"]) == ("[0, 10)", "f"))
+    assert receipt.mu is not None and cells["sd"] == pytest.approx(1 / receipt.mu, rel=1e-3)
+
+
+def test_refused_before_a_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir(parents=True)
+    with pytest.raises(PolicyError, match="exists"):
+        answered(tmp_path)
+    monkeypatch.setattr(module, "MAX_ANSWERS", workload().queries)
+    with pytest.raises(PolicyError, match="at most"):
+        answered(tmp_path, "many", over_time=True)
+    with pytest.raises(PolicyError):
+        answered(tmp_path, "much", epsilon=950.0)
+    assert not (tmp_path / "job.state.db").exists()
+    assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
+
+
+def test_the_receipt_is_json(tmp_path: Path) -> None:
+    answered(tmp_path, form="csv", nonnegative=True)
+    shown = json.loads((tmp_path / "out" / "release.json").read_bytes())
+    assert shown["strategy"] == STRATEGY.name and set(shown["files"]) == {
+        "answers.csv", "estimate.npz",
+    }  # fmt: skip

@@ -1,0 +1,29 @@
+"""What answers are of, in words."""
+
+import numpy as np
+
+from dpstream.accounting.workloads.attributes import of_values
+from dpstream.accounting.workloads.factors import explicit
+from dpstream.accounting.workloads.workload import over, workload_of
+from dpstream.pipelines.workload.labels import labelled
+from tests.pipelines.workload.survey import workload
+
+
+def test_in_the_order_of_the_answers() -> None:
+    asked = workload()
+    columns = {name: column.to_pylist() for name, column in labelled(asked).items()}
+    assert list(columns) == ["product", "age", "sex"]
+    assert {len(column) for column in columns.values()} == {asked.queries}
+    rows = list(zip(*columns.values(), strict=True))
+    assert rows[:3] == [(0, "[0, 10)", "f"), (0, "[0, 10)", "m"), (0, "[0, 20)", "f")]
+    assert (0, "[40, 65.5)", "m") in rows and rows[-1] == (2, "all", "all")
+    assert rows[-2] == (1, "[0, 80)", "all")
+
+
+def test_values_matrices_and_names_that_are_taken() -> None:
+    attribute = of_values("value", ["x", "y", "z"])
+    queries = [(1.0, {0: explicit(np.eye(3)[:2], 3)})]
+    columns = labelled(workload_of([attribute], queries))
+    assert columns["value_"].to_pylist() == ["row 0", "row 1"]
+    texts = labelled(over([3], ["width"] if False else ["prefix"]))["0"].to_pylist()
+    assert texts == ["0", "0 .. 1", "0 .. 2"]

@@ -1,0 +1,84 @@
+"""Job files as the jobs of workloads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.pipelines.workload.of_job import cells_job, mixing_of
+from tests.pipelines.workload.survey import DOMAIN, JOB, survey, workload
+
+MIXING = mixing_of(workload(), optimum(workload()).strategy)
+
+
+def test_once_and_over_time(tmp_path: Path) -> None:
+    job = survey(tmp_path)
+    once, often = (cells_job(job, workload(), MIXING, over) for over in (False, True))
+    assert (once.plan.timeline.windows, once.plan.timeline.triggers) == (1, 1)
+    assert often.plan.timeline == job.plan.timeline
+    for made in (once, often):
+        assert made.plan.cells is not None and made.plan.cells.digest == MIXING.digest
+        assert [field.column for field in made.key] == ["age", "sex"]
+        assert set(made.columns) == {"user", "age", "sex", "at"}
+        assert allocate(made.plan).mu > 0
+    assert once.plan.hash != often.plan.hash
+
+
+def test_the_domain_is_part_of_the_plan(tmp_path: Path) -> None:
+    """Other edges put other records into the same cells: never with the same noise."""
+    job, hashes = survey(tmp_path), set()
+    moved = [{"name": "age", "edges": [0, 10, 20, 40, 65, 80]}, DOMAIN[1]]
+    turned = [DOMAIN[0], {"name": "sex", "values": ["m", "f"]}]
+    for domain in (DOMAIN, moved, turned):
+        for strategy in (None, identity(workload())):
+            mixing = MIXING if strategy is None else mixing_of(workload(), strategy)
+            hashes.add(cells_job(job, workload(domain=domain), mixing, False).plan.hash)
+    assert len(hashes) == 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('kind = "count"', 'kind = "units"'),
+     ('kind = "count"', 'kind = "mean"\ncolumn = "amount"\nclamp = [0, 9]'),
+     ('{{ column = "sex" }}, ', ""),
+     ('{{ column = "sex" }}', '{{ column = "sex", type = "bytes" }}'),
+     ("[time]", "[keys]\npublic = \"keys.csv\"\n[time]"),
+     ("contributions = 1", 'contributions = 1\nperiod = "1d"'),
+     ('column = "user"', 'column = "cell"'),
+     ("contributions = 1", "contributions = 4\nper_key_bound = 1"),
+     ("contributions = 1", "contributions = 1\nmode = 'rounds'")],
+)  # fmt: skip
+def test_jobs_that_do_not_fit(old: str, new: str, tmp_path: Path) -> None:
+    (tmp_path / "keys.csv").write_text("sex,age\nf,1\n")
+    assert old in JOB
+    job = survey(tmp_path, text=JOB.replace(old, new))
+    with pytest.raises((UsageError, PolicyError)):
+        cells_job(job, workload(), MIXING, False)
+
+
+@pytest.mark.parametrize("strategy", ["tree", "toeplitz"])
+def test_integer_nodes_are_not_mixed_over_time(strategy: str, tmp_path: Path) -> None:
+    text = JOB.replace("contributions = 1", f"contributions = 1\nstrategy = '{strategy}'")
+    job = survey(tmp_path, text=text)
+    with pytest.raises(DpstreamError, match="integers"):
+        cells_job(job, workload(), MIXING, True)
+    assert cells_job(job, workload(), MIXING, False).plan.privacy.strategy == "dense"
+
+
+def test_a_stream_without_end_has_no_one_answer(tmp_path: Path) -> None:
+    text = JOB.replace('kind = "parquet"\npath = "records.parquet"\nstamp = "event_time"',
+                       'kind = "folder"\npath = "in"\nformat = "parquet"', 1)  # fmt: skip
+    job = survey(tmp_path, text=text.replace('end = "2024-01-03T00:00:00Z"\n', ""))
+    with pytest.raises(UsageError, match="end"):
+        cells_job(job, workload(), MIXING, False)
+
+
+def test_texts_that_are_one(tmp_path: Path) -> None:
+    domain = [DOMAIN[0], {"name": "sex", "values": ["é", "e\u0301"]}]
+    with pytest.raises(UsageError, match="normal form"):
+        cells_job(survey(tmp_path), workload(domain=domain), Mixing([np.eye(10)]), False)

@@ -1,0 +1,79 @@
+"""What a plan says of a workload."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.workloads.attributes import of_size
+from dpstream.accounting.workloads.workload import marginals, over
+from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
+from tests.pipelines.workload.survey import workload
+
+
+def test_figures_are_at_the_guarantee(tmp_path: Path) -> None:
+    """All ranges of 8 cells, as the singular value bound of Example 4 has them: 14.933 a total."""
+    asked = over([8], ["range"])
+    found = planned(asked, tmp_path)
+    one = figures(found, guarantee_of(None, None, 1.0, 1))
+    assert one["rmse"] == pytest.approx(math.sqrt(found.plan.error / 36))
+    assert one["floor"] <= one["rmse"] <= one["floor"] * math.sqrt(1.001)
+    assert one["strategies"]["identity"] == pytest.approx(math.sqrt(120 / 36))
+    [product] = one["products"]
+    assert product["queries"] == 36 and product["rmse"] == pytest.approx(one["rmse"], rel=1e-6)
+    assert product["least"] < product["rmse"] < product["most"]
+    three = figures(found, guarantee_of(1.0, 1e-8, None, 3))
+    assert three["rmse"] == pytest.approx(3 / mu_of(1.0, 1e-8) * one["rmse"])
+    shown = words(three)
+    for text in ("36 queries of 8 cells", "identity", "3 record(s)", "age" * 0 + "0: range"):
+        assert text in shown
+
+
+def test_the_comparison_is_kept(tmp_path: Path) -> None:
+    first = planned(workload(), tmp_path)
+    again = planned(workload(), tmp_path)
+    assert again.cached and not first.cached and again.compared == first.compared
+    assert {"gaussian", "identity", "haar", "eigen"} <= set(first.compared)
+    first.place.with_suffix(".json").write_text("[")
+    assert planned(workload(), tmp_path).compared == first.compared
+    json.loads(first.place.with_suffix(".json").read_text())
+
+
+def test_objectives(tmp_path: Path) -> None:
+    guarantee = guarantee_of(None, None, 1.0, 1)
+    worst = planned(workload(), tmp_path, "worst")
+    assert max(p["most"] for p in figures(worst, guarantee)["products"][:1]) <= (
+        worst.per_query(worst.plan.error) * 1.001
+    )
+    assert min(worst.compared.values()) >= worst.plan.floor
+    assert "largest" in words(figures(worst, guarantee))
+    relative = planned(workload(), tmp_path, "relative")
+    assert relative.compared["identity"] >= relative.plan.floor
+    assert "norm" in words(figures(relative, guarantee))
+
+
+def test_many_tables(tmp_path: Path) -> None:
+    asked = marginals([of_size(str(k), 7) for k in range(20)], [3])
+    shown = figures(planned(asked, tmp_path), guarantee_of(None, None, 1.0, 1))
+    assert len(shown["products"]) == 1140 and shown["strategy"] and shown["gap"] < 1e-9
+    assert "more products" in words(shown)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(None, None, None, 1), (1.0, None, None, 1), (1.0, 1e-8, 1.0, 1), (None, 1e-8, 1.0, 1),
+     (None, None, 1.0, 0)],
+)  # fmt: skip
+def test_options_that_do_not_fit(given: tuple[float, float, float, int]) -> None:
+    with pytest.raises(UsageError):
+        guarantee_of(*given)
+
+
+@pytest.mark.parametrize("given", [(0, 1e-8, None), (1, 0, None), (1, 1, None), (None, None, 0),
+                                   (math.nan, 1e-8, None), (None, None, math.inf)])  # fmt: skip
+def test_no_budget(given: tuple[float, float, float]) -> None:
+    with pytest.raises(PolicyError):
+        guarantee_of(*given, 1)

@@ -1,0 +1,102 @@
+"""Releases: whole or not at all, and only what was released."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.jobs.cells import domain_digest
+from dpstream.pipelines.workload.answers import answers
+from dpstream.pipelines.workload.files import domain_text
+from dpstream.pipelines.workload.release import (
+    ESTIMATE as FILE,
+)
+from dpstream.pipelines.workload.release import (
+    RECEIPT,
+    Receipt,
+    check_domain,
+    read_release,
+    write_release,
+    write_table,
+)
+from tests.pipelines.workload.survey import DOMAIN, workload
+from tests.pipelines.workload.test_answers import ESTIMATE, MOMENTS
+
+
+def receipt() -> Receipt:
+    attributes = workload().attributes
+    return Receipt(
+        "ab" * 16, "cd" * 16, domain_text(workload()), domain_digest(attributes), "w", "haar", "m",
+        1.0, 1e-9, 0.2, 1, ("n", "count"), False, MOMENTS, {},
+    )  # fmt: skip
+
+
+def written(out: Path, **changed: object) -> Receipt:
+    given = receipt()
+    if changed:
+        import msgspec
+
+        given = msgspec.structs.replace(given, **changed)
+    return write_release(out, given, ESTIMATE, answers(workload(), ESTIMATE, MOMENTS), "parquet")
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    made = written(tmp_path / "out")
+    found = read_release(tmp_path / "out")
+    assert found.receipt == made and set(made.files) == {"answers.parquet", FILE}
+    assert np.array_equal(found.estimate.cells, ESTIMATE.cells)
+    assert all(map(np.array_equal, found.estimate.mix, ESTIMATE.mix))
+    first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert written(tmp_path / "out") == made and written(tmp_path / "again") == made
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == first
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "again"}
+    check_domain(made, workload())
+
+
+def test_another_answer_stands_there(tmp_path: Path) -> None:
+    written(tmp_path / "out")
+    with pytest.raises(PolicyError):
+        written(tmp_path / "out", run_id="ef" * 16)
+    (tmp_path / "file").touch()
+    with pytest.raises(PolicyError):
+        written(tmp_path / "file")
+    with pytest.raises(RunError):
+        written(tmp_path / "file" / "below")
+
+
+def test_another_domain(tmp_path: Path) -> None:
+    turned = [DOMAIN[0], {"name": "sex", "values": ["m", "f"]}]
+    for domain in (turned, [DOMAIN[1], DOMAIN[0]]):
+        with pytest.raises(PolicyError, match="release's"):
+            check_domain(receipt(), workload(domain=domain))
+
+
+@pytest.mark.parametrize("name", [FILE, RECEIPT])
+def test_a_release_that_was_changed(name: str, tmp_path: Path) -> None:
+    written(tmp_path / "out")
+    path = tmp_path / "out" / name
+    path.write_bytes(path.read_bytes().replace(b"a", b"b"))
+    with pytest.raises(PolicyError):
+        read_release(tmp_path / "out")
+    path.unlink()
+    with pytest.raises(UsageError):
+        read_release(tmp_path / "out")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "arrow", "txt"])
+def test_tables(ending: str, tmp_path: Path) -> None:
+    table = answers(workload(), ESTIMATE, MOMENTS[:1])
+    path = tmp_path / f"t.{ending}"
+    if ending == "txt":
+        with pytest.raises(DpstreamError):
+            write_table(path, table)
+        return
+    write_table(path, table)
+    if ending == "csv":
+        assert path.read_text().splitlines()[0].startswith('"product","age","sex","value"')
+        assert len(path.read_text().splitlines()) == table.num_rows + 1
+    elif ending == "arrow":
+        with pa.memory_map(str(path)) as file:
+            assert pa.ipc.open_file(file).read_all() == table
