@@ -70,9 +70,9 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
     header is looked at: what is wrong with a record is told to nobody but the operator, by the dead
     letters of an execution.
     """
-    from dpstream.pipelines.tabulation.files import validate as check
+    from dpstream.pipelines.tabulation.public_plan import faults
 
-    found = check(parameters, data, choice_of(**choice))
+    found = faults(parameters, data, choice_of(**choice))
     if as_json:
         print_json({"faults": [fault.as_dict() for fault in found]})
     else:

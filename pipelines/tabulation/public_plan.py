@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.describe import describe, text
 from dpstream.accounting.tabulation.guarantee import DELTA
-from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.files import load, public_paths
+from dpstream.pipelines.tabulation.config import CONFIG, Choice
+from dpstream.pipelines.tabulation.faults import Fault
+from dpstream.pipelines.tabulation.files import load, public_paths, validate
 from dpstream.pipelines.tabulation.inputs import Prepared, digest_of, prepared_of
 from dpstream.pipelines.tabulation.scale import estimate
 from dpstream.pipelines.tabulation.scale import text as scale_text
@@ -40,6 +41,22 @@ def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
     paths = public_paths(parameters, data, choice.program)
     paths = paths if totals else [path for path in paths if path.name != TOTALS]
     return Planned(prepared_of(loaded, digest_of(paths)), totals)
+
+
+def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
+    """All faults of the public files; where each is as it must be, what is wrong with the plan.
+
+    Raises:
+        UsageError: the choice itself makes no sense.
+    """
+    found = validate(parameters, data, choice)
+    if not found:
+        try:
+            plan(parameters, data, choice).prepared.plan.measured()
+        except UsageError as error:
+            where = "" if error.field == CONFIG else error.field
+            found.append(Fault(CONFIG, None, where, error.rule, error.fix))
+    return found
 
 
 def figures(found: Planned, delta: float | None = None, units: int | None = None) -> dict[str, Any]:

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.config import Choice, fields_of
 from dpstream.pipelines.tabulation.inputs import inputs_of, prepared
-from dpstream.pipelines.tabulation.public_plan import figures, plan, words
+from dpstream.pipelines.tabulation.public_plan import faults, figures, plan, words
 from tests.pipelines.tabulation.office import Office
 
 
@@ -56,3 +56,19 @@ def test_the_scale_of_a_load(made: Office) -> None:
     shown = figures(plan(*made, Choice("p")), 1e-9, 331_000_000)
     assert shown["scale"]["units"] == 331_000_000
     assert "Scale       331,000,000 records" in words(shown)
+
+
+def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> None:
+    """Budgets of rho are no budgets of epsilon: the noise would be beyond the sampler's tables."""
+    assert faults(*spoilt, Choice("p")) == []
+    spoilt.configure(privacy_defn="puredp")
+    [fault] = faults(*spoilt, Choice("p"))
+    assert (fault.file, fault.column) == ("config.json", "t1t2 (USA, 1)")
+    assert "is so small that noise of a scale above" in fault.rule
+    spoilt.configure(
+        **{name: 0.0 for name in fields_of("p") if name.startswith("privacy_budget_p_level")}
+    )
+    [fault] = faults(*spoilt, Choice("p"))
+    assert (fault.file, fault.column) == ("config.json", "") and "no level" in fault.rule
+    spoilt.configure(reader="cef")
+    assert [found.column for found in faults(*spoilt, Choice("p"))] == ["reader"]
