@@ -8,7 +8,7 @@ post-processing: an axis of which only the total is asked is estimated evenly.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -16,7 +16,8 @@ import scipy.linalg
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
-from dpstream.accounting.strategies.cells.pure import LatticeStrategy
+from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
+from dpstream.accounting.workloads.workload import Workload
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.workload.estimate import Estimate
@@ -58,6 +59,33 @@ def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) ->
             "use fewer cells or a larger epsilon",
         )  # fmt: skip
     return Lattice(strategy, scale)
+
+
+def bits_of(axes: int) -> int:
+    """Bits of each axis of a lattice, so that its noise stays in range."""
+    return max(4, min(12, BITS // axes))
+
+
+def planned_purely(workload: Workload, epsilon: float, contributions: int) -> dict[str, Any]:
+    """What a workload would cost in pure epsilon.
+
+    Raises:
+        PolicyError: a budget that is none, or a workload that no lattice is made for.
+    """
+    if not (0 < epsilon < math.inf and contributions >= 1):
+        raise PolicyError("--epsilon", "is positive and finite, C at least 1", "give a budget")
+    strategy = pure(workload)
+    made = lattice_of(strategy.lattice(bits_of(len(workload.sizes))), epsilon, contributions)
+    # One row's noise has sd ``sd``; least squares adds the strategy's own factor.
+    error = made.strategy.floats().gram.trace(workload) / workload.weight
+    return {
+        "workload": workload.digest,
+        "queries": workload.queries,
+        "strategy": strategy.name,
+        "epsilon": epsilon,
+        "contributions": contributions,
+        "rmse": math.sqrt(error) * made.sd,
+    }
 
 
 def published(lattice: Lattice, cells: Int64, keys: KeyRing, run_name: tuple[bytes, ...]) -> Int64:

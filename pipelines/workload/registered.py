@@ -75,7 +75,7 @@ def pure_mechanism(workload: Workload, job: Job) -> Mechanism:
     Raises:
         PolicyError: a workload or a domain that no lattice is made for.
     """
-    bits = max(4, min(12, lattice.BITS // len(workload.sizes)))
+    bits = lattice.bits_of(len(workload.sizes))
     privacy = job.plan.privacy
     strategy = pure(workload)
     made = lattice.lattice_of(strategy.lattice(bits), privacy.epsilon, privacy.contributions)
