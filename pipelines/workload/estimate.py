@@ -89,8 +89,14 @@ class Estimate(NamedTuple):
 
 
 def values(workload: Workload, cells: Float64) -> Float64:
-    """(queries,) answers, product by product."""
-    return np.concatenate([found.ravel() for found in workload.apply(cells)])
+    """(queries,) answers, product by product; axes that shrink are summed first."""
+    found = []
+    for product in workload.products:
+        answers, factors = cells.reshape(workload.sizes), workload.factors_of(product)
+        for axis in sorted(range(len(factors)), key=lambda k: factors[k].rows / factors[k].size):
+            answers = factors[axis].apply(answers, axis)
+        found.append(answers.ravel())
+    return np.concatenate(found)
 
 
 @one_thread()
