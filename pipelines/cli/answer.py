@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, load_job, print_json
 from dpstream.pipelines.cli.workload import FILE, STRATEGY
 
 if TYPE_CHECKING:
+    from dpstream.accounting.strategies.cells.strategy import CellStrategy
     from dpstream.accounting.workloads.workload import Workload
+    from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.workload.release import Receipt
 
 _PATH = click.Path(path_type=Path)
 
@@ -36,6 +40,12 @@ _PATH = click.Path(path_type=Path)
     help="Values of the nearest cells that are not negative (least squares).",
 )
 @click.option("--covariance", type=_PATH, help="--from: write the answers' covariance (.npy).")
+@click.option("--pure", is_flag=True, help="Pure epsilon: the job's, with geometric noise; once.")
+@click.option(
+    "--tables", is_flag=True,
+    help="Tables of counts from residual tables, without a histogram of all cells; once.  [default"
+    " where all cells are too many]",
+)  # fmt: skip
 @STRATEGY
 @click.option(
     "--format",
@@ -52,7 +62,8 @@ _PATH = click.Path(path_type=Path)
 def answer(
     ctx: click.Context, /, file: Path, job: Path | None, release: Path | None, out: Path | None,
     over_time: bool, nonnegative: bool, covariance: Path | None, strategy: str, objective: str,
-    cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool,
+    cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool, pure: bool,
+    tables: bool,
 ) -> None:  # fmt: skip
     """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
 
@@ -76,6 +87,8 @@ def answer(
         raise UsageError("--out", "is required", "name a new folder")
     if covariance is not None:
         raise UsageError("--covariance", "is for --from", "ask it of the release")
+    if over_time and (pure or tables):
+        raise UsageError("--over-time", "is for Gaussian noise of cells", "omit --pure, --tables")
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.execute import Order, execute
@@ -83,15 +96,47 @@ def answer(
     loaded = load_job(job)
     for warning in ledger_warnings(loaded):
         click.echo(f"Warning: {warning}", err=True)
-    plan, _, _ = solved(asked, folder_of(cache), objective, strategy)
-    order = Order(asked, loaded, plan.strategy, out.absolute(), over_time, form, nonnegative,
+    if pure:
+        once(asked, loaded, None, out.absolute(), form, nonnegative, as_json)
+        return
+    chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
+    if tables or (chosen.name == "residual" and asked.cells > MAX_SOLVED_CELLS):
+        once(asked, loaded, chosen, out.absolute(), form, nonnegative, as_json)
+        return
+    order = Order(asked, loaded, chosen, out.absolute(), over_time, form, nonnegative,
                   runner, ctx.args)  # fmt: skip
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
-    receipt = done.receipt
+    tell(done.receipt, asked, out, done.result.resumed, as_json)
+
+
+def once(
+    asked: "Workload", job: "Job", strategy: "CellStrategy | None", out: Path, form: str,
+    nonnegative: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Through the register: residual tables of a strategy, or pure epsilon without one."""
+    from dpstream.pipelines.workload.registered import (
+        answer_once,
+        pure_mechanism,
+        table_mechanism,
+    )
+
+    if strategy is None:
+        mechanism = pure_mechanism(asked, job)
+    else:
+        mechanism = table_mechanism(asked, strategy, job)
+    some = strategy is not None
+    done = answer_once(asked, job, mechanism, out, form, some, nonnegative)
+    if done.dead_letters:
+        click.echo(f"Operator only: {done.dead_letters:,} records were refused", err=True)
+    tell(done.receipt, asked, out, not done.charged, as_json)
+
+
+def tell(receipt: "Receipt", asked: "Workload", out: Path, resumed: bool, as_json: bool) -> None:
+    """What was released."""
     if as_json:
         print_json({
-            "out": out.name, "run_id": receipt.run_id, "resumed": done.result.resumed,
+            "out": out.name, "run_id": receipt.run_id, "resumed": resumed,
             "strategy": receipt.strategy, "releases": len(receipt.moments),
             "answers": len(receipt.moments) * asked.queries, "epsilon": receipt.epsilon,
             "delta": receipt.delta, "mu": receipt.mu, "insecure": receipt.insecure,
@@ -113,7 +158,6 @@ def _from(
     import numpy as np
 
     from dpstream.pipelines.workload.answers import answers
-    from dpstream.pipelines.workload.estimate import covariance as covariance_of
     from dpstream.pipelines.workload.release import (
         check_domain,
         read_release,
@@ -128,7 +172,7 @@ def _from(
     if covariance is not None:
         if covariance.suffix != ".npy" or several:
             raise UsageError("--covariance", "is an .npy file, of one release", "name such a file")
-        np.save(covariance, covariance_of(asked, estimate.mix) * estimate.scale[0] ** 2)
+        np.save(covariance, estimate.covariance(asked))
     if out is not None:
         write_table(out, table)
     if as_json:

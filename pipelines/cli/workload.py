@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
@@ -33,6 +34,7 @@ def workload() -> None:
         "dpstream workload plan ages.json --epsilon 1 --delta 1e-8",
         "dpstream workload plan ages.json --mu 1 --objective worst --json",
         "dpstream workload plan ages.json --mu 0.5 --contributions 4 --picture errors.svg",
+        "dpstream workload plan ages.json --epsilon 1 --pure",
     )
 )
 @FILE
@@ -42,12 +44,13 @@ def workload() -> None:
 @click.option("--mu", type=float, help="Or as Gaussian differential privacy.")
 @click.option("--contributions", type=int, default=1, show_default=True,
               help="C: records of a unit that count.")  # fmt: skip
+@click.option("--pure", is_flag=True, help="Pure epsilon, with --epsilon alone: geometric noise.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries.")
 @AS_JSON
 def plan(
     file: Path, strategy: str, objective: str, cache: Path | None, epsilon: float | None,
     delta: float | None, mu: float | None, contributions: int, picture: Path | None,
-    as_json: bool,
+    pure: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say how large the errors of a workload's answers will be, and that no strategy has less.
 
@@ -57,6 +60,20 @@ def plan(
     from dpstream.pipelines.workload.files import read_workload
     from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
 
+    if pure:
+        if epsilon is None or (delta, mu, picture) != (None, None, None):
+            raise UsageError("--pure", "takes --epsilon alone", "omit --delta, --mu, --picture")
+        from dpstream.pipelines.workload.lattice import planned_purely
+
+        shown = planned_purely(read_workload(file), epsilon, contributions)
+        if as_json:
+            print_json(shown)
+        else:
+            click.echo(
+                f"Strategy    {shown['strategy']}, no floor is known\n"
+                f"Error       {shown['rmse']:.6g}: RMSE of a query at epsilon {shown['epsilon']:g}"
+            )
+        return
     guarantee = guarantee_of(epsilon, delta, mu, contributions)
     found = planned(read_workload(file), folder_of(cache), objective, strategy)
     if picture is not None:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.fields import Field, FieldType
 from dpstream.accounting.workloads.attributes import Attribute, framed
 from dpstream.accounting.workloads.workload import codes
 from dpstream.dp_transforms.ingest import columns
@@ -60,11 +60,15 @@ class CellDomain(NamedTuple):
         """
         return domain_digest(self.attributes)
 
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with the cell of each row, null where it has none."""
+    def codes(self, batch: pa.RecordBatch) -> Int64:
+        """(attributes, rows) number of each row's cell on each axis, -1 where it has none."""
         pairs = zip(self.attributes, self.key, strict=True)
         found = [_cells(attribute, batch.column(field.column), field) for attribute, field in pairs]
-        flat = codes(self.sizes, np.array(found, np.int64).reshape(len(found), batch.num_rows))
+        return np.array(found, np.int64).reshape(len(found), batch.num_rows)
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch with the cell of each row, null where it has none."""
+        flat = codes(self.sizes, self.codes(batch))
         column = pa.array(flat, mask=flat < 0)
         at = batch.schema.get_field_index(CELL.column)
         if at < 0:
@@ -85,14 +89,23 @@ def domain_digest(attributes: Sequence[Attribute]) -> str:
     return hashlib.blake2b(body, digest_size=16, person=b"dpstream-cells").hexdigest()
 
 
-def cell_key(attributes: Sequence[Attribute], key: Sequence[Field]) -> tuple[Field, ...]:
+def cell_key(
+    attributes: Sequence[Attribute], key: Sequence[Field], some: bool = False
+) -> tuple[Field, ...]:
     """The key columns in the order of the attributes.
+
+    Args:
+        some: ``key`` may name a part of the attributes (a job has few key columns); the others have
+            the type of their values.
 
     Raises:
         UsageError: they are not the attributes, or a column's type is not that of its values.
     """
     known = {field.column: field for field in key}
-    if set(known) != {attribute.name for attribute in attributes}:
+    names = {attribute.name for attribute in attributes}
+    if some and known.keys() <= names:
+        known = {a.name: Field(a.name, _type(a)) for a in attributes} | known
+    if set(known) != names:
         raise UsageError(
             "schema.key",
             "names other columns than the workload has attributes",
@@ -100,7 +113,7 @@ def cell_key(attributes: Sequence[Attribute], key: Sequence[Field]) -> tuple[Fie
         )
     for attribute in attributes:
         field = known[attribute.name]
-        wanted = "int" if not attribute.values or isinstance(attribute.values[0], int) else "string"
+        wanted = _type(attribute)
         if field.type != wanted and not attribute.edges:
             raise UsageError(
                 "schema.key",
@@ -124,6 +137,10 @@ def _cells(attribute: Attribute, column: pa.Array, field: Field) -> Int64:
     listed = pa.array([_normal(value) for value in attribute.values], typed.type)
     found = pc.index_in(typed, value_set=listed).fill_null(-1).to_numpy(zero_copy_only=False)
     return np.where(ok, found, -1).astype(np.int64)
+
+
+def _type(attribute: Attribute) -> FieldType:
+    return "string" if attribute.values and isinstance(attribute.values[0], str) else "int"
 
 
 def _normal(value: str | int) -> str | int:

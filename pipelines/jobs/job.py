@@ -98,6 +98,10 @@ class Job(msgspec.Struct, frozen=True):
         names += [] if self.plan.record_id is None else [self.plan.record_id.column]
         return tuple(dict.fromkeys(names))
 
+    def reading(self, key: tuple[Field, ...]) -> "Job":
+        """The job with other key columns of its input, to be read and not to be run."""
+        return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, key=key))
+
     @property
     def data_columns(self) -> tuple[str, ...]:
         """``columns`` without those that the source itself adds."""

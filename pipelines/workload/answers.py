@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.workload.estimate import HALF_WIDTH, Estimate, norms, values
+from dpstream.pipelines.workload.estimate import Answers, Estimate
 from dpstream.pipelines.workload.labels import labelled
-from dpstream.pipelines.workload.nonnegative import nonnegative
 from dpstream.pipelines.workload.release import Moment
+from dpstream.pipelines.workload.tables import TableEstimate
 
 #: Rows of one table.
 MAX_ANSWERS = 1 << 25
@@ -20,7 +19,7 @@ _TIMES = ("window_start", "window_end", "trigger_time")
 
 def answers(
     workload: Workload,
-    estimate: Estimate,
+    estimate: Estimate | TableEstimate,
     moments: Sequence[Moment],
     over_time: bool = False,
     consistent: bool = False,
@@ -39,22 +38,16 @@ def answers(
         raise PolicyError(
             "queries", f"one table has at most {MAX_ANSWERS} answers", "ask a smaller workload"
         )
-    labels, norm = labelled(workload), norms(workload, estimate.mix)
-    parts = []
-    for number, moment in enumerate(moments):
-        cells = estimate.cells[number]
-        found, sd = values(workload, cells), norm * estimate.scale[number]
-        shown = found
-        if consistent:
-            shown = values(workload, nonnegative(cells, estimate.mix))
-        columns = _moment(moment, len(found)) if over_time else {}
-        parts.append(pa.table({**columns, **labels, **_figures(shown, found, sd)}))
+    labels, parts = labelled(workload), []
+    for moment, found in zip(moments, estimate.answers(workload, consistent), strict=True):
+        columns = _moment(moment, len(found.sd)) if over_time else {}
+        parts.append(pa.table({**columns, **labels, **_figures(found, estimate.half_width)}))
     return pa.concat_tables(parts)
 
 
-def _figures(shown: Float64, found: Float64, sd: Float64) -> dict[str, pa.Array]:
-    columns = {"value": shown, "sd": sd, "low": found - HALF_WIDTH * sd,
-               "high": found + HALF_WIDTH * sd}  # fmt: skip
+def _figures(of: Answers, half_width: float) -> dict[str, pa.Array]:
+    wide = half_width * of.sd
+    columns = {"value": of.shown, "sd": of.sd, "low": of.found - wide, "high": of.found + wide}
     return {name: pa.array(column) for name, column in columns.items()}
 
 

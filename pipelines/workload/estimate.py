@@ -6,7 +6,7 @@ The rounding of cells to 2^-16 of the grid adds less than the last digit of that
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +15,20 @@ from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Product, Workload
+from dpstream.pipelines.workload.nonnegative import nonnegative
 
 #: Numbers of the working arrays; of a covariance that is handed out.
 _AT_ONCE, MAX_COVARIANCE = 1 << 24, 1 << 24
 #: Half-width of a 95% interval of a Gaussian, in sds.
 HALF_WIDTH = 1.959963984540054
+
+
+class Answers(NamedTuple):
+    """(queries,) linear answers, their standard errors, and the values that are shown."""
+
+    found: Float64
+    sd: Float64
+    shown: Float64
 
 
 class Estimate(NamedTuple):
@@ -29,16 +38,65 @@ class Estimate(NamedTuple):
         cells: (releases, n) in units of what was aggregated.
         scale: (releases,) s, sd of a component.
         mix: L, or a factor of it for each attribute.
+        half_width: of a 95% interval, in sds.
+        summed: numbers of the attributes of which only totals were measured.
     """
 
     cells: Float64
     scale: Float64
     mix: tuple[Float64, ...]
+    half_width: float = HALF_WIDTH
+    summed: tuple[int, ...] = ()
+
+    @property
+    def releases(self) -> int:
+        """How many there are."""
+        return len(self.cells)
+
+    def check(self, workload: Workload) -> None:
+        """Whether it says what a workload asks.
+
+        Raises:
+            PolicyError: a query of an attribute of which only totals were measured.
+        """
+        if any(axis in self.summed for product in workload.products for axis in product.axes):
+            raise PolicyError(
+                "queries", "asks an attribute of which only totals were measured",
+                "sum it out, or release another estimate",
+            )  # fmt: skip
+
+    def answers(self, workload: Workload, consistent: bool = False) -> Iterator[Answers]:
+        """Answers of each release.
+
+        Args:
+            consistent: values of the nearest cells that are not negative.
+        """
+        self.check(workload)
+        norm = norms(workload, self.mix)
+        for cells, scale in zip(self.cells, self.scale.tolist(), strict=True):
+            found = values(workload, cells)
+            shown = found
+            if consistent:
+                if self.summed:
+                    raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
+                shown = values(workload, nonnegative(cells, self.mix))
+            yield Answers(found, norm * scale, shown)
+
+    def covariance(self, workload: Workload) -> Float64:
+        """(queries, queries) covariance of the first release's answers."""
+        self.check(workload)
+        return covariance(workload, self.mix) * float(self.scale[0]) ** 2
 
 
 def values(workload: Workload, cells: Float64) -> Float64:
-    """(queries,) answers, product by product."""
-    return np.concatenate([found.ravel() for found in workload.apply(cells)])
+    """(queries,) answers, product by product; axes that shrink are summed first."""
+    found = []
+    for product in workload.products:
+        answers, factors = cells.reshape(workload.sizes), workload.factors_of(product)
+        for axis in sorted(range(len(factors)), key=lambda k: factors[k].rows / factors[k].size):
+            answers = factors[axis].apply(answers, axis)
+        found.append(answers.ravel())
+    return np.concatenate(found)
 
 
 @one_thread()

@@ -39,19 +39,14 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
     Raises:
         UsageError, PolicyError: the job's key, aggregates or privacy do not fit.
     """
-    _check(job)
-    key = cell_key(workload.attributes, job.plan.key)
-    if CELL.column in set(job.columns) - {field.column for field in key}:
-        raise UsageError(
-            "schema", f"reads a column '{CELL.column}', as the cells are called", "rename it"
-        )
-    domain = CellDomain(workload.attributes, key)
+    check_job(job)
+    domain = domain_of_job(job, workload)
     replace, plan = msgspec.structs.replace, job.plan
     # Weights choose among keys by units: with all cells public there is nothing to choose.
     privacy = replace(plan.privacy, weights=None) if job.privacy.weights == "auto" else plan.privacy
     timeline = plan.timeline
     if not over_time:
-        timeline = _once(timeline)
+        timeline = once(timeline)
         privacy = replace(privacy, strategy="dense", refresh_every=None, select_every=None)
     plan = replace(
         plan, key=(CELL,), public_keys=domain.digest, cells=cells_of(mixing), timeline=timeline,
@@ -60,7 +55,39 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
     return replace(job, plan=plan, cells=JobCells(domain, mixing))
 
 
-def _check(job: Job) -> None:
+def asked_once(job: Job) -> Job:
+    """The job with its whole time as one window with one trigger, before cells take its key.
+
+    Raises:
+        UsageError, PolicyError: it has no end, or a budget for every period.
+    """
+    replace = msgspec.structs.replace
+    privacy = replace(job.plan.privacy, refresh_every=None, select_every=None)
+    return replace(
+        job, plan=replace(job.plan, timeline=once(job.plan.timeline), privacy=privacy).check()
+    )
+
+
+def domain_of_job(job: Job, workload: Workload, some: bool = False) -> CellDomain:
+    """The domain with its input columns; ``some``: see `jobs.cells.cell_key`.
+
+    Raises:
+        UsageError: they do not fit.
+    """
+    key = cell_key(workload.attributes, job.plan.key, some)
+    if CELL.column in set(job.columns) - {field.column for field in key}:
+        raise UsageError(
+            "schema", f"reads a column '{CELL.column}', as the cells are called", "rename it"
+        )
+    return CellDomain(workload.attributes, key)
+
+
+def check_job(job: Job) -> None:
+    """Whether a job can be asked a workload.
+
+    Raises:
+        UsageError: it has a list of keys, or another aggregate than one count or sum.
+    """
     if job.keys.public is not None:
         raise UsageError("keys.public", "is not for a workload: its cells are the keys", "omit it")
     aggregates = job.plan.aggregates
@@ -72,7 +99,7 @@ def _check(job: Job) -> None:
         )
 
 
-def _once(line: Timeline) -> Timeline:
+def once(line: Timeline) -> Timeline:
     """The whole time as one window with one trigger."""
     if line.end is None:
         raise UsageError("time.end", "is required for one answer", "add it, or use --over-time")

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
+from dpstream.pipelines.workload.stored import of_arrays, to_arrays
+from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.state.durable import sync
 
 RECEIPT, ESTIMATE = "release.json", "estimate.npz"
@@ -58,7 +61,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         run_id, plan_hash: of the run that was charged.
         domain: attributes as workload files write them; domain_digest: names, values and edges.
         workload: digest of the workload that was answered; strategy: what was measured.
-        mixing: digest of the mix of noise.
+        mixing: digest of the mix of noise; null where there is none.
         epsilon, delta, mu: what it cost.
         contributions: records of a unit that count.
         aggregate: name and kind of what is counted or summed.
@@ -72,7 +75,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     domain_digest: str
     workload: str
     strategy: str
-    mixing: str
+    mixing: str | None
     epsilon: float
     delta: float
     mu: float | None
@@ -93,13 +96,21 @@ class Released(NamedTuple):
     """A receipt and what it is of."""
 
     receipt: Receipt
-    estimate: Estimate
+    estimate: Estimate | TableEstimate
 
 
 def write_release(
-    out: Path, receipt: Receipt, estimate: Estimate, answers: pa.Table, form: str
+    out: Path,
+    receipt: Receipt,
+    estimate: Estimate | TableEstimate,
+    answers: pa.Table,
+    form: str,
+    commit: Callable[[bytes], None] = lambda _: None,
 ) -> Receipt:
     """Put a release in its place; the same one may stand there already.
+
+    Args:
+        commit: given the receipt before anybody can see the release.
 
     Raises:
         PolicyError: something else stands there.
@@ -111,9 +122,7 @@ def write_release(
     except OSError:
         raise RunError("--out", "has a folder that cannot be written", "check it") from None
     try:
-        arrays = {"cells": estimate.cells, "scale": estimate.scale}
-        arrays |= {f"mix{number}": factor for number, factor in enumerate(estimate.mix)}
-        np.savez(draft / ESTIMATE, **arrays)  # type: ignore[arg-type]
+        np.savez(draft / ESTIMATE, **to_arrays(estimate))  # type: ignore[arg-type]
         write_table(draft / f"answers.{form}", answers)
         files = {path.name: _written(path) for path in sorted(draft.iterdir())}
         receipt = msgspec.structs.replace(receipt, files=files)
@@ -123,6 +132,7 @@ def write_release(
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(draft, 0o777 & ~mask)
+        commit(receipt.encoded)
         if out.exists():
             _same(out, receipt)
             return receipt
@@ -154,8 +164,7 @@ def read_release(folder: Path) -> Released:
         raise PolicyError(_FIELD, "has an estimate that is not what was released", "restore it")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as held:
-            mix = tuple(held[f"mix{number}"] for number in range(len(held.files) - 2))
-            return Released(receipt, Estimate(held["cells"], held["scale"], mix))
+            return Released(receipt, of_arrays({name: held[name] for name in held.files}))
     except (ValueError, KeyError, zipfile.BadZipFile):
         raise PolicyError(_FIELD, "has an estimate of another form", "restore it") from None
 

@@ -47,6 +47,22 @@ def test_another_workload_from_the_release(made: Path, tmp_path: Path) -> None:
     assert json.loads(told.stdout)["charged"] is False
 
 
+def test_pure_and_tables(made: Path) -> None:
+    ranges = write(made / "r.json", [{"factors": {"age": "range", "sex": "identity"}}])
+    pure = call("answer", ranges, made / "job.toml", "--pure", "--out", made / "pure", "--json")
+    assert pure.exit_code == 0, pure.output
+    told = json.loads(pure.stdout)
+    assert (told["epsilon"], told["delta"], told["mu"], told["resumed"]) == (6.0, 0.0, None, False)
+    tables = write(made / "t.json", [{"ways": 2}, {"ways": 1}])
+    given = ("answer", tables, made / "job.toml", "--tables", "--cache", made / "cache")
+    done = call(*given, "--out", made / "tables")
+    assert done.exit_code == 0 and "strategy residual" in done.stdout, done.output
+    shown = call("answer", ranges, "--from", made / "tables")
+    assert len(shown.stdout.splitlines()) == 31
+    refused(*given, "--out", made / "x", "--over-time")
+    refused("answer", tables, "--from", made / "tables", "--covariance", made / "c.npy", code=3)
+
+
 def test_refused(made: Path, tmp_path: Path) -> None:
     asked, job = made / "asked.json", made / "job.toml"
     turned = write(tmp_path / "t.json", domain=[DOMAIN[0], {"name": "sex", "values": ["m", "f"]}])

@@ -62,7 +62,15 @@ def loaded(arguments: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["plan", "--help"], ["sql", "--help"], ["tabulate", "plan", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["plan", "--help"],
+        ["sql", "--help"],
+        ["tabulate", "plan", "--help"],
+        ["workload", "plan", "--help"],
+        ["answer", "--help"],
+    ],
 )
 def test_help_loads_no_library_that_works_on_data(arguments: list[str]) -> None:
     names = {name.partition(".")[0] for name in loaded(arguments)} - sys.stdlib_module_names
@@ -123,3 +131,13 @@ def test_tables_are_made_without_a_runner(tmp_path: Path) -> None:
     ]
     names = loaded(command)
     assert NOT_FOR_SQL & names == set() and (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_plan_of_a_workload_loads_neither_runner_nor_compiler(tmp_path: Path) -> None:
+    from tests.pipelines.workload.survey import write
+
+    file = str(write(tmp_path / "w.json"))
+    for command in (["--mu", "1"], ["--mu", "1"], ["--epsilon", "1", "--delta", "1e-8"]):
+        names = loaded(["workload", "plan", file, *command, "--cache", str(tmp_path / "c")])
+        assert set(TOO_SLOW) & names == set()
+        assert {"numpy", "dpstream.pipelines.workload.planning"} <= names

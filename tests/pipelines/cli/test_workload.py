@@ -21,10 +21,19 @@ def test_plan(tmp_path: Path) -> None:
     assert json.loads(named.stdout)["strategy"] == "haar"
 
 
+def test_pure(tmp_path: Path) -> None:
+    file = write(tmp_path / "w.json", [{"factors": {"age": "range"}}])
+    shown = call("workload", "plan", file, "--epsilon", "1", "--pure", "--json")
+    found = json.loads(shown.stdout)
+    text = call("workload", "plan", file, "--epsilon", "1", "--pure").stdout
+    assert f"{found['rmse']:.6g}" in text and "no floor" in text
+    assert "--pure" in refused("workload", "plan", file, "--pure", "--mu", "1")
+
+
 def test_refused(tmp_path: Path) -> None:
     file, cache = write(tmp_path / "w.json"), ("--cache", tmp_path / "cache")
     assert "--epsilon" in refused("workload", "plan", file, *cache)
     assert "budget" in refused("workload", "plan", file, "--mu", "0", *cache, code=3)
     (tmp_path / "e.json").write_text('{"domain": [], "queries": []}')
     assert "domain" in refused("workload", "plan", tmp_path / "e.json", "--mu", "1", code=3)
-    assert len(examples_of("workload", "plan")) == 3
+    assert len(examples_of("workload", "plan")) == 4

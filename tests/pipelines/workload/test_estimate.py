@@ -4,11 +4,19 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64, kron
+from dpstream.accounting.budget import StreamNoise, encoder_of
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MIXED_BITS
+from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.workloads.workload import Workload, over
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.mixing import MixedNoise
+from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.pipelines.workload import estimate
 from dpstream.pipelines.workload.estimate import covariance, norms, values
+from dpstream.pipelines.workload.of_job import mixing_of
 from tests.pipelines.workload.survey import workload
+from tests.streams import KEYS
 
 
 def matrix(asked: Workload) -> Float64:
@@ -49,3 +57,20 @@ def test_many_cells_take_little_time() -> None:
     mix = [np.triu(np.ones((100, 100))) for _ in range(3)]
     found = norms(asked, mix)
     assert found.shape == (10_000,) and (found > 0).all()
+
+
+def test_measured_errors_are_those_of_the_formula() -> None:
+    """500 draws of the engine's own mixed noise, all queries of a small table together."""
+    asked = over([16, 12], ["range", "identity"])
+    mixing = mixing_of(asked, auto(asked).strategy)
+    once = encoder_of("dense", 1)
+    noise = StreamNoise("n", once, once.strategy.col2, 1.0, 1.0, 3.0)
+    sd = norms(asked, mixing.factors) * noise.sd[0]
+    ring, total = KEYS.ring(), 0.0
+    for run in range(500):
+        stream = NoiseStream(
+            ring, (b"%d" % run,), (0, 1), "value", noise, ContinuousGaussian(noise.sigma)
+        )
+        drawn = MixedNoise(stream, mixing).at(1) / 2.0**MIXED_BITS
+        total += float(np.sum(values(asked, drawn) ** 2))
+    assert total / 500 == pytest.approx(float(np.sum(sd**2)), rel=0.02)

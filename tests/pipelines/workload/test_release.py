@@ -22,7 +22,7 @@ from dpstream.pipelines.workload.release import (
     write_table,
 )
 from tests.pipelines.workload.survey import DOMAIN, workload
-from tests.pipelines.workload.test_answers import ESTIMATE, MOMENTS
+from tests.pipelines.workload.test_answers import ESTIMATE, MOMENTS, ONE
 
 
 def receipt() -> Receipt:
@@ -87,7 +87,7 @@ def test_a_release_that_was_changed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "arrow", "txt"])
 def test_tables(ending: str, tmp_path: Path) -> None:
-    table = answers(workload(), ESTIMATE, MOMENTS[:1])
+    table = answers(workload(), ONE, MOMENTS[:1])
     path = tmp_path / f"t.{ending}"
     if ending == "txt":
         with pytest.raises(DpstreamError):

@@ -1,0 +1,76 @@
+"""Residual tables in whole numbers: differences of a table, and noise that fits them.
+
+Sub of an axis of n cells takes x to x_0 - x_1, ..., x_0 - x_(n-1): whole numbers, and all that a
+table says beyond its total.  Noise of the cells, each of sd s, moves Sub x by noise of covariance
+s^2 Sub Sub^T = s^2 L L^T; with D independent draws z, s L z has it, and L is invertible.  So what
+is published, Sub x + s L z rounded, is L (L^-1 Sub x + s z) rounded: a Gaussian mechanism whose
+sensitivity is the longest column of L^-1 Sub.  That is sqrt(1 - 1/n) for the exact root, as the
+rows of Sub span all that is orthogonal to the ones; it is bounded here for the L that is used.
+
+Of several axes all of this is the Kronecker product, of none the number 1.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+
+from dpstream.accounting.arrays import Float64, Int64
+
+_U = 2.0**-53
+
+
+def differences(table: Int64) -> Int64:
+    """(n - 1 on each axis) the table's differences, exact."""
+    for axis in range(table.ndim):
+        first = table.take([0], axis=axis)
+        rest = table.take(range(1, table.shape[axis]), axis=axis)
+        table = first - rest
+    return table
+
+
+def restored(found: npt.NDArray[np.float64]) -> Float64:
+    """(n on each axis) the table of zero sums along each axis that has these differences."""
+    for axis in range(found.ndim):
+        first = found.sum(axis=axis, keepdims=True) / (found.shape[axis] + 1)
+        found = np.concatenate([first, first - found], axis=axis)
+    return found
+
+
+def matrix(size: int) -> Float64:
+    """(n - 1, n) Sub."""
+    return np.hstack([np.ones((size - 1, 1)), -np.eye(size - 1)])
+
+
+@functools.lru_cache(maxsize=256)
+def root(size: int) -> Float64:
+    """(n - 1, n - 1) L, lower triangular; read-only."""
+    sub = matrix(size)
+    found = np.asarray(scipy.linalg.cholesky(sub @ sub.T, lower=True))
+    found.setflags(write=False)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def column_norm2(size: int) -> float:
+    """At least max_c |L^-1 Sub e_c|^2 of one axis.
+
+    With Y the computed solution and R = Sub - L Y, L^-1 Sub = Y + L^-1 R.  Sub Sub^T = I + 1 1^T,
+    so that |L^-1| <= 2 as soon as L L^T is within 3/4 of it (Frobenius norm); R is computed in
+    floats, and what rounding can hide of it, (n + 2) units of |L| |Y|, is added.
+    """
+    sub, lower = matrix(size), root(size)
+    assert np.linalg.norm(lower @ lower.T - sub @ sub.T) < 0.5
+    found = scipy.linalg.solve_triangular(lower, sub, lower=True)
+    hidden = (size + 2) * 2 * _U * float(np.linalg.norm(lower)) * float(np.linalg.norm(found))
+    rest = 2 * (float(np.linalg.norm(sub - lower @ found)) + hidden)
+    longest = float(np.sqrt((found**2).sum(axis=0).max())) * (1 + size * 2 * _U)
+    return (longest + rest) ** 2 * (1 + 8 * _U)
+
+
+def cost2(sizes: Sequence[int]) -> float:
+    """At least the squared sensitivity of a residual table at noise of sd 1."""
+    return math.prod(column_norm2(size) for size in sizes) * (1 + len(sizes) * 4 * _U)

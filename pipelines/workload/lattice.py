@@ -1,0 +1,125 @@
+"""Pure epsilon: whole-number strategies with two-sided geometric noise, released as they are.
+
+What is published is B x + noise, B of whole numbers (`accounting.strategies.cells.pure`), one exact
+discrete Laplace draw for each row.  A record moves B x by a column, L1 norm at most D (exact); C
+records by at most C D, so that noise of scale b >= C D / epsilon has densities whose ratio is at
+most e^epsilon anywhere.  Cells are estimated by least squares, axis by axis, which is
+post-processing: an axis of which only the total is asked is estimated evenly.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
+from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.workload.estimate import Estimate
+
+#: Bits of a lattice over all its axes.
+BITS = 24
+#: Half-width of a 95% interval of one Laplace noise in sds; sums of several are narrower, towards
+#: the Gaussian's 1.96.
+LAPLACE_HALF_WIDTH = math.log(20) / math.sqrt(2)
+
+
+class Lattice(NamedTuple):
+    """A strategy and its noise.
+
+    Attributes:
+        strategy: whole numbers on each axis; scale: b.
+    """
+
+    strategy: LatticeStrategy
+    scale: float
+
+    @property
+    def sd(self) -> float:
+        """Of a row's noise: sqrt(2 q) / (1 - q), q = e^(-1/b)."""
+        return math.sqrt(2 * math.exp(-1 / self.scale)) / -math.expm1(-1 / self.scale)
+
+
+def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) -> Lattice:
+    """A strategy at a guarantee.
+
+    Raises:
+        PolicyError: its noise is beyond the range of exact draws, or it has too many rows.
+    """
+    scale = math.nextafter(contributions * strategy.sensitivity1 / epsilon * (1 + 2e-16), math.inf)
+    rows = math.prod(len(factor) for factor in strategy.factors)
+    if not scale <= MAX_REAL_SIGMA or rows > MAX_HISTOGRAM_CELLS:
+        raise PolicyError(
+            "privacy.epsilon", "asks for noise, or for more rows, than are drawn exactly",
+            "use fewer cells or a larger epsilon",
+        )  # fmt: skip
+    return Lattice(strategy, scale)
+
+
+def bits_of(axes: int) -> int:
+    """Bits of each axis of a lattice, so that its noise stays in range."""
+    return max(4, min(12, BITS // axes))
+
+
+def planned_purely(workload: Workload, epsilon: float, contributions: int) -> dict[str, Any]:
+    """What a workload would cost in pure epsilon.
+
+    Raises:
+        PolicyError: a budget that is none, or a workload that no lattice is made for.
+    """
+    if not (0 < epsilon < math.inf and contributions >= 1):
+        raise PolicyError("--epsilon", "is positive and finite, C at least 1", "give a budget")
+    strategy = pure(workload)
+    made = lattice_of(strategy.lattice(bits_of(len(workload.sizes))), epsilon, contributions)
+    # One row's noise has sd ``sd``; least squares adds the strategy's own factor.
+    error = made.strategy.floats().gram.trace(workload) / workload.weight
+    return {
+        "workload": workload.digest,
+        "queries": workload.queries,
+        "strategy": strategy.name,
+        "epsilon": epsilon,
+        "contributions": contributions,
+        "rmse": math.sqrt(error) * made.sd,
+    }
+
+
+def published(lattice: Lattice, cells: Int64, keys: KeyRing, run_name: tuple[bytes, ...]) -> Int64:
+    """(rows on each axis) B x + noise.
+
+    Args:
+        cells: exact counts, an axis for each attribute: PRIVATE.
+        run_name: run id, committed before, and digest of the plan.
+    """
+    exact = cells
+    for axis, factor in enumerate(lattice.strategy.factors):
+        exact = np.moveaxis(np.tensordot(factor, exact, (1, axis)), 0, axis)
+    noise = OneShot(keys, (b"workload lattice", *run_name))
+    drawn = noise.discrete_laplace(numbered(exact.size), lattice.scale)
+    return np.asarray(exact + drawn.reshape(exact.shape), np.int64)
+
+
+def estimate_of(lattice: Lattice, found: Int64) -> Estimate:
+    """Least-squares cells of what was published, and the mix of their noise: L L^T =
+    (B^T B)^-1."""
+    cells: Float64 = found.astype(np.float64)
+    mix, summed = [], []
+    for axis, factor in enumerate(lattice.strategy.factors):
+        matrix = factor.astype(np.float64)
+        cells = np.moveaxis(np.tensordot(np.linalg.pinv(matrix), cells, (1, axis)), 0, axis)
+        size = matrix.shape[1]
+        if len(matrix) < size:  # the total alone
+            summed.append(axis)
+            root = np.zeros((size, size))
+            root[:, 0] = np.linalg.pinv(matrix)[:, 0]
+        else:
+            lower = scipy.linalg.cholesky(matrix.T @ matrix, lower=True)
+            root = np.asarray(scipy.linalg.solve_triangular(lower, np.eye(size), lower=True).T)
+        mix.append(root)
+    return Estimate(
+        cells.reshape(1, -1), np.array([lattice.sd]), tuple(mix), LAPLACE_HALF_WIDTH, tuple(summed)
+    )

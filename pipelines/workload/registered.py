@@ -1,0 +1,230 @@
+"""Answers given once through the ledger's register: pure epsilon, and tables without a histogram.
+
+The order is that of every answer (`state.ledger.answers`): run id, charge and request are one
+transaction before a record is read; noise is named by the run id; the receipt is committed before
+the folder gets its place.  Who is cut off goes on under the same run id: same bytes, one charge.
+"""
+
+import contextlib
+import hashlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.strategies.cells.pure import pure
+from dpstream.accounting.strategies.cells.residual import Residual
+from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.workloads.workload import Workload, codes
+from dpstream.dp_transforms import residual as tables
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
+from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.workload import lattice
+from dpstream.pipelines.workload.answers import MAX_ANSWERS, answers
+from dpstream.pipelines.workload.bounded import bounded
+from dpstream.pipelines.workload.estimate import Estimate
+from dpstream.pipelines.workload.files import domain_text
+from dpstream.pipelines.workload.of_job import asked_once, check_job, domain_of_job
+from dpstream.pipelines.workload.release import Moment, Receipt, write_release
+from dpstream.pipelines.workload.tables import TableEstimate
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import open_ledger
+
+#: Numbers that are published of all tables.
+MAX_PUBLISHED = 1 << 24
+
+
+class Mechanism(NamedTuple):
+    """What is drawn and what it costs.
+
+    Attributes:
+        name: strategy; digest: of all that decides what is drawn, domain included.
+        epsilon, delta, mu: of a unit.
+        draw: estimate of (rows, attributes) cells under a key and a run name.
+    """
+
+    name: str
+    digest: str
+    epsilon: float
+    delta: float
+    mu: float | None
+    draw: Callable[[Int64, KeyRing, tuple[bytes, ...]], Estimate | TableEstimate]
+
+
+class Answered(NamedTuple):
+    """What was written, whether it was charged now, and records left out (for the operator)."""
+
+    receipt: Receipt
+    charged: bool
+    dead_letters: int
+
+
+def pure_mechanism(workload: Workload, job: Job) -> Mechanism:
+    """Pure epsilon: the job's, with delta 0.
+
+    Raises:
+        PolicyError: a workload or a domain that no lattice is made for.
+    """
+    bits = lattice.bits_of(len(workload.sizes))
+    privacy = job.plan.privacy
+    strategy = pure(workload)
+    made = lattice.lattice_of(strategy.lattice(bits), privacy.epsilon, privacy.contributions)
+    digest = hashlib.blake2b(digest_size=16, person=b"dpstream-lattice")
+    for factor in made.strategy.factors:
+        digest.update(np.array(factor.shape, "<i8").tobytes() + factor.astype("<i8").tobytes())
+    digest.update(np.float64(made.scale).tobytes())
+
+    def draw(rows: Int64, keys: KeyRing, name: tuple[bytes, ...]) -> Estimate:
+        flat = codes(workload.sizes, rows.T)
+        cells = np.bincount(flat, minlength=workload.cells).reshape(workload.sizes)
+        return lattice.estimate_of(made, lattice.published(made, cells, keys, name))
+
+    return Mechanism(strategy.name, digest.hexdigest(), privacy.epsilon, 0.0, None, draw)
+
+
+def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mechanism:
+    """Residual tables: Gaussian noise of whole differences, no histogram of all cells.
+
+    Raises:
+        UsageError: the strategy is not one of residual tables.
+        PolicyError: more numbers than are published.
+    """
+    gram, sizes = strategy.gram, workload.sizes
+    if not isinstance(gram, Residual):
+        raise UsageError("--tables", "is for workloads of tables of counts", "ask such, or omit it")
+    if sum(gram.dims.tolist()) > MAX_PUBLISHED:
+        raise PolicyError(
+            "queries", f"at most {MAX_PUBLISHED} numbers are published", "ask fewer tables"
+        )
+    privacy = job.plan.privacy
+    mu = mu_of(privacy.epsilon, privacy.delta)
+    shapes = [[sizes[axis] for axis in key] for key in gram.keys]
+    sds = np.sqrt(gram.noise2) * privacy.contributions / mu
+    spent = tables.spent2(shapes, sds, privacy.contributions)
+    if spent > mu * mu:
+        sds *= np.sqrt(spent) / mu * (1 + 1e-12)
+    assert tables.spent2(shapes, sds, privacy.contributions) <= mu * mu
+    digest = hashlib.blake2b(sds.astype("<f8").tobytes(), digest_size=16, person=b"dpstream-tables")
+    digest.update(repr((sizes, gram.keys)).encode())
+
+    def draw(rows: Int64, keys: KeyRing, name: tuple[bytes, ...]) -> TableEstimate:
+        found = []
+        for key, shape, sd in zip(gram.keys, shapes, sds.tolist(), strict=True):
+            flat = codes(shape, rows[:, list(key)].T) if key else np.zeros(len(rows), np.int64)
+            size = int(np.prod(shape, dtype=np.int64))
+            table = np.bincount(flat, minlength=size).astype(np.int64).reshape(shape)
+            found.append(tables.published(table, key, sd, keys, name))
+        return TableEstimate(sizes, gram.keys, sds, tuple(found))
+
+    return Mechanism(strategy.name, digest.hexdigest(), privacy.epsilon, privacy.delta, mu, draw)
+
+
+def answer_once(
+    workload: Workload, job: Job, mechanism: Mechanism, out: Path, form: str = "parquet",
+    some: bool = False, nonnegative: bool = False,
+) -> Answered:  # fmt: skip
+    """Charge, read, draw, commit, publish.
+
+    Args:
+        some: the job's key names a part of the attributes only.
+
+    Raises:
+        DpstreamError: refused before a charge, or failed.
+    """
+    job, domain = asked_once(job), domain_of_job(job, workload, some)
+    _check(workload, job, out)
+    assert job.ledger is not None
+    # The source hands over the columns of the domain.
+    reading = job.reading(domain.key)
+    source = input_of(reading)
+    before, plan_hash = source.state(), _plan_hash(job, mechanism, domain)
+    with key_source(job).ring() as keys:
+        request = keys.source_fingerprint([b"workload", plan_hash.encode(), *source.identity()])
+        limit = job.ledger.limit
+        with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
+            register = Register(ledger, "workload")
+            charge = _charge(job, mechanism, plan_hash)
+            run_id, charged = register.begin(charge, request, (limit.epsilon, limit.delta))
+            rows = bounded(reading, domain, keys)
+            estimate = mechanism.draw(rows.codes, keys, (run_id.encode(), plan_hash.encode()))
+            if source.state() != before:
+                raise PolicyError(
+                    "source.path", "a file changed while it was read", "run again: a new charge"
+                )
+            line = job.plan.timeline
+            moment = Moment(line.start, line.start + line.window, 1, line.start + line.window)
+            receipt = _receipt(workload, job, mechanism, run_id, plan_hash, moment)
+            table = answers(workload, estimate, [moment], consistent=nonnegative)
+
+            def commit(data: bytes) -> None:
+                known = register.read(run_id)
+                if known is not None and known.receipt != data:
+                    raise RunError(
+                        "--out", "would not be what was published before under this run id",
+                        "use the same workload, options and version of the program",
+                    )  # fmt: skip
+                register.commit(run_id, data)
+
+            receipt = write_release(out, receipt, estimate, table, form, commit)
+    return Answered(receipt, charged, rows.dead_letters)
+
+
+def _check(workload: Workload, job: Job, out: Path) -> None:
+    """What would fail only after the charge."""
+    check_job(job)
+    if job.plan.aggregates[0].kind != "count":
+        raise UsageError("aggregate.kind", "must be 'count' here", "count records")
+    if job.source.unbounded:
+        raise UsageError("source.kind", "must be files that are all there", "name such a source")
+    if job.ledger is None:
+        raise UsageError("ledger", "is required for answers that no store keeps", "add [ledger]")
+    if workload.queries > MAX_ANSWERS:
+        raise PolicyError("queries", f"are at most {MAX_ANSWERS} at once", "ask fewer")
+    if out.exists() and not (out / "release.json").exists():
+        raise PolicyError("--out", "exists, and is no answer of this command", "name a new folder")
+
+
+def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:
+    """Names what is drawn of which records: the job's plan, the domain, the mechanism."""
+    parts = (job.plan.hash, domain.digest, mechanism.digest)
+    return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _charge(job: Job, mechanism: Mechanism, plan_hash: str) -> Charge:
+    return Charge(
+        secrets.token_hex(16), plan_hash, unit_in_words(job.plan), mechanism.epsilon,
+        mechanism.delta, mechanism.mu, 0.0, kind="workload", identity=unit_of(job).text,
+    )  # fmt: skip
+
+
+def _receipt(
+    workload: Workload, job: Job, mechanism: Mechanism, run_id: str, plan_hash: str, moment: Moment
+) -> Receipt:
+    [aggregate] = job.plan.aggregates
+    return Receipt(
+        run_id=run_id,
+        plan_hash=plan_hash,
+        domain=domain_text(workload),
+        domain_digest=domain_digest(workload.attributes),
+        workload=workload.digest,
+        strategy=mechanism.name,
+        mixing=None,
+        epsilon=mechanism.epsilon,
+        delta=mechanism.delta,
+        mu=mechanism.mu,
+        contributions=job.plan.privacy.contributions,
+        aggregate=(aggregate.name, aggregate.kind),
+        insecure=job.insecure,
+        moments=[moment],
+        files={},
+    )

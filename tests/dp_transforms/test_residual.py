@@ -1,0 +1,54 @@
+"""Noisy residual tables: exact where noise is off, of the covariance that is charged otherwise."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.limits import MIXED_BITS
+from dpstream.accounting.strategies.cells.differences import differences, matrix
+from dpstream.dp_transforms import residual
+from dpstream.dp_transforms.residual import published, spent2
+from tests.streams import KEYS
+
+TABLE = np.random.default_rng(4).integers(0, 50, (3, 4))
+RING = KEYS.ring()
+
+
+def drawn(run: int, table: np.ndarray = TABLE, axes: tuple[int, ...] = (0, 2)) -> np.ndarray:
+    return published(table, axes, 10.0, RING, (b"%d" % run,))
+
+
+def test_without_noise() -> None:
+    with mock.patch.object(residual, "mixed", lambda c, m: np.zeros(m.size, np.int64)):
+        assert np.array_equal(drawn(0), differences(TABLE))
+        assert drawn(0, np.array(7), ()) == 7
+
+
+def test_named_by_run_and_table() -> None:
+    first = drawn(1)
+    assert np.array_equal(drawn(1), first)
+    assert np.array_equal(drawn(1, TABLE * 0) + differences(TABLE), first)
+    assert not np.array_equal(drawn(2), first) and not np.array_equal(drawn(1, axes=(0, 1)), first)
+    assert np.array_equal(first * 2**MIXED_BITS, np.rint(first * 2**MIXED_BITS))
+
+
+def test_covariance() -> None:
+    """As if each cell had noise of its own before differences were taken."""
+    noise = np.array([drawn(run).ravel() for run in range(3000)]) - differences(TABLE).ravel()
+    expected = 100 * np.kron(matrix(3) @ matrix(3).T, matrix(4) @ matrix(4).T)
+    assert np.abs(np.cov(noise.T) - expected).max() < 0.15 * expected.max()
+    assert np.abs(noise.mean(0)).max() < 4 * np.sqrt(expected.max() / 3000)
+
+
+def test_what_is_spent() -> None:
+    """One record of C moves each table by sqrt(prod (1 - 1/n)); twice C is twice that."""
+    sds = np.array([10.0, 5.0])
+    one = spent2([[3, 4], []], sds, 1)
+    assert one == pytest.approx(2 / 3 * 3 / 4 / 100 + 1 / 25) and one >= 0.5 / 100 + 1 / 25
+    assert spent2([[3, 4], []], sds, 3) == pytest.approx(9 * one)
+    record = np.zeros((3, 4), np.int64)
+    record[1, 2] = 1
+    moved = differences(record).ravel()
+    covariance = 100 * np.kron(matrix(3) @ matrix(3).T, matrix(4) @ matrix(4).T)
+    assert moved @ np.linalg.solve(covariance, moved) <= spent2([[3, 4]], sds[:1], 1)

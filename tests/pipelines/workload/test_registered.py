@@ -1,0 +1,170 @@
+"""Answers through the register, from end to end."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.residual import residual
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.dp_transforms import residual as noise
+from dpstream.dp_transforms.noise.oneshot import OneShot
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.workload import registered
+from dpstream.pipelines.workload.registered import (
+    Answered,
+    Mechanism,
+    answer_once,
+    pure_mechanism,
+    table_mechanism,
+)
+from dpstream.pipelines.workload.release import read_release
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import open_ledger
+from tests.pipelines.workload.survey import DOMAIN, JOB, exact, survey, workload
+
+RANGES = workload([{"factors": {"age": "range", "sex": "identity"}}])
+TABLES = workload([{"ways": 2}, {"ways": 1}, {"factors": {}}])
+
+
+def mechanism(kind: str, job: Job) -> tuple[Workload, Mechanism]:
+    if kind == "pure":
+        return RANGES, pure_mechanism(RANGES, job)
+    return TABLES, table_mechanism(TABLES, residual(TABLES)[0], job)
+
+
+def answered(folder: Path, kind: str, out: str = "out", **options: Any) -> Answered:
+    job = survey(folder, text=options.pop("text", JOB))
+    asked, chosen = mechanism(kind, job)
+    return answer_once(asked, job, chosen, folder / out, some=kind == "tables", **options)
+
+
+def charges(folder: Path) -> list[Charge]:
+    with contextlib.closing(open_ledger(folder / "ledger.db", "people")) as ledger:
+        return ledger.entries()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return pq.read_table(folder / "out" / "answers.parquet").to_pylist()
+
+
+@pytest.mark.parametrize("kind", ["pure", "tables"])
+def test_without_noise_answers_are_exact(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        OneShot, "discrete_laplace", lambda self, items, scale: np.zeros(len(items), np.int64)
+    )
+    monkeypatch.setattr(noise, "mixed", lambda c, m: np.zeros(m.size, np.int64))
+    done = answered(tmp_path, kind)
+    assert done.charged and done.dead_letters > 100
+    for row in rows(tmp_path):
+        assert row["value"] == pytest.approx(exact(tmp_path, row), abs=1e-6)
+
+
+def test_costs(tmp_path: Path) -> None:
+    answered(tmp_path, "pure")
+    answered(tmp_path, "tables", "other")
+    pure, tables = charges(tmp_path)
+    assert (pure.kind, pure.epsilon, pure.delta, pure.mu, pure.rho) == (
+        "workload",
+        6.0,
+        0,
+        None,
+        None,
+    )
+    assert (tables.epsilon, tables.delta) == (6.0, 1e-9) and tables.mu is not None
+    planned = np.concatenate(residual(TABLES)[0].variances(TABLES)) ** 0.5 / tables.mu
+    found = pq.read_table(tmp_path / "other" / "answers.parquet").column("sd").to_numpy()
+    assert np.allclose(found, planned, rtol=1e-6)
+    off = [(row["value"] - exact(tmp_path, row)) / row["sd"] for row in rows(tmp_path)]
+    assert 0.1 < np.sqrt(np.mean(np.square(off))) < 4
+
+
+@pytest.mark.parametrize("kind", ["pure", "tables"])
+def test_cut_off_anywhere_it_is_one_charge_and_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    for place in ("bounded", "answers", "write_release"):
+        with (
+            mock.patch.object(registered, place, side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            answered(tmp_path, kind)
+        assert len(charges(tmp_path)) == 1 and not (tmp_path / "out").exists()
+    done = answered(tmp_path, kind)
+    assert not done.charged
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert answered(tmp_path, kind).receipt == done.receipt
+    shutil.rmtree(tmp_path / "out")
+    answered(tmp_path, kind)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == files
+    assert len(charges(tmp_path)) == 1
+    with pytest.raises(RunError, match="published before"):
+        answered(tmp_path, kind, "csv", form="csv")
+
+
+def test_other_input_is_another_charge(tmp_path: Path) -> None:
+    first = answered(tmp_path, "tables")
+    table = pq.read_table(tmp_path / "records.parquet").slice(1)
+    job = survey(tmp_path)
+    pq.write_table(table, tmp_path / "records.parquet")
+    asked, chosen = mechanism("tables", job)
+    second = answer_once(asked, job, chosen, tmp_path / "second", some=True)
+    assert second.charged and second.receipt.run_id != first.receipt.run_id
+    one, other = (read_release(tmp_path / out).estimate for out in ("out", "second"))
+    assert not np.array_equal(one.found[0], other.found[0])  # type: ignore[union-attr]
+    assert len(charges(tmp_path)) == 2
+
+
+def test_no_more_than_c_records_of_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "mixed", lambda c, m: np.zeros(m.size, np.int64))
+    for limit in (1, 3):
+        folder = tmp_path / str(limit)
+        job = survey(folder, text=JOB.replace("contributions = 1", f"contributions = {limit}"))
+        table = pq.read_table(folder / "records.parquet")
+        table = table.set_column(0, "user", [np.zeros(table.num_rows, np.int64)])
+        pq.write_table(table, folder / "records.parquet")
+        asked, chosen = mechanism("tables", job)
+        answer_once(asked, job, chosen, folder / "out", some=True)
+        assert rows(folder)[-1]["value"] == limit
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('end = "2024-01-03T00:00:00Z"\n', 'end = "2024-01-03T00:00:00Z"\nslide = "6h"\n'),
+     ('kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]'),
+     ("[ledger]", "[not_a_ledger]"), ("contributions = 1", 'contributions = 1\nperiod = "1d"'),
+     ("epsilon = 900.0", "epsilon = 1.0"), ('{{ column = "sex" }}', '{{ column = "amount" }}')],
+)  # fmt: skip
+def test_refused_before_a_charge(old: str, new: str, tmp_path: Path) -> None:
+    text = JOB.replace(old, new)
+    if "slide" in new:  # windows of the job do not matter for one answer
+        assert answered(tmp_path, "tables", text=text).charged
+        return
+    if "not_a" in new:
+        cut, rest = JOB.index("[ledger]"), JOB.index("[sink]")
+        text = JOB[:cut] + JOB[rest:]
+    with pytest.raises(DpstreamError):
+        answered(tmp_path, "tables", text=text)
+    assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
+
+
+def test_strategies_and_places_that_do_not_fit(tmp_path: Path) -> None:
+    job = survey(tmp_path)
+    with pytest.raises(UsageError):
+        table_mechanism(TABLES, identity(TABLES), job)
+    with (
+        mock.patch.object(registered, "MAX_PUBLISHED", 3),
+        pytest.raises(PolicyError, match="published"),
+    ):
+        mechanism("tables", job)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(PolicyError, match="exists"):
+        answered(tmp_path, "pure")
+    assert DOMAIN and not (tmp_path / "ledger.db").exists()
