@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.composition import within
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger import contract
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.contract import LedgerMovedError
