@@ -35,7 +35,7 @@ from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.open import file_of, open_ledger, place_below
 from dpstream.state.store import RunIdentity
 
 
@@ -113,7 +113,7 @@ def _refuse_private_in_sink(job: Job) -> None:
     private = {
         "privacy.key_file": job.privacy.key_file,
         "state.store": job.state.path and str(job.state.path),
-        "ledger.path": job.ledger and job.ledger.path,
+        "ledger.path": job.ledger and file_of(job.ledger.path),
     }
     for field, path in private.items():
         if path and folder and folder.resolve() in Path(path).resolve().parents:
@@ -121,8 +121,11 @@ def _refuse_private_in_sink(job: Job) -> None:
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
     store = job.state.path
-    if job.ledger and store and Path(job.ledger.path).resolve() == store.resolve():
+    file = job.ledger and file_of(job.ledger.path)
+    if file and store and file.resolve() == store.resolve():
         raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
+    if job.ledger and job.ledger.path == job.state.store:
+        raise UsageError("ledger.path", "is the store's database", "use a database of its own")
 
 
 class _Charged(NamedTuple):
@@ -136,7 +139,7 @@ class LedgerAccount:
     """A data set's account in a ledger, for runs that are begun without a job.
 
     Args:
-        path: the ledger's file; it is made by the first charge.
+        path: the ledger's file, which the first charge makes, or its URL.
         data_set: the name it knows the data by.
         epsilon, delta: the most that all runs on the data set together may spend per unit.
         unit: what the data set calls the privacy unit, where plans find the same ids in columns of
@@ -150,7 +153,8 @@ class LedgerAccount:
         if not (epsilon > 0 and 0 < delta < 1):
             raise UsageError("account", "a limit is epsilon > 0 and 0 < delta < 1", "correct it")
         limit = Limit(epsilon=epsilon, delta=delta)
-        self._ledger = LedgerConfig(path=str(path), data_set=data_set, limit=limit, unit=unit)
+        place = place_below(Path(), str(path))
+        self._ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)
 
     def check(self, plan: Plan) -> None:
         """Refuse now what ``charge`` would refuse; writes no entry.

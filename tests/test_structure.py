@@ -262,6 +262,7 @@ ALLOWED = {
     "dp_transforms/run.py": ["secrets.token_hex"],
     "state/spanner/batch.py": ["secrets.token_hex"],
     "state/ledger/lineage.py": ["secrets.token_hex"],
+    "state/ledger/spanner.py": ["secrets.token_hex", "secrets.token_hex"],
     # A draft's name and its age where it cannot be locked; never what is in it.
     "state/drafts.py": ["time.time", "secrets.token_hex"],
     # When a trigger time is announced; never what is in it.

@@ -1,5 +1,6 @@
 """``dpstream ledger``: what the runs on a data set have spent."""
 
+import tomllib
 from pathlib import Path
 
 import click
@@ -14,17 +15,62 @@ def ledger() -> None:
 
 @ledger.command(
     epilog=examples(
-        "dpstream ledger show job.toml",
-        "dpstream ledger show ledger.db --data-set flights --epsilon 6 --delta 1e-9",
+        "dpstream ledger init job.toml",
+        "dpstream ledger init spanner://my-project/my-instance/my-ledger",
     )
 )
-@click.argument("path", metavar="JOB_OR_LEDGER", type=click.Path(path_type=Path))
+@click.argument("path", metavar="JOB_OR_LEDGER")
+@AS_JSON
+def init(path: str, as_json: bool) -> None:
+    """Make a ledger's database and tables where they are missing.
+
+    Nothing is charged.  A ledger in a file needs no init: its first charge makes it.
+    """
+    from dpstream.state.ledger.open import create_ledger, file_of
+
+    if file_of(path) is not None:
+        path = _ledger_of(Path(path))
+    fresh = create_ledger(path)
+    if as_json:
+        print_json({"new": fresh})
+    else:
+        click.echo(f"The ledger {'is made' if fresh else 'was there already'}.")
+
+
+def _ledger_of(path: Path) -> str:
+    """The ledger that a job or a SQL catalog names, which need not be complete otherwise.
+
+    Raises:
+        UsageError: the file cannot be read, or names none.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.state.ledger.open import place_below
+
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8")).get("ledger", {}).get("path")
+    except (OSError, ValueError, AttributeError):
+        raise UsageError(
+            "ledger", "cannot be read", "name a job file, a catalog or a ledger's URL"
+        ) from None
+    if not isinstance(found, str) or not found:
+        raise UsageError("ledger", "is not named by this file", "add [ledger], or name its URL")
+    return place_below(path.absolute().parent, found)
+
+
+@ledger.command(
+    epilog=examples(
+        "dpstream ledger show job.toml",
+        "dpstream ledger show ledger.db --data-set flights --epsilon 6 --delta 1e-9",
+        "dpstream ledger show spanner://my-project/my-instance/my-ledger",
+    )
+)
+@click.argument("path", metavar="JOB_OR_LEDGER")
 @click.option("--data-set", help="Only this one (default: the job's, or all).")
 @click.option("--epsilon", type=float, help="A limit, to see what is left (default: the job's).")
 @click.option("--delta", type=float, help="The limit's delta.")
 @AS_JSON
 def show(
-    path: Path, data_set: str | None, epsilon: float | None, delta: float | None, as_json: bool
+    path: str, data_set: str | None, epsilon: float | None, delta: float | None, as_json: bool
 ) -> None:
     """List the entries of a ledger, what they spend together and what is left of the limit."""
     from dpstream.accounting.errors import UsageError
@@ -37,11 +83,11 @@ def show(
             raise UsageError("--epsilon", "a limit is epsilon > 0 and 0 < delta < 1", "give both")
         limit = Limit(epsilon=epsilon, delta=delta)
     if not ledger_view.is_ledger(path):
-        job = load_job(path)
+        job = load_job(Path(path))
         if job.ledger is None:
             raise UsageError("ledger", "is not named by this job", "add [ledger], or name the file")
         data_set, limit = data_set or job.ledger.data_set, limit or job.ledger.limit
-        path = Path(job.ledger.path)
+        path = job.ledger.path
     found = ledger_view.view(path, data_set, limit)
     if as_json:
         print_json(found)

@@ -130,7 +130,7 @@ def plan(
 @CHOICE
 @click.option("--key-file", type=_FOLDER, help="The noise key; make one with `dpstream key new`.")
 @click.option("--key", metavar="REFERENCE", help="Or where it is: env:NAME or gcp:NAME.")
-@click.option("--ledger", type=_FOLDER, help="File of the account that is charged.")
+@click.option("--ledger", help="File or URL of the account that is charged.")
 @click.option("--data-set", help="--ledger: whose records these are; households have their own.")
 @click.option("--limit-epsilon", type=float, help="--ledger: the most that all may spend.")
 @click.option("--limit-delta", type=float, help="--ledger: the same.")
@@ -214,6 +214,7 @@ def _ledger(given: dict[str, Any]) -> "LedgerPlace | None":
         field = "--" + missing[0].replace("_", "-")
         raise UsageError(field, "is required with a ledger", "give all four of its options")
     from dpstream.pipelines.tabulation.book import LedgerPlace
+    from dpstream.state.ledger.open import place_below
 
     epsilon, delta = given["limit_epsilon"], given["limit_delta"]
     if not (0 < epsilon < float("inf") and 0 < delta < 1) or not given["data_set"]:
@@ -221,7 +222,8 @@ def _ledger(given: dict[str, Any]) -> "LedgerPlace | None":
             "--limit-epsilon", "and --limit-delta need a positive epsilon and 0 < delta < 1, "
             "--data-set a name", "correct them",
         )  # fmt: skip
-    return LedgerPlace(given["ledger"].absolute(), given["data_set"], (epsilon, delta))
+    place = place_below(Path.cwd(), given["ledger"])
+    return LedgerPlace(place, given["data_set"], (epsilon, delta))
 
 
 def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":

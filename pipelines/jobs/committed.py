@@ -104,11 +104,11 @@ def _names_private_run(tuning: "TuningConfig") -> bool:
 def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
     """The committed receipt of the job's tuning; its charge is in the ledger."""
     from dpstream.state.ledger.answers import Register  # not needed by a job without a tuning
-    from dpstream.state.ledger.open import open_ledger
+    from dpstream.state.ledger.open import ledger_exists, open_ledger
 
     assert job.ledger is not None
     missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
-    if not Path(job.ledger.path).exists():  # opening would create it
+    if not ledger_exists(job.ledger.path):  # opening would create a file
         raise missing
     with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
         charge = ledger.book().find(tuning.run_id or "")

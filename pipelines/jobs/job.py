@@ -47,6 +47,7 @@ from dpstream.pipelines.jobs.text import (
     refuse_data_dependent,
 )
 from dpstream.state import open as stores
+from dpstream.state.ledger.open import place_below
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.cells import JobCells
@@ -191,12 +192,17 @@ def job_of(file: JobFile, path: Path) -> Job:
         privacy=_key_below(folder, file.privacy),
         keys=keys,
         state=replace(file.state, store=stores.backend(store).below(folder).url),
-        ledger=file.ledger and replace(file.ledger, path=str(folder / file.ledger.path)),
+        ledger=file.ledger and _ledger_below(folder, file.ledger),
         sink=_sink_below(path, file.sink),
         performance=file.performance,
         plan=plan,
         tuning=file.choice,
     )
+
+
+def _ledger_below(folder: Path, ledger: LedgerConfig) -> LedgerConfig:
+    """The same with a file's path from the job's folder."""
+    return msgspec.structs.replace(ledger, path=place_below(folder, ledger.path))
 
 
 def _with_query(

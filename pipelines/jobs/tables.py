@@ -218,7 +218,7 @@ class LedgerConfig(_Table, frozen=True):
     """``[ledger]``: the data set's record of what was spent, shared by its jobs.
 
     Attributes:
-        path: its file.
+        path: its file, or ``spanner://PROJECT/INSTANCE/DATABASE`` of a ledger's own database.
         data_set: the name it knows the data by.
         limit: the most that all runs together may spend per unit.
         unit: what the data set calls the privacy unit, where jobs find the same ids in columns of

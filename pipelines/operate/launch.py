@@ -20,6 +20,7 @@ from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
 from dpstream.pipelines.runners.settings import refuse_at_least_once
 from dpstream.pipelines.stream import Result, run_job
+from dpstream.state.ledger.open import file_of
 
 RUNNER = "DataflowRunner"
 _FILES = ("parquet", "csv", "jsonl")
@@ -38,8 +39,9 @@ def check_remote(job: Job) -> None:
     here = not source.unbounded or (source.kind == "folder" and "://" not in source.path)
     local = [
         ("state.store", job.state.path is not None, "use spanner://project/instance/database"),
-        ("ledger.path", job.ledger is not None,
-         "start the job with `dpstream run` on the machine that has the ledger"),
+        ("ledger.path", job.ledger is not None and file_of(job.ledger.path) is not None,
+         "use spanner://project/instance/database, or start the job with `dpstream run` on the "
+         "machine that has the ledger"),
         ("privacy.key", key is None or not key.startswith("gcp:"),
          "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"),
         ("source.path", here, "use kind 'pubsub' or 'kafka', or a folder that is a gs:// URL"),

@@ -17,11 +17,13 @@ from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import Limit
 from dpstream.state.ledger.charges import Entry
-from dpstream.state.ledger.open import read_ledger
+from dpstream.state.ledger.open import file_of, ledger_exists, read_ledger
 
 
-def is_ledger(path: Path) -> bool:
-    """Whether the file is a database rather than a job file."""
+def is_ledger(path: str | Path) -> bool:
+    """Whether it is a ledger's URL or file rather than a job file."""
+    if file_of(path) is None:
+        return True
     try:
         with open(path, "rb") as file:
             return file.read(15) == b"SQLite format 3"
@@ -29,11 +31,13 @@ def is_ledger(path: Path) -> bool:
         raise UsageError("ledger", "cannot be read", "name a ledger's file or a job file") from None
 
 
-def view(path: Path, data_set: str | None = None, limit: Limit | None = None) -> dict[str, Any]:
+def view(
+    path: str | Path, data_set: str | None = None, limit: Limit | None = None
+) -> dict[str, Any]:
     """Entries and sums of a ledger, by data set.
 
     Args:
-        path: the ledger's file.
+        path: the ledger's file or URL.
         data_set: only this one.
         limit: the steward's limit of it, for what is left.
 
@@ -41,7 +45,7 @@ def view(path: Path, data_set: str | None = None, limit: Limit | None = None) ->
         UsageError: there is no ledger, or no such data set.
         PolicyError: its chain is broken, or it is another program's file.
     """
-    if not path.exists():
+    if file_of(path) is not None and not ledger_exists(path):
         raise UsageError("ledger.path", "holds no ledger yet", "run a job that charges it")
     entries = read_ledger(path)
     names = list(dict.fromkeys(e.data_set for e in entries))
@@ -88,7 +92,7 @@ def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
 
 def ledger_warnings(job: Job) -> list[str]:
     """What whoever runs the job should know about the data set's ledger, if there is one."""
-    if job.ledger is None or not Path(job.ledger.path).exists():
+    if job.ledger is None or not ledger_exists(job.ledger.path):
         return []
     entries = read_ledger(job.ledger.path)
     return composed([e.charge for e in entries if e.data_set == job.ledger.data_set]).warnings

@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import secrets
 from datetime import UTC, datetime
-from pathlib import Path
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import QueryPlan
@@ -81,7 +80,7 @@ def ask(
             return receipt
 
         ledger = catalog.ledger
-        sweep(Path(ledger.path).parent)
+        sweep(catalog.beside)
         with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
             register = Register(book, "sql")
             if fresh or register.find(request) is None:

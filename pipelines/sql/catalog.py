@@ -53,6 +53,7 @@ from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.jobs.tables import LedgerConfig
 from dpstream.pipelines.jobs.text import closest, parse_toml, raise_decode_error
 from dpstream.pipelines.sql.columns import file_columns, kind_of
+from dpstream.state.ledger.open import file_of, place_below
 
 MAX_BYTES, MAX_TABLES = 1 << 20, 256
 #: The SQL type of a unit of each type that can be a ledger's unit.
@@ -191,10 +192,26 @@ class Catalog(Tables):
     Attributes:
         ledger: the data set's account.
         key: where the noise key is, a file by its absolute path.
+        folder: of the catalog's file.
     """
 
     ledger: LedgerConfig
     key: KeyConfig = dataclasses.field(default_factory=KeyConfig)
+    folder: Path = Path()
+
+    @property
+    def beside(self) -> Path:
+        """Folder of what this machine keeps of the data set: the ledger's, or where that is a
+        database the catalog's."""
+        file = file_of(self.ledger.path)
+        return self.folder if file is None else file.parent
+
+    @property
+    def notebook(self) -> Path:
+        """File of the notes on keys that were checked (`registration`)."""
+        file = file_of(self.ledger.path)
+        name = self.ledger.path.rpartition("/")[2] if file is None else file.name
+        return self.beside / f"{name}.keys"
 
     @functools.cached_property
     def digest(self) -> str:
@@ -241,10 +258,10 @@ def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
         _check_path(f"table[{number}]", table, found, file.unit)
     found = {name: _with_units(table, found) for name, table in found.items()}
     ledger = msgspec.structs.replace(
-        file.ledger, path=str(folder / file.ledger.path), unit=file.unit.name
+        file.ledger, path=place_below(folder, file.ledger.path), unit=file.unit.name
     )
     unit = UnitIdentity(file.unit.name, file.unit.type)
-    return Catalog(unit, found, ledger, _key(file.privacy, folder))
+    return Catalog(unit, found, ledger, _key(file.privacy, folder), folder)
 
 
 def _key(key: KeyConfig, folder: Path) -> KeyConfig:

@@ -7,7 +7,6 @@ multiplied (``times``).
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +19,7 @@ from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import ASSUMED, Question, grids_of, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_ledger
+from dpstream.state.ledger.open import ledger_exists, read_ledger
 
 #: What noise grows with, by kind of column and part; that of others is the same for all bounds.
 _TIMES = {
@@ -103,7 +102,7 @@ def budget(catalog: Catalog) -> dict[str, Any]:
 
 
 def _entries(catalog: Catalog) -> list[Charge]:
-    if not Path(catalog.ledger.path).exists():
+    if not ledger_exists(catalog.ledger.path):
         return []
     entries = read_ledger(catalog.ledger.path)
     return [e.charge for e in entries if e.data_set == catalog.ledger.data_set]

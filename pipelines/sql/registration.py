@@ -79,7 +79,7 @@ def register(catalog: Catalog) -> Registered:
         before = stamps(catalog, names)
         contents = {name: table_parts(catalog.tables[name]) for name in names}
         notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
-    notebook = _notebook(catalog)
+    notebook = catalog.notebook
     _noted(notebook, set(notes.values()), [])
     for of, columns in keys:
         if not _kept(catalog.tables[of], columns):
@@ -110,7 +110,7 @@ def require_registered(
     keys = [key for key in catalog.declared_keys if key[0] in set(names)]
     if not keys:
         return
-    known = set(_read(_notebook(catalog)))
+    known = set(_read(catalog.notebook))
     for table, columns in keys:
         note = _note(ring, catalog.tables[table], (table, columns), contents[table])
         if note not in known or not _kept(catalog.tables[table], columns):
@@ -148,10 +148,6 @@ def _told(catalog: Catalog, table: Table) -> dict[str, Any]:
     if table.via is not None:
         owner = {"unit_via": table.via.table, "on": [list(pair) for pair in table.via.on]}
     return {"table": table.name, "kind": table.kind, "rows_of": owner}
-
-
-def _notebook(catalog: Catalog) -> Path:
-    return Path(f"{catalog.ledger.path}.keys")
 
 
 def _read(path: Path) -> list[str]:

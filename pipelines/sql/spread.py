@@ -54,7 +54,7 @@ class Spread:
         tables = {name: catalog.tables[name] for name in catalog.tables if name in names}
         for table in tables.values():
             _check(table)
-        self._runner, self._folder = runner, Path(catalog.ledger.path).parent
+        self._runner, self._folder = runner, catalog.beside
         self._catalog = dataclasses.replace(catalog, tables=tables, key=KeyConfig())
         private = [table for table in _owners_first(tables) if table.unit is not None]
         asked = _columns(question)

@@ -22,11 +22,11 @@ class LedgerPlace(NamedTuple):
     """The ledger that an execution is charged in.
 
     Attributes:
-        path: its file; data_set: whose records these are.
+        path: its file or URL; data_set: whose records these are.
         limit: the steward's (epsilon, delta).
     """
 
-    path: Path
+    path: str | Path
     data_set: str
     limit: Limit
 

@@ -83,14 +83,17 @@ class Register:
             PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
         """
         assert charge.kind == self._kind and not charge.epoch, "the charge is of another kind"
-        with self._ledger.transaction():
+
+        def pay() -> tuple[str, bool]:
             found = self.find(request)
             if found is not None and not (fresh and self.read(found) is not None):
                 return found, False
             if not self._ledger.charge_within(charge, *limit):
                 raise PolicyError("ledger.path", "has this run id already", "draw another one")
             self._ledger.ask(charge.run_id, request)
-        return charge.run_id, True
+            return charge.run_id, True
+
+        return self._ledger.transact(pay)
 
     def finish(self, run_id: str, draw: Callable[[str], bytes]) -> Answer:
         """The answer of a charged run: drawn and committed if it has none, then read."""
@@ -137,11 +140,14 @@ class Register:
         Raises:
             PolicyError: nobody was charged for it.
         """
-        with self._ledger.transaction():
+
+        def put() -> None:
             if self.read(run_id) is None:
                 if self._ledger.asked(run_id) is None:
                     raise _uncharged()
                 self._ledger.answer(run_id, receipt, self._digest(run_id, receipt))
+
+        self._ledger.transact(put)
 
     def read(self, run_id: str) -> Answer | None:
         """The committed answer of a run, ``None`` if it has none yet.

@@ -1,9 +1,9 @@
 """What callers need of a data set's ledger, wherever it is kept.
 
 One ledger per data set: what every run spent per unit, refused beyond a limit.  The rules are
-here; a subclass says how rows are kept (``state.ledger.sqlite``).  ``state.ledger.answers`` and
-``state.ledger.lineage`` build on the same rows: the answers that were charged once, and which
-copy of a store goes on.
+here; a subclass says how rows are kept (``state.ledger.sqlite``, ``state.ledger.spanner``).
+``state.ledger.answers`` and ``state.ledger.lineage`` build on the same rows: the answers that were
+charged once, and which copy of a store goes on.
 
 Every store remembers the end of the chain as it last saw it: a ledger that no longer holds that
 entry (cut off, restored from a backup, another file) is refused by ``refuse_older``.
@@ -11,16 +11,26 @@ entry (cut off, restored from a backup, another file) is refused by ``refuse_old
 
 import abc
 import contextlib
-from typing import NamedTuple
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.composition import epsilon_spent
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.figures import exact
+from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.charges import Book, Charge, Head
 
 #: A steward's limit per unit: (epsilon, delta).
 Limit = tuple[float, float]
+Result = TypeVar("Result")
+#: Longest pause before a transaction that another process overtook is done again.
+_PAUSE_SECONDS = 0.2
+
+
+class LedgerMovedError(Exception):
+    """Another process has changed the ledger since the transaction began; nothing was written."""
 
 
 class Asked(NamedTuple):
@@ -51,6 +61,7 @@ class Ledger(abc.ABC):
         """One atomic and durable change, alone in the ledger; what raises in it changes nothing.
 
         Raises:
+            LedgerMovedError: at its end, where other processes are not kept out, but noticed.
             PolicyError: the ledger is damaged.
         """
 
@@ -108,6 +119,32 @@ class Ledger(abc.ABC):
 
     # --- what holds for every ledger -------------------------------------------------------------
 
+    def transact(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns of a transaction of its own, begun again when another overtook it.
+
+        Args:
+            work: decides by what it reads in the transaction; whatever it did before, it is right
+                when it is done again.
+
+        Raises:
+            RunError: others have been faster for ``limits.BUSY_SECONDS``; nothing was written.
+        """
+        begun, pause = time.monotonic(), 0.0
+        while True:
+            try:
+                with self.transaction():
+                    done = work()
+                return done
+            except LedgerMovedError:
+                if time.monotonic() - begun > BUSY_SECONDS:
+                    raise RunError(
+                        "ledger.path",
+                        f"the ledger is busy: other processes were faster for {BUSY_SECONDS:g} s",
+                        "run again; nothing was charged",
+                    ) from None
+            time.sleep(pause)
+            pause = min(2 * pause + 0.01, _PAUSE_SECONDS)
+
     def entries(self) -> list[Charge]:
         """Charges of this data set in order.
 
@@ -138,8 +175,7 @@ class Ledger(abc.ABC):
             PolicyError: the composition of all runs would exceed the limit, or the runs protect
                 units whose costs do not add up (`accounting.plan.unit`).
         """
-        with self.transaction():
-            return self.charge_within(charge, epsilon, delta)
+        return self.transact(lambda: self.charge_within(charge, epsilon, delta))
 
     def charge_within(self, charge: Charge, epsilon: float, delta: float) -> bool:
         """``charge`` as a part of an open ``transaction``."""

@@ -67,17 +67,15 @@ def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: f
     Raises:
         PolicyError: beyond the limit; an older or replaced ledger; a forked or older store.
     """
-    fresh = False
 
-    def pay() -> None:
-        nonlocal fresh
-        fresh = ledger.charge_within(charge, epsilon, delta) or fresh
+    def pay() -> bool:
+        fresh = ledger.charge_within(charge, epsilon, delta)
         promised, epoch = _promised(charge.run_id), str(charge.epoch)
         if epoch in ledger.tokens(promised):
             ledger.drop_token(promised, epoch)
+        return fresh
 
-    _renew(ledger, store, charge.run_id, pay)
-    return fresh
+    return _renew(ledger, store, charge.run_id, pay)
 
 
 def promise(ledger: Ledger, charge: Charge, epsilon: float, delta: float) -> None:
@@ -89,17 +87,22 @@ def promise(ledger: Ledger, charge: Charge, epsilon: float, delta: float) -> Non
     Raises:
         PolicyError: beyond the limit.
     """
-    with ledger.transaction():
+
+    def pay() -> None:
         if ledger.charge_within(charge, epsilon, delta):
             ledger.add_token(_promised(charge.run_id), str(charge.epoch), None)
+
+    ledger.transact(pay)
 
 
 def begun_epoch(ledger: Ledger, run_id: str) -> int:
     """The last epoch of a run that was charged and may have drawn; -1: none."""
-    with ledger.transaction():
+
+    def begun() -> set[int]:
         promised = {int(epoch) for epoch in ledger.tokens(_promised(run_id))}
-        charged = {e.epoch for e in ledger.entries() if e.run_id == run_id}
-    return max(charged - promised, default=-1)
+        return {e.epoch for e in ledger.entries() if e.run_id == run_id} - promised
+
+    return max(ledger.transact(begun), default=-1)
 
 
 def _promised(run_id: str) -> str:
@@ -112,7 +115,7 @@ def leave(ledger: Ledger, store: Store) -> None:
     Raises:
         PolicyError: another copy of the store has gone on meanwhile.
     """
-    _renew(ledger, store, store.identity.run_id, lambda: None)
+    _renew(ledger, store, store.identity.run_id, lambda: False)
 
 
 def remembered(store: Store) -> Head | None:
@@ -121,26 +124,31 @@ def remembered(store: Store) -> Head | None:
     return None if text is None else msgspec.json.decode(text, type=Head)
 
 
-def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], None]) -> None:
-    """The three steps; ``pay`` is called in the first, once the store is accepted."""
-    restored = store.metadata(RESTORE) in (BEGIN, ANEW)
+def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], bool]) -> bool:
+    """The three steps; ``pay`` is called in the first, once the store is accepted, and says
+    whether it has paid; whether it has at any time."""
+    restored, paid = store.metadata(RESTORE) in (BEGIN, ANEW), False
     for _ in range(_ATTEMPTS):
         seen, new = remembered(store), secrets.token_hex(16)
-        with ledger.transaction():
+
+        def announce(seen: Head | None = seen, new: str = new) -> tuple[str, bool, Head]:
             if seen is not None:
                 ledger.refuse_older(seen)
             old = store.token()  # read once: another starter may replace it at any time
             _accept(ledger, run_id, old, restored)
-            pay()
+            fresh = pay()
             _announce(ledger, run_id, old, new)
-            head = ledger.head()
+            return old, fresh, ledger.head()
+
+        old, fresh, head = ledger.transact(announce)
+        paid |= fresh
         _remember(store, head)
         if store.renew_token(old, new):
             break
     else:
         raise RunError("state.store", "too many processes begin on it at once", "begin one by one")
-    with ledger.transaction():
-        _accept(ledger, run_id, store.token(), False)
+    ledger.transact(lambda: _accept(ledger, run_id, store.token(), False))
+    return paid
 
 
 def _accept(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:

@@ -1,19 +1,104 @@
-"""Opens the ledger that a job names: the one place that knows which kinds of ledgers there are."""
+"""Opens the ledger that a job names: the one place that knows which kinds of ledgers there are.
 
+A ledger is a SQLite file, or a Cloud Spanner database by its URL.  What has to lie beside a file
+asks ``file_of`` whether there is one.  Spanner's client is loaded only where a URL is opened.
+"""
+
+import importlib.util
 from pathlib import Path
 
+from dpstream.accounting.errors import UsageError
+from dpstream.state.ledger.charges import Entry
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.file import read_ledger
+from dpstream.state.ledger.file import read_ledger as read_file
 from dpstream.state.ledger.sqlite import SqliteLedger
 
-__all__ = ["open_ledger", "read_ledger"]
+_SPANNER = "spanner:"
+
+
+def file_of(path: str | Path) -> Path | None:
+    """The ledger's file, ``None`` where it is a database by its URL."""
+    text = str(path)
+    return None if "://" in text or text.startswith(_SPANNER) else Path(path)
+
+
+def place_below(folder: Path, path: str) -> str:
+    """A ledger's path that starts from a folder; a URL as it is.
+
+    Raises:
+        UsageError: the URL is none of a ledger, or its client is not installed.
+    """
+    if file_of(path) is not None:
+        return str(folder / path)
+    if not path.startswith(_SPANNER):
+        raise UsageError(
+            "ledger.path",
+            "is not a known kind of ledger",
+            "name a file, or 'spanner://PROJECT/INSTANCE/DATABASE'",
+        )
+    if importlib.util.find_spec("google.cloud.spanner_v1") is None:
+        raise UsageError("ledger.path", "needs Spanner's client", "pip install 'dpstream[spanner]'")
+    from dpstream.state.ledger.tables import of_ledger
+    from dpstream.state.spanner.client import parse
+
+    with of_ledger():
+        parse(path)
+    return path
 
 
 def open_ledger(path: str | Path, data_set: str) -> Ledger:
-    """The ledger of a data set, which is made if it is not there.
+    """The ledger of a data set; a file is made if it is not there, a database is not.
 
     Raises:
-        PolicyError: the file is damaged, another program's, or of a newer version.
+        UsageError: the database holds no ledger, or may not be used.
+        PolicyError: it is damaged, another program's, or of a newer version.
         RunError: it cannot be opened, or another process holds it for very long.
     """
-    return SqliteLedger(path, data_set)
+    if file_of(path) is not None:
+        return SqliteLedger(path, data_set)
+    from dpstream.state.ledger.spanner import SpannerLedger
+
+    return SpannerLedger(place_below(Path(), str(path)), data_set)
+
+
+def create_ledger(path: str | Path) -> bool:
+    """Make a ledger where none is; whether it was made now.
+
+    Raises:
+        UsageError: it may not be made there; PolicyError: another program's data is there.
+        RunError: it cannot be reached.
+    """
+    if file_of(path) is not None:
+        fresh = not ledger_exists(path)
+        SqliteLedger(path, "").close()
+        return fresh
+    from dpstream.state.ledger.spanner import create_ledger as create
+
+    return create(place_below(Path(), str(path)))
+
+
+def ledger_exists(path: str | Path) -> bool:
+    """Whether there is a file, or a database with a ledger's tables.
+
+    Raises:
+        UsageError: the database may not be used; RunError: it cannot be reached.
+    """
+    file = file_of(path)
+    if file is not None:
+        return file.exists()
+    from dpstream.state.ledger.spanner import is_there
+
+    return is_there(place_below(Path(), str(path)))
+
+
+def read_ledger(path: str | Path) -> list[Entry]:
+    """Every entry of a ledger in order, after a check of every row; writes nothing.
+
+    Raises:
+        UsageError, PolicyError, RunError: it is no ledger, a broken one, or cannot be read.
+    """
+    if file_of(path) is not None:
+        return read_file(path)
+    from dpstream.state.ledger.spanner import read_entries
+
+    return read_entries(place_below(Path(), str(path)))

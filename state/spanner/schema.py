@@ -117,21 +117,31 @@ def create_tables(database: Database) -> bool:
     Raises:
         UsageError: no such instance, or no right to create; RunError: unreachable.
     """
+    return make_tables(database, statements(), "the store")
+
+
+def make_tables(database: Database, wanted: list[str], owner: str) -> bool:
+    """``create_tables`` of any tables.
+
+    Args:
+        wanted: the DDL, one statement each; owner: whose tables they are, in words.
+    """
     if not administered(database.exists):
-        database._ddl_statements = tuple(statements())
+        database._ddl_statements = tuple(wanted)
         administered(lambda: _create(database))
         return True
     administered(database.reload)
     there = {d.split()[2] for d in database.ddl_statements if d.startswith("CREATE TABLE")}
-    missing = [s for s in statements() if s.split()[2] not in there]
+    tables = [s.split()[2] for s in wanted if s.startswith("CREATE TABLE")]
+    missing = [table for table in tables if table not in there]
     if there and missing:
         raise PolicyError(
             "state.store",
             "the database holds other tables, or a part of the schema only",
-            "give the store a database of its own",
+            f"give {owner} a database of its own",
         )
     if missing:
-        administered(lambda: database.update_ddl(missing).result(300))
+        administered(lambda: database.update_ddl(wanted).result(300))
     return bool(missing)
 
 

@@ -159,6 +159,12 @@ def test_what_the_launchers_disk_would_lose(
     assert error.value.field == field
 
 
+def test_a_ledger_that_outlives_the_launcher(tmp_path: Path) -> None:
+    job = remote(tmp_path, more=LEDGER.replace("ledger.db", "spanner://p/i/ledger"))
+    check_remote(job)
+    assert job.ledger is not None and job.ledger.path == "spanner://p/i/ledger"
+
+
 def test_local_releases_are_refused(tmp_path: Path) -> None:
     files = (
         'kind = "pubsub"\ntopic = "projects/p/topics/t"',

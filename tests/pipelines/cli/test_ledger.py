@@ -6,11 +6,23 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.jobs.job import Job
-from tests.pipelines.cli.called import examples_of, refused
+from tests.pipelines.cli.called import call, examples_of, refused
 
 
 def test_examples() -> None:
-    assert len(examples_of("ledger", "show")) == 2
+    assert len(examples_of("ledger", "show")) == 3
+    assert len(examples_of("ledger", "init")) == 2
+
+
+def test_a_ledgers_file_is_made_where_the_job_says(tmp_path: Path) -> None:
+    """By a file that need not be a whole job; what names no ledger is refused."""
+    (tmp_path / "some.toml").write_text('[ledger]\npath = "book/ledger.db"\n')
+    for said in ("is made", "was there already"):
+        assert said in call("ledger", "init", tmp_path / "some.toml").output
+    assert (tmp_path / "book" / "ledger.db").exists()
+    (tmp_path / "none.toml").write_text("ledger = 3\n")
+    for name in ("none.toml", "missing.toml"):
+        assert "ledger" in refused("ledger", "init", tmp_path / name)
 
 
 @pytest.mark.parametrize(

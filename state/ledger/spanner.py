@@ -1,0 +1,320 @@
+"""The ledger in Cloud Spanner, shared by jobs on many machines.
+
+**How a charge is safe.**  A transaction reads the newest commit, decides by the rows it left, and
+commits all changes in one call that inserts the commit of the next number.  That row can be
+inserted once.  So no charge is made on what is no longer true: who comes second is told, writes
+nothing, and decides again.  A call whose answer is lost is sent again as it is: "exists already"
+is then answered by the row, which names its writer, so that nobody takes another's commit for its
+own or its own for another's.  A call that arrives late, whatever has happened since, finds its
+number taken.  A transaction that changes nothing ends with a look at whether it is still true.
+
+**What is checked, and when.**  Whoever opens the ledger checks every row of it
+(`state.ledger.tables`).  From then on this object holds the rows in memory, reads what others
+have committed, and checks each commit's seal over all rows; a receipt is read when it is asked
+for, and held against the row that was checked.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from google.cloud import spanner
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.limits import COMMIT_BYTES
+from dpstream.state.ledger.charges import Book, Charge, Entry, Head, chained
+from dpstream.state.ledger.contract import Asked, Ledger, LedgerMovedError
+from dpstream.state.ledger.replica import AnswerRow, Replica
+from dpstream.state.ledger.seal import damaged
+from dpstream.state.ledger.tables import (
+    ANSWERS,
+    COLUMNS_OF,
+    COMMITS,
+    ENTRIES,
+    RECEIPTS,
+    TOKENS,
+    Commit,
+    answers_of,
+    catch_up,
+    commits_from,
+    create,
+    of_ledger,
+    pieces_of,
+    sums_of,
+    whole,
+)
+from dpstream.state.spanner.client import (
+    ExistsError,
+    NothingThereError,
+    administered,
+    commit,
+    connect,
+    read_rows,
+)
+
+#: Characters of a data set's name (a part of keys).
+_NAME = 1_000
+
+
+class _Pending:
+    """What an open transaction is to write, in order."""
+
+    def __init__(self) -> None:
+        self.changes = list[tuple[str, str, Any]]()
+        self.tokens, self.answers = dict[str, None](), dict[str, None]()
+        self.receipts = dict[str, bytes]()
+
+    def fill(self, batch: Any) -> None:
+        """Put it into a batch."""
+        for how, table, row in self.changes:
+            if how == "delete":
+                batch.delete(table, spanner.KeySet(keys=[row]))
+            else:
+                getattr(batch, how)(table, COLUMNS_OF[table], [row])
+
+
+class SpannerLedger(Ledger):
+    """The ledger of one data set in a database; see the module.
+
+    Args:
+        url: ``spanner://PROJECT/INSTANCE/DATABASE``, initialised (`create_ledger`).
+        data_set: name of the data set.
+
+    Raises:
+        UsageError: it was not initialised, or may not be used.
+        PolicyError: it is damaged or of a newer version; RunError: it cannot be reached.
+    """
+
+    def __init__(self, url: str, data_set: str) -> None:
+        if len(data_set) > _NAME or not data_set.isprintable():
+            raise UsageError(
+                "ledger.data_set", f"must be at most {_NAME} printable characters", "shorten it"
+            )
+        self.data_set = data_set
+        self._rows: Replica | None = None
+        self._last: Commit | None = None
+        self._pending: _Pending | None = None
+        with of_ledger():
+            self._db = connect(url)
+        self._refreshed()
+
+    def close(self) -> None:
+        """Nothing: the process shares the connection."""
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """See the contract."""
+        assert self._pending is None, "one transaction at a time"
+        rows = self._refreshed()
+        self._pending = _Pending()
+        try:
+            yield
+            if self._pending.changes:
+                self._commit(rows, self._pending)
+            else:
+                self._unmoved()
+            rows.keep()
+        except BaseException:
+            # Whatever was written, if anything, is read as anybody's.
+            rows.take_back()
+            raise
+        finally:
+            self._pending = None
+
+    def _commit(self, rows: Replica, pending: _Pending) -> None:
+        assert self._last is not None
+        end = rows.digests[-1] if rows.digests else ""
+        touched = tuple(pending.tokens), tuple(pending.answers)
+        number, mark = self._last.number + 1, secrets.token_hex(16)
+        new = Commit(number, mark, len(rows.digests), end, sums_of(rows), *touched)
+
+        def fill(batch: Any) -> None:
+            batch.insert(COMMITS, COLUMNS_OF[COMMITS], [new.row])
+            pending.fill(batch)
+
+        with of_ledger():
+            try:
+                commit(self._db, fill)
+            except ExistsError:
+                stands = read_rows(self._db, COMMITS, ("Writer",), [(number,)])
+                writers = [writer for (writer,) in stands]
+                if not writers:  # another row was there: none of a commit
+                    raise damaged() from None
+                if writers != [mark]:
+                    raise LedgerMovedError from None
+        self._last = new
+
+    def _unmoved(self) -> None:
+        """Check that what was read is still the newest."""
+        assert self._last is not None
+        with of_ledger():
+            if commits_from(self._db, self._last.number) != [self._last]:
+                raise LedgerMovedError
+
+    def _refreshed(self) -> Replica:
+        """The rows as they stand now; in a transaction, as of its begin and with its changes."""
+        if self._pending is None:
+            with of_ledger():
+                last = self._last
+                if last is None or commits_from(self._db, last.number) != [last]:
+                    administered(self._read)
+        assert self._rows is not None
+        return self._rows
+
+    def _read(self) -> None:
+        rows, last = self._rows, self._last
+        self._rows = self._last = None  # until they are known again
+        with self._db.snapshot(multi_use=True) as snapshot:
+            if rows is None or last is None:
+                rows, last, _ = whole(self._db, self.data_set, snapshot)
+            else:
+                last = catch_up(rows, last, self._db, snapshot)
+        self._rows, self._last = rows, last
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def book(self) -> Book:
+        """See the contract."""
+        return self._refreshed().book
+
+    def append(self, charge: Charge) -> None:
+        """See the contract."""
+        pending, rows = self._writing()
+        last, text = rows.digests[-1] if rows.digests else "", charge.text
+        digest = chained(last, self.data_set, text)
+        row = (len(rows.digests) + 1, self.data_set, charge.name, text, digest)
+        rows.add_entry(*row)
+        pending.changes.append(("insert", ENTRIES, row))
+
+    def head(self) -> Head:
+        """See the contract."""
+        digests = self._refreshed().digests
+        return Head(self.data_set, len(digests), digests[-1] if digests else "")
+
+    def digest_at(self, seq: int) -> str | None:
+        """See the contract."""
+        digests = self._refreshed().digests
+        return digests[seq - 1] if 0 < seq <= len(digests) else None
+
+    def digest_of(self, name: str) -> str | None:
+        """See the contract."""
+        return self._refreshed().digest_of(name)
+
+    def tokens(self, run_id: str) -> dict[str, str | None]:
+        """See the contract."""
+        return self._refreshed().tokens(run_id)
+
+    def add_token(self, run_id: str, token: str, previous: str | None) -> None:
+        """See the contract."""
+        pending, rows = self._writing()
+        rows.put_tokens(run_id, {**rows.tokens(run_id), token: previous})
+        pending.tokens[run_id] = None
+        pending.changes.append(("insert", TOKENS, (run_id, token, previous)))
+
+    def drop_token(self, run_id: str, token: str) -> None:
+        """See the contract."""
+        pending, rows = self._writing()
+        rest = rows.tokens(run_id)
+        del rest[token]
+        rows.put_tokens(run_id, rest)
+        pending.tokens[run_id] = None
+        pending.changes.append(("delete", TOKENS, (run_id, token)))
+
+    def asked(self, run_id: str) -> Asked | None:
+        """See the contract."""
+        return self._asked(self._refreshed(), run_id)
+
+    def asked_alike(self, request: str) -> list[Asked]:
+        """See the contract."""
+        rows = self._refreshed()
+        found = [self._asked(rows, run_id) for run_id in rows.alike(request)]
+        return [asked for asked in found if asked is not None]
+
+    def _asked(self, rows: Replica, run_id: str) -> Asked | None:
+        known = rows.answer_row(run_id)
+        if known is None:
+            return None
+        request, digest, _ = known
+        if digest is None:
+            return Asked(run_id, request, None, None)
+        if self._pending is not None and run_id in self._pending.receipts:
+            return Asked(run_id, request, self._pending.receipts[run_id], digest)
+        with of_ledger():
+            found = list(answers_of(self._db, [run_id]))
+        if len(found) != 1:
+            raise damaged()
+        return rows.check_answer(found[0])
+
+    def ask(self, run_id: str, request: str) -> None:
+        """See the contract."""
+        pending, rows = self._writing()
+        row = AnswerRow(run_id, self.data_set, request, None, None, rows.requests)
+        rows.put_answer(row)
+        pending.answers[run_id] = None
+        stored = (run_id, self.data_set, request, None, 0, row.number)
+        pending.changes.append(("insert", ANSWERS, stored))
+
+    def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
+        """See the contract.
+
+        Raises:
+            RunError: the receipt is more than a commit takes.
+        """
+        pending, rows = self._writing()
+        if len(receipt) > COMMIT_BYTES:
+            raise RunError(
+                "ledger.path", f"takes receipts of up to {COMMIT_BYTES >> 20} MiB in a database",
+                "ask for fewer rows",
+            )  # fmt: skip
+        known = rows.answer_row(run_id)
+        assert known is not None and known[1] is None, "a request without a receipt"
+        request, _, number = known
+        rows.put_answer(AnswerRow(run_id, self.data_set, request, receipt, digest, number))
+        pending.answers[run_id], pending.receipts[run_id] = None, receipt
+        pieces = pieces_of(run_id, receipt)
+        stored = (run_id, self.data_set, request, digest, len(pieces), number)
+        pending.changes.append(("insert_or_update", ANSWERS, stored))
+        pending.changes += [("insert", RECEIPTS, piece) for piece in pieces]
+
+    def _writing(self) -> tuple[_Pending, Replica]:
+        assert self._pending is not None and self._rows is not None, "only in a transaction"
+        return self._pending, self._rows
+
+
+def create_ledger(url: str) -> bool:
+    """Make database and tables of a ledger where they are missing; whether anything was.
+
+    Raises:
+        UsageError: no such instance, or no right to create; RunError: unreachable.
+        PolicyError: the database is another one's.
+    """
+    with of_ledger():
+        database = connect(url)
+    return create(database, secrets.token_hex(16))
+
+
+def read_entries(url: str) -> list[Entry]:
+    """Every entry of a ledger in order, after a check of every row; writes nothing.
+
+    Raises:
+        UsageError: there is no ledger; PolicyError: it is a broken one; RunError: unreachable.
+    """
+
+    def look() -> list[Entry]:
+        with database.snapshot(multi_use=True) as snapshot:
+            return whole(database, "", snapshot)[2]
+
+    with of_ledger():
+        database = connect(url)
+        found: list[Entry] = administered(look)
+        return found
+
+
+def is_there(url: str) -> bool:
+    """Whether a ledger was made there; raises as `read_entries` does when it cannot be reached."""
+    try:
+        with of_ledger():
+            return any(read_rows(connect(url), COMMITS, ("Number",), [(0,)]))
+    except NothingThereError:
+        return False

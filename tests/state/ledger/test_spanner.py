@@ -1,0 +1,324 @@
+"""The ledger in Spanner: what every ledger must pass, lost answers, kills, damage."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.composition import within
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.state.ledger import contract
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.contract import LedgerMovedError
+from dpstream.state.ledger.lineage import begun_epoch, enter, promise
+from dpstream.state.ledger.open import open_ledger, read_ledger
+from dpstream.state.ledger.replica import Replica
+from dpstream.state.spanner import client
+from dpstream.state.spanner.client import commit, connect
+from dpstream.state.sqlite.file import create_store
+from dpstream.state.sqlite.store import SqliteStore
+from tests import emulator
+from tests.faults.unsure import Network
+from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
+from tests.state.ledger.conformance import LIMIT, SCENARIOS, Open, charge, rows
+from tests.state.ledger.starters import CHARGE
+from tests.state.ledger.test_sqlite import DELTA, EPSILON, most
+from tests.state.ledger.test_sqlite import charge as gaussian
+
+WIDE = (99.0, 1e-3)
+
+
+@pytest.fixture
+def again(url: str) -> Open:
+    return lambda: open_ledger(url, "flights")
+
+
+# --- what every ledger must pass -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_register(again: Open, scenario: Callable[[Open, type[Register]], None]) -> None:
+    scenario(again, Register)
+
+
+def test_rows(again: Open) -> None:
+    rows(again)
+
+
+def test_two_that_decide_at_once(again: Open) -> None:
+    """The second is told, writes nothing, and decides again on what the first has left."""
+    one, two = again(), again()
+    with pytest.raises(LedgerMovedError), one.transaction():
+        assert one.charge_within(charge(1, 3.5), *LIMIT)
+        assert two.charge(charge(2, 3.5), *LIMIT)
+    assert one.entries() == two.entries() == [charge(2, 3.5)]
+    with pytest.raises(LedgerMovedError), one.transaction():
+        one.tokens("run")  # it changes nothing, and was decided on what is no more
+        two.charge(charge(3, 0.1), *LIMIT)
+    tried = list[int]()
+
+    def overtaken() -> bool:
+        tried.append(len(one.book().charges))
+        if len(tried) == 1:
+            two.charge(charge(4, 0.1), *LIMIT)
+        return one.charge_within(charge(4, 0.1), *LIMIT)
+
+    assert one.transact(overtaken) is False and tried == [2, 3]
+
+
+def test_without_the_fence_they_overspend(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sabotaged: whoever is told that another was first goes on with a number of its own."""
+    one, two = again(), again()
+    real, numbers = commit, iter(range(100, 200))
+
+    class Unfenced:
+        def __init__(self, batch: Any) -> None:
+            self._batch = batch
+
+        def insert(self, table: str, columns: Any, some: Any) -> None:
+            if table in ("LedgerCommits", "LedgerEntries"):
+                some = [(next(numbers), *row[1:]) for row in some]
+            self._batch.insert(table, columns, some)
+
+    monkeypatch.setattr(
+        "dpstream.state.ledger.spanner.commit",
+        lambda database, fill: real(database, lambda batch: fill(Unfenced(batch))),
+    )
+    with one.transaction():
+        assert one.charge_within(charge(1, 3.5), *LIMIT)
+        assert two.charge(charge(2, 3.5), *LIMIT)
+    with connect(emulator.url(one._db.database_id)).snapshot() as look:  # type: ignore[attr-defined]
+        [[charges]] = look.execute_sql("SELECT COUNT(*) FROM LedgerEntries")
+    assert charges == 2 and not within([charge(1, 3.5), charge(2, 3.5)], *LIMIT)
+
+
+def test_one_that_is_always_overtaken_says_so(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "BUSY_SECONDS", 0.0)
+    one, two = again(), again()
+
+    def overtaken() -> None:
+        two.charge(charge(1 + len(two.entries()), 0.01), *WIDE)
+
+    with pytest.raises(RunError, match="busy: other processes were faster"):
+        one.transact(overtaken)
+
+
+def test_only_what_is_new_is_read(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = again(), again()
+    for run in range(5):
+        one.charge(charge(run, 0.1), *WIDE)
+    two.entries()
+    seen = list[int]()
+    real = Replica.add_entry
+
+    def noted(self: Replica, *row: Any) -> Any:
+        seen.append(row[0])
+        return real(self, *row)
+
+    monkeypatch.setattr(Replica, "add_entry", noted)
+    promise(one, charge(7, 0.1), *WIDE)
+    Register(one, "sql").answered(charge(8, 0.1), "asked", WIDE, lambda _: b"rows")
+    assert seen == [6, 7]
+    assert begun_epoch(two, charge(7).run_id) == -1 and seen == [6, 7, 6, 7]
+    answer = Register(two, "sql").read(charge(8).run_id)
+    assert answer is not None and answer.receipt == b"rows" and len(seen) == 4
+
+
+def test_data_sets_are_apart(again: Open, url: str) -> None:
+    first, other = again(), open_ledger(url, "weather")
+    assert first.charge(charge(1, 3.5), *LIMIT) and other.charge(charge(2, 3.5), *LIMIT)
+    assert other.charge(charge(1, 0.1), *LIMIT)  # the same run on other data
+    Register(first, "sql").answered(charge(4, 0.01), "asked", LIMIT, lambda _: b"1")
+    assert Register(other, "sql").find("asked") is None
+    assert [entry.data_set for entry in read_ledger(url)] == [
+        "flights", "weather", "weather", "flights",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="printable"):
+        open_ledger(url, "a\nb")
+
+
+def test_large_receipts_lie_in_pieces(again: Open, url: str) -> None:
+    large = bytes(range(256)) * (9 << 12)  # more than two cells
+    for run, receipt in ((1, large), (2, b"")):
+        register = Register(again(), "sql")
+        run_id, charged = register.begin(charge(run), str(run), WIDE)
+        register.commit(run_id, receipt)
+        done = register.read(run_id)
+        assert charged and done is not None and done.receipt == receipt
+        assert Register(again(), "sql").read(run_id) == done
+    with connect(url).snapshot() as look:
+        [[pieces]] = look.execute_sql("SELECT COUNT(*) FROM LedgerReceipts")
+    assert pieces == 3 + 1
+
+
+# --- answers that are lost -----------------------------------------------------------------------
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries without their pauses."""
+    monkeypatch.setattr(client, "_RETRY", client._RETRY.with_delay(initial=0.001, maximum=0.01))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_charges_whose_outcome_is_unknown(
+    again: Open, url: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is made once, says so to the one who made it, and late commits change nothing."""
+    quick(monkeypatch)
+    one, two, network = again(), again(), Network(seed, aborted=0.2, unknown=0.5)
+    with network.between(connect(url)):
+        told = [book.charge(gaussian(run), EPSILON, 1.0) for run in range(6) for book in (one, two)]
+        answers = [
+            Register(book, "sql").answered(
+                charge(50 + n, 0.1), "asked", (99.0, 1.0), lambda run_id: run_id.encode()
+            )
+            for n, book in enumerate((one, two))
+        ]
+    assert told == [True, False] * 6
+    assert network.faults["answer lost"] and network.faults["delayed"]
+    assert [a.charged for a in answers] == [True, False]
+    assert answers[0].receipt == answers[1].receipt
+    expected = [*(gaussian(run) for run in range(6)), charge(50, 0.1)]
+    assert [e.charge for e in read_ledger(url)] == expected == one.entries()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_lineage_when_answers_are_lost(
+    again: Open, url: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The genuine store goes on at every begin, charged once; its copy does not."""
+    quick(monkeypatch)
+    create_store(tmp_path / "store.db", IDENTITY)
+    network, paid = Network(seed, aborted=0.2, unknown=0.4), []
+    with network.between(connect(url)):
+        for begin in range(4):
+            store = SqliteStore(tmp_path / "store.db", KEY_SCHEMA, STREAMS)
+            paid.append(enter(again(), store, CHARGE, 2.0, 1e-6))
+            store.close()
+            if begin == 1:
+                shutil.copyfile(tmp_path / "store.db", tmp_path / "copy.db")
+        copy = SqliteStore(tmp_path / "copy.db", KEY_SCHEMA, STREAMS)
+        with pytest.raises(PolicyError, match="older or forked"):
+            enter(again(), copy, CHARGE, 2.0, 1e-6)
+        copy.close()
+    assert paid == [True, False, False, False] and again().entries() == [CHARGE]
+    assert network.faults["answer lost"] and network.faults["delayed"]
+
+
+def test_an_attempt_that_lands_when_nobody_waits(
+    again: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller saw an error; the charge stands, is found by its name, and is not made twice."""
+    one, real = again(), commit
+
+    def lost(database: Any, fill: Any) -> None:
+        real(database, fill)
+        raise RunError("state.store", "the database does not answer", "run again")
+
+    monkeypatch.setattr("dpstream.state.ledger.spanner.commit", lost)
+    with pytest.raises(RunError, match=r"ledger\.path: the database does not answer"):
+        one.charge(charge(1), *LIMIT)
+    monkeypatch.undo()
+    assert one.charge(charge(1), *LIMIT) is False and again().entries() == [charge(1)]
+
+
+# --- many processes, and killed ones -------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.ledger.open import open_ledger
+from tests.state.ledger.test_sqlite import DELTA, EPSILON, charge
+
+ledger, done, first, many = open_ledger(sys.argv[1], "flights"), 0, *map(int, sys.argv[2:])
+for run in range(first, first + many):
+    try:
+        done += ledger.charge(charge(run // 2), EPSILON, DELTA)
+    except PolicyError:
+        pass
+print(done)
+"""
+
+
+def started(script: str, *args: object) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": ":".join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, args)],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("processes", "many"), [(3, 8), pytest.param(8, 5, marks=pytest.mark.slow)]
+)
+def test_processes_never_overspend(url: str, processes: int, many: int) -> None:
+    """Several at once want more than there is, some runs asked for by two of them."""
+    step = many - 1
+    running = [started(SCRIPT, url, step * n, many) for n in range(processes)]
+    done = [process.communicate(timeout=300) for process in running]
+    assert [process.returncode for process in running] == [0] * processes, done
+    entries = [entry.charge for entry in read_ledger(url)]
+    assert len(entries) == most() == sum(int(out) for out, _ in done)
+    assert step * processes // 2 > most() and within(entries, EPSILON, DELTA)
+    assert len({e.run_id for e in entries}) == len(entries)
+
+
+KILLED = """
+import os, signal, sys
+from dpstream.state.ledger import spanner
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.open import open_ledger
+from tests.state.ledger.conformance import charge
+
+url, request, run, point = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+name, _, when = point.partition(" ")
+commits, real = [], spanner.commit
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def commit(database, fill):
+    commits.append(1)
+    mine = len(commits) == {"charge": 1, "receipt": 2}.get(name)
+    if mine and when == "before":
+        die()
+    real(database, fill)
+    if mine and when == "behind":
+        die()
+
+def draw(run_id):
+    if name == "draw":
+        die()
+    return ("first " + run_id).encode()
+
+spanner.commit = commit
+ledger = open_ledger(url, "flights")
+print(Register(ledger, "sql").answered(charge(run), request, (99.0, 1e-3), draw).receipt)
+"""
+KILLS = ("charge before", "charge behind", "draw", "receipt before", "receipt behind")
+
+
+@pytest.mark.parametrize(
+    "point",
+    [p if p in KILLS[1:4:2] else pytest.param(p, marks=pytest.mark.slow) for p in KILLS],
+)
+def test_kill_minus_nine(again: Open, url: str, point: str) -> None:
+    """What was charged is charged once, and goes on under its run id, with the same noise."""
+    process = started(KILLED, url, "asked", 1, point)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, errors
+    paid = [entry.charge for entry in read_ledger(url)]
+    assert paid == ([] if point == "charge before" else [charge(1)])
+    done = Register(again(), "sql").answered(charge(2), "asked", WIDE, lambda r: b"second")
+    assert done.charged is (point == "charge before")
+    assert done.run_id == charge(2 if done.charged else 1).run_id
+    assert done.receipt == (
+        f"first {done.run_id}".encode() if point == "receipt behind" else b"second"
+    )
+    assert len(read_ledger(url)) == 1
