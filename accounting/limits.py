@@ -87,3 +87,11 @@ BUSY_SECONDS = 120.0
 CALL_SECONDS = 50.0
 #: Key and unit states of a process that stay in memory between steps where a store can reload.
 CACHED_STATES = 4_000_000
+#: Dimensions of a table with record budgets: splitting a box makes up to two pieces for each.
+MAX_DIMENSIONS = 16
+#: Coordinates of one dimension: volumes of boxes stay in a float's range, edges far from 2^63.
+MAX_COORDINATES = 1 << 40
+#: Boxes that one query may be the union of: each is compared with all regions.
+MAX_QUERY_BOXES = 4_096
+#: Regions of a table's spent budget; beyond it they are joined at the larger amount.
+MAX_REGIONS = 100_000
