@@ -44,7 +44,8 @@ def overlapped(boxes: Int64, box: Int64) -> Int64:
     hit = np.ones(len(boxes), np.bool_)
     for place, (low, high) in enumerate(box.tolist()):
         hit &= boxes[:, place, 0] < high
-        hit &= boxes[:, place, 1] > low
+        if low > 0:  # every box ends above 0
+            hit &= boxes[:, place, 1] > low
     return np.flatnonzero(hit)
 
 

@@ -7,7 +7,9 @@ amount once.
 **The cap holds whatever is asked.**  Dividing a region into 1 + p pieces adds p.  Before anything
 is divided the room under the cap is shared out: regions of which most would lie outside, for each
 piece, are divided first, and the others pay as a whole.  That is joining their pieces at the
-larger amount, so it only over-charges, like coarsening, which makes room for later charges.
+larger amount, so it only over-charges, like coarsening, which makes room for later charges (from
+7/8 of the cap to 3/4).  Boxes of many dimensions that follow no grid fill any cap, and their
+points are then charged many times over: it is the public grid that keeps regions few and exact.
 
 **What is proven of the state.**  Let H(p) be the sum of the amounts of all charges with p in one
 of their boxes.  Every step keeps amount(p) >= H(p): dividing and clubbing change no point, inside
@@ -75,8 +77,8 @@ def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
     changed, amounts = club(work.boxes, work.amounts)
     boxes = stacked([taken(spent.boxes, ~near), changed])
     amounts = np.concatenate([spent.amounts[~near], amounts])
-    if len(amounts) > spent.cap * 3 // 4:
-        boxes, amounts = coarsen(boxes, amounts, max(spent.cap // 2, 1))
+    if len(amounts) > spent.cap * 7 // 8:
+        boxes, amounts = coarsen(boxes, amounts, max(spent.cap * 3 // 4, 1))
     return Spent(spent.space, spent.kind, boxes, amounts, spent.cap)
 
 
