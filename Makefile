@@ -35,6 +35,7 @@ figures: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.oneshot --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.regions --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.tabulation --cold --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.workloads --large --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.table1 --users 1000000 --modes sticky rounds paper --out runs/bench.jsonl

@@ -112,3 +112,11 @@ MAX_EXPLICIT_NUMBERS = 1 << 26
 MAX_COEFFICIENT = 1e9
 #: Pairs of a product and a subset of its attributes, over which residual spaces are summed.
 MAX_RESIDUAL_PARTS = 1 << 24
+#: Dimensions of a table with record budgets: splitting a box makes up to two pieces for each.
+MAX_DIMENSIONS = 16
+#: Coordinates of one dimension: volumes of boxes stay in a float's range, edges far from 2^63.
+MAX_COORDINATES = 1 << 40
+#: Boxes that one query may be the union of: each is compared with all regions.
+MAX_QUERY_BOXES = 4_096
+#: Regions of a table's spent budget; beyond it they are joined at the larger amount.
+MAX_REGIONS = 100_000

@@ -1,0 +1,194 @@
+"""Boxes: half-open ranges of coordinates in every dimension, as int64 arrays (n, d, 2).
+
+``boxes[i, k]`` is (low, high) of box i in dimension k; a point is in it if low <= x < high in all
+of them.  Arrays that are made here lie in memory edge by edge (all lows of dimension 0, then all
+its highs, ...), because every comparison reads one edge of all boxes; their meaning is the same in
+any layout.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpstream.accounting import limits
+from dpstream.accounting.arrays import Bool, Float64, Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.space import Space
+
+#: So few boxes are compared pair by pair.
+_FEW = 256
+
+
+def stacked(parts: Sequence[Int64]) -> Int64:
+    """Boxes of several arrays in one, edge by edge in memory."""
+    return np.concatenate([p.transpose(1, 2, 0) for p in parts], axis=2).transpose(2, 0, 1)
+
+
+def taken(boxes: Int64, at: Int64 | Bool) -> Int64:
+    """Some of the boxes, edge by edge in memory."""
+    numbers = np.flatnonzero(at) if at.dtype == np.bool_ else at
+    return np.take(boxes.transpose(1, 2, 0), numbers, axis=2).transpose(2, 0, 1)
+
+
+def overlapped(boxes: Int64, box: Int64) -> Int64:
+    """Which boxes share a point with one box.
+
+    Args:
+        boxes: (n, d, 2).
+        box: (d, 2).
+
+    Returns:
+        (k,) int64 their numbers, rising.
+    """
+    hit = np.ones(len(boxes), np.bool_)
+    for place, (low, high) in enumerate(box.tolist()):
+        hit &= boxes[:, place, 0] < high
+        if low > 0:  # every box ends above 0
+            hit &= boxes[:, place, 1] > low
+    return np.flatnonzero(hit)
+
+
+def cut(boxes: Int64, box: Int64) -> Int64:
+    """(n, d, 2) the parts of boxes in one box, which all of them overlap."""
+    inside = stacked([boxes])
+    np.maximum(inside[:, :, 0], box[:, 0], out=inside[:, :, 0])
+    np.minimum(inside[:, :, 1], box[:, 1], out=inside[:, :, 1])
+    return inside
+
+
+def cuts(boxes: Int64, box: Int64) -> Int64:
+    """(n,) how many pieces each of the boxes has outside of a box that it overlaps."""
+    found = (boxes[:, :, 0] < box[:, 0]).sum(axis=1) + (boxes[:, :, 1] > box[:, 1]).sum(axis=1)
+    return np.asarray(found, np.int64)
+
+
+class Split(NamedTuple):
+    """Boxes divided by one box; together the pieces are the boxes, and no two share a point.
+
+    Attributes:
+        inside: (n, d, 2), the part of each box in the one.
+        outside: (k, d, 2), what is left of them, at most 2 d pieces each.
+        owners: (k,) int64, whose piece each is.
+    """
+
+    inside: Int64
+    outside: Int64
+    owners: Int64
+
+
+def split(boxes: Int64, box: Int64) -> Split:
+    """Divide boxes, all of which overlap the one, dimension after dimension."""
+    left, parts, owners = stacked([boxes]), list[Int64](), list[Int64]()
+    for place, (low, high) in enumerate(box.tolist()):
+        for side, edge in ((0, low), (1, high)):
+            beyond = left[:, place, 0] < edge if side == 0 else left[:, place, 1] > edge
+            if beyond.any():
+                piece = taken(left, beyond)
+                piece[:, place, 1 - side] = edge
+                left[beyond, place, side] = edge
+                parts.append(piece)
+                owners.append(np.flatnonzero(beyond))
+    if not parts:
+        return Split(left, taken(left, np.zeros(0, np.int64)), np.zeros(0, np.int64))
+    return Split(left, stacked(parts), np.concatenate(owners))
+
+
+def without(boxes: Int64, others: Int64) -> Int64:
+    """Disjoint boxes of the points of ``boxes`` (disjoint too) that are in none of the others."""
+    for other in others:
+        met = overlapped(boxes, other)
+        if len(met):
+            kept = np.ones(len(boxes), np.bool_)
+            kept[met] = False
+            boxes = stacked([taken(boxes, kept), split(taken(boxes, met), other).outside])
+    return boxes
+
+
+def union(boxes: Int64) -> Int64:
+    """Disjoint boxes of the same points; the boxes themselves where they are disjoint."""
+    if disjoint(boxes):
+        return boxes
+    found = boxes[:1]
+    for box in boxes[1:]:
+        found = stacked([found, without(box[None], taken(found, overlapped(found, box)))])
+    return found
+
+
+def disjoint(boxes: Int64) -> bool:
+    """Whether no two boxes share a point.
+
+    Halves of the space are looked at apart as long as that makes each smaller; a pair that
+    overlaps has a point in common and is together in the half with that point.
+    """
+    todo = [np.arange(len(boxes))]
+    while todo:
+        some = todo.pop()
+        halves = _halves(boxes, some) if len(some) > _FEW else None
+        if halves is not None:
+            todo += halves
+        elif any(len(overlapped(taken(boxes, some[n + 1 :]), boxes[i])) for n, i in
+                 enumerate(some[:-1])):  # fmt: skip
+            return False
+    return True
+
+
+def _halves(boxes: Int64, some: Int64) -> list[Int64] | None:
+    """The boxes on either side of the best median, unless it hardly divides them."""
+    best: list[Int64] | None = None
+    size = len(some) * 9 // 10
+    for place in range(boxes.shape[1]):
+        low, high = boxes[some, place, 0], boxes[some, place, 1]
+        at = np.sort(low)[len(low) // 2]
+        sides = [some[low < at], some[high > at]]
+        if max(map(len, sides)) < size:
+            best, size = sides, max(map(len, sides))
+    return best
+
+
+def volumes(boxes: Int64) -> Float64:
+    """(n,) points of each box; products in the order of the dimensions, so that all agree."""
+    found = np.ones(len(boxes))
+    for place in range(boxes.shape[1]):
+        found *= boxes[:, place, 1] - boxes[:, place, 0]
+    return found
+
+
+def points(boxes: Int64) -> int:
+    """How many points disjoint boxes have, exactly."""
+    widths = (boxes[:, :, 1] - boxes[:, :, 0]).astype(object)
+    return int(widths.prod(axis=1).sum()) if len(boxes) else 0
+
+
+def checked(space: Space, boxes: Any) -> Int64:
+    """The boxes of a query or of an entry: inside of the space, not empty, disjoint.
+
+    Raises:
+        UsageError: for any other; no edge is named.
+    """
+    found = np.asarray(boxes)
+    if found.dtype.kind not in "iu" or (found.dtype.kind == "u" and found.dtype.itemsize > 4):
+        raise UsageError("boxes", "must have whole coordinates, not NaN or infinite ones",
+                         "turn values into coordinates with Space.box")  # fmt: skip
+    size = len(space.dimensions)
+    if found.shape != (len(found), size, 2) or len(found) > limits.MAX_QUERY_BOXES:
+        raise UsageError(
+            "boxes",
+            f"must be at most {limits.MAX_QUERY_BOXES:,}, each with {size} pairs (low, high)",
+            "ask for fewer, larger boxes at once",
+        )
+    found = stacked([found.astype(np.int64)])
+    low, high = found[:, :, 0], found[:, :, 1]
+    for wrong, rule, fix in (
+        (low > high, "is inverted: its low is above its high", "exchange the two"),
+        (low == high, "is empty: its high is not in it", "put high above low"),
+        ((low < 0) | (high > space.sizes), "reaches out of the space", "cut it to the dimension"),
+    ):
+        if wrong.any():
+            place = int(np.flatnonzero(wrong.any(axis=0))[0])
+            raise UsageError(f"boxes.{space.dimensions[place].name}", rule, fix)
+    if len(found) > 1 and not disjoint(found):
+        raise UsageError(
+            "boxes", "overlap: a point in two would have to pay twice", "make them disjoint"
+        )
+    return found

@@ -1,0 +1,134 @@
+"""Charge an amount to every point of some boxes.
+
+Regions that a box cuts are divided, their inside pays, and neighbours that have spent the same
+are clubbed where the charge was.  All boxes of one charge are one query, of which a point pays the
+amount once.
+
+**The cap holds whatever is asked.**  Dividing a region into 1 + p pieces adds p.  Before anything
+is divided the room under the cap is shared out: regions of which most would lie outside, for each
+piece, are divided first, and the others pay as a whole.  That is joining their pieces at the
+larger amount, so it only over-charges, like coarsening, which makes room for later charges (from
+7/8 of the cap to 3/4).  Boxes of many dimensions that follow no grid fill any cap, and their
+points are then charged many times over: it is the public grid that keeps regions few and exact.
+
+**What is proven of the state.**  Let H(p) be the sum of the amounts of all charges with p in one
+of their boxes.  Every step keeps amount(p) >= H(p): dividing and clubbing change no point, inside
+pieces and whole regions add the amount to every point of the boxes, and coarsening never lowers a
+point.  A query that is accepted has initial(p) - amount(p) >= its own amount at all of its points,
+so that after it H(p) <= initial(p): by induction no point ever pays more than its initial budget.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.regions.amounts import check_amount
+from dpstream.accounting.regions.boxes import (
+    checked,
+    cut,
+    cuts,
+    overlapped,
+    split,
+    stacked,
+    taken,
+    volumes,
+)
+from dpstream.accounting.regions.clubbing import club
+from dpstream.accounting.regions.coarsening import coarsen
+from dpstream.accounting.regions.decision import Decision, decide
+from dpstream.accounting.regions.spent import Spent
+
+#: No account reaches this; amounts of a ledger's entries that do are no budgets.
+_MOST = 1 << 61
+
+
+def ask(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> tuple[Decision, Spent]:
+    """Decide a query and charge what it may spend; see ``decision.decide``."""
+    decision = decide(spent, boxes, amount, drop)
+    if not decision.accepted:
+        return decision, spent
+    return decision, charge(spent, decision.charged, amount)
+
+
+def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
+    """The state after a charge that was decided before: what a ledger's entry does.
+
+    Args:
+        spent: the state before, which stays as it is.
+        boxes: (m, d, 2), the decision's ``charged``; they are not snapped again.
+        amount: in millionths.
+
+    Raises:
+        UsageError: for boxes or an amount that are none.
+        PolicyError: if a point's sum would leave the range of budgets.
+    """
+    check_amount(amount)
+    found = checked(spent.space, boxes)
+    if not len(found):
+        return spent
+    near = _near(spent, found)
+    work = _Work(taken(spent.boxes, near), spent.amounts[near], spent.cap - len(spent.boxes))
+    for box in found:
+        work.pay(box, int(amount))
+    if work.amounts.max() > _MOST:
+        raise PolicyError("budget", "sums beyond all budgets", "look for entries that are not ours")
+    changed, amounts = club(work.boxes, work.amounts)
+    boxes = stacked([taken(spent.boxes, ~near), changed])
+    amounts = np.concatenate([spent.amounts[~near], amounts])
+    if len(amounts) > spent.cap * 7 // 8:
+        boxes, amounts = coarsen(boxes, amounts, max(spent.cap * 3 // 4, 1))
+    return Spent(spent.space, spent.kind, boxes, amounts, spent.cap)
+
+
+def _near(spent: Spent, boxes: Int64) -> Bool:
+    """(n,) which regions meet or touch one of the boxes."""
+    near = np.zeros(len(spent.boxes), np.bool_)
+    for box in boxes:
+        near[overlapped(spent.boxes, box + np.array([-1, 1]))] = True
+    return near
+
+
+class _Work:
+    """The regions near a charge, while it is made.
+
+    Attributes:
+        boxes, amounts: as of the state.
+        paid: (n,) which have paid; a region that paid as a whole meets later boxes of the query.
+        room: by how many boxes the state may still grow.
+    """
+
+    def __init__(self, boxes: Int64, amounts: Int64, room: int) -> None:
+        self.boxes, self.amounts, self.room = boxes, amounts, room
+        self.paid = np.zeros(len(boxes), np.bool_)
+
+    def pay(self, box: Int64, amount: int) -> None:
+        """Charge one box."""
+        at = overlapped(self.boxes, box)
+        at = at[~self.paid[at]]
+        met = taken(self.boxes, at)
+        divided = at[_divided(met, box, self.room)]
+        owed = self.amounts[divided]
+        self.amounts = self.amounts.copy()
+        self.amounts[at] += amount
+        self.paid[at] = True
+        if len(divided):
+            pieces = split(taken(self.boxes, divided), box)
+            self.boxes = stacked([self.boxes, pieces.outside])
+            self.boxes[divided] = pieces.inside
+            self.amounts = np.concatenate([self.amounts, owed[pieces.owners]])
+            self.paid = np.concatenate([self.paid, np.zeros(len(pieces.owners), np.bool_)])
+            self.room -= len(pieces.owners)
+
+
+def _divided(met: Int64, box: Int64, room: int) -> Bool:
+    """(n,) which of the regions are divided: all that the box cuts, if there is room."""
+    pieces = cuts(met, box)
+    if pieces.sum() <= room:
+        return pieces > 0
+    waste = 1 - volumes(cut(met, box)) / volumes(met)
+    order = np.argsort(-waste / np.maximum(pieces, 1), kind="stable")
+    chosen = np.zeros(len(met), np.bool_)
+    chosen[order[np.cumsum(pieces[order]) <= room]] = True
+    return chosen & (pieces > 0)

@@ -1,0 +1,114 @@
+"""What every point of a space has spent of one kind of budget: disjoint boxes that fill it.
+
+The state is a value: a charge makes a new one from it, and from the same entries in the same order
+every reader makes the same one.  Epsilon and rho have one each, because a query pays one of them
+and divides only its boxes.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from dpstream.accounting import limits
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.regions.boxes import checked, disjoint, overlapped, points, stacked
+from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.space import Space
+
+#: What one point may have spent: sums of it stay far from 2^63.
+_MOST = 1 << 61
+
+
+@dataclass(frozen=True, eq=False)
+class Spent:
+    """The spent budget of all points; arrays are read-only.
+
+    Attributes:
+        space: of which points.
+        kind: of which budget, ``epsilon`` or ``rho``.
+        boxes: (n, d, 2) int64, disjoint, together the whole space.
+        amounts: (n,) int64, spent by each point of a box, in millionths.
+        cap: most boxes there may ever be; readers must agree on it.
+    """
+
+    space: Space
+    kind: Literal["epsilon", "rho"]
+    boxes: Int64
+    amounts: Int64
+    cap: int = limits.MAX_REGIONS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cap <= limits.MAX_REGIONS:
+            raise UsageError(
+                "cap", f"must be 1 to {limits.MAX_REGIONS:,}", "choose a number in that range"
+            )
+        self.boxes.setflags(write=False)
+        self.amounts.setflags(write=False)
+
+    @cached_property
+    def place(self) -> int:
+        """The number of the dimension of initial budgets."""
+        return self.space.budget_place(self.kind)
+
+    @cached_property
+    def step(self) -> int:
+        """Millionths of one coordinate of it."""
+        dimension = self.space.dimensions[self.place]
+        assert isinstance(dimension, Budget)
+        return dimension.step
+
+    def most_in(self, boxes: Any) -> int:
+        """The most that a point of the boxes has spent, in millionths.
+
+        Raises:
+            UsageError: if they are none, or no boxes of the space.
+        """
+        found = checked(self.space, boxes)
+        if not len(found):
+            raise UsageError("boxes", "are none", "name at least one box")
+        return max(int(self.amounts[overlapped(self.boxes, box)].max()) for box in found)
+
+
+def untouched(
+    space: Space, kind: Literal["epsilon", "rho"], cap: int = limits.MAX_REGIONS
+) -> Spent:
+    """Nothing spent anywhere.
+
+    Raises:
+        UsageError: if records have no budget of the kind, or the cap is out of range.
+    """
+    space.budget_place(kind)
+    return Spent(space, kind, stacked([space.whole]), np.zeros(1, np.int64), cap)
+
+
+def restored(
+    space: Space, kind: Literal["epsilon", "rho"], boxes: Any, amounts: Any, cap: int
+) -> Spent:
+    """A state from its arrays, as they were kept.
+
+    Raises:
+        UsageError: as for ``untouched``.
+        PolicyError: if the boxes do not fill the space, each point once, or an amount is negative
+            or far beyond all budgets.
+    """
+    space.budget_place(kind)
+    found, spent = np.array(boxes), np.array(amounts)
+    whole = found.dtype == spent.dtype == np.int64
+    if not whole or found.shape != (len(spent), len(space.dimensions), 2) or len(spent) > cap:
+        raise _broken("must be whole numbers for each box and dimension, no more than the cap")
+    if ((spent < 0) | (spent > _MOST)).any():
+        raise _broken("must have amounts of 0 or more that are not beyond all budgets")
+    low, high = found[:, :, 0], found[:, :, 1]
+    if ((low < 0) | (low >= high) | (high > space.sizes)).any():
+        raise _broken("must have boxes of the space, none of them empty or inverted")
+    found = stacked([found])
+    if points(found) != points(space.whole) or not disjoint(found):
+        raise _broken("must fill the space, each point once")
+    return Spent(space, kind, found, spent, cap)
+
+
+def _broken(rule: str) -> PolicyError:
+    return PolicyError("spent budget", rule, "replay the ledger from its first entry")

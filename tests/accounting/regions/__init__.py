@@ -1,0 +1,1 @@
+"""Tests of regions of records and what they spend."""

@@ -1,0 +1,125 @@
+"""Boxes against all points of small spaces; what is no box is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpstream.accounting import limits
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.boxes import (
+    checked,
+    cut,
+    cuts,
+    disjoint,
+    overlapped,
+    points,
+    split,
+    stacked,
+    taken,
+    union,
+    volumes,
+    without,
+)
+from tests.accounting.regions.spaces import members, partition, small, some_box, some_boxes
+
+SIZES = np.array([5, 4, 6])
+
+
+def everywhere(boxes: Any) -> Any:
+    """How many of the boxes each point is in."""
+    return sum((members(box[None], SIZES).astype(int) for box in boxes), np.zeros(SIZES, int))
+
+
+def test_overlap_split_and_difference() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        boxes, _ = partition(rng, SIZES, 12)
+        box = some_box(rng, SIZES)
+        inside = members(box, SIZES)
+        met = overlapped(boxes, box[0])
+        assert met.tolist() == [n for n, b in enumerate(boxes)
+                                if (members(b[None], SIZES) & inside).any()]  # fmt: skip
+        some = taken(boxes, met)
+        pieces = split(some, box[0])
+        assert (pieces.inside == cut(some, box[0])).all()
+        assert (everywhere(pieces.inside) == inside).all()
+        assert (everywhere(stacked([pieces.inside, pieces.outside])) == everywhere(some)).all()
+        assert (
+            np.bincount(pieces.owners, minlength=len(met)).tolist() == cuts(some, box[0]).tolist()
+        )
+        assert (everywhere(without(boxes, box)) == ~inside).all()
+
+
+def test_owners_are_whose_piece_each_is() -> None:
+    boxes, _ = partition(np.random.default_rng(1), SIZES, 20)
+    box = np.array([[1, 4], [1, 3], [2, 5]])
+    some = taken(boxes, overlapped(boxes, box))
+    pieces = split(some, box)
+    for piece, owner in zip(pieces.outside, pieces.owners, strict=True):
+        assert (cut(piece[None], some[owner])[0] == piece).all()
+
+
+def test_union_has_each_point_once() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        boxes = np.concatenate([some_box(rng, SIZES) for _ in range(4)])
+        found = union(boxes)
+        assert disjoint(found) and (everywhere(found) == (everywhere(boxes) > 0)).all()
+    apart = some_boxes(rng, SIZES)
+    assert union(apart) is apart
+
+
+def test_disjoint_of_few_and_many() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        boxes = np.concatenate([some_box(rng, SIZES) for _ in range(2)])
+        assert disjoint(boxes) == (everywhere(boxes).max() <= 1)
+    sizes = np.array([1_000, 1_000, 1_000])
+    many, _ = partition(rng, sizes, 3_000)
+    assert len(many) > 2_500 and disjoint(many)
+    corner = many[17:18].copy()
+    corner[:, :, 1] = corner[:, :, 0] + 1
+    assert not disjoint(np.concatenate([many, corner]))
+
+
+def test_points_are_exact_and_volumes_near() -> None:
+    boxes, _ = partition(np.random.default_rng(4), SIZES, 30)
+    assert points(boxes) == 120 == volumes(boxes).sum() and points(boxes[:0]) == 0
+    huge = np.full((1, 16, 2), [0, limits.MAX_COORDINATES])
+    assert points(huge) == limits.MAX_COORDINATES**16 == volumes(huge)[0]
+
+
+@pytest.mark.parametrize(("boxes", "rule"), [
+    ([[[0, 7], [0, 3], [5, 5]]], "boxes.initial: is empty"),
+    ([[[0, 7], [2, 1], [0, 9]]], "boxes.city: is inverted"),
+    ([[[-1, 7], [0, 3], [0, 9]]], "boxes.age: reaches out"),
+    ([[[0, 8], [0, 3], [0, 9]]], "boxes.age: reaches out"),
+    ([[[0, 7], [0, 3], [0, 1 << 62]]], "boxes.initial: reaches out"),
+    ([[[0.0, np.nan], [0, 3], [0, 9]]], "whole coordinates"),
+    ([[[0.0, np.inf], [0, 3], [0, 9]]], "whole coordinates"),
+    ([[[0.5, 2], [0, 3], [0, 9]]], "whole coordinates"),
+    ([[[0, 1 << 63], [0, 3], [0, 9]]], "whole coordinates"),
+    ([[[0, 1 << 70], [0, 3], [0, 9]]], "whole coordinates"),
+    ([[[0, 7], [0, 3]]], "each with 3 pairs"),
+    ([[0, 7], [0, 3], [0, 9]], "each with 3 pairs"),
+    ([[[0, 4], [0, 3], [0, 9]], [[3, 7], [2, 3], [8, 9]]], "overlap"),
+])  # fmt: skip
+def test_what_is_no_box_is_refused_with_its_rule(boxes: Any, rule: str) -> None:
+    with pytest.raises(UsageError, match=rule) as refused:
+        checked(small(), boxes)
+    assert refused.value.fix
+
+
+def test_too_many_boxes_are_refused() -> None:
+    most = limits.MAX_QUERY_BOXES
+    boxes = np.broadcast_to(small().whole, (most + 1, 3, 2))
+    with pytest.raises(UsageError, match="at most 4,096"):
+        checked(small(), boxes)
+
+
+def test_boxes_of_any_whole_type_are_accepted() -> None:
+    box = [[[0, 7], [0, 3], [0, 9]]]
+    for kind in (np.int8, np.int64, np.uint32):
+        found = checked(small(), np.array(box, kind))
+        assert found.dtype == np.int64 and found.tolist() == box

@@ -1,0 +1,192 @@
+"""The account of regions against one of every point, over many queries, and its cap."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.regions import coarsening, dimensions, snapping
+from dpstream.accounting.regions.charging import ask, charge
+from dpstream.accounting.regions.decision import decide
+from dpstream.accounting.regions.spent import Spent, restored, untouched
+from tests.accounting.regions.spaces import (
+    amounts_of,
+    members,
+    small,
+    some_box,
+    some_boxes,
+    wide,
+)  # fmt: skip
+from tests.accounting.regions.test_decision import check_against_points
+from tests.accounting.regions.test_snapping import inward
+
+
+def exact_history(queries: int, seed: int) -> None:
+    """Charges of accepted queries are those of every point; a new table after each 40."""
+    rng, accepted, refused, dropped = np.random.default_rng(seed), 0, 0, 0
+    for number in range(queries):
+        if number % 40 == 0:
+            spent = untouched(small(step=int(rng.integers(1, 4))), "epsilon")
+            sizes = spent.space.sizes
+            truth = np.zeros(sizes, np.int64)
+            initial = np.arange(sizes[2]) * spent.step
+        boxes, amount = some_boxes(rng, sizes), int(rng.integers(1, 5))
+        if number % 7 == 0:
+            check_against_points(spent, boxes, amount)
+        inside = members(boxes, sizes)
+        enough = inside & (initial - truth >= amount)
+        drop = bool(rng.integers(2))
+        decision, after = ask(spent, boxes, amount, drop)
+        assert decision.accepted == (enough.any() if drop else enough[inside].all())
+        truth[enough] += amount * decision.accepted
+        assert (amounts_of(after) == truth).all() and (truth <= initial).all()
+        accepted, refused = accepted + decision.accepted, refused + (not decision.accepted)
+        dropped += drop and decision.accepted and bool(decision.lacking.size)
+        spent = after
+    assert min(accepted, refused, dropped) > queries // 20
+
+
+def test_charges_are_those_of_every_point() -> None:
+    exact_history(400, 0)
+
+
+@pytest.mark.slow
+def test_charges_are_those_of_every_point_over_10000_queries() -> None:
+    exact_history(10_000, 1)
+
+
+def coarse_history(queries: int, cap: int, seed: int) -> Spent:
+    """With a grid and a cap no point is ever charged less, none beyond its initial budget."""
+    rng = np.random.default_rng(seed)
+    for number in range(queries):
+        if number % 60 == 0:
+            spent = untouched(small(grid=4 if number % 120 else 1), "epsilon", cap)
+            sizes = spent.space.sizes
+            truth = np.zeros(sizes, np.int64)
+            initial = np.arange(sizes[2]) * spent.step
+        boxes, amount = some_boxes(rng, sizes), int(rng.integers(1, 4))
+        decision, spent = ask(spent, boxes, amount, drop=True)
+        # The query runs on the asked points that are charged, and those alone really pay.
+        truth[members(boxes, sizes) & members(decision.charged, sizes)] += amount
+        assert len(spent.boxes) <= cap
+        assert (amounts_of(spent) >= truth).all() and (truth <= initial).all()
+    return spent
+
+
+@pytest.mark.parametrize("cap", [1, 7, 20])
+def test_a_cap_and_a_grid_only_over_charge(cap: int) -> None:
+    coarse_history(120, cap, cap)
+
+
+@pytest.mark.slow
+def test_a_cap_and_a_grid_only_over_charge_over_10000_queries() -> None:
+    coarse_history(10_000, 15, 5)
+
+
+def test_joining_at_the_smaller_amount_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarsening, "joined", np.minimum)
+    with pytest.raises(AssertionError):
+        coarse_history(120, 20, 20)
+
+
+def grid_history() -> None:
+    """What a query reads has paid."""
+    space = small(grid=4)
+    spent = untouched(space, "epsilon")
+    box = space.box(age=(11, 13), initial=("0.000004", None))
+    decision, spent = ask(spent, box, 2)
+    assert decision.accepted
+    assert (amounts_of(spent)[members(box, space.sizes)] == 2).all()
+
+
+def test_snapping_inward_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid_history()
+    monkeypatch.setattr(snapping, "outward", inward)
+    with pytest.raises(AssertionError):
+        grid_history()
+
+
+def overspent() -> None:
+    """A record of .0000039 cannot pay 4 millionths."""
+    space = small(step=1)
+    at, _ = space.coordinates(
+        {"age": np.array([12]), "city": np.array(["A"]), "initial": np.array([3.9e-6])}
+    )
+    box = np.stack([at, at + 1], axis=2)
+    assert not decide(untouched(space, "epsilon"), box, 4).accepted
+    assert decide(untouched(space, "epsilon"), box, 3).accepted
+
+
+def test_budgets_rounded_up_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    overspent()
+    monkeypatch.setattr(
+        dimensions, "initials_of", lambda v: (np.ceil(v * 1e6).astype(np.int64), v >= 0)
+    )
+    with pytest.raises(AssertionError):
+        overspent()
+
+
+def test_the_boxes_of_a_charge_pay_once_under_a_cap() -> None:
+    """Two boxes in one region that cannot be divided: it pays once."""
+    space = small()
+    spent = untouched(space, "epsilon", cap=1)
+    boxes = np.concatenate([space.box(age=(10, 12)), space.box(age=(13, 15))])
+    found = charge(spent, boxes, 3)
+    assert (amounts_of(found) == 3).all() and (amounts_of(spent) == 0).all()
+
+
+def test_a_replay_makes_the_same_bytes() -> None:
+    rng, states = np.random.default_rng(6), [untouched(wide(4, 50), "epsilon", 200)]
+    entries = []
+    for _ in range(60):
+        boxes, amount = some_box(rng, wide(4, 50).sizes), int(rng.integers(1, 1_000))
+        decision, after = ask(states[-1], boxes, amount, drop=True)
+        entries.append((decision.charged.copy(order="C"), amount))
+        states.append(after)
+    again = untouched(wide(4, 50), "epsilon", 200)
+    for number, (boxes, amount) in enumerate(entries):
+        if number == 30:  # from a snapshot on
+            again = restored(again.space, "epsilon", again.boxes, again.amounts, 200)
+        again = charge(again, boxes, amount)
+    assert again.boxes.tobytes() == states[-1].boxes.tobytes()
+    assert again.amounts.tobytes() == states[-1].amounts.tobytes()
+
+
+def test_bars_of_a_histogram_are_one_region() -> None:
+    space = wide(3, 100)
+    spent, budget = untouched(space, "epsilon"), (1, None)
+    for low in range(0, 100, 10):
+        _, spent = ask(spent, space.box(x0=(low, low + 10), initial=budget), 1_000)
+    assert len(spent.boxes) == 2
+    bars = np.concatenate([space.box(x1=(n, n + 1), initial=budget) for n in range(100)])
+    decision, spent = ask(spent, bars, 1_000)
+    assert len(decision.asked) == 1 and len(spent.boxes) == 2
+
+
+@pytest.mark.parametrize("queries", [60, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_unaligned_boxes_of_six_dimensions_stay_under_the_cap(queries: int) -> None:
+    rng, space = np.random.default_rng(7), wide(6)
+    spent, probes = untouched(space, "epsilon", 1_000), rng.integers(0, space.sizes, (200, 6))
+    truth = np.zeros(len(probes), np.int64)
+    for _ in range(queries):
+        box = some_box(rng, space.sizes)
+        decision, spent = ask(spent, box, 1_000, drop=True)
+        assert len(spent.boxes) <= 1_000
+        for part in decision.charged:
+            truth += 1_000 * ((probes >= part[:, 0]) & (probes < part[:, 1])).all(axis=1)
+    held = np.array([spent.most_in(np.stack([p, p + 1], axis=1)[None]) for p in probes])
+    assert (held >= truth).all() and len(spent.boxes) > 300 and truth.max() > 0
+
+
+def test_charges_that_are_none() -> None:
+    spent = untouched(small(), "epsilon")
+    with pytest.raises(UsageError):
+        charge(spent, small().whole, 0)
+    with pytest.raises(UsageError):
+        charge(spent, np.concatenate([small().whole] * 2), 1)
+    assert charge(spent, small().whole[:0], 1) is spent
+
+
+def test_sums_beyond_all_budgets_are_refused() -> None:
+    full = restored(small(), "epsilon", small().whole, np.array([1 << 61]), 10)
+    with pytest.raises(PolicyError, match="beyond all budgets"):
+        charge(full, small().whole, 1)
