@@ -6,6 +6,7 @@ import flint
 import numpy as np
 import pytest
 
+from dpstream.accounting import mixing as module
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_FACTOR
@@ -112,3 +113,44 @@ def test_what_was_certified_before_is_taken() -> None:
     once = Mixing([some(3), some(4)])
     again = Mixing([some(3), some(4)], once.inverse_norm2)
     assert (again.inverse_norm2, again.digest) == (once.inverse_norm2, once.digest)
+
+
+def test_factors_of_other_sizes_are_another_mixing_though_their_numbers_are_the_same() -> None:
+    numbers = np.array([2.0, 1.0, 0.5, 3.0, 2.0])
+    one = Mixing([numbers[:1].reshape(1, 1), numbers[1:].reshape(2, 2)])
+    other = Mixing([numbers[:4].reshape(2, 2), numbers[4:].reshape(1, 1)])
+    assert one.size == other.size and one.digest != other.digest
+    assert len(one.digest) == 32 and not one.row_norms.flags.writeable
+
+
+@pytest.mark.parametrize("row", [True, False])
+def test_an_inverse_that_is_less_exact_gives_no_smaller_bound(
+    row: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves of the identity lies in one row or in one column, and shortens the longest."""
+    factor, left = np.diag([0.25, 1.0, 1.0, 1.0]), np.zeros((4, 4))
+    left[(0, slice(None)) if row else (slice(None), 0)] = 4e-4
+    near = (np.eye(4) - left) @ np.linalg.inv(factor)
+    assert (near**2).sum(axis=0).max() < 16 * (1 - 7e-4)
+    monkeypatch.setattr(np.linalg, "inv", lambda _: near)
+    assert 16 <= inverse_norm2(factor) <= 16 * (1 + 2e-3)
+
+
+def test_what_floats_may_hide_of_the_rest_is_in_the_bound() -> None:
+    """The inverse is exact, the rest found is 0: what is added are units of |Y| |F|."""
+    size, far = 40, 2.0**30
+    factor = np.eye(size)
+    factor[0, -1] = far
+    hidden = (size + 2) * 2.0**-53 * 2 * far
+    assert inverse_norm2(factor) >= (1 + far**2) / (1 - hidden) ** 2
+
+
+def test_edges_of_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for scale in (2.0**300, 2.0**-300):
+        with pytest.raises(UsageError, match="out of the range"):
+            Mixing([np.eye(2) * scale])
+    assert Mixing([some(3)], 7.0).inverse_norm2 == 7.0
+    monkeypatch.setattr(module, "MAX_FACTOR", 3)
+    assert Mixing([np.eye(3)]).identity
+    with pytest.raises(UsageError, match="at most 3 rows"):
+        Mixing([np.eye(4)])

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import MAX_SIGMA
+from dpstream.accounting.mechanisms.tables import MAX_TABLE_SCALE
 from dpstream.accounting.tabulation.levels import US_LEVELS, Level
 from dpstream.accounting.tabulation.scales import Noise, draws, scale_of
 from dpstream.accounting.tabulation.tables import PERSONS, T3
@@ -84,3 +86,21 @@ def test_a_small_scale_is_raised_and_a_large_one_refused() -> None:
 def test_a_budget_whose_scale_has_no_float_is_refused_like_any_that_is_too_small(law: Any) -> None:
     with pytest.raises(UsageError, match=r"\(USA, 1\).*scale above"):
         scale_of(law, Fraction("1e-320") / 9, "(USA, 1)")
+
+
+@pytest.mark.parametrize("law", ["discrete gauss", "rounded gauss", "discrete laplace"])
+def test_the_largest_scale_is_given_and_none_is_cut_down_to_it(law: Any) -> None:
+    """A scale beyond the range that became its end would cost more than the budget."""
+    laplace = law == "discrete laplace"
+    most = Fraction(MAX_TABLE_SCALE if laplace else MAX_SIGMA)
+    budget = 1 / most if laplace else 1 / (2 * most**2)
+    assert scale_of(law, budget) == most
+    for less in (Fraction(1, 10**9), Fraction(1, 10), Fraction(1, 2)):
+        with pytest.raises(UsageError, match="scale above"):
+            scale_of(law, budget * (1 - less))
+
+
+def test_a_level_that_does_not_run_is_off_whatever_its_budget() -> None:
+    off = Level(1, "PR-STATE")
+    asked = persons(budgets={"t1t2": {USA: 0.5, off: 0.5}})
+    assert asked.budget("t1t2", off) and draws(asked, PERSONS, off, 9) is None

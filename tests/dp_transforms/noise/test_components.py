@@ -1,5 +1,7 @@
 """Noise of components: names apart from keys', any pieces, the error they announce, their law."""
 
+from fractions import Fraction
+
 import flint
 import numpy as np
 import pytest
@@ -108,3 +110,30 @@ def test_a_step_that_was_passed_is_not_drawn_again() -> None:
     before = numbers(found)
     found.advance(4)
     assert found.step_index == 9 and numbers(found) == before
+
+
+@STRATEGIES
+@pytest.mark.parametrize("draws", [0.0, components.quantile.ERROR])
+def test_the_announced_error_has_every_operation(
+    name: str, draws: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum over steps and buffers in rationals: floats give no less, and hardly more."""
+    monkeypatch.setattr(components.quantile, "ERROR", draws)
+    strategy = encoder_of(name, 60).strategy
+    generators = strategy.generators
+    assert generators is not None
+    found, local = generators.responses(), Fraction()
+    size, reach, steps = len(found.filled), Fraction(strategy.reach), Fraction(found.steps)
+    filled = [Fraction(x) for x in found.filled.tolist()]
+    moved = [Fraction(x) for x in found.buffers.tolist()]
+    for theta, out, into, gain in zip(*(part.tolist() for part in generators), strict=True):
+        # The node is scaled, each buffer is weighed and taken off, and the gain multiplies.
+        around = 1 + sum(abs(Fraction(o)) * f for o, f in zip(out, filled, strict=True))
+        local += (3 * size + 4) * Fraction(found.step) * Fraction(gain) * around
+        for k in range(size):
+            kept = abs(Fraction(theta[k])) * filled[k] + abs(Fraction(into[k])) * steps
+            local += 4 * moved[k] * kept
+        local += reach + steps
+    exact = reach * Fraction(draws) + local * Fraction(2) ** -101 * 14
+    announced = Fraction(components.error_in_sds.__wrapped__(strategy))
+    assert exact <= announced <= exact * (1 + Fraction(12, 10**7))

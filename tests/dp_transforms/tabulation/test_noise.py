@@ -84,3 +84,30 @@ def test_without_a_scale_there_is_no_noise() -> None:
             Noise("discrete gauss", 0.0), "t1t2", LEVEL, FIRST, np.arange(5), 3
         )  # fmt: skip
     assert drawn.shape == (5, 3) and not drawn.any()
+
+
+def test_no_groups_have_no_noise() -> None:
+    """As in step 1 of a shard of which the totals alone are measured."""
+    with ring() as keys:
+        drawn = CellNoise(keys, RUN).draw(WIDE, "t1t2", LEVEL, FIRST, np.arange(0), 3)
+    assert drawn.shape == (0, 3)
+
+
+def test_pinned() -> None:
+    """An execution that another version goes on with must draw what was drawn before.
+
+    The groups lie in four blocks: one more name of a cell is one more measurement of its count.
+    """
+    groups = np.array([0, 1, (1 << 20) - 1, 1 << 20, 1 << 21, 3 << 20])
+    with ring() as keys:
+        noise = CellNoise(keys, RUN)
+        found = [
+            noise.draw(Noise(law, 100.0), "t1t2", LEVEL, step, groups, 1)[:, 0].tolist()
+            for law, step in (("discrete gauss", FIRST), ("rounded gauss", detail_step(1)),
+                              ("discrete laplace", TOTAL))
+        ]  # fmt: skip
+    assert found == [
+        [-123, -77, 3, 49, 4, 161],
+        [192, -145, -240, -72, 111, 65],
+        [-118, -2, -230, -145, 88, -92],
+    ]

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpstream.accounting.tabulation.scales import Draws
+from dpstream.accounting.tabulation.scales import Draws, draws
 from dpstream.accounting.tabulation.tables import TABLES
 from dpstream.dp_transforms.tabulation import perturb
-from dpstream.dp_transforms.tabulation.noise import CellNoise
+from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, detail_step
 from dpstream.dp_transforms.tabulation.perturb import perturbed
 from tests.dp_transforms.tabulation.measuring import exact_counts, measured, totals_as_published
-from tests.dp_transforms.tabulation.worlds import World, world
+from tests.dp_transforms.tabulation.worlds import RUN, World, ring, world
 
 [PERSONS] = TABLES["p"]
 
@@ -161,3 +161,43 @@ def test_each_step_has_the_noise_of_its_share(noise: str) -> None:
             share = 1.0 if part.first is None else 0.9
             assert rho == pytest.approx(share / s)
             assert rho <= share / s
+
+
+def test_what_is_measured_is_the_count_and_the_draw_of_its_name() -> None:
+    """Added, and under the name of its own step: drawn once more by name it is taken off again.
+
+    With the draw of another sign a count would be measured on both sides of its exact figure by
+    two versions that run one execution.
+    """
+    w = world(300)
+    with ring() as keys:
+        noise = CellNoise(keys, RUN)
+        for (level, counts), (_, parts) in zip(
+            exact_counts(w, PERSONS), measured(w, PERSONS), strict=True
+        ):
+            for part in parts:
+                of = part.groups
+
+                def draw(kind: Any, step: str, size: int, name: Any = level, of: Any = of) -> Any:
+                    return noise.draw(kind, PERSONS.name, name.level, step, of, size)
+
+                detail = PERSONS.details[part.detail]
+                step = TOTAL if part.first is None else detail_step(part.detail)
+                drawn = draw(part.noise, step, detail.size)
+                assert (part.values - drawn == counts.cells(of, detail)).all()
+                if part.first is not None:
+                    assert part.first_noise is not None
+                    totals = part.first - draw(part.first_noise, FIRST, 1)[:, 0]
+                    assert (totals == counts.totals[of - counts.shard.first]).all()
+
+
+def test_a_level_of_one_iteration_is_measured() -> None:
+    w = world(200)
+    level, counts = exact_counts(w, PERSONS, most=10**6)[0]
+    alone = level._replace(iterations=level.iterations[:1], total_only=level.total_only[:1])
+    kinds = draws(w.parameters, PERSONS, level.level, level.stability.groups)
+    assert kinds is not None and not alone.total_only.any()
+    with ring() as keys:
+        found = perturbed(alone, PERSONS, counts, kinds, (4.0, 15.0, 60.0), CellNoise(keys, RUN))
+    seen = sorted(group for part in found for group in part.groups.tolist())
+    assert seen == list(range(counts.shard.first, counts.shard.last)) and len(seen) > 1

@@ -192,3 +192,18 @@ def test_keys_do_not_depend_on_the_data_but_for_suppression() -> None:
         found = [texts(world(count, 0, "h"), table, published=known) for count in (0, 700)]
         rows = [{f: [row[:-1] for row in rows] for f, rows in t.items()} for t in found]
         assert rows[0] == rows[1]
+
+
+def test_without_a_chance_nothing_is_suppressed_however_low_it_is() -> None:
+    w = world(100)
+    [t1, _] = outputs(PERSONS)
+    assert w.parameters.zero_suppression == 0
+    level, part = next(
+        (level, part)
+        for level, parts in measured(w, PERSONS)
+        for part in parts
+        if part.detail == 0 and not level.level.detailed
+    )
+    low = part._replace(values=np.full_like(part.values, -(10**9)))
+    rows = released(level, t1, [low], w.parameters).decode().splitlines()[1:]
+    assert len(rows) == len(part.groups) > 0 and all(row.endswith("|-1000000000") for row in rows)
