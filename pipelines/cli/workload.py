@@ -61,6 +61,8 @@ def plan(
     from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
 
     if pure:
+        from dpstream.accounting.figures import up
+
         if epsilon is None or (delta, mu, picture) != (None, None, None):
             raise UsageError("--pure", "takes --epsilon alone", "omit --delta, --mu, --picture")
         from dpstream.pipelines.workload.lattice import planned_purely
@@ -71,7 +73,7 @@ def plan(
         else:
             click.echo(
                 f"Strategy    {shown['strategy']}, no floor is known\n"
-                f"Error       {shown['rmse']:.6g}: RMSE of a query at epsilon {shown['epsilon']:g}"
+                f"Error       {shown['rmse']:.6g}: RMSE of a query at epsilon {up(shown['epsilon'])}"
             )
         return
     guarantee = guarantee_of(epsilon, delta, mu, contributions)

@@ -195,7 +195,7 @@ def words(shown: dict[str, Any], most: int = 12) -> str:
     guarantee = shown["guarantee"]
     budget = f"mu {exact(guarantee['mu'])}"
     if guarantee["epsilon"] is not None:
-        budget = f"({up(guarantee['epsilon'])}, {up(guarantee['delta'])}), mu {guarantee['mu']:.6g}"
+        budget = f"({up(guarantee['epsilon'])}, {up(guarantee['delta'])}), mu {up(guarantee['mu'])}"
     what = {
         "worst": "largest standard error of a query (weighted)",
         "relative": "RMSE of a query divided by its norm",

@@ -2,8 +2,9 @@
 
     python -m tests.bench.regions [--unaligned N] [--cap N] [--out FILE]
 
-CPU milliseconds, which other work on the machine disturbs least.  ``decide`` and ``charge`` at 10,000 and 100,000 regions of 8 dimensions: a grid of cells that have
-all spent something else, so that nothing can be joined.  Queries are of three shapes, equally
+CPU milliseconds, which other work on the machine disturbs least.  ``decide`` and ``charge`` at
+10,000 and 100,000 regions of 8 dimensions: a grid of cells that have all spent something else, so
+that nothing can be joined.  Queries are of three shapes, equally
 often: one cell, a range in every dimension, everything.  Medians of all of them, the 99th
 percentile, and the median by shape.  Then N boxes of 6 dimensions without a common edge, one after
 the other under a cap: most regions at any time, seconds of a charge, and how much more the points
