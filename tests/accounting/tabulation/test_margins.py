@@ -1,6 +1,7 @@
 """Margins against sums over integers, 60 digits and draws; and against the normal's."""
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -125,3 +126,50 @@ def test_two_laws_add_up() -> None:
     found = plus(one, two)
     assert found.lowest == -1 and found.mass == pytest.approx([0.125, 0.375, 0.375, 0.125])
     assert found.at_most(np.array([-5, 0, 99])) == pytest.approx([0, 0.5, 1])
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("count", [2, 3])
+def test_margins_of_clipped_sums_are_the_least(law: LawName, count: int) -> None:
+    """By convolution: counts that are truly 0 above, counts that are large below."""
+    for scale in (0.6, 2.5, 7.0):
+        one = chances(Noise(law, scale))
+        clipped = np.append(one.mass[one.values <= 0].sum(), one.mass[one.values > 0])
+        upper = whole = np.ones(1)
+        for _ in range(count):
+            upper, whole = np.convolve(upper, clipped), np.convolve(whole, one.mass)
+        values = count * one.lowest + np.arange(len(whole))
+
+        def missed(m: int, upper: Any = upper, whole: Any = whole, values: Any = values) -> float:
+            return float(upper[m + 1 :].sum() + whole[values < -m].sum())
+
+        least = next(m for m in range(400) if missed(m) <= 0.05)
+        assert margin(Noise(law, scale), count, clipped=True) == least
+
+
+def test_a_sum_of_no_counts_is_zero() -> None:
+    found = summed(chances(Noise("discrete gauss", 3.0)), 0)
+    assert found.lowest == 0 and found.mass.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_sums_of_laws_that_are_not_symmetric_are_convolutions(law: LawName) -> None:
+    """What is far out must not wrap around: its chances are published margins' last digits."""
+    one = chances(Noise(law, 2.5))
+    clipped = np.append(one.mass[one.values <= 0].sum(), one.mass[one.values > 0])
+    found = summed(Chances(0, clipped), 3)
+    direct = np.convolve(np.convolve(clipped, clipped), clipped)
+    inside = direct[found.lowest :][: len(found.mass)]
+    assert np.abs(inside - found.mass).max() < 1e-14 and direct.sum() - inside.sum() < 1e-13
+    assert Chances(5, np.array([0.5, 0.5])).variance == 0.25
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_quantile_that_float_errors_leave_open_is_the_larger_one(law: LawName) -> None:
+    noise = Noise(law, 3.7)
+    one = chances(noise)
+    reached = one.at_most(one.values)
+    for k in (-4, 0, 6):
+        chance = float(reached[k - one.lowest])
+        assert quantile(noise, chance + 5e-12) == quantile(noise, chance) == k + 1
+        assert quantile(noise, chance - 5e-11) == k

@@ -106,3 +106,20 @@ def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
 def test_no_records_are_no_counts() -> None:
     w = world(0)
     assert found(w, TABLES["p"][0]) == Counter()
+
+
+def test_rows_of_many_codes_are_told_apart() -> None:
+    """Rows that differ in one of nine codes of thousands: more than a float or 64 bits hold.
+
+    Two rows under one profile would put a record into the groups of another.
+    """
+    w, rng, n = world(4), np.random.default_rng(2), 3_000
+    codes = rng.integers(0, 4_094, (n, 9)).astype(np.int16)
+    codes[rng.random((n, 9)) < 0.1] = -1
+    codes[1::2] = codes[::2]
+    codes[np.arange(1, n, 2), rng.integers(0, 9, n // 2)] += 1
+    codes[0, 0] = 4_094  # 2^12 values a column: of nine, 64 bits would drop the first ones
+    known = profiles(w.domain, Records(np.zeros(n, np.int32), codes, {}))
+    for row, p in zip(codes.tolist(), known.of.tolist(), strict=True):
+        assert set(known.races[p].tolist()) | {-1} == {*row[:8], -1}
+        assert known.ethnicity[p] == row[8]
