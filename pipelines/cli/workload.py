@@ -73,7 +73,8 @@ def plan(
         else:
             click.echo(
                 f"Strategy    {shown['strategy']}, no floor is known\n"
-                f"Error       {shown['rmse']:.6g}: RMSE of a query at epsilon {up(shown['epsilon'])}"
+                f"Error       {shown['rmse']:.6g}: RMSE of a query"
+                f" at epsilon {up(shown['epsilon'])}"
             )
         return
     guarantee = guarantee_of(epsilon, delta, mu, contributions)
