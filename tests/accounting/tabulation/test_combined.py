@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.combined import bias, combine, margin, variance, weight
 from dpstream.accounting.tabulation.margins import chances
 from dpstream.accounting.tabulation.margins import margin as plain_margin
@@ -152,3 +153,38 @@ def test_large_scales_are_decided_without_a_table_of_pairs() -> None:
     found = margin(first, detail, 46, 46)
     assert found < 0.45 * plain_margin(detail, 46)
     assert found == pytest.approx(1.96 * math.sqrt(variance(first, detail, 46, 46)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("cells", "scales"), [(2, (3.0, 1.3)), (2, (0.6, 1.3)), (4, (1.0, 0.4)),
+                                               (1, (2.0, 2.0))])  # fmt: skip
+def test_margins_of_every_coverage_by_enumeration(
+    cells: int, scales: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every chance that a margin is decided by, not only that of the published coverage."""
+    first, detail = (Noise("discrete gauss", scale) for scale in scales)
+    one, cell = chances(first), chances(detail)
+    outcomes = np.array(list(itertools.product(one.values, *[cell.values] * cells)))
+    mass = np.ones(1)
+    for law in (one, *[cell] * cells):
+        mass = np.outer(mass, law.mass).reshape(-1)
+    found = combine(
+        outcomes[:, 0], outcomes[:, 1:], weight(first, detail, cells), allow_negative=True
+    )
+    figures = {1: found.cells, cells // 2: found.sexes, cells: found.total[:, None]}
+    for part, errors in figures.items():
+        if errors is None or not part:
+            continue
+        missed = [max(mass[np.abs(e) > m].sum() for e in errors.T) for m in range(25)]
+        for coverage in (0.2, 0.5, 0.8, 0.95, 0.999, 0.99999):
+            monkeypatch.setattr(margins, "COVERAGE", coverage)
+            least = next(m for m, chance in enumerate(missed) if chance <= 1 - coverage)
+            assert margin(first, detail, cells, part) == least
+
+
+def test_bias_is_of_totals_from_the_lower_threshold_to_below_the_upper() -> None:
+    first = Noise("discrete gauss", 2.0)
+    law = chances(first)
+    seen = {10 + k: p for k, p in zip(law.values.tolist(), law.mass.tolist(), strict=True)}
+    chosen = {y: p for y, p in seen.items() if 11 <= y < 13}
+    expected = sum((y - 10) * p for y, p in chosen.items()) / sum(chosen.values())
+    assert bias(first, 0.25, 11.0, 13.0, 10) == pytest.approx(0.25 * expected, rel=1e-12)

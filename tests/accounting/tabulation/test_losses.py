@@ -150,3 +150,10 @@ def test_every_mix_of_kinds_is_tried() -> None:
     # Levels of one kind have equally many of each; of two kinds any number.
     two = [mixed, mixed._replace(alike=1)]
     assert gaussian_losses([mixed, mixed], 1e-6) <= gaussian_losses(two, 1e-6) * (1 + 1e-3)
+
+
+def test_small_epsilons_are_found_too() -> None:
+    """Far below one, where neither the sum of budgets nor Renyi's bound is near."""
+    found = geometric_losses([Spent(100, Fraction(1))], 1e-3)
+    exact = exact_epsilon([(0.01, 100)], 1e-3)
+    assert exact < 0.5 and exact <= found <= exact + 1e-3

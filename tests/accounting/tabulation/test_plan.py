@@ -91,3 +91,15 @@ def test_levels_without_groups_are_not_measured() -> None:
     plan = TablePlan(persons(), {USA: Stability(9, 1, 1, 1, True, 8)}, "")
     assert [(table.name, level) for table, level, _ in plan.measured()] == [("t1t2", USA)]
     assert plan.budget == Fraction(1, 2)
+
+
+def test_one_infinite_budget_among_others_promises_nothing_either() -> None:
+    some = {"t1t2": {**dict.fromkeys(US_LEVELS, 0.5), COUNTY: math.inf}}
+    plan = planned(persons(budgets=some))
+    assert plan.exact
+    with pytest.raises(PolicyError, match="infinite"):
+        plan.cost()
+
+
+def test_the_unit_is_what_a_row_is() -> None:
+    assert (planned(persons()).unit, planned(households()).unit) == ("person", "household")

@@ -166,3 +166,17 @@ def test_pinned() -> None:
         [259166, 937735, -179373, 563237],
         [793579, 885501, 60186, -849215],
     ]
+
+
+def test_roundings_within_the_error_of_an_edge_are_open_and_no_other() -> None:
+    """On either side of a whole number; those are summed again, all others stand."""
+    parts = np.array([0.5, 5e-4, 1 - 5e-4, 0.3, 2e-3, 1 - 2e-3, 1e-9])
+    wholes = np.array([7, -3, 12, 0, 5, -9, 4])
+    values = (wholes + parts - module.ROUND_UP) / module._SCALE
+    out = np.zeros(7, np.int64)
+    assert module._round(values, 1e-3, out).tolist() == [1, 2, 6]
+    assert out.tolist() == wholes.tolist()
+    assert module._round(values[3:6], 1e-3, out[3:6]).tolist() == []
+    cells, pairs = np.arange(7) + 1, np.zeros(8, np.int64)
+    assert module._round_pairs(values, 0 * values, 1e-3, cells, pairs).tolist() == [2, 3, 7]
+    assert pairs.tolist() == [0, *wholes.tolist()]

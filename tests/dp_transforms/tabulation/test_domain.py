@@ -89,3 +89,25 @@ def test_a_block_without_a_place_is_in_no_region_of_that_kind() -> None:
     none = np.array([row["place"] is None for row in files.geography.to_pylist()])
     us = np.array([row["state"] != "72" for row in files.geography.to_pylist()])
     assert ((domain.regions_of["PLACE"] < 0) == (none | ~us)).all() and none.any()
+
+
+def test_iterations_are_members_of_their_own_kind() -> None:
+    """s and a record's groups are found by kind: one taken for another would void both."""
+    files = public_files()
+    kind_of = {row["CODE"]: row["ALONE"] for row in files.iterations.to_pylist()}
+    for found in domain_of(files, parameters()).levels:
+        for kind, members in (
+            (True, found.alone),
+            (False, found.combined),
+            (None, found.ethnicity),
+        ):
+            names = found.iterations.take(members.iterations).to_pylist()
+            assert names and {kind_of[name] for name in names} == {kind}
+
+
+def test_a_level_runs_if_any_of_its_tables_does() -> None:
+    settings, level = parameters("h"), Level(2, "USA")
+    settings.budgets["t3"][level] = 0.0
+    assert domain_of(public_files(), settings).of(level) is not None
+    settings.budgets["t4"][level] = 0.0
+    assert domain_of(public_files(), settings).of(level) is None

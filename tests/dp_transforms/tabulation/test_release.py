@@ -207,3 +207,12 @@ def test_without_a_chance_nothing_is_suppressed_however_low_it_is() -> None:
     low = part._replace(values=np.full_like(part.values, -(10**9)))
     rows = released(level, t1, [low], w.parameters).decode().splitlines()[1:]
     assert len(rows) == len(part.groups) > 0 and all(row.endswith("|-1000000000") for row in rows)
+
+
+def test_suppression_takes_rows_out_and_changes_no_other() -> None:
+    """Also of combined estimates, whose step 1 goes with the groups that stay."""
+    w = world(400, estimates="combined")
+    all_of = {tuple(row) for row in texts(w, PERSONS)["t1"]}
+    suppressed = w._replace(parameters=parameters(zero_suppression=0.6, estimates="combined"))
+    kept = {tuple(row) for row in texts(suppressed, PERSONS)["t1"]}
+    assert kept < all_of

@@ -10,7 +10,7 @@ from dpstream.accounting.balls import precision
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.fixed import identity
-from dpstream.accounting.strategies.cells.mixing import inverse_norm2, mixed
+from dpstream.accounting.strategies.cells.mixing import inverse_norm2, matrices, mixed
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram
 from dpstream.accounting.workloads.workload import marginals, over
@@ -157,3 +157,40 @@ def test_too_many_cells_for_one_matrix() -> None:
         mixed(identity(over([9000], ["identity"])), (9000,))
     scaled = CellStrategy("x", dense_gram(7 * np.eye(3)))
     assert mixed(scaled, (3,)).inverse_norm2 == pytest.approx(1, abs=1e-9)
+
+
+def test_an_inverse_that_is_less_exact_gives_no_smaller_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it leaves of the identity shortens the longest column by as much as may be."""
+    mix = np.diag([0.25, 1.0, 1.0])[:, [1, 2, 0]]
+    left = np.zeros((3, 3))
+    left[2, 2] = 0.009  # row 2 of the inverse has the longest column's only number
+    near = (np.eye(3) - left) @ np.linalg.inv(mix)
+    assert (near**2).sum(axis=0).max() == pytest.approx(16 * 0.991**2)
+    monkeypatch.setattr(np.linalg, "inv", lambda _: near)
+    assert 16 <= inverse_norm2(mix) <= 16 * (1 + 1e-9)
+
+
+def test_what_floats_may_hide_of_the_rest_is_in_the_bound() -> None:
+    """The inverse is exact, the rest found is 0: what is added are n units of |Y| |L|."""
+    size, far = 40, 2.0**20
+    mix = np.eye(size)
+    mix[0, -1] = far
+    hidden = size * 2.0**-53 * (size + far**2)
+    assert inverse_norm2(mix) >= (1 + far**2) / (1 - hidden) ** 2
+
+
+def test_below_the_diagonal_is_seen() -> None:
+    assert inverse_norm2(np.array([[1.0, 0.0], [1.0, 1.0]])) == pytest.approx(2)
+
+
+def test_what_is_mixed_in_is_a_thousandth_of_sensitivity_one() -> None:
+    workload = marginals(attributes(3, 4, 2), [1])
+    strategy = residual(workload)[0]
+    done, matrix = mixed(strategy, workload.sizes), strategy.gram.dense()
+    whole = 0.999 * matrix / matrix.diagonal().max() + 0.001 * np.eye(24)
+    np.testing.assert_allclose(done.gram.dense(), whole, atol=1e-12)
+    assert done.gram.sensitivity2 == pytest.approx(1)
+    with pytest.raises(PolicyError, match="mixed over"):
+        matrices(identity(over([9000, 2], ["identity"] * 2)), (9000, 2))

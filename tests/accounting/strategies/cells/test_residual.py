@@ -1,6 +1,7 @@
 """Tables in closed form against matrices and published figures."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -126,3 +127,24 @@ def test_refusals() -> None:
 def test_attributes_of_one_cell_have_no_space_of_their_own() -> None:
     gram = residual(SMALL)[0].gram
     assert isinstance(gram, Residual) and not any(2 in key for key in gram.keys)
+
+
+def test_the_worst_error_is_that_of_its_strategy() -> None:
+    for tolerance in (0.3, 1e-2, 1e-4):
+        found = worst_table(SMALL, tolerance)
+        means = found.strategy.gram.means(SMALL)
+        assert found.error == pytest.approx(found.strategy.sensitivity2 * means.max())
+
+
+def test_a_table_of_an_attribute_of_two_cells_has_its_noise() -> None:
+    alone = tables(SMALL, [(0, 3)], "one")
+    asked = over([3, 4, 1, 2], ["identity", "total", "total", "identity"])
+    assert alone.variances(asked)[0] == pytest.approx(1)
+
+
+def test_the_sensitivity_is_rounded_up() -> None:
+    gram = residual(SMALL)[0].gram
+    assert isinstance(gram, Residual)
+    pairs = zip(gram.y.tolist(), gram.dims.tolist(), strict=True)
+    exact = sum(Fraction(y) * Fraction(dim) for y, dim in pairs)
+    assert exact <= Fraction(gram.sensitivity2) <= exact * (1 + Fraction(1, 2**39))
