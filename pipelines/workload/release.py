@@ -99,6 +99,21 @@ class Released(NamedTuple):
     estimate: Estimate | TableEstimate
 
 
+def check_place(out: Path, plan_hash: str, workload: Workload) -> None:
+    """Whether a release may go to its place: nothing is there, or an answer of the same plan.
+
+    Raises:
+        PolicyError: something else stands there.
+    """
+    if not out.exists():
+        return
+    with contextlib.suppress(OSError, PolicyError):
+        there = _receipt(out)
+        if (there.plan_hash, there.workload) == (plan_hash, workload.digest):
+            return
+    raise PolicyError("--out", "exists, and is not of this answer", "name a new folder")
+
+
 def write_release(
     out: Path,
     receipt: Receipt,
