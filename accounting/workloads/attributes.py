@@ -5,7 +5,6 @@ is not listed, or lies outside the edges, belongs to no cell (the pipeline's dea
 """
 
 import itertools
-import math
 import struct
 import sys
 from collections.abc import Iterable, Sequence
