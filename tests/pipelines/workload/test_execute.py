@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.fixed import haar, identity
 from dpstream.dp_transforms.noise import mixing as noise
 from dpstream.pipelines.workload import execute as module
+from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.execute import Done, Order, execute
 from dpstream.pipelines.workload.release import read_release
 from dpstream.state import open as stores
@@ -68,6 +70,38 @@ def test_sums_at_every_trigger(tmp_path: Path) -> None:
             tmp_path, row, f"sum(amount) FILTER (WHERE records.at >= '{begin.isoformat()}')", until
         )
         assert row["value"] == expected
+
+
+@pytest.mark.usefixtures("silent")
+def test_rows_that_went_through_a_query(tmp_path: Path) -> None:
+    query = """[source.query]
+text = "SELECT age / 2 AS age, sex FROM records WHERE amount > 3"
+columns = {{ age = "FLOAT64", sex = "STRING", amount = "INT64" }}
+[schema]"""
+    answered(tmp_path, text=JOB.replace("[schema]", query))
+    total = rows(tmp_path)[-1]["value"]
+    path = tmp_path / "records.parquet"
+    [[expected]] = duckdb.sql(
+        f"SELECT count(*) FROM '{path}' WHERE amount > 3 AND age BETWEEN 0 AND 159.9"
+        " AND sex IN ('f', 'm')"
+    ).fetchall()
+    assert total == expected > 0
+
+
+def test_errors_are_those_of_the_release_in_its_own_units(tmp_path: Path) -> None:
+    """Of sums in steps of 0.5, where the sink has each cell's sd too."""
+    text = JOB.replace(
+        'kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]\ngrid = 0.5'
+    )
+    done = answered(tmp_path, text=text)
+    estimate = read_release(tmp_path / "out").estimate
+    assert isinstance(estimate, Estimate) and done.receipt.aggregate == ("n", "sum")
+    [file] = (tmp_path / "releases").rglob("*.parquet")
+    released = pq.read_table(file, partitioning=None).sort_by("cell")
+    assert np.array_equal(released.column("n").to_numpy(), estimate.cells[0])
+    whole = estimate.mix[0] if len(estimate.mix) == 1 else np.kron(*estimate.mix)
+    sds = estimate.scale[0] * np.linalg.norm(whole, axis=1)
+    assert np.allclose(released.column("n_sd").to_numpy(), sds, rtol=1e-9)
 
 
 def test_noise_has_the_size_that_is_said(tmp_path: Path) -> None:

@@ -44,14 +44,14 @@ def test_without_noise_least_squares_is_exact() -> None:
 def test_errors_are_those_that_are_said() -> None:
     exact = np.concatenate([a.ravel() for a in ASKED.apply(CELLS)])
     off, sd = [], np.zeros(0)
-    for run in range(400):
+    for run in range(150):
         found = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"%d" % run,)))
         [answers] = found.answers(ASKED)
         off.append(answers.found - exact)
         sd = answers.sd
     measured = np.sqrt(np.mean(np.square(off), axis=0))
-    assert np.abs(measured / sd - 1).max() < 0.2
-    assert np.sqrt(np.mean(measured**2)) == pytest.approx(np.sqrt(np.mean(sd**2)), rel=0.05)
+    assert np.abs(measured / sd - 1).max() < 0.3
+    assert np.sqrt(np.mean(measured**2)) == pytest.approx(np.sqrt(np.mean(sd**2)), rel=0.1)
 
 
 def test_noise_that_is_not_drawn() -> None:
@@ -61,11 +61,17 @@ def test_noise_that_is_not_drawn() -> None:
 
 
 def test_plan() -> None:
-    """All ranges of 256 at a Laplace variance of 1 for epsilon sqrt 2: HDMM has 5.736."""
-    found = planned_purely(over([256], ["range"]), math.sqrt(2), 1)
-    assert found["rmse"] <= 5.74
-    twice = planned_purely(over([256], ["range"]), math.sqrt(2) / 2, 1)
+    found = planned_purely(ASKED, 1.0, 1)
+    twice = planned_purely(ASKED, 0.5, 1)
     assert twice["rmse"] == pytest.approx(2 * found["rmse"], rel=1e-3)
+    [answers] = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1))).answers(ASKED)
+    assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(4 * found["rmse"], rel=2e-3)
     for epsilon in (0.0, math.inf, -1.0):
         with pytest.raises(PolicyError):
             planned_purely(ASKED, epsilon, 1)
+
+
+@pytest.mark.slow
+def test_all_ranges_of_256() -> None:
+    """At a Laplace variance of 1, i.e. epsilon sqrt 2: HDMM has 5.736."""
+    assert planned_purely(over([256], ["range"]), math.sqrt(2), 1)["rmse"] <= 5.74
