@@ -5,8 +5,8 @@ is not listed, or lies outside the edges, belongs to no cell (the pipeline's dea
 """
 
 import itertools
-import math
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_ATTRIBUTE_CELLS, MAX_WORKLOAD_ATTRIBUTES
+
+#: The largest float: an integer beyond it is no edge.
+_MAX_EDGE = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def of_values(name: str, values: Iterable[Any]) -> Attribute:
     """An attribute of listed values.
 
     Raises:
-        PolicyError: none, too many, of two types, or one twice.
+        PolicyError: none, too many, of two types, one twice, or what no record can hold.
     """
     listed = tuple(values)
     where = f"domain.{name}.values"
@@ -78,6 +81,10 @@ def of_values(name: str, values: Iterable[Any]) -> Attribute:
     if kinds not in ({str}, {int}):
         raise PolicyError(
             where, "values are all text or all whole numbers", "list at least one, of one type"
+        )
+    if not all(_storable(value) for value in listed):
+        raise PolicyError(
+            where, "text is Unicode, and whole numbers have 64 bits, as those of records", "mend it"
         )
     if len(set(listed)) < len(listed):
         raise PolicyError(where, "a value is listed twice", "list each once")
@@ -106,7 +113,7 @@ def of_edges(name: str, edges: Iterable[Any]) -> Attribute:
     """
     where = f"domain.{name}.edges"
     listed = tuple(edges)
-    if any(type(edge) not in (int, float) or not abs(edge) < math.inf for edge in listed):
+    if any(type(edge) not in (int, float) or not abs(edge) <= _MAX_EDGE for edge in listed):
         raise PolicyError(where, "edges are finite numbers", "correct them")
     found = tuple(float(edge) for edge in listed)
     if len(found) < 2 or any(low >= high for low, high in itertools.pairwise(found)):
@@ -120,15 +127,24 @@ def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
     """A whole domain.
 
     Raises:
-        PolicyError: no attribute, too many, or two of one name.
+        PolicyError: no attribute, too many, two of one name, or a name that is no text.
     """
     if not 1 <= len(attributes) <= MAX_WORKLOAD_ATTRIBUTES:
         raise PolicyError(
             "domain", f"a domain has 1 to {MAX_WORKLOAD_ATTRIBUTES} attributes", "name as many"
         )
+    if not all(_storable(attribute.name) for attribute in attributes):
+        raise PolicyError("domain", "names are Unicode text", "rename what is not")
     if len({attribute.name for attribute in attributes}) < len(attributes):
         raise PolicyError("domain", "two attributes have one name", "rename one of them")
     return tuple(attributes)
+
+
+def _storable(value: str | int) -> bool:
+    """Whether a record can hold a value: no lone surrogate, no number beyond int64."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return not any(0xD800 <= ord(letter) < 0xE000 for letter in value)
 
 
 def _limited(attribute: Attribute, where: str) -> Attribute:

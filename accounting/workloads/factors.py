@@ -204,7 +204,7 @@ def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor
     where = "queries.factors.matrix"
     try:
         found = np.array(matrix, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = np.zeros(0)
     if found.ndim != 2 or found.shape[1] != size or not found.size:
         raise PolicyError(
@@ -220,6 +220,11 @@ def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor
         )
     if not np.abs(found).max(axis=1).all():
         raise PolicyError(where, "a query asks no cell", "remove the row of zeros")
+    if np.abs(found).max(axis=1).min() < 1 / MAX_COEFFICIENT:
+        raise PolicyError(
+            where, f"a row's largest coefficient is at least {1 / MAX_COEFFICIENT:.0e}",
+            "rescale the row",
+        )  # fmt: skip
     found += 0.0  # One zero, so that equal matrices have equal bytes.
     found.flags.writeable = False
     return Factor("matrix", size, matrix=found, relative=relative)

@@ -24,7 +24,7 @@ from dpstream.pipelines.workload.answers import MAX_ANSWERS, answers
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import cells_job, mixing_of
-from dpstream.pipelines.workload.release import Moment, Receipt, write_release
+from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
 from dpstream.state import open as stores
 from dpstream.state.store import Store
 
@@ -77,8 +77,7 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
 
 def _check(order: Order, job: Job) -> None:
     """What would fail only after the charge."""
-    if order.out.exists() and not (order.out / "release.json").exists():
-        raise PolicyError("--out", "exists, and is no answer of this command", "name a new folder")
+    check_place(order.out, job.plan.hash, order.workload)
     line = job.plan.timeline
     releases = 1 if line.end is None else line.windows * line.triggers
     if line.end is None:

@@ -17,12 +17,14 @@ import numpy as np
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS
 from dpstream.accounting.strategies.cells.pure import pure
 from dpstream.accounting.strategies.cells.residual import Residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload, codes
 from dpstream.dp_transforms import residual as tables
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
@@ -34,7 +36,7 @@ from dpstream.pipelines.workload.bounded import bounded
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import asked_once, check_job, domain_of_job
-from dpstream.pipelines.workload.release import Moment, Receipt, write_release
+from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
@@ -50,6 +52,7 @@ class Mechanism(NamedTuple):
     Attributes:
         name: strategy; digest: of all that decides what is drawn, domain included.
         epsilon, delta, mu: of a unit.
+        whole: whether every cell is estimated, not sums alone.
         draw: estimate of (rows, attributes) cells under a key and a run name.
     """
 
@@ -58,6 +61,7 @@ class Mechanism(NamedTuple):
     epsilon: float
     delta: float
     mu: float | None
+    whole: bool
     draw: Callable[[Int64, KeyRing, tuple[bytes, ...]], Estimate | TableEstimate]
 
 
@@ -89,7 +93,8 @@ def pure_mechanism(workload: Workload, job: Job) -> Mechanism:
         cells = np.bincount(flat, minlength=workload.cells).reshape(workload.sizes)
         return lattice.estimate_of(made, lattice.published(made, cells, keys, name))
 
-    return Mechanism(strategy.name, digest.hexdigest(), privacy.epsilon, 0.0, None, draw)
+    whole = all(f.shape[0] >= f.shape[1] for f in made.strategy.factors)
+    return Mechanism(strategy.name, digest.hexdigest(), privacy.epsilon, 0.0, None, whole, draw)
 
 
 def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mechanism:
@@ -105,6 +110,14 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     if sum(gram.dims.tolist()) > MAX_PUBLISHED:
         raise PolicyError(
             "queries", f"at most {MAX_PUBLISHED} numbers are published", "ask fewer tables"
+        )
+    # Noise is mixed table by table: a limit of that is told before anything is charged.
+    largest = [sizes[axis] - 1 for key in gram.keys for axis in key]
+    if max(largest, default=0) > MAX_FACTOR or gram.dims.max() > MAX_MIXED_CELLS:
+        raise PolicyError(
+            "queries",
+            f"a table has at most {MAX_MIXED_CELLS} cells, and {MAX_FACTOR} of an attribute",
+            "ask smaller tables, or use coarser cells",
         )
     privacy = job.plan.privacy
     mu = mu_of(privacy.epsilon, privacy.delta)
@@ -126,7 +139,9 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
             found.append(tables.published(table, key, sd, keys, name))
         return TableEstimate(sizes, gram.keys, sds, tuple(found))
 
-    return Mechanism(strategy.name, digest.hexdigest(), privacy.epsilon, privacy.delta, mu, draw)
+    return Mechanism(
+        strategy.name, digest.hexdigest(), privacy.epsilon, privacy.delta, mu, False, draw
+    )
 
 
 def answer_once(
@@ -142,12 +157,16 @@ def answer_once(
         DpstreamError: refused before a charge, or failed.
     """
     job, domain = asked_once(job), domain_of_job(job, workload, some)
-    _check(workload, job, out)
+    _check(workload, job)
+    if nonnegative and not mechanism.whole:
+        raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
     assert job.ledger is not None
     # The source hands over the columns of the domain.
     reading = job.reading(domain.key)
     source = input_of(reading)
     before, plan_hash = source.state(), _plan_hash(job, mechanism, domain)
+    check_place(out, plan_hash, workload)
+    pieces(reading)  # a column that a file lacks costs nothing
     with key_source(job).ring() as keys:
         request = keys.source_fingerprint([b"workload", plan_hash.encode(), *source.identity()])
         limit = job.ledger.limit
@@ -179,7 +198,7 @@ def answer_once(
     return Answered(receipt, charged, rows.dead_letters)
 
 
-def _check(workload: Workload, job: Job, out: Path) -> None:
+def _check(workload: Workload, job: Job) -> None:
     """What would fail only after the charge."""
     check_job(job)
     if job.plan.aggregates[0].kind != "count":
@@ -190,8 +209,13 @@ def _check(workload: Workload, job: Job, out: Path) -> None:
         raise UsageError("ledger", "is required for answers that no store keeps", "add [ledger]")
     if workload.queries > MAX_ANSWERS:
         raise PolicyError("queries", f"are at most {MAX_ANSWERS} at once", "ask fewer")
-    if out.exists() and not (out / "release.json").exists():
-        raise PolicyError("--out", "exists, and is no answer of this command", "name a new folder")
+    if job.plan.privacy.per_key_bound:
+        raise UsageError(
+            "privacy.per_key_bound",
+            "saves nothing where cells share their noise: the effects of a unit's records on "
+            "several cells add up",
+            "omit it",
+        )
 
 
 def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:

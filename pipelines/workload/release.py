@@ -11,6 +11,7 @@ domain: a workload over another one is refused, since equal numbers of cells say
 import contextlib
 import hashlib
 import io
+import math
 import os
 import shutil
 import tempfile
@@ -99,6 +100,21 @@ class Released(NamedTuple):
     estimate: Estimate | TableEstimate
 
 
+def check_place(out: Path, plan_hash: str, workload: Workload) -> None:
+    """Whether a release may go to its place: nothing is there, or an answer of the same plan.
+
+    Raises:
+        PolicyError: something else stands there.
+    """
+    if not out.exists():
+        return
+    with contextlib.suppress(OSError, PolicyError):
+        there = _receipt(out)
+        if (there.plan_hash, there.workload) == (plan_hash, workload.digest):
+            return
+    raise PolicyError("--out", "exists, and is not of this answer", "name a new folder")
+
+
 def write_release(
     out: Path,
     receipt: Receipt,
@@ -164,9 +180,28 @@ def read_release(folder: Path) -> Released:
         raise PolicyError(_FIELD, "has an estimate that is not what was released", "restore it")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as held:
-            return Released(receipt, of_arrays({name: held[name] for name in held.files}))
-    except (ValueError, KeyError, zipfile.BadZipFile):
-        raise PolicyError(_FIELD, "has an estimate of another form", "restore it") from None
+            found = Released(receipt, of_arrays({name: held[name] for name in held.files}))
+            if _fits(found):
+                return found
+    except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
+        pass
+    raise PolicyError(_FIELD, "has an estimate of another form", "restore it")
+
+
+def _fits(found: Released) -> bool:
+    """Whether an estimate has the shapes that its receipt says, and finite numbers."""
+    receipt, estimate = found
+    sizes = tuple(len(a["edges"]) - 1 if "edges" in a else len(a["values"]) for a in receipt.domain)
+    releases, cells = len(receipt.moments), math.prod(sizes)
+    if isinstance(estimate, TableEstimate):
+        numbers = [estimate.sds, *estimate.found]
+        fits = estimate.sizes == sizes and releases == 1
+    else:
+        numbers = [estimate.cells, estimate.scale, *estimate.mix]
+        mixes = [factor.shape for factor in estimate.mix]
+        fits = estimate.cells.shape == (releases, cells) and estimate.scale.shape == (releases,)
+        fits = fits and mixes in ([(cells, cells)], [(size, size) for size in sizes])
+    return fits and all(x.dtype == np.float64 and np.isfinite(x).all() for x in numbers)
 
 
 def check_domain(receipt: Receipt, workload: Workload) -> None:
@@ -218,7 +253,9 @@ def _written(path: Path) -> Written:
 
 def _receipt(folder: Path) -> Receipt:
     with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-        return msgspec.json.decode((folder / RECEIPT).read_bytes(), type=Receipt)
+        found = msgspec.json.decode((folder / RECEIPT).read_bytes(), type=Receipt)
+        if found.format == 1:
+            return found
     raise PolicyError(_FIELD, "has a receipt of another form", "use the program that wrote it")
 
 

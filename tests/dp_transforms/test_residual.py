@@ -25,6 +25,12 @@ def test_without_noise() -> None:
         assert drawn(0, np.array(7), ()) == 7
 
 
+def test_noise_is_added_before_floats_round() -> None:
+    far = -(2**54) - 2  # as a float it would be a multiple of 4 first
+    with mock.patch.object(residual, "mixed", lambda c, m: np.full(m.size, far)):
+        assert drawn(0, np.array(1), ()) == ((1 << MIXED_BITS) + far) / 2.0**MIXED_BITS
+
+
 def test_named_by_run_and_table() -> None:
     first = drawn(1)
     assert np.array_equal(drawn(1), first)

@@ -90,7 +90,8 @@ def _total(workload: Workload, tolerance: float) -> Plan:
         if best.gap > tolerance:
             best = _better(best, workload, [eigen(spectrum(workload))])
         return best
-    best = Plan(residual(workload)[0], "total", math.inf, floor_of(workload), (), LARGE)
+    floor = floor_of(workload)  # first, as it refuses attributes too large to list their queries
+    best = Plan(residual(workload)[0], "total", math.inf, floor, (), LARGE)
     candidates = [best.strategy]
     if len(workload.products) * len(workload.sizes) <= _TURNS:
         candidates.append(alternating(workload, tolerance))

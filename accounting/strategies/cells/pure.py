@@ -54,9 +54,19 @@ class PureStrategy(NamedTuple):
         return self.sensitivity1**2 * self.gram.trace(workload)
 
     def lattice(self, bits: int = 12) -> "LatticeStrategy":
-        """The strategy in multiples of 2^-bits on each axis."""
-        rounded = tuple(np.rint(f * 2**bits).astype(np.int64) for f in self.factors)
-        return LatticeStrategy(tuple(f[np.abs(f).sum(1) > 0] for f in rounded))
+        """The strategy in multiples of 2^-bits on each axis.
+
+        A row of one cell alone is never rounded to nothing: the identity below other rows is what
+        keeps every cell measured, however little of it the strategy wants.
+        """
+        return LatticeStrategy(tuple(_rounded(f, 2**bits) for f in self.factors))
+
+
+def _rounded(factor: Float64, scale: int) -> Int64:
+    found = np.rint(factor * scale)
+    alone = (np.count_nonzero(factor, axis=1) == 1) & ~found.any(axis=1)
+    found[alone] = np.sign(factor[alone])
+    return found[found.any(axis=1)].astype(np.int64)
 
 
 class LatticeStrategy(NamedTuple):

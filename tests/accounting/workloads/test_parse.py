@@ -109,6 +109,24 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [{"name": "a", "values": ["\ud800"]}, {"name": "\udfff", "size": 2},
+     {"name": "a", "values": [2**63]}, {"name": "a", "values": [-(2**63) - 1]},
+     {"name": "a", "edges": [0, 10**400]}, {"name": "a", "edges": [float("-inf"), 0]}],
+)  # fmt: skip
+def test_what_no_record_can_hold_is_refused(entry) -> None:
+    with pytest.raises(PolicyError):
+        from_dict({"domain": [entry], "queries": [{"factors": {}}]})
+
+
+@pytest.mark.parametrize("row", [[5e-324, 0], [0, 1e-170], [10**400, 1]])
+def test_rows_whose_squares_floats_lose_are_refused(row) -> None:
+    asked = [{"factors": {"a": {"matrix": [[1, 1], row]}}}]
+    with pytest.raises(PolicyError):
+        from_dict({"domain": [{"name": "a", "size": 2}], "queries": asked})
+
+
 @pytest.mark.parametrize("text", BAD)
 def test_bad_input_is_refused_by_field_rule_and_fix(text) -> None:
     with pytest.raises(PolicyError) as caught:

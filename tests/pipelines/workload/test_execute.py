@@ -171,6 +171,14 @@ def test_refused_before_a_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
 
 
+def test_the_place_of_another_answer_costs_nothing(tmp_path: Path) -> None:
+    answered(tmp_path / "first", "out")
+    other = tmp_path / "other"
+    with pytest.raises(PolicyError, match="not of this answer"):
+        answered(other, "../first/out", strategy=haar(workload()))
+    assert not (other / "ledger.db").exists() or charges(other) == []
+
+
 def test_the_receipt_is_json(tmp_path: Path) -> None:
     answered(tmp_path, form="csv", nonnegative=True)
     shown = json.loads((tmp_path / "out" / "release.json").read_bytes())

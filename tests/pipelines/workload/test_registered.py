@@ -140,6 +140,7 @@ def test_no_more_than_c_records_of_a_unit(tmp_path: Path, monkeypatch: pytest.Mo
     [('end = "2024-01-03T00:00:00Z"\n', 'end = "2024-01-03T00:00:00Z"\nslide = "6h"\n'),
      ('kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]'),
      ("[ledger]", "[not_a_ledger]"), ("contributions = 1", 'contributions = 1\nperiod = "1d"'),
+     ("contributions = 1", "contributions = 1\nper_key_bound = 1"),
      ("epsilon = 900.0", "epsilon = 1.0"), ('{{ column = "sex" }}', '{{ column = "amount" }}')],
 )  # fmt: skip
 def test_refused_before_a_charge(old: str, new: str, tmp_path: Path) -> None:
@@ -153,6 +154,34 @@ def test_refused_before_a_charge(old: str, new: str, tmp_path: Path) -> None:
     with pytest.raises(DpstreamError):
         answered(tmp_path, "tables", text=text)
     assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["pure", "tables"])
+def test_what_cannot_be_written_is_not_charged(kind: str, tmp_path: Path) -> None:
+    job = survey(tmp_path)
+    asked, chosen = mechanism(kind, job)
+    if kind == "pure":  # of the sexes only totals are measured
+        asked = workload([{"factors": {"age": "range"}}])
+        chosen = pure_mechanism(asked, job)
+    with pytest.raises(PolicyError, match="all cells"):
+        answer_once(asked, job, chosen, tmp_path / "out", some=True, nonnegative=True)
+    absent = workload([{"ways": 1}], [*DOMAIN, {"name": "absent", "size": 2}])
+    chosen = table_mechanism(absent, residual(absent)[0], job)
+    with pytest.raises(UsageError, match="absent"):
+        answer_once(absent, job, chosen, tmp_path / "out", some=True)
+    assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
+    answered(tmp_path, "pure" if kind == "tables" else "tables")
+    with pytest.raises(PolicyError, match="not of this answer"):
+        answered(tmp_path, kind)
+    assert len(charges(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("sizes", [(9000,), (2500, 2500)])
+def test_tables_too_large_to_be_noised(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    domain = [{"name": f"a{k}", "size": size} for k, size in enumerate(sizes)]
+    large = workload([{"ways": len(sizes)}], [*domain, {"name": "b", "size": 2}])
+    with pytest.raises(PolicyError, match="smaller tables"):
+        table_mechanism(large, residual(large)[0], survey(tmp_path))
 
 
 def test_strategies_and_places_that_do_not_fit(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Releases: whole or not at all, and only what was released."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,6 +65,24 @@ def test_another_answer_stands_there(tmp_path: Path) -> None:
         written(tmp_path / "file")
     with pytest.raises(RunError):
         written(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"cells": ESTIMATE.cells[:, :-1]}, {"cells": ESTIMATE.cells * np.nan}, {"mix": ()},
+     {"cells": ESTIMATE.cells.astype(str)}, {"scale": ESTIMATE.scale[:0]}],
+)  # fmt: skip
+def test_estimates_that_do_not_fit_their_receipt(other: dict[str, Any], tmp_path: Path) -> None:
+    table = answers(workload(), ESTIMATE, MOMENTS)
+    write_release(tmp_path / "out", receipt(), ESTIMATE._replace(**other), table, "parquet")
+    with pytest.raises(PolicyError, match="another form"):
+        read_release(tmp_path / "out")
+
+
+def test_receipts_of_later_programs(tmp_path: Path) -> None:
+    written(tmp_path / "out", format=2)
+    with pytest.raises(PolicyError, match="program that wrote it"):
+        read_release(tmp_path / "out")
 
 
 def test_another_domain(tmp_path: Path) -> None:

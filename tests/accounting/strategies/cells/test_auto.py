@@ -1,8 +1,11 @@
 """The choice of a strategy is the best of all that are known."""
 
+from unittest import mock
+
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells import auto as module
 from dpstream.accounting.strategies.cells.auto import LARGE, auto, compared
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import floor_of
@@ -77,3 +80,12 @@ def test_many_ranges_of_many_attributes() -> None:
 def test_objectives_there_are() -> None:
     with pytest.raises(PolicyError, match="objective"):
         auto(small()["ranges"], "secret")
+
+
+def test_an_attribute_too_large_to_list_its_queries_is_refused_at_once() -> None:
+    # Nearly 2 billion ranges: their list alone would take 30 GB.
+    with (
+        mock.patch.object(module, "residual", side_effect=AssertionError),
+        pytest.raises(PolicyError, match="8192"),
+    ):
+        auto(over([60_000, 60_000], ["range", "total"]))

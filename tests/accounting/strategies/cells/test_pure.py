@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.pure import PureStrategy, _value, p_identity, pure
-from dpstream.accounting.workloads.workload import marginals, over
+from dpstream.accounting.workloads.workload import marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import attributes, rows, small
 
 
@@ -35,6 +35,14 @@ def test_sensitivity_is_the_largest_column_over_all_axes() -> None:
     strategy = PureStrategy("x", (np.array([[1.0, -2.0]]), np.array([[1.0], [3.0]])))
     whole = np.kron(*strategy.factors)
     assert np.abs(whole).sum(0).max() <= strategy.sensitivity1 <= 8 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [40, 64])
+def test_a_lattice_measures_every_cell(size: int) -> None:
+    asked = of_matrix(np.ones((1, size)))
+    lattice = pure(asked).lattice()
+    assert np.linalg.matrix_rank(lattice.factors[0].astype(float)) == size
+    assert math.isfinite(lattice.floats().error(asked))
 
 
 def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
