@@ -1,7 +1,8 @@
 """Opens the ledger that a job names: the one place that knows which kinds of ledgers there are.
 
 A ledger is a SQLite file, or a Cloud Spanner database by its URL.  What has to lie beside a file
-asks ``file_of`` whether there is one.  Spanner's client is loaded only where a URL is opened.
+asks ``file_of`` whether there is one.  A kind is loaded only where a ledger is opened: whoever only
+plans needs neither.
 """
 
 import importlib.util
@@ -10,8 +11,6 @@ from pathlib import Path
 from dpstream.accounting.errors import UsageError
 from dpstream.state.ledger.charges import Entry
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.file import read_ledger as read_file
-from dpstream.state.ledger.sqlite import SqliteLedger
 
 _SPANNER = "spanner:"
 
@@ -55,6 +54,8 @@ def open_ledger(path: str | Path, data_set: str) -> Ledger:
         RunError: it cannot be opened, or another process holds it for very long.
     """
     if file_of(path) is not None:
+        from dpstream.state.ledger.sqlite import SqliteLedger
+
         return SqliteLedger(path, data_set)
     from dpstream.state.ledger.spanner import SpannerLedger
 
@@ -69,6 +70,8 @@ def create_ledger(path: str | Path) -> bool:
         RunError: it cannot be reached.
     """
     if file_of(path) is not None:
+        from dpstream.state.ledger.sqlite import SqliteLedger
+
         fresh = not ledger_exists(path)
         SqliteLedger(path, "").close()
         return fresh
@@ -98,6 +101,8 @@ def read_ledger(path: str | Path) -> list[Entry]:
         UsageError, PolicyError, RunError: it is no ledger, a broken one, or cannot be read.
     """
     if file_of(path) is not None:
+        from dpstream.state.ledger.file import read_ledger as read_file
+
         return read_file(path)
     from dpstream.state.ledger.spanner import read_entries
 
