@@ -63,7 +63,9 @@ class Unlock(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 < exact(self.share, "unlock.share") <= 1:
-            raise UsageError("unlock.share", "must be above 0 and at most 1", "use 0.1 for ten days")
+            raise UsageError(
+                "unlock.share", "must be above 0 and at most 1", "use 0.1 for ten days"
+            )
 
     def usable(self, at: int) -> Fraction:
         """The share of every initial budget that may be used at an instant in microseconds."""
