@@ -63,7 +63,7 @@ class Planned(NamedTuple):
     read: Int64
 
 
-class SessionRefusal(PolicyError):
+class SessionRefusedError(PolicyError):
     """A query that points lack budget for; ``decision`` says which and how much; public."""
 
     decision: Decision
