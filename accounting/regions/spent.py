@@ -76,6 +76,11 @@ class Spent:
         sizes = self.space.sizes
         return max(int(self.amounts[overlapped(self.boxes, b, sizes)].max()) for b in boxes)
 
+    def least_over(self, boxes: Int64) -> int:
+        """The least that a point of boxes that were checked has spent, in millionths."""
+        sizes = self.space.sizes
+        return min(int(self.amounts[overlapped(self.boxes, b, sizes)].min()) for b in boxes)
+
     def near(self, boxes: Int64) -> Int64:
         """Numbers, rising, of the regions that meet or touch one of the boxes."""
         sizes, found = self.space.sizes, np.zeros(len(self.boxes), np.bool_)
