@@ -58,7 +58,6 @@ first record.  Quotas and the unlock schedule may change at any time.
 
 import dataclasses
 import unicodedata
-from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -331,8 +330,7 @@ def _dimension(where: str, part: DimensionPart) -> AnyDimension:
         return Integer(
             low=_whole(f"{where}.low", low, "1"), high=_whole(f"{where}.high", high, "1"), **common
         )
-    ends = {"low": low, "high": high, "step": step}
-    return Real(**{name: _float(value) for name, value in ends.items()}, **common)
+    return Real(low=float(low), high=float(high), step=float(step), **common)
 
 
 def _timestamp(where: str, part: DimensionPart, common: dict[str, Any]) -> Timestamp:
@@ -353,10 +351,6 @@ def _text(field: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(field, "must be a text", "write it in quotes")
     return value
-
-
-def _float(value: Fraction) -> float:
-    return float(Decimal(value.numerator) / Decimal(value.denominator))
 
 
 def _whole(field: str, value: Fraction, of: str) -> int:
