@@ -12,8 +12,8 @@ from dpstream.accounting.regions.boxes import union, without
 from dpstream.accounting.sessions.cells import Cells, totalled
 from dpstream.pipelines.session import scan as scans
 from dpstream.pipelines.session import scan_sql
-from dpstream.pipelines.session.config import Config
-from dpstream.pipelines.session.load import add, init
+from dpstream.pipelines.session.config import Config, load_config
+from dpstream.pipelines.session.load import add, delete, init, tidied
 from dpstream.pipelines.session.scan import Scan
 from tests.pipelines.session.tables import at_of, config_at, rides, write
 
@@ -54,7 +54,7 @@ def box_of(space: object, **ranges: tuple[int, int]) -> np.ndarray:
 def same(opened: tuple[Scan, Config, np.ndarray], boxes: np.ndarray, cells: Cells) -> None:
     scan, config, at = opened
     space = config.table.space
-    got, want = scan.totals(boxes, cells, (1, 3, 0)), totalled(at, boxes, cells, space, (1, 3, 0))
+    got, want = scan.totals(boxes, cells, (1, 3, 5)), totalled(at, boxes, cells, space, (1, 3, 5))
     for one, other in zip(got, want, strict=True):
         assert (one == other).all()
 
@@ -220,12 +220,29 @@ def test_a_part_that_changes_later_fails_the_query(tmp_path: Path) -> None:
 
 
 def test_a_reader_keeps_its_version(tmp_path: Path) -> None:
+    """Also when its parts are no longer any version's."""
     config = small(tmp_path)
+    gone = write(tmp_path / "gone.parquet", {"ride": ["r3", "r4"]})
     with Scan(config.folder, config.table) as scan:
-        add(config, [write(tmp_path / "more.parquet", rides(7, first=50))])
+        assert not delete(config, [gone]).tidied
         assert (scan.version, count(scan, config)) == (1, 50)
-    with Scan(config.folder, config.table) as scan:
-        assert (scan.version, count(scan, config)) == (2, 57)
+        with Scan(config.folder, config.table) as other:
+            assert (other.version, count(other, config)) == (2, 48)
+    assert tidied(config) and len(list(config.folder.glob("part-*"))) == 1
+
+
+def test_a_part_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
+    """Records without ids may be alike."""
+    write(tmp_path / "rides-1.parquet", rides(5))
+    file = tmp_path / "TABLE.toml"
+    config_at(tmp_path)
+    file.write_text(file.read_text().replace('id = "ride"\n', ""))
+    config = load_config(file)
+    init(config)
+    add(config, [tmp_path / "rides-1.parquet"])
+    for held in (False, True):
+        with Scan(config.folder, config.table, held=held) as scan:
+            assert count(scan, config) == 10
 
 
 def test_another_table_and_none(tmp_path: Path) -> None:
