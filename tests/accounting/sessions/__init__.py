@@ -1,1 +1,1 @@
-"""Tests of tables with record budgets."""
+"""Tests."""
