@@ -1,108 +1,97 @@
-"""Cells against the plainest loop over records."""
-
-import itertools
+"""Cells: a partition of what is asked, and the ranges that a column has in them."""
 
 import numpy as np
 import pytest
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.cells import Cells, located, totalled
+from dpstream.accounting.sessions.cells import Axis, Cells, along, evenly
+from tests.sessions import SHAPES, boxes_of, points, space
 
-SPACE = Space(
-    (
-        Integer(name="a", low=0, high=6, missing="point"),
-        Integer(name="b", low=0, high=5),
-        Budget(name="eps", most=0.000003),
-    )
-)
-BOXES = np.array([[[0, 4], [0, 5], [1, 4]], [[4, 7], [1, 3], [2, 4]]])
-CELLS = Cells(SPACE, (1, 0), ([0, 2, 3], [1, 2, 4, 7]))
+SPACE = space()
 
 
-def records(count: int = 400) -> np.ndarray:
-    rng = np.random.default_rng(2)
-    return np.stack([rng.integers(0, size, count) for size in SPACE.sizes], axis=1)
+@pytest.mark.parametrize(("cells", "ranges"), SHAPES)
+def test_what_is_inside_are_the_points_that_have_a_cell(
+    cells: Cells, ranges: tuple[tuple[str, int, int], ...]
+) -> None:
+    asked = boxes_of(SPACE, Cells(), ranges)
+    inside = cells.inside(SPACE, asked)
+    for point in points(SPACE):
+        has = all(
+            any(
+                a <= point[SPACE.place(x.name)] < b
+                for a, b in zip(x.edges, x.edges[1:], strict=False)
+            )
+            for x in cells.axes
+        )
+        place = np.array(point)
+        hit = [((b[:, :, 0] <= place) & (place < b[:, :, 1])).all(axis=1).sum()
+               for b in (asked, inside)]  # fmt: skip
+        assert hit[1] == (hit[0] if has else 0)
+    assert cells.count == np.prod(cells.shape, dtype=int)
 
 
-def cell_of(row: list[int]) -> int:
-    """By trying every cell."""
-    if not any(all(lo <= x < hi for x, (lo, hi) in zip(row, box, strict=True)) for box in BOXES):
-        return -1
-    ranges = itertools.product(*(itertools.pairwise(edges.tolist()) for edges in CELLS.edges))
-    for number, cell in enumerate(ranges):
-        if all(lo <= row[p] < hi for p, (lo, hi) in zip(CELLS.places, cell, strict=True)):
-            return number
-    return -1
+@pytest.mark.parametrize(("cells", "ranges"), SHAPES)
+@pytest.mark.parametrize("name", ["age", "price", "city"])
+def test_ranges_are_those_of_the_points_of_a_cell(
+    cells: Cells, ranges: tuple[tuple[str, int, int], ...], name: str
+) -> None:
+    boxes, place = boxes_of(SPACE, cells, ranges), SPACE.place(name)
+    found = cells.ranges(SPACE, boxes, name)
+    values = SPACE.dimensions[place].values
+    met: dict[int, set[int]] = {}
+    for point in points(SPACE):
+        at = np.array(point)
+        if ((boxes[:, :, 0] <= at) & (at < boxes[:, :, 1])).all(axis=1).any():
+            number = 0
+            for axis in cells.axes:
+                x = point[SPACE.place(axis.name)]
+                number = number * axis.count + int(np.searchsorted(axis.edges, x, "right")) - 1
+            met.setdefault(number, set()).add(point[place])
+    for number, of in met.items():
+        low, high = found.bounds[found.of[number]].tolist()
+        inside = {x for x in of if x < values}
+        assert 0 <= low < high <= values
+        assert not inside or (min(inside), max(inside) + 1) == (low, high)
 
 
-def test_records_are_in_the_cell_that_holds_them() -> None:
-    at = records()
-    want = [cell_of(row) for row in at.tolist()]
-    assert located(at, BOXES, CELLS).tolist() == want
-    assert len(set(want)) == CELLS.size + 1 == 7
+def test_ranges_without_boxes_are_ranges() -> None:
+    for cells, _ in SHAPES:
+        found = cells.ranges(SPACE, SPACE.whole[:0], "age")
+        assert (found.bounds[:, 0] < found.bounds[:, 1]).all() and len(found.of) == cells.count
 
 
-def test_totals_are_sums_of_what_is_there() -> None:
-    at = records()
-    found = totalled(at, BOXES, CELLS, SPACE, (0, 1))
-    for cell in range(CELLS.size):
-        rows = [row for row in at.tolist() if cell_of(row) == cell]
-        there = [row for row in rows if row[0] < 6]  # the last coordinate is no value
-        assert found.counts[cell] == len(rows)
-        assert found.present[:, cell].tolist() == [len(there), len(rows)]
-        assert found.sums[0, cell] == sum(row[0] for row in there)
-        assert found.sums[1, cell] == sum(row[1] for row in rows)
-    assert (found.present[0] < found.present[1]).any()
+def test_axes_from_values() -> None:
+    assert along(SPACE, "age", [-3, 0, 5]) == Axis("age", (0, 3, 8))
+    assert along(SPACE, "price", [0.1, 1.6]) == Axis("price", (1, 4))
+    assert along(SPACE, "city") == Axis("city", (0, 1, 2))
+    assert along(SPACE, "age") == Axis("age", tuple(range(10)))  # the last: missing values
+    assert evenly(SPACE, "age", -3, 5, 3) == Axis("age", (0, 2, 5, 8))
+    for bad in (lambda: along(SPACE, "price", [0.2, 1.6]), lambda: along(SPACE, "city", ["A"]),
+                lambda: evenly(SPACE, "age", -3, 5, 9), lambda: evenly(SPACE, "age", -3, 5, 0),
+                lambda: along(SPACE, "name")):  # fmt: skip
+        with pytest.raises(UsageError):
+            bad()
 
 
-def test_one_record_changes_one_cell() -> None:
-    at = records(60)
-    whole = totalled(at, BOXES, CELLS, SPACE, (1,))
-    for row in range(len(at)):
-        less = totalled(np.delete(at, row, axis=0), BOXES, CELLS, SPACE, (1,))
-        changed = whole.counts != less.counts
-        assert changed.sum() <= 1 and np.abs(whole.counts - less.counts).sum() <= 1
-        assert ((whole.sums != less.sums)[0] <= changed).all()
+@pytest.mark.parametrize("axes", [
+    (Axis("age", (3,)),), (Axis("age", ()),), (Axis("age", (2, 2)),), (Axis("age", (3, 1)),),
+    (Axis("age", (-1, 2)),), (Axis("age", (0, 10)),), (Axis("age", (0, 9)),),
+    (Axis("city", (0, 2)),), (Axis("age", (0, 8)), Axis("age", (0, 8))), (Axis("x", (0, 1)),),
+])  # fmt: skip
+def test_what_is_no_partition(axes: tuple[Axis, ...]) -> None:
+    with pytest.raises(UsageError):
+        Cells(axes).check(SPACE)
+    Cells((Axis("age", (0, 3, 8, 9)), Axis("city", (0, 1)))).check(SPACE)
 
 
-def test_without_dimensions_there_is_one_cell() -> None:
-    cells = Cells(SPACE)
-    assert (cells.shape, cells.size) == ((), 1) and (cells.box(SPACE) == SPACE.whole[0]).all()
-    assert totalled(records(), SPACE.whole, cells, SPACE).counts.tolist() == [400]
-
-
-def test_what_cells_fill() -> None:
-    assert CELLS.shape == (2, 3)
-    assert CELLS.box(SPACE).tolist() == [[1, 7], [0, 3], [0, 4]]
-
-
-@pytest.mark.parametrize(
-    ("places", "edges"),
-    [
-        ((0, 0), ([0, 1], [1, 2])),
-        ((0,), ()),
-        ((0,), ([0],)),
-        ((0,), ([0.0, 1.0],)),
-        ((0,), ([0, float("nan")],)),
-        ((0,), ([[0, 1]],)),
-        ((0,), ([1, 1],)),
-        ((0,), ([2, 1],)),
-        ((0,), ([-1, 1],)),
-        ((0,), ([0, 8],)),
-    ],
-)
-def test_cells_that_are_none(places: tuple[int, ...], edges: tuple[list[int], ...]) -> None:
-    with pytest.raises(UsageError, match="cells"):
-        Cells(SPACE, places, edges)
-
-
-def test_too_many_cells() -> None:
-    wide = Space((Integer(name="a", low=0, high=1 << 13), Integer(name="b", low=0, high=1 << 13),
-                  Budget(name="eps", most=1.0)))  # fmt: skip
-    edges = np.arange((1 << 13) + 1)
-    assert Cells(wide, (0,), (edges,)).size == 1 << 13
-    with pytest.raises(UsageError, match=f"at most {limits.MAX_HISTOGRAM_CELLS:,}"):
-        Cells(wide, (0, 1), (edges, edges))
+def test_too_many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = Cells((Axis("age", (0, 1, 2)), Axis("city", (0, 1, 2))))
+    monkeypatch.setattr(limits, "MAX_CELLS", 4)
+    cells.check(SPACE)
+    monkeypatch.setattr(limits, "MAX_CELLS", 3)
+    with pytest.raises(UsageError, match="at most 3"):
+        cells.check(SPACE)
+    with pytest.raises(UsageError, match="too many values"):
+        along(SPACE, "age")
