@@ -343,8 +343,8 @@ def test_many_random_predicates(database: duckdb.DuckDBPyConnection, seed: int) 
 
 WORDS = """hour x vendor eps consumed_epsilon remaining_rho day 0 1 0.5 -1 'a' 'b' NULL TRUE FALSE
 AND OR NOT ( ) = <> < <= > >= BETWEEN IN IS , - + * / :: CAST AS INT '2024-01-02' TIMESTAMP DATE
-CASE WHEN THEN ELSE END SELECT FROM " ' ; -- /* */ $ ? [ ] { } | || LIKE ~ ! @ # % ^ & . x.y EXISTS ANY
-ALL DISTINCT LIMIT ORDER BY hour= (hour 1e5 ISNULL NOTNULL COLLATE"""
+CASE WHEN THEN ELSE END SELECT FROM " ' ; -- /* */ $ ? [ ] { } | || LIKE ~ ! @ # % ^ & . x.y EXISTS
+ANY ALL DISTINCT LIMIT ORDER BY hour= (hour 1e5 ISNULL NOTNULL COLLATE"""
 SOUP = WORDS.split()
 SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
 
