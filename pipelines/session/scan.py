@@ -60,7 +60,7 @@ class Scan:
     Args:
         folder: the table's; table: its model.
         threads: default: as many as there are cores, up to 8.
-        held: copy the coordinates into memory.
+        held: copy the coordinates into memory; memory: that DuckDB may use.
 
     Raises:
         RunError: there is no table, or a part is not as it was written.

@@ -438,7 +438,7 @@ def test_hostile_predicates_are_refused_soon(text: str) -> None:
 
 
 def test_long_chains_are_read() -> None:
-    text = " OR ".join(f"a = {i} AND b = {i}" for i in range(0, 1_000))
-    assert len(boxes_of(text, WIDE)) == 1_000
-    assert len(boxes_of(" AND ".join(f"a <> {i}" for i in range(0, 1_000, 2)), WIDE)) == 500
+    text = " OR ".join(f"a = {i} AND b = {i}" for i in range(0, 300))
+    assert len(boxes_of(text, WIDE)) == 300
+    assert len(boxes_of(" AND ".join(f"a <> {i}" for i in range(0, 600, 2)), WIDE)) == 300
     assert len(boxes_of(" OR ".join(f"a = {i}" for i in range(4_000)), WIDE)) == 1
