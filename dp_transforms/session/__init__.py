@@ -1,0 +1,25 @@
+"""Answers of sessions: exact totals of cells, their noise, and the table that is released.
+
+    totals = tallied(...)                       # or a scan's: exact, private
+    noisy = measured(question, .., totals, ring, run_name)   # integers with noise: public
+    table = released(question, .., noisy)       # post-processing
+
+No Beam, no store, no database.
+"""
+
+from dpstream.dp_transforms.session.measuring import Noisy, measured
+from dpstream.dp_transforms.session.release import answered, encoded, errors, released
+from dpstream.dp_transforms.session.totals import ColumnTotals, Totals, nothing, tallied
+
+__all__ = [
+    "ColumnTotals",
+    "Noisy",
+    "Totals",
+    "answered",
+    "encoded",
+    "errors",
+    "measured",
+    "nothing",
+    "released",
+    "tallied",
+]
