@@ -120,3 +120,5 @@ MAX_COORDINATES = 1 << 40
 MAX_QUERY_BOXES = 4_096
 #: Regions of a table's spent budget; beyond it they are joined at the larger amount.
 MAX_REGIONS = 100_000
+#: Cells of one batch: a row of the answer each, held in memory with their sums.
+MAX_CELLS = 1 << 20

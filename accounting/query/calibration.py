@@ -39,6 +39,11 @@ _NORMAL = 1.959963984540054
 _SLACK = 1e-12
 
 
+def half_width(law: str) -> float:
+    """Half-width of a 95% interval in sds where several noises of a law are combined."""
+    return _NORMAL if law == "gaussian" else math.log(1 / MISS) / math.sqrt(2)
+
+
 class PartNoise(msgspec.Struct, frozen=True):
     """Noise of one part.
 
@@ -104,7 +109,7 @@ class QueryBudget(msgspec.Struct, frozen=True):
     @property
     def quantile(self) -> float:
         """Half-width of a 95% interval in sds where several noises are combined."""
-        return _NORMAL if self.mu is not None else math.log(1 / MISS) / math.sqrt(2)
+        return half_width("gaussian" if self.mu is not None else "laplace")
 
     def loss(self, groups: int) -> float:
         """What a unit of so many groups uses: of mu^2, or of epsilon."""

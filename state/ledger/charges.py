@@ -18,6 +18,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.account import Account
+from dpstream.state.ledger.region_charge import RegionCharge
 
 #: What was run; ``run``: charged before kinds were recorded.
 ChargeKind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
@@ -37,6 +38,7 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mu: Gaussian-DP parameter of its noise, if it is accounted for so.
         rho: zCDP parameter of its noise, if it is accounted for so; with neither the charge is a
             plain (epsilon, delta).
+        regions: of a session: which points pay, and with what.
         threshold_delta: part of delta its thresholds use (C b).
         kind: what was run.
         epoch: 0, or how often the run was restored without a replay.
@@ -59,6 +61,7 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     together: int | None = 1
     alone: bool = False
     rho: float | None = None
+    regions: RegionCharge | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         noise = (self.mu or 0.0, self.rho or 0.0)

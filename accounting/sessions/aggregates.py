@@ -1,0 +1,262 @@
+"""What a session's query asks of the records in its boxes, and what one record does to that.
+
+| aggregate | integer sums per cell |
+| --- | --- |
+| ``count`` | records |
+| ``sum`` | of the column's values, as whole numbers of a lattice |
+| ``average`` | of coordinates less their middle, and how many have a value |
+| ``quantiles`` (``median``) | nodes of a binary tree over the column's range |
+
+**Sensitivity.**  Neighbours differ in one record at one point.  Cells are disjoint and a query
+reads each box once, so that the record is in one cell or in none, and changes its sums alone.
+[low, high) is the range of the column in that cell, fixed by the query's boxes, not by data; a
+record in the cell has its coordinate in it or is at the point of missing values, where it adds
+nothing to a sum, an average or a tree.  So it moves
+
+    a count by 1;
+    a sum by at most max(|value(low)|, |value(high - 1)|), values being monotone in coordinates;
+    a centred sum by at most h = max(high - 1 - middle, middle - low), its count by 1;
+    a tree by 1 in one node of each level: by its levels in L1, by their square root in L2.
+
+A record that changes is one removed and one added, each at a point of its own, which pay each.
+A narrower range of the column has less noise: restricting the query to where values matter is how
+outliers are handled, never a clamp that nobody sees.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from dpstream.accounting import limits
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.query.plan import MAX_QUANTILES, QueryColumn
+from dpstream.accounting.query.tree import cells_of
+from dpstream.accounting.regions.amounts import check_amount, exact
+from dpstream.accounting.regions.dimensions import Dimension, Integer, Real
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.sessions.cells import Cells
+
+Kind = Literal["epsilon", "rho"]
+What = Literal["count", "sum", "average", "quantiles"]
+
+
+class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One figure of each cell; see the module.
+
+    Attributes:
+        what: is asked; column: of which dimension, empty for a count.
+        at: which quantiles, each in [0, 1].
+        share: weight in the division of the query's amount over its aggregates.
+        label: its name in the answer, by default what is asked and the column.
+    """
+
+    what: What
+    column: str = ""
+    at: tuple[float, ...] = ()
+    share: float = 1.0
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of its column in the answer."""
+        return self.label or "_".join(filter(None, (self.what, self.column)))
+
+    def check(self, space: Space) -> None:
+        """Refuse an aggregate without meaning.
+
+        Raises:
+            UsageError: see above; the column is no whole or real number, or has too many values.
+        """
+        if not 0 < self.share < 1e9:
+            raise UsageError("aggregate.share", "must be a positive number", "write e.g. 1.0")
+        if (self.what == "count") == bool(self.column):
+            raise UsageError(
+                "aggregate.column", "is for all but a count", "name the column, or ask a count"
+            )
+        if self.what == "quantiles":
+            fine = all(0 <= q <= 1 for q in self.at) and len(set(self.at)) == len(self.at)
+            if not fine or not 1 <= len(self.at) <= MAX_QUANTILES:
+                raise UsageError(
+                    "aggregate.at",
+                    f"must be 1 to {MAX_QUANTILES} different numbers from 0 to 1",
+                    "write e.g. 0.5",
+                )
+        elif self.at:
+            raise UsageError("aggregate.at", "is for quantiles only", "omit it")
+        if self.column:
+            line_of(space.dimensions[space.place(self.column)])
+
+
+COUNT = Aggregate("count")
+
+
+def sum_of(column: str) -> Aggregate:
+    """The sum of a column."""
+    return Aggregate("sum", column)
+
+
+def average(column: str) -> Aggregate:
+    """The average of a column, of the records that have a value."""
+    return Aggregate("average", column)
+
+
+def quantiles(column: str, at: Sequence[float]) -> Aggregate:
+    """Quantiles of a column, all for one price."""
+    return Aggregate("quantiles", column, tuple(at))
+
+
+def median(column: str) -> Aggregate:
+    """The median of a column."""
+    return Aggregate("quantiles", column, (0.5,), label=f"median_{column}")
+
+
+class Line(NamedTuple):
+    """Values of a column: coordinate c has the value unit (first + by c).
+
+    Attributes:
+        unit: of the lattice that sums are whole numbers of.
+        first, by: whole numbers without a common divisor.
+    """
+
+    unit: Fraction
+    first: int
+    by: int
+
+    def at(self, coordinate: int) -> int:
+        """The value of a coordinate, in units."""
+        return self.first + self.by * coordinate
+
+    @property
+    def low(self) -> float:
+        """The value of coordinate 0."""
+        return float(self.unit * self.first)
+
+    @property
+    def step(self) -> float:
+        """From one coordinate's value to the next."""
+        return float(self.unit * self.by)
+
+
+def line_of(dimension: Dimension) -> Line:
+    """How a dimension's coordinates are numbers; a real value counts as the grid line below it.
+
+    Raises:
+        UsageError: they are none, or too many to be summed.
+    """
+    if isinstance(dimension, Integer):
+        low, step = Fraction(dimension.low), Fraction(1)
+    elif isinstance(dimension, Real):
+        low, step = exact(dimension.low, dimension.name), exact(dimension.step, dimension.name)
+    else:
+        raise UsageError(
+            dimension.name, "cannot be aggregated", "use a column of whole or real numbers"
+        )
+    scale = low.denominator * step.denominator
+    first, by = int(low * scale), int(step * scale)
+    common = math.gcd(first, by)
+    line = Line(Fraction(common, scale), first // common, by // common)
+    most = max(abs(line.at(0)), abs(line.at(dimension.values - 1)), dimension.values)
+    if most > limits.MAX_GRID_VALUE:
+        raise UsageError(
+            dimension.name, "has too many steps to be summed", "declare it with a wider step"
+        )
+    return line
+
+
+class Leaves(NamedTuple):
+    """The leaves of a column's tree: coordinate c is in leaf (c - low) * count // width.
+
+    Attributes:
+        column: a dimension's name.
+        low, high: half-open range of the coordinates that have a leaf; no other is in the boxes.
+        width: coordinates that the leaves share, at least ``count``.
+        count: how many leaves.
+    """
+
+    column: str
+    low: int
+    high: int
+    width: int
+    count: int
+
+
+class Needs(NamedTuple):
+    """What a scan has to find for each cell, beside how many records there are.
+
+    Attributes:
+        columns: whose coordinates are summed.
+        leaves: whose histograms are needed.
+    """
+
+    columns: tuple[str, ...]
+    leaves: tuple[Leaves, ...]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A query without its boxes; public.
+
+    Attributes:
+        kind: of the budget it pays with; amount: in millionths.
+        aggregates: what is asked of each cell; cells: the partition, one cell by default.
+    """
+
+    kind: Kind
+    amount: int
+    aggregates: tuple[Aggregate, ...] = (COUNT,)
+    cells: Cells = Cells()
+
+    def check(self, space: Space) -> None:
+        """Refuse what has no meaning.
+
+        Raises:
+            UsageError: see `Aggregate.check`, `Cells.check` and ``amounts.check_amount``.
+        """
+        space.budget_place(self.kind)
+        check_amount(self.amount)
+        names = [aggregate.name for aggregate in self.aggregates]
+        if not 1 <= len(names) <= limits.MAX_AGGREGATES or len(set(names)) < len(names):
+            raise UsageError(
+                "aggregates",
+                f"must be 1 to {limits.MAX_AGGREGATES} of different names",
+                "ask for fewer at once, or give each a label of its own",
+            )
+        for aggregate in self.aggregates:
+            aggregate.check(space)
+        self.cells.check(space)
+
+    def needs(self, space: Space, boxes: Int64) -> Needs:
+        """What a scan of the boxes has to find."""
+        columns = [a.column for a in self.aggregates if a.what in ("sum", "average")]
+        trees = dict.fromkeys(a.column for a in self.aggregates if a.what == "quantiles")
+        return Needs(
+            tuple(dict.fromkeys(columns)),
+            tuple(leaves_of(space, boxes, column) for column in trees),
+        )
+
+
+def leaves_of(space: Space, boxes: Int64, column: str) -> Leaves:
+    """The leaves of a column's tree: over its range in all boxes, whatever the cells."""
+    low, high = Cells().ranges(space, boxes, column).bounds[0].tolist()
+    count = cells_of(tree_column("", low, high, (0.5,)))
+    return Leaves(column, low, high, max(high - low, count), count)
+
+
+def tree_column(name: str, low: int, high: int, at: Sequence[float]) -> QueryColumn:
+    """A column of quantiles of coordinates in [low, high)."""
+    last = max(high - 1, low + 1)  # a range of one coordinate has a second one, of nobody
+    return QueryColumn(name, "quantiles", low, last, rows=1, at=tuple(at))
+
+
+def canonical(question: Question, boxes: Any) -> bytes:
+    """What a question says, in a form that never changes: names its noise, with the run id."""
+    asked = [
+        [a.what, a.column, [float(q) for q in a.at], float(a.share), a.name]
+        for a in question.aggregates
+    ]
+    axes = [[axis.name, list(axis.edges)] for axis in question.cells.axes]
+    lines = ["dpstream session question/1", question.kind, question.amount, asked, axes]
+    return msgspec.json.encode([*lines, boxes.tolist()])

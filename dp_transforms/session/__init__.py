@@ -1,0 +1,8 @@
+"""Answers of sessions: exact totals of cells, their noise, and the table that is released.
+
+    totals = tallied(...)                       # or a scan's: exact, private
+    noisy = measured(question, .., totals, ring, run_name)   # integers with noise: public
+    table = released(question, .., noisy)       # post-processing
+
+No Beam, no store, no database.
+"""

@@ -1,0 +1,138 @@
+"""Exact sums of each cell, from records that are whole coordinates; private.
+
+A record counts where it is usable and in one of the boxes that the query reads.  A record without
+a value in a column (at the point of missing values) counts, and adds nothing to that column.
+Sums are of integers: no order of records, and no division of them over workers, shows.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.sessions.aggregates import Leaves, Needs
+from dpstream.accounting.sessions.cells import Cells
+
+#: Below this a float is a whole number exactly.
+_EXACT = 1 << 53
+
+
+class ColumnTotals(NamedTuple):
+    """(cells,) int64: how many records have a value in a column, and the sum of coordinates."""
+
+    count: Int64
+    total: Int64
+
+
+class Totals(NamedTuple):
+    """PRIVATE exact sums of each cell, for `measured` only.
+
+    Attributes:
+        count: (cells,) int64 records.
+        columns: of each column that is summed.
+        leaves: (cells, leaves) int64 histograms by column.
+    """
+
+    count: Int64
+    columns: dict[str, ColumnTotals]
+    leaves: dict[str, Int64]
+
+    def plus(self, other: "Totals") -> "Totals":
+        """Of the records of both."""
+        columns = {
+            name: ColumnTotals(of.count + other.columns[name].count,
+                               of.total + other.columns[name].total)
+            for name, of in self.columns.items()
+        }  # fmt: skip
+        leaves = {name: of + other.leaves[name] for name, of in self.leaves.items()}
+        return Totals(self.count + other.count, columns, leaves)
+
+
+def nothing(cells: int, needs: Needs) -> Totals:
+    """The totals of no record."""
+
+    def none(*shape: int) -> Int64:
+        return np.zeros(shape, np.int64)
+
+    columns = {name: ColumnTotals(none(cells), none(cells)) for name in needs.columns}
+    return Totals(none(cells), columns, {of.column: none(cells, of.count) for of in needs.leaves})
+
+
+def tallied(
+    space: Space,
+    boxes: Int64,
+    cells: Cells,
+    needs: Needs,
+    coordinates: Mapping[str, Int64],
+    usable: Bool,
+) -> Totals:
+    """Totals of records, in numpy: what workers do, and what a database's scan must agree with.
+
+    Args:
+        boxes: (m, d, 2) that are read, disjoint.
+        coordinates: (n,) of each dimension; usable: (n,).
+    """
+    at = np.flatnonzero(usable & _within(space, boxes, coordinates))
+    number = numbers(cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at))
+    at, number = at[number >= 0], number[number >= 0]
+    found = nothing(cells.count, needs)
+    columns = {}
+    for name in needs.columns:
+        value, has = _values(space, name, coordinates[name][at])
+        columns[name] = ColumnTotals(
+            _sums(number[has], None, cells.count), _sums(number[has], value[has], cells.count)
+        )
+    leaves = {}
+    for of in needs.leaves:
+        value, has = _values(space, of.column, coordinates[of.column][at])
+        leaf = (value[has] - of.low) * of.count // of.width
+        leaves[of.column] = _sums(
+            number[has] * of.count + leaf, None, cells.count * of.count
+        ).reshape(-1, of.count)
+    return found._replace(
+        count=_sums(number, None, cells.count), columns=columns, leaves=leaves
+    )
+
+
+def numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
+    """(size,) int64 the cell of each record, -1 where it is in none."""
+    found, outside = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    for axis in cells.axes:
+        edges = np.array(axis.edges, np.int64)
+        place = np.searchsorted(edges, coordinates[axis.name], side="right") - 1
+        outside |= (place < 0) | (place >= axis.count)
+        found = found * axis.count + place
+    return np.where(outside, -1, found)
+
+
+def _within(space: Space, boxes: Int64, coordinates: Mapping[str, Int64]) -> Bool:
+    """(n,) which records are in one of the boxes."""
+    size = len(next(iter(coordinates.values())))
+    found = np.zeros(size, np.bool_)
+    for box in boxes:
+        inside = np.ones(size, np.bool_)
+        for place, (low, high) in enumerate(box.tolist()):
+            dimension = space.dimensions[place]
+            if low > 0:
+                inside &= coordinates[dimension.name] >= low
+            if high < dimension.size:
+                inside &= coordinates[dimension.name] < high
+        found |= inside
+    return found
+
+
+def _values(space: Space, name: str, coordinates: Int64) -> tuple[Int64, Bool]:
+    return coordinates, coordinates < space.dimensions[space.place(name)].values
+
+
+def _sums(number: Int64, values: Int64 | None, size: int) -> Int64:
+    """(size,) how many there are of each number, or exact sums of their values."""
+    if values is None:
+        return np.bincount(number, minlength=size).astype(np.int64, copy=False)
+    if int(values.max(initial=0)) * len(values) < _EXACT:
+        return np.bincount(number, values, minlength=size).astype(np.int64)
+    found = np.zeros(size, np.int64)
+    np.add.at(found, number, values)
+    return found

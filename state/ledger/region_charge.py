@@ -1,0 +1,95 @@
+"""What an entry of kind ``session`` holds beyond any other: which points pay how much.
+
+Boxes are packed (edge by edge, int64, deflated, base64), because a batch can have thousands.  The
+packed text is what the ledger's chain covers, and their order is a part of it: a replay charges
+the same boxes in the same order.
+"""
+
+import base64
+import binascii
+import zlib
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_DIMENSIONS, MAX_QUERY_BOXES
+
+#: ``closed``: the boxes are closed for ever, nothing is paid.
+RegionKind = Literal["epsilon", "rho", "closed"]
+#: Bytes that packed boxes may become: what is charged has pieces of its own beyond what is asked.
+_MOST = 64 * MAX_QUERY_BOXES * MAX_DIMENSIONS * 16
+
+
+class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a session's entry charges.
+
+    Attributes:
+        budget: what is paid with.
+        amount: in millionths, of every point; 0 where boxes are closed.
+        charged: packed boxes that pay, snapped, disjoint (``boxes``).
+        reads: packed boxes that the query may read, inside of those (``read``).
+        analyst: who asked.
+        at: when, microseconds since 1970; never before that of an entry before it.
+    """
+
+    budget: RegionKind
+    amount: int
+    charged: str
+    reads: str
+    analyst: str
+    at: int
+
+    @classmethod
+    def of(
+        cls, budget: RegionKind, amount: int, boxes: Int64, read: Int64, analyst: str, at: int
+    ) -> "RegionCharge":
+        """From boxes (k, d, 2) that pay and (m, d, 2) that are read."""
+        charged = packed(boxes)
+        reads = charged if read is boxes else packed(read)
+        return cls(budget, amount, charged, reads, analyst, at)
+
+    @property
+    def boxes(self) -> Int64:
+        """(k, d, 2) int64, what pays.
+
+        Raises:
+            PolicyError: they are not what was written.
+        """
+        return unpacked(self.charged)
+
+    @property
+    def read(self) -> Int64:
+        """(m, d, 2) int64, what the query may read, disjoint; raises as ``boxes`` does."""
+        return unpacked(self.reads)
+
+
+def packed(boxes: Int64) -> str:
+    """Boxes as a text: their shape and their edges."""
+    edges = np.ascontiguousarray(boxes.transpose(1, 2, 0), "<i8")
+    data = zlib.compress(edges.tobytes(), 1)
+    return f"{len(boxes)}x{boxes.shape[1]} {base64.b64encode(data).decode()}"
+
+
+def unpacked(text: str) -> Int64:
+    """The boxes of a text, edge by edge in memory.
+
+    Raises:
+        PolicyError: it is none.
+    """
+    try:
+        shape, _, data = text.partition(" ")
+        many, dimensions = (int(part) for part in shape.split("x"))
+        size = many * dimensions * 16
+        if not 0 <= size <= _MOST or not 0 < dimensions <= MAX_DIMENSIONS:
+            raise ValueError
+        unzip = zlib.decompressobj()
+        edges = unzip.decompress(base64.b64decode(data, validate=True), size + 1)
+        found = np.frombuffer(edges, "<i8").reshape(dimensions, 2, many)
+    except (ValueError, binascii.Error, zlib.error):
+        raise PolicyError(
+            "ledger.path", "holds boxes of another form", "use the program that wrote them"
+        ) from None
+    return found.astype(np.int64, copy=False).transpose(2, 0, 1)
