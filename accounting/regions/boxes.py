@@ -16,8 +16,10 @@ from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.space import Space
 
-#: So few boxes are compared pair by pair.
-_FEW = 256
+#: So few boxes are compared at once, without looking for fewer.
+_FEW = 64
+#: Numbers of boxes are gathered where so many times as many are left out.
+_RARE = 4
 
 
 def stacked(parts: Sequence[Int64]) -> Int64:
@@ -31,22 +33,45 @@ def taken(boxes: Int64, at: Int64 | Bool) -> Int64:
     return np.take(boxes.transpose(1, 2, 0), numbers, axis=2).transpose(2, 0, 1)
 
 
-def overlapped(boxes: Int64, box: Int64) -> Int64:
+def overlapped(boxes: Int64, box: Int64, sizes: Int64 | None = None) -> Int64:
     """Which boxes share a point with one box.
 
     Args:
         boxes: (n, d, 2).
         box: (d, 2).
+        sizes: (d,) of the space, if the boxes are in one: then dimensions that the box fills are
+            not compared, and the narrowest ones first, of which few boxes are left for the rest.
 
     Returns:
         (k,) int64 their numbers, rising.
     """
-    hit = np.ones(len(boxes), np.bool_)
-    for place, (low, high) in enumerate(box.tolist()):
-        hit &= boxes[:, place, 0] < high
-        if low > 0:  # every box ends above 0
-            hit &= boxes[:, place, 1] > low
-    return np.flatnonzero(hit)
+    low, high = box[:, 0], box[:, 1]
+    if sizes is None:
+        order, partial = range(len(box)), np.ones(len(box), np.bool_)
+    else:
+        partial = (low > 0) | (high < sizes)
+        order = np.argsort((high - low) / sizes, kind="stable").tolist()
+    at: Int64 | None = None  # None: all of them
+    hit: Bool | None = None
+    for place in order:
+        if not partial[place]:
+            continue
+        begins, ends = boxes[:, place, 0], boxes[:, place, 1]
+        if at is not None:
+            begins, ends = begins[at], ends[at]
+        here = begins < high[place]
+        if low[place] > 0:  # every box ends above 0
+            here &= ends > low[place]
+        if hit is None:
+            hit = here
+        else:
+            hit &= here
+        if len(hit) > _FEW and np.count_nonzero(hit) * _RARE < len(hit):
+            chosen = np.flatnonzero(hit)
+            at, hit = chosen if at is None else at[chosen], None
+    if hit is None:
+        return np.arange(len(boxes)) if at is None else at
+    return np.flatnonzero(hit) if at is None else at[hit]
 
 
 def cut(boxes: Int64, box: Int64) -> Int64:
@@ -127,23 +152,57 @@ def disjoint(boxes: Int64) -> bool:
         halves = _halves(boxes, some) if len(some) > _FEW else None
         if halves is not None:
             todo += halves
-        elif any(len(overlapped(taken(boxes, some[n + 1 :]), boxes[i])) for n, i in
-                 enumerate(some[:-1])):  # fmt: skip
+        elif not _apart(taken(boxes, some)):
             return False
     return True
 
 
+def _apart(boxes: Int64) -> bool:
+    """Whether no two of a few boxes share a point, all pairs at once or one after the other."""
+    if len(boxes) > 8 * _FEW:  # halves did not divide them: as many as the space holds
+        return not any(len(overlapped(boxes[n + 1 :], box)) for n, box in enumerate(boxes))
+    meets = ~np.eye(len(boxes), dtype=np.bool_)
+    for place in range(boxes.shape[1]):
+        meets &= boxes[:, place, 0] < boxes[:, place, 1, None]
+        meets &= boxes[:, place, 0, None] < boxes[:, place, 1]
+    return not meets.any()
+
+
 def _halves(boxes: Int64, some: Int64) -> list[Int64] | None:
     """The boxes on either side of the best median, unless it hardly divides them."""
-    best: list[Int64] | None = None
-    size = len(some) * 9 // 10
+    best: tuple[int, int] | None = None
+    size, middle = len(some) * 9 // 10, len(some) // 2
     for place in range(boxes.shape[1]):
         low, high = boxes[some, place, 0], boxes[some, place, 1]
-        at = np.sort(low)[len(low) // 2]
-        sides = [some[low < at], some[high > at]]
-        if max(map(len, sides)) < size:
-            best, size = sides, max(map(len, sides))
-    return best
+        at = int(np.partition(low, middle)[middle])
+        larger = max(int((low < at).sum()), int((high > at).sum()))
+        if larger < size:
+            best, size = (place, at), larger
+        if size < len(some) * 6 // 10:
+            break
+    if best is None:
+        return None
+    place, at = best
+    return [some[boxes[some, place, 0] < at], some[boxes[some, place, 1] > at]]
+
+
+def replaced(values: Int64, at: Int64, others: Int64) -> Int64:
+    """Boxes (or a number of each) without those of some numbers, and with others; order moves.
+
+    Args:
+        values: (n, d, 2) or (n,).
+        at: (k,) rising.
+        others: (m, d, 2) or (m,).
+    """
+    join = stacked if values.ndim == 3 else np.concatenate
+    many = min(len(at), len(others))
+    found = join([values, others[many:]])
+    found[at[:many]] = others[:many]
+    if many == len(at):
+        return found
+    kept = np.ones(len(values), np.bool_)
+    kept[at[many:]] = False
+    return taken(found, kept) if values.ndim == 3 else found[kept]
 
 
 def volumes(boxes: Int64) -> Float64:

@@ -18,7 +18,7 @@ point.  A query that is accepted has initial(p) - amount(p) >= its own amount at
 so that after it H(p) <= initial(p): by induction no point ever pays more than its initial budget.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from dpstream.accounting.regions.boxes import (
     cut,
     cuts,
     overlapped,
+    replaced,
     split,
     stacked,
     taken,
@@ -69,25 +70,63 @@ def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
     if not len(found):
         return spent
     near = _near(spent, found)
-    work = _Work(taken(spent.boxes, near), spent.amounts[near], spent.cap - len(spent.boxes))
+    work = _Work(taken(spent.boxes, near.rim), spent.amounts[near.rim], room(spent))
     for box in found:
         work.pay(box, int(amount))
-    if work.amounts.max() > _MOST:
+    amounts = spent.amounts.copy()
+    amounts[near.inner] += int(amount)
+    if max(amounts.max(), work.amounts.max(initial=0)) > _MOST:
         raise PolicyError("budget", "sums beyond all budgets", "look for entries that are not ours")
-    changed, amounts = club(work.boxes, work.amounts)
-    boxes = stacked([taken(spent.boxes, ~near), changed])
-    amounts = np.concatenate([spent.amounts[~near], amounts])
+    return renewed(spent, amounts, near.rim, *club(work.boxes, work.amounts))
+
+
+def room(spent: Spent) -> int:
+    """By how many regions the state may still grow."""
+    return spent.cap - len(spent.boxes)
+
+
+def renewed(
+    spent: Spent, amounts: Int64, at: Int64, changed: Int64, changed_amounts: Int64
+) -> Spent:
+    """The state with other amounts, and with other regions in place of some; coarsened if full."""
+    if len(changed) == len(at) and (changed == spent.boxes[at]).all():
+        amounts[at] = changed_amounts
+        return Spent(spent.space, spent.kind, spent.boxes, amounts, spent.cap)
+    boxes = replaced(spent.boxes, at, changed)
+    amounts = replaced(amounts, at, changed_amounts)
     if len(amounts) > spent.cap * 7 // 8:
         boxes, amounts = coarsen(boxes, amounts, max(spent.cap * 3 // 4, 1))
     return Spent(spent.space, spent.kind, boxes, amounts, spent.cap)
 
 
-def _near(spent: Spent, boxes: Int64) -> Bool:
-    """(n,) which regions meet or touch one of the boxes."""
-    near = np.zeros(len(spent.boxes), np.bool_)
+class _Near(NamedTuple):
+    """Numbers of the regions that meet or touch a charge's boxes, rising.
+
+    Attributes:
+        inner: of those that lie in one box and do not touch its faces.  Their neighbours pay what
+            they pay, so that who could not be clubbed before cannot be clubbed behind it.
+        rim: of all others.
+    """
+
+    inner: Int64
+    rim: Int64
+
+
+def _near(spent: Spent, boxes: Int64) -> _Near:
+    sizes = spent.space.sizes
+    near, inner = (np.zeros(len(spent.boxes), np.bool_) for _ in range(2))
     for box in boxes:
-        near[overlapped(spent.boxes, box + np.array([-1, 1]))] = True
-    return near
+        touched = np.stack([np.maximum(box[:, 0] - 1, 0), np.minimum(box[:, 1] + 1, sizes)], 1)
+        at = overlapped(spent.boxes, touched, sizes)
+        near[at] = True
+        # At the end of the space a box has no face.
+        low, high = box[:, 0] + (box[:, 0] > 0), box[:, 1] - (box[:, 1] < sizes)
+        some = at
+        for place in np.flatnonzero((low > 0) | (high < sizes)).tolist():
+            begins, ends = spent.boxes[some, place, 0], spent.boxes[some, place, 1]
+            some = some[(begins >= low[place]) & (ends <= high[place])]
+        inner[some] = True
+    return _Near(np.flatnonzero(inner), np.flatnonzero(near & ~inner))
 
 
 class _Work:

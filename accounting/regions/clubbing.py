@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.regions.boxes import taken
+from dpstream.accounting.regions.boxes import stacked, taken
 
 _Words = npt.NDArray[np.uint64]
 #: Odd multipliers of splitmix64.
@@ -65,11 +65,12 @@ def neighbours(boxes: Int64, labels: Int64 | None, place: int, others: _Words) -
     """
     begins = others + _mixed(boxes[:, place, 0], 0)
     ends = others + _mixed(boxes[:, place, 1], 0)
-    order = np.argsort(begins, kind="stable")
-    at = np.minimum(np.searchsorted(begins, ends, sorter=order), len(order) - 1)
-    second = order[at]
-    first = np.flatnonzero(begins[second] == ends)
-    second = second[first]
+    order, by_end = np.argsort(begins), np.argsort(ends)  # disjoint boxes: no two alike
+    begins, ends = begins[order], ends[by_end]
+    # What is looked for is sorted too: several times as fast.
+    at = np.minimum(np.searchsorted(begins, ends), len(order) - 1)
+    found = np.flatnonzero(begins[at] == ends)
+    first, second = by_end[found], order[at[found]]
     same = boxes[first, place, 1] == boxes[second, place, 0]
     for k in range(boxes.shape[1]):
         if k != place:
@@ -89,6 +90,11 @@ def club(boxes: Int64, spent: Int64) -> tuple[Int64, Int64]:
     Returns:
         As given, of as many boxes or fewer.
     """
+    alone = _alone(spent)
+    if alone.any():
+        some, amounts = club(taken(boxes, ~alone), spent[~alone])
+        joined = stacked([taken(boxes, alone), some])
+        return joined, np.concatenate([spent[alone], amounts])
     parts, spends = sums(boxes), _mixed(spent, 0)
     quiet, place = 0, 0
     while quiet < len(parts):  # until no dimension has neighbours any more
@@ -103,6 +109,15 @@ def club(boxes: Int64, spent: Int64) -> tuple[Int64, Int64]:
             quiet = 1
         place = (place + 1) % len(parts)
     return boxes, spent
+
+
+def _alone(spent: Int64) -> Bool:
+    """(n,) which boxes have an amount that no other one has: nobody can be joined with them."""
+    order = np.argsort(spent)
+    alike = np.diff(spent[order]) == 0
+    found = np.empty(len(spent), np.bool_)
+    found[order] = ~(np.r_[False, alike] | np.r_[alike, False])[: len(spent)]
+    return found
 
 
 def _along(

@@ -16,6 +16,12 @@ so are, then, refusals, the boxes that lack budget, the largest amount that woul
 
 **Drop.**  The points with enough are boxes again: of each region the part whose initial budget is
 at least spent + amount.  Only they are charged, and the query reads only records there.
+
+**Rules of the steward** only ever refuse more.  Where a share u of initial budgets is usable,
+floor(u initial) <= initial stands in its place, and is as monotone, so that the least initial
+budget still decides.  An analyst's quota q is compared with what the analyst has charged to the
+same points, own + amount <= q: a region of that account has one amount, so it passes or not as a
+whole.  Both are public.
 """
 
 from typing import Any, NamedTuple
@@ -24,8 +30,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.amounts import check_amount
-from dpstream.accounting.regions.boxes import checked, cut, overlapped, stacked, taken
+from dpstream.accounting.regions.amounts import MICRO, MOST, check_amount
+from dpstream.accounting.regions.boxes import checked, cut, overlapped, stacked, taken, without
 from dpstream.accounting.regions.clubbing import club
 from dpstream.accounting.regions.snapping import snapped
 from dpstream.accounting.regions.spent import Spent
@@ -40,7 +46,8 @@ class Decision(NamedTuple):
         charged: (k, d, 2) what is to be charged: ``asked``, with ``drop`` its points with enough,
             none if refused.
         lacking: (j, d, 2) the points of ``asked`` with too little.
-        left: (j,) int64 the least that a point of each of them has left, in millionths.
+        left: (j,) int64 the least that a point of each of them has left, in millionths; where
+            only the analyst's quota is short, what is left of that.
         largest: the largest amount that every point of ``asked`` has, in millionths.
     """
 
@@ -52,7 +59,28 @@ class Decision(NamedTuple):
     largest: int
 
 
-def decide(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> Decision:
+class Own(NamedTuple):
+    """What one analyst has charged, and the quota: the most for any one point, in millionths."""
+
+    spent: Spent
+    quota: int
+
+
+class _Short(NamedTuple):
+    """Boxes that lack something, and what their points have left at least."""
+
+    boxes: Int64
+    left: Int64
+
+
+def decide(
+    spent: Spent,
+    boxes: Any,
+    amount: int,
+    drop: bool = False,
+    usable: int = MICRO,
+    own: Own | None = None,
+) -> Decision:
     """Decide a query.
 
     Args:
@@ -60,6 +88,8 @@ def decide(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> Decisio
         boxes: (m, d, 2) whole coordinates, disjoint, not snapped.
         amount: in millionths (``amounts.charge_of``).
         drop: leave out points with too little instead of refusing.
+        usable: millionths of every initial budget that may be used.
+        own: the analyst's, ``None`` without a quota.
 
     Raises:
         UsageError: for boxes or an amount that are none.
@@ -70,30 +100,69 @@ def decide(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> Decisio
     if not len(found):
         raise UsageError("boxes", "are none", "name at least one box")
     asked = snapped(spent.space, found)
-    met = [overlapped(spent.boxes, box) for box in asked]
-    left = [_left(spent, at, box) for at, box in zip(met, asked, strict=True)]
-    largest = min(int(part.min()) for part in left)
-    none, nothing = asked[:0], np.zeros(0, np.int64)
+    largest = min(_least_left(spent, box, usable) for box in asked)
+    if own is not None:
+        largest = min(largest, own.quota - own.spent.most_over(asked))
+    none = asked[:0]
     if largest >= amount:
-        return Decision(True, asked, asked, none, nothing, largest)
-    rows = np.concatenate(met)
-    parts = stacked([cut(taken(spent.boxes, at), box) for at, box in zip(met, asked, strict=True)])
-    enough = -(-(spent.amounts[rows] + amount) // spent.step)
-    below = _ranged(parts, spent.place, parts[:, spent.place, 0], enough)
-    lacking = taken(below, below[:, spent.place, 0] < below[:, spent.place, 1])
-    short = np.concatenate(left)[below[:, spent.place, 0] < below[:, spent.place, 1]]
-    kept = none
-    if drop:
-        above = _ranged(parts, spent.place, enough, parts[:, spent.place, 1])
-        kept = taken(above, above[:, spent.place, 0] < above[:, spent.place, 1])
-        kept = club(kept, np.zeros(len(kept), np.int64))[0]
-    return Decision(len(kept) > 0, asked, kept, lacking, np.maximum(short, 0), max(largest, 0))
+        return Decision(True, asked, asked, none, np.zeros(0, np.int64), largest)
+    poor, kept = _divided(spent, asked, amount, usable)
+    if own is not None:
+        beyond = _short_of_quota(own, kept, amount)
+        kept = without(kept, beyond.boxes)
+        poor = _Short(stacked([poor.boxes, beyond.boxes]), np.r_[poor.left, beyond.left])
+    kept = club(kept, np.zeros(len(kept), np.int64))[0] if drop else none
+    return Decision(len(kept) > 0, asked, kept, poor.boxes, poor.left, max(largest, 0))
 
 
-def _left(spent: Spent, at: Int64, box: Int64) -> Int64:
+def _left(spent: Spent, at: Int64, box: Int64, usable: int) -> Int64:
     """The least that a point of the box has left in each of the regions that it meets."""
-    least = np.maximum(spent.boxes[at, spent.place, 0], box[spent.place, 0])
-    return np.asarray(least * spent.step - spent.amounts[at])
+    whole = len(at) == len(spent.boxes)
+    lows, amounts = spent.boxes[:, spent.place, 0], spent.amounts
+    if not whole:
+        lows, amounts = lows[at], amounts[at]
+    least = np.maximum(lows, box[spent.place, 0]) * spent.step
+    if usable < MICRO:
+        least = least * usable // MICRO
+    return np.asarray(least - amounts)
+
+
+def _least_left(spent: Spent, box: Int64, usable: int) -> int:
+    met = overlapped(spent.boxes, box, spent.space.sizes)
+    return int(_left(spent, met, box, usable).min())
+
+
+def _divided(spent: Spent, asked: Int64, amount: int, usable: int) -> tuple[_Short, Int64]:
+    """The points of what is asked that lack the amount, and those that have it."""
+    met = [overlapped(spent.boxes, box, spent.space.sizes) for box in asked]
+    pairs = list(zip(met, asked, strict=True))
+    parts = stacked([cut(taken(spent.boxes, at), box) for at, box in pairs])
+    left = np.concatenate([_left(spent, at, box, usable) for at, box in pairs])
+    # No initial budget is above MOST: who spent that much has nothing left, whatever it was.
+    owed = np.minimum(spent.amounts[np.concatenate(met)], MOST) + amount
+    if usable == MICRO:
+        enough = -(-owed // spent.step)
+    elif usable:
+        enough = -(-owed * MICRO // (spent.step * usable))
+    else:
+        enough = np.full(len(owed), MOST + 1)
+    place = spent.place
+    below = _ranged(parts, place, parts[:, place, 0], enough)
+    above = _ranged(parts, place, enough, parts[:, place, 1])
+    poor = below[:, place, 0] < below[:, place, 1]
+    rich = above[:, place, 0] < above[:, place, 1]
+    return _Short(taken(below, poor), np.maximum(left[poor], 0)), taken(above, rich)
+
+
+def _short_of_quota(own: Own, asked: Int64, amount: int) -> _Short:
+    """The points of what is asked at which the analyst has charged too much."""
+    full = own.spent.amounts + amount > own.quota
+    regions = taken(own.spent.boxes, full)
+    left = np.maximum(own.quota - own.spent.amounts[full], 0)
+    met = [overlapped(regions, box, own.spent.space.sizes) for box in asked]
+    pairs = zip(met, asked, strict=True)
+    parts = [asked[:0], *(cut(taken(regions, at), box) for at, box in pairs)]
+    return _Short(stacked(parts), np.concatenate([left[:0], *(left[at] for at in met)]))
 
 
 def _ranged(parts: Int64, place: int, low: Int64, high: Int64) -> Int64:

@@ -69,7 +69,12 @@ class Spent:
         found = checked(self.space, boxes)
         if not len(found):
             raise UsageError("boxes", "are none", "name at least one box")
-        return max(int(self.amounts[overlapped(self.boxes, box)].max()) for box in found)
+        return self.most_over(found)
+
+    def most_over(self, boxes: Int64) -> int:
+        """``most_in`` of boxes that were checked."""
+        sizes = self.space.sizes
+        return max(int(self.amounts[overlapped(self.boxes, b, sizes)].max()) for b in boxes)
 
 
 def untouched(
